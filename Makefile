@@ -1,0 +1,52 @@
+# Everything here works from a fresh clone on a machine with Python >= 3.11 and make.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+BENCH ?= map_step
+
+.PHONY: help setup demo test check bench clean
+
+help: ## Show what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.run ## Make .venv with the library and its command line
+	@echo "posterity is installed in $(VENV): run $(BIN)/posterity --help"
+
+demo: $(VENV)/.run ## Fit MAP and Laplace on two moons; print a table and the path of a figure
+	$(BIN)/posterity compare two-moons --methods map,laplace --figure demo/two-moons.png
+
+test: $(VENV)/.dev ## Run the whole test suite
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev ## Format, lint, types and import layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)-bench/.peers ## Run a benchmark against its peers: make bench BENCH=map_step
+	$(VENV)-bench/bin/python -m benchmarks.$(BENCH)
+
+clean: ## Remove what the commands above made
+	rm -rf $(VENV) $(VENV)-bench demo
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e ".[report]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $(VENV)/.run $@
+
+$(VENV)-bench/.peers: pyproject.toml constraints.txt benchmarks/peers.txt
+	$(PYTHON) -m venv $(VENV)-bench
+	$(VENV)-bench/bin/pip install -c constraints.txt -e ".[report]"
+	$(VENV)-bench/bin/pip install -c constraints.txt -r benchmarks/peers.txt
+	$(VENV)-bench/bin/pip install -c constraints.txt --no-deps -r benchmarks/peers-without-dependencies.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""Speed comparisons; not part of the package."""

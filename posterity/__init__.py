@@ -1,0 +1,100 @@
+"""Approximate Bayesian inference for neural networks in PyTorch.
+
+>>> import posterity as po
+>>> sorted(name for name in dir(po) if name in ("Joint", "Density", "infer", "load"))
+['Density', 'Joint', 'infer', 'load']
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posterity import (
+        curvature,
+        datasets,
+        evidence,
+        inference,
+        likelihoods,
+        methods,
+        metrics,
+        model,
+        networks,
+        numerics,
+        posteriors,
+        predictive,
+        priors,
+        storage,
+    )
+    from posterity.inference import Checkpoint, EarlyStopping, infer
+    from posterity.model import Density, Joint, Tempering, as_data
+    from posterity.numerics import Key
+    from posterity.posteriors.load import load
+
+__version__ = "0.1.0"
+
+# What lives where. Loaded at first use, so that the command line answers --help without importing torch.
+_NAMES = {
+    "Checkpoint": "inference",
+    "Density": "model",
+    "EarlyStopping": "inference",
+    "Joint": "model",
+    "Key": "numerics",
+    "Tempering": "model",
+    "as_data": "model",
+    "infer": "inference",
+    "load": "posteriors.load",
+}
+_PACKAGES = (
+    "curvature",
+    "datasets",
+    "evidence",
+    "inference",
+    "likelihoods",
+    "methods",
+    "metrics",
+    "model",
+    "networks",
+    "numerics",
+    "posteriors",
+    "predictive",
+    "priors",
+    "storage",
+)
+
+__all__ = [
+    "Checkpoint",
+    "Density",
+    "EarlyStopping",
+    "Joint",
+    "Key",
+    "Tempering",
+    "as_data",
+    "curvature",
+    "datasets",
+    "evidence",
+    "infer",
+    "inference",
+    "likelihoods",
+    "load",
+    "methods",
+    "metrics",
+    "model",
+    "networks",
+    "numerics",
+    "posteriors",
+    "predictive",
+    "priors",
+    "storage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"posterity.{name}")
+    if name in _NAMES:
+        return getattr(import_module(f"posterity.{_NAMES[name]}"), name)
+    raise AttributeError(f"module 'posterity' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

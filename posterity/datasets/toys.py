@@ -1,0 +1,100 @@
+"""Small data sets made on the spot: the same arguments give the same numbers."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posterity.datasets.dataset import DataSet, LabelledData
+from posterity.errors import shown
+from posterity.numerics.random import Key
+
+LINE_WEIGHT = 1.5
+LINE_BIAS = -0.5
+
+
+def two_moons(num_data: int = 500, noise: float = 0.2, seed: int = 0, test: int = 2000) -> DataSet:
+    """Two interleaved half circles of radius 1, one a class, blurred by N(0, noise^2) in each coordinate.
+
+    >>> two_moons().train.inputs.shape
+    torch.Size([500, 2])
+    """
+    _check("two_moons", num_data, noise, test, least=2)
+
+    def part(count: int, key: Key) -> LabelledData:
+        labels = _labels(count, 2, key)
+        angle = math.pi * key.fold("angle").uniform((count,), dtype=torch.float64)
+        upper = torch.stack((angle.cos(), angle.sin()), dim=1)  # (N, 2)
+        lower = torch.stack((1 - angle.cos(), 0.5 - angle.sin()), dim=1)
+        clean = torch.where(labels[:, None] == 0, upper, lower)
+        return LabelledData(_blurred(clean, noise, key), labels)
+
+    train, held_out = part(num_data, _key("two_moons", seed, "train")), part(test, _key("two_moons", seed, "test"))
+    return DataSet("two-moons", "classification", train, held_out, ("upper", "lower"))
+
+
+def blobs(num_data: int = 300, noise: float = 0.6, seed: int = 0, test: int = 2000) -> DataSet:
+    """Three round Gaussian clouds of standard deviation `noise`, one a class, centred on a circle of radius 2."""
+    _check("blobs", num_data, noise, test, least=3)
+    direction = math.pi / 2 + 2 * math.pi / 3 * torch.arange(3, dtype=torch.float64)
+    centres = 2 * torch.stack((direction.cos(), direction.sin()), dim=1)  # (3, 2)
+
+    def part(count: int, key: Key) -> LabelledData:
+        labels = _labels(count, 3, key)
+        return LabelledData(_blurred(centres[labels], noise, key), labels)
+
+    train, held_out = part(num_data, _key("blobs", seed, "train")), part(test, _key("blobs", seed, "test"))
+    return DataSet("blobs", "classification", train, held_out, ("top", "left", "right"))
+
+
+def sine(num_data: int = 100, noise: float = 0.3, seed: int = 0, test: int = 500) -> DataSet:
+    """y = sin(x) + x + N(0, noise^2), seen on [-4, -1] and [1, 4], tested on an even grid over [-6, 6].
+
+    The test rows ask for the gap in the middle and for both ends, where only a model that knows what it does
+    not know does well.
+    """
+    _check("sine", num_data, noise, test, least=1)
+
+    def part(x: Tensor, key: Key) -> LabelledData:
+        return LabelledData(x.float(), _blurred(x.sin() + x, noise, key))
+
+    key = _key("sine", seed, "train")
+    distance = 1 + 3 * key.fold("distance").uniform((num_data, 1), dtype=torch.float64)
+    side = 1 - 2 * _labels(num_data, 2, key)[:, None]  # both sides of the gap have the same number of rows
+    grid = torch.linspace(-6, 6, test, dtype=torch.float64)[:, None]
+    return DataSet("sine", "regression", part(side * distance, key), part(grid, _key("sine", seed, "test")))
+
+
+def line(num_data: int = 50, noise: float = 0.5, seed: int = 0, test: int = 500) -> DataSet:
+    """y = LINE_WEIGHT * x + LINE_BIAS + N(0, noise^2) for x uniform on [-2, 2): the exact posterior is known."""
+    _check("line", num_data, noise, test, least=1)
+
+    def part(count: int, key: Key) -> LabelledData:
+        x = 4 * key.fold("position").uniform((count, 1), dtype=torch.float64) - 2
+        return LabelledData(x.float(), _blurred(LINE_WEIGHT * x + LINE_BIAS, noise, key))
+
+    return DataSet(
+        "line", "regression", part(num_data, _key("line", seed, "train")), part(test, _key("line", seed, "test"))
+    )
+
+
+def _check(name: str, num_data: int, noise: float, test: int, least: int) -> None:
+    for argument, value in (("num_data", num_data), ("test", test)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name}: {argument} must be a whole number of at least {least}. Got {shown(value)}.")
+    if not isinstance(noise, (int, float)) or not math.isfinite(noise) or noise < 0:
+        raise ValueError(f"{name}: noise must be a standard deviation, 0 or more. Got {shown(noise)}.")
+
+
+def _key(name: str, seed: int, part: str) -> Key:
+    return Key(seed).fold(name).fold(part)
+
+
+def _labels(count: int, num_classes: int, key: Key) -> Tensor:
+    """Labels (N,) in random order whose counts differ by at most one."""
+    return (torch.arange(count) % num_classes)[key.fold("order").permutation(count)]
+
+
+def _blurred(clean: Tensor, noise: float, key: Key) -> Tensor:
+    """`clean` in float64 plus normal noise, as float32."""
+    return (clean + noise * key.fold("noise").normal(tuple(clean.shape), dtype=torch.float64)).float()

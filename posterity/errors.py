@@ -1,0 +1,68 @@
+"""Errors that people may expect, and the checks that raise them: what was wanted, what came, what to do."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import torch
+
+
+class PosterityError(Exception):
+    """Base of the expected errors; the command line turns each into one line and an exit code."""
+
+    exit_code = 1
+
+
+class BadData(PosterityError, ValueError):
+    """The data cannot be used as they are."""
+
+    exit_code = 3
+
+
+class BadFolder(PosterityError, ValueError):
+    """A run folder is missing, incomplete, altered, or belongs to something else."""
+
+    exit_code = 4
+
+
+class Diverged(PosterityError, ArithmeticError):
+    """A run produced a number that is not finite; `step` and `tensor` say where."""
+
+    exit_code = 5
+
+    def __init__(self, message: str, *, step: int, tensor: str) -> None:
+        super().__init__(message)
+        self.step = step
+        self.tensor = tensor
+
+
+class NotPositiveDefinite(PosterityError, ArithmeticError):
+    """A matrix that must be positive definite is not."""
+
+
+def positive(name: str, value: object, alternative: str = "") -> None:
+    """Raise a ValueError unless `value` is a positive, finite number (or a tensor of such numbers)."""
+    if isinstance(value, torch.Tensor):
+        good = value.numel() > 0 and bool((torch.isfinite(value) & (value > 0)).all())
+    else:
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if not good:
+        wanted = f"a positive number{' ' + alternative if alternative else ''}"
+        raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: short, on one line."""
+    if isinstance(value, torch.Tensor):
+        text = f"tensor{tuple(value.shape)}"
+        return text if value.numel() > 6 else f"{text} {value.tolist()}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for an unknown name, with the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}."
+    return f"Unknown {kind} '{name}'. {hint}"

@@ -1,0 +1,49 @@
+"""What every inference method is: hyper-parameters, and four pure functions."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from posterity.model.data import Batch, Data, Feed
+from posterity.model.density import Density
+from posterity.model.joint import Joint
+from posterity.numerics.random import Key
+from posterity.posteriors.posterior import Posterior
+
+Target: TypeAlias = Joint | Density
+Info: TypeAlias = Mapping[str, Tensor | float]
+
+
+class Method(ABC):
+    """A frozen dataclass of hyper-parameters, no tensors; `infer` owns the loop over steps.
+
+    State is a NamedTuple of tensors, numbers and further such tuples that holds only what the next step needs.
+    `step` may overwrite the tensors of the state it is given; it touches nothing else. Info goes to the trace; its
+    entry "loss", in nats per datum, must be finite, or the run stops.
+    """
+
+    @abstractmethod
+    def batches(self, data: Data, key: Key) -> Feed:
+        """What the method eats, one batch a step."""
+
+    @abstractmethod
+    def init(self, joint: Target, theta: Tensor, key: Key) -> Any:
+        """The state before the first step, from theta (P,) or (M, P), which is left untouched."""
+
+    @abstractmethod
+    def step(self, joint: Target, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
+        """The next state and what to record."""
+
+    def keeps(self, step: int) -> bool:
+        """Whether the state after `step` steps is kept for the posterior (the last one is if none is)."""
+        return False
+
+    def keep(self, state: Any) -> Any:
+        """The part of a kept state that the posterior needs."""
+        return state
+
+    @abstractmethod
+    def posterior(self, joint: Target, kept: Sequence[Any]) -> Posterior:
+        """The posterior from the kept states, oldest first."""

@@ -1,0 +1,139 @@
+"""Exact Bayesian linear regression."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.curvature.gauss_newton import jacobian_chunks
+from posterity.evidence import laplace_evidence
+from posterity.inference.method import Info, Method, Target
+from posterity.likelihoods import Gaussian as GaussianNoise
+from posterity.model.data import Batch, Data, Feed, check_batch_size
+from posterity.model.joint import Joint
+from posterity.numerics.dense import Dense
+from posterity.numerics.random import Key
+from posterity.posteriors.gaussian import Gaussian
+from posterity.posteriors.linearized import Linearized
+from posterity.priors import Normal
+
+
+class ConjugateState(NamedTuple):
+    """Sums over the rows seen so far, in float64, around the origin theta = 0 of the random weights."""
+
+    theta: Tensor
+    precision: Tensor  # (R, R) sum of w J^T J / scale^2
+    linear: Tensor  # (R,) sum of w J^T (y - f0) / scale^2
+    log_likelihood: Tensor  # () sum of w log p(y | f0)
+
+
+@dataclass(frozen=True)
+class Conjugate(Method):
+    """The exact posterior of a model that is linear in its weights, with Gaussian noise and a normal prior.
+
+    **Math**: f(x) = f0(x) + J(x) w. Precision Lambda = lp sum J^T J / s^2 + pp / s0^2, mean = Lambda^-1 (lp sum J^T
+    (y - f0) / s^2 + pp m0 / s0^2); log evidence in closed form.
+
+    **Limit**: exact, tempered or not. A network that is not linear in its weights is refused.
+
+    **Cost**: one pass over the data and one R x R factorisation.
+
+    **References**: Bishop (2006), eq. 3.49-3.51, 3.86.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> x = torch.tensor([[0.0], [1.0]])
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=2)
+    >>> q, _ = po.infer(po.methods.Conjugate(), joint, (x, x))
+    >>> q.point()
+    tensor([0.4000, 0.2000])
+    """
+
+    batch_size: int | None = 1024
+
+    def __post_init__(self) -> None:
+        check_batch_size("Conjugate.batch_size", self.batch_size)
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """One pass over all rows."""
+        return data.passes(self.batch_size)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> ConjugateState:
+        """Zero sums, after a look at whether the problem is conjugate."""
+        if not isinstance(joint, Joint) or not isinstance(joint.likelihood, GaussianNoise) or joint.likelihood.learn:
+            raise ValueError("Conjugate needs a Joint with a Gaussian likelihood of fixed scale. Use Laplace or NUTS.")
+        if not isinstance(joint.bound_prior, Normal):
+            raise ValueError(f"Conjugate needs a Normal prior. Got {joint.prior!r}. Use Laplace or NUTS.")
+        if theta.dim() > 1:
+            raise ValueError("Conjugate solves one problem at a time. Use joint.member(i) for each member.")
+        size = joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
+        zeros = theta.new_zeros((), dtype=torch.float64)
+        origin = theta.clone()
+        if joint.random_indices is None:
+            origin.zero_()
+        else:
+            origin[joint.random_indices] = 0.0
+        return ConjugateState(origin, zeros.expand(size, size).clone(), zeros.expand(size).clone(), zeros.clone())
+
+    def step(self, joint: Target, state: ConjugateState, batch: Batch, key: Key) -> tuple[ConjugateState, Info]:
+        """Add these rows to the sums."""
+        assert isinstance(joint, Joint)
+        precision, linear, log_likelihood = state.precision, state.linear, state.log_likelihood
+        for low, jacobian, outputs in jacobian_chunks(joint, state.theta, batch.inputs, None):
+            rows = slice(low, low + outputs.shape[0])
+            targets = batch.targets[rows]
+            weights = 1.0 if batch.weights is None else batch.weights[rows, None].to(torch.float64)
+            jacobian = jacobian.to(torch.float64)
+            _refuse_curved(joint, state.theta, batch, jacobian, outputs, rows)
+            information = joint.likelihood.output_fisher(outputs).to(torch.float64)  # (n, D, D), diagonal
+            scaled = jacobian.transpose(-2, -1) @ information  # (n, R, D)
+            residual = (targets - outputs).to(torch.float64).reshape(outputs.shape[0], -1)
+            each = 1.0 if batch.weights is None else batch.weights[rows, None, None].to(torch.float64)
+            precision = precision + (each * (scaled @ jacobian)).sum(0)
+            linear = linear + (weights * (scaled @ residual.unsqueeze(-1)).squeeze(-1)).sum(0)
+            row = joint.likelihood.log_prob(outputs, targets).to(torch.float64)
+            log_likelihood = log_likelihood + (row if batch.weights is None else row * batch.weights[rows]).sum()
+        return ConjugateState(state.theta, precision, linear, log_likelihood), {"log_likelihood": log_likelihood}
+
+    def posterior(self, joint: Target, kept: Sequence[ConjugateState]) -> Linearized:
+        """Complete the square."""
+        assert isinstance(joint, Joint)
+        origin, curvature, linear, log_likelihood = kept[-1]
+        index = joint.random_indices
+        lp, pp = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
+        value, slope = joint.bound_prior.value_and_grad(origin.to(torch.float64))
+        prior = joint.bound_prior.precision(origin.to(torch.float64))
+        if index is not None:
+            slope, prior = slope[index], prior[index]
+        precision = Dense(lp * curvature + pp * torch.diag(prior))
+        tilt = lp * linear + pp * slope
+        shift = precision.solve(tilt)
+        # log density at the mean: a quadratic with value and slope known at the origin
+        log_joint = lp * log_likelihood + pp * value + 0.5 * tilt @ shift
+        mean = origin.to(torch.float64).clone()
+        mean = shift if index is None else mean.index_copy(0, index, shift)
+        gaussian = Gaussian(joint, mean.to(origin.dtype), precision, {}, laplace_evidence(log_joint, precision))
+        return Linearized(joint, gaussian)
+
+
+def _refuse_curved(
+    joint: Joint, origin: Tensor, batch: Batch, jacobian: Tensor, outputs: Tensor, rows: slice
+) -> None:
+    """Refuse a network whose outputs at a random theta are not those of its linearisation at the origin."""
+    direction = Key(0).normal((jacobian.shape[-1],), torch.float64, origin.device)
+    index = joint.random_indices
+    moved = direction.to(origin.dtype) if index is None else origin.index_copy(0, index, direction.to(origin.dtype))
+    from posterity.model.inputs import map_inputs
+
+    with torch.no_grad():
+        there = joint.outputs(moved, map_inputs(lambda t: t[rows], batch.inputs)).to(torch.float64)
+    linear = outputs.to(torch.float64) + (jacobian @ direction).reshape(outputs.shape)
+    scale = float(there.abs().max()) + 1.0
+    if float((there - linear).abs().max()) > 1e-3 * scale:
+        raise ValueError(
+            "Conjugate needs a network that is linear in its weights, and this one is not. Use Laplace, or freeze all "
+            "but the last layer with joint.with_weights('...')."
+        )

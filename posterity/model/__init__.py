@@ -1,0 +1,25 @@
+"""The problem: a network, its data, and the log density they make."""
+
+from posterity.model.constraints import Constraint, Interval, Ordered, Positive, Real, Simplex
+from posterity.model.data import Batch, Data, Feed, as_data
+from posterity.model.density import Density
+from posterity.model.joint import Joint
+from posterity.model.network import Network
+from posterity.model.tempering import Tempering
+
+__all__ = [
+    "Batch",
+    "Constraint",
+    "Data",
+    "Density",
+    "Feed",
+    "Interval",
+    "Joint",
+    "Network",
+    "Ordered",
+    "Positive",
+    "Real",
+    "Simplex",
+    "Tempering",
+    "as_data",
+]

@@ -1,0 +1,139 @@
+"""A log density of one's own, with constraints, in the place of a Joint."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.errors import shown, unknown
+from posterity.model.constraints import Constraint, Real
+from posterity.model.network import Buffers
+from posterity.model.tempering import Tempering
+from posterity.numerics.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Density:
+    """An unnormalised log density over named, possibly constrained tensors, as a function of flat theta.
+
+    **Math**: with u = theta unconstrained and v = T(u) the constrained values, log_density(u) = log p(T(u)) +
+    log |det dT/du|, so that draws of u, mapped by T, follow p.
+
+    **Limit**: a mode is a mode of the density of u; it moves with the parametrisation.
+
+    **Cost**: one call of the user's function, mapped over members by `vmap` (or once for all members when
+    `batched`: the function then takes tensors with a leading member axis and returns (M,)).
+
+    **References**: Carpenter et al. (2017), Stan, section on constrained parameters.
+
+    **Example**:
+
+    >>> from posterity.model.constraints import Positive
+    >>> density = Density(lambda rate: -rate.sum(), {"rate": (2,)}, {"rate": Positive()})  # two exponentials
+    >>> density.size
+    2
+    >>> float(density.log_density(torch.zeros(2)))  # rate 1, log-Jacobian 0
+    -2.0
+    """
+
+    function: Callable[..., Tensor]
+    shapes: Mapping[str, tuple[int, ...]]
+    constraints: Mapping[str, Constraint] = field(default_factory=dict)
+    batched: bool = False
+    dtype: torch.dtype = torch.get_default_dtype()
+    device: torch.device = torch.device("cpu")
+
+    num_data = 1
+    num_members = None
+    random_indices = None
+    tempering = Tempering.bayes()
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"Density.function must be callable with the named tensors. Got {shown(self.function)}.")
+        for name, constraint in self.constraints.items():
+            if name not in self.shapes:
+                raise ValueError(f"Density.constraints: {unknown('parameter', name, self.shapes)}")
+            if not isinstance(constraint, Constraint):
+                raise TypeError(f"Density.constraints['{name}'] must be a Constraint. Got {shown(constraint)}.")
+        if not self.shapes:
+            raise ValueError("Density.shapes must name at least one parameter. Got none.")
+
+    def _constraint(self, name: str) -> Constraint:
+        return self.constraints.get(name, Real())
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of the unconstrained tensors in theta."""
+        return Layout.of({n: self._constraint(n).unconstrained_shape(tuple(s)) for n, s in self.shapes.items()})
+
+    @property
+    def size(self) -> int:
+        """Length P of theta."""
+        return self.layout.size
+
+    @property
+    def num_weights(self) -> int:
+        """Length P of theta; a density has no learnt likelihood parameters."""
+        return self.size
+
+    def member(self, index: int) -> "Density":
+        """Itself: members share the density."""
+        return self
+
+    def initial(self) -> Tensor:
+        """Zeros (P,): the middle of the unconstrained space."""
+        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+
+    def fitted(self, theta: Tensor) -> "Density":
+        """Itself: nothing but theta is fitted."""
+        return self
+
+    def constrained(self, theta: Tensor) -> dict[str, Tensor]:
+        """The named tensors in their own space: (..., P) -> (..., *shape) each."""
+        return {name: self._constraint(name).forward(u)[0] for name, u in self.layout.unflatten(theta).items()}
+
+    def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
+        """theta (..., P) of constrained values."""
+        return self.layout.flatten({name: self._constraint(name).inverse(v) for name, v in values.items()})
+
+    def _one(self, theta: Tensor) -> Tensor:
+        total, values = theta.new_zeros(theta.shape[:-1]), {}
+        for name, unconstrained in self.layout.unflatten(theta).items():
+            values[name], log_jacobian = self._constraint(name).forward(unconstrained)
+            extra = tuple(range(theta.dim() - 1, log_jacobian.dim()))
+            total = total + (log_jacobian.sum(extra) if extra else log_jacobian)
+        return total + self.function(**values)
+
+    def log_density(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
+        """log p(T(u)) + log |det dT/du|: (P,) -> (), (M, P) -> (M,)."""
+        if theta.dim() == 1:
+            value = self._one(theta.unsqueeze(0)).squeeze(0) if self.batched else self._one(theta)
+        else:
+            value = self._one(theta) if self.batched else torch.func.vmap(self._one)(theta)
+        if value.shape != theta.shape[:-1]:
+            raise ValueError(
+                f"Density: the function must return one number{' for each member' if self.batched else ''}. "
+                f"Got shape {tuple(value.shape)}. Sum over the data and the parameters."
+            )
+        return value
+
+    def log_likelihood(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
+        """The whole log density: a density does not tell data from prior."""
+        return self.log_density(theta)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Zero, see `log_likelihood`."""
+        return theta.new_zeros(theta.shape[:-1])
+
+    def value_and_grad(
+        self, theta: Tensor, batch: object = None, buffers: Buffers | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """Value and gradient of the log density at theta."""
+        leaf = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.log_density(leaf)
+            (grad,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), grad, {}

@@ -1,0 +1,367 @@
+"""The problem: network, likelihood, prior, number of data and tempering as one log density."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posterity.errors import BadData, BadFolder, unknown
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.data import Batch
+from posterity.model.inputs import Inputs, named_tensors
+from posterity.model.network import Buffers, Network
+from posterity.model.tempering import Tempering
+from posterity.numerics.layout import Layout
+from posterity.priors.prior import Prior
+from posterity.storage import decode, encode
+
+
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """The tempered log density of all data and weights, in nats, as a function of flat theta.
+
+    **Math**: log_density(theta) = likelihood_power * sum_n w_n log p(y_n | f_theta(x_n)) + prior_power * log p(theta).
+    On a batch B the sum over data is estimated by (num_data / |B|) sum_{n in B}; nobody else scales anything.
+    theta is the network's weights (P,), followed by the likelihood's learnt raw parameters if it has any; a
+    leading member axis (M, P) gives M densities at once.
+
+    **Limit**: exact on the full data; on batches an unbiased estimate of the value and of its gradient. Batch
+    norm in training mode makes the likelihood of a row depend on its batch.
+
+    **Cost**: `value_and_grad` is one forward and one backward pass.
+
+    **References**: theory of mini-batch scaling: Graves (2011), Practical variational inference, eq. 1-8.
+
+    **Example**:
+
+    >>> from posterity.likelihoods import Gaussian
+    >>> from posterity.priors import Normal
+    >>> joint = Joint(nn.Linear(1, 1, bias=False), Gaussian(scale=1.0), Normal(scale=1.0), num_data=2)
+    >>> batch = Batch(torch.ones(1, 1), torch.ones(1, 1))
+    >>> value, grad, _ = joint.value_and_grad(torch.zeros(1), batch)
+    >>> round(float(value), 4), float(grad)  # twice the row's log-likelihood, plus the prior
+    (-3.7568, 2.0)
+    """
+
+    network: Network
+    likelihood: Likelihood
+    prior: Prior
+    num_data: int
+    tempering: Tempering = field(default_factory=Tempering.bayes)
+    random: str = "*"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.network, nn.Module):
+            object.__setattr__(self, "network", Network(self.network))
+        for name, kind in (("likelihood", Likelihood), ("prior", Prior), ("tempering", Tempering)):
+            if not isinstance(getattr(self, name), kind):
+                got = getattr(self, name)
+                hint = f" Call it: {got.__name__}()." if isinstance(got, type) else ""
+                raise TypeError(f"Joint.{name} must be a {kind.__name__}. Got {got!r}.{hint}")
+        if not isinstance(self.num_data, int) or isinstance(self.num_data, bool) or self.num_data < 1:
+            raise ValueError(f"Joint.num_data must be a positive whole number of rows. Got {self.num_data!r}.")
+        if not self.network.layout.matching(self.random):
+            names = self.network.layout.names
+            raise ValueError(f"Joint.random: {unknown('parameter', self.random, names)}")
+        self.bound_prior  # noqa: B018  refuse a prior that does not fit the weights now, not in the first step
+        self.num_members  # noqa: B018  refuse unequal member counts now
+
+    @cached_property
+    def bound_prior(self) -> Prior:
+        """The prior resolved for the network's named weights."""
+        return self.prior.bound(self.network.layout)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of theta: the weights, then the likelihood's learnt raw parameters."""
+        shapes: dict[str, tuple[int, ...]] = {part.name: part.shape for part in self.network.layout}
+        shapes.update({f"likelihood.{name}": shape for name, shape in self.likelihood.free_names().items()})
+        return Layout.of(shapes)
+
+    @property
+    def num_weights(self) -> int:
+        """Number P of network weights."""
+        return self.network.layout.size
+
+    @property
+    def size(self) -> int:
+        """Length of theta: the weights and the likelihood's learnt parameters."""
+        return self.num_weights + self.likelihood.num_free
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of theta."""
+        return self.network.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where theta is."""
+        return self.network.device
+
+    @cached_property
+    def num_members(self) -> int | None:
+        """M when tempering or prior differ by member, else None."""
+        counts = {m for m in (self.tempering.num_members, self.bound_prior.num_members) if m is not None}
+        if len(counts) > 1:
+            raise ValueError(
+                f"Joint: tempering and prior must agree on the number of members. Got {sorted(counts)}."
+            )
+        return counts.pop() if counts else None
+
+    @cached_property
+    def random_indices(self) -> Tensor | None:
+        """Flat positions of the weights that get a distribution; None when all network weights do."""
+        if self.random == "*":
+            return None
+        parts = self.network.layout.matching(self.random)
+        return torch.cat([torch.arange(p.offset, p.offset + p.size) for p in parts]).to(self.device)
+
+    def member(self, index: int) -> "Joint":
+        """The joint of one member."""
+        return dataclasses.replace(
+            self,
+            network=self.network.member(index),
+            likelihood=self.likelihood.member(index),
+            prior=self.prior.member(index),
+            tempering=self.tempering.member(index),
+        )
+
+    def with_weights(self, *patterns: str, random: str | None = None) -> "Joint":
+        """The joint over part of the weights.
+
+        Patterns choose what stays in theta; the rest is frozen. `random` chooses which of those get a
+        distribution; the others are trained points under their prior.
+        """
+        network = self.network.with_weights(*patterns) if patterns else self.network
+        return dataclasses.replace(self, network=network, random=self.random if random is None else random)
+
+    def initial(self) -> Tensor:
+        """Starting theta: the module's own weights and the likelihood's starting parameters."""
+        return torch.cat([self.network.initial, self.likelihood.free(self.network.initial)])
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """theta as (weights (..., P), raw likelihood parameters (..., H))."""
+        return theta[..., : self.num_weights], theta[..., self.num_weights :]
+
+    def fitted(self, theta: Tensor) -> "Joint":
+        """The joint whose likelihood is held at the learnt parameters of theta."""
+        if not self.likelihood.num_free:
+            return self
+        return dataclasses.replace(self, likelihood=self.likelihood.fixed(self.split(theta)[1].detach()))
+
+    def outputs(self, theta: Tensor, inputs: Inputs, buffers: Buffers | None = None) -> Tensor:
+        """Network outputs in evaluation mode, (N, *event) or (M, N, *event)."""
+        return self.network.outputs(theta[..., : self.num_weights], inputs, buffers)
+
+    def _scale(self, batch: Batch) -> float:
+        return self.num_data / batch.size
+
+    def _rows(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tensor:
+        """Weighted sum of the batch's log-likelihoods, (...)."""
+        rows = likelihood.log_prob(outputs, batch.targets)
+        return rows.sum(-1) if batch.weights is None else (rows * batch.weights).sum(-1)
+
+    def log_likelihood(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
+        """sum_n w_n log p(y_n | f(x_n)) over all data, estimated from the batch; untempered."""
+        weights, raw = self.split(theta)
+        outputs = self.network.outputs(weights, batch.inputs, buffers, per_member=batch.per_member)
+        likelihood = self.likelihood.with_free(raw) if raw.shape[-1] else self.likelihood
+        return self._scale(batch) * self._rows(likelihood, outputs, batch)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """log p(theta), untempered, with the declared prior of the likelihood's parameters."""
+        weights, raw = self.split(theta)
+        return self.bound_prior.log_prob(weights) + self.likelihood.free_log_prior(raw)
+
+    def log_density(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
+        """The tempered log density, differentiable in theta: (P,) -> (), (M, P) -> (M,)."""
+        powers = self._powers(theta)
+        return powers[0] * self.log_likelihood(theta, batch, buffers) + powers[1] * self.log_prior(theta)
+
+    def _powers(self, theta: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        likelihood, prior = self.tempering.likelihood_power, self.tempering.prior_power
+        if isinstance(likelihood, Tensor):
+            likelihood = likelihood.to(theta)
+        if isinstance(prior, Tensor):
+            prior = prior.to(theta)
+        return likelihood, prior
+
+    def value_and_grad(
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
+
+        The prior's gradient is written first and the backward pass adds to it in place, through views; no
+        gradient is gathered or copied.
+        """
+        members = theta.dim() > 1
+        likelihood_power, prior_power = self._powers(theta)
+        weights, raw = self.split(theta)
+        value, grad = self._prior_value_and_grad(weights, raw)
+        if isinstance(prior_power, Tensor):
+            value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
+        elif prior_power != 1.0:
+            value, grad = prior_power * value, grad.mul_(prior_power)
+        leaves = [view.requires_grad_() for view in self.network.views(weights.detach())]
+        places = self.network.views(grad[..., : self.num_weights])
+        likelihood = self.likelihood
+        if raw.shape[-1]:
+            raw_leaf = raw.detach().requires_grad_()
+            leaves.append(raw_leaf)
+            places.append(grad[..., self.num_weights :])
+            likelihood = likelihood.with_free(raw_leaf)
+        with torch.enable_grad():
+            outputs, buffers = self.network.run(
+                leaves[: len(self.network.layout.slices)],
+                batch.inputs,
+                buffers,
+                members=members,
+                per_member=batch.per_member,
+                train=True,
+            )
+            data_value = (likelihood_power * self._scale(batch)) * self._rows(likelihood, outputs, batch)
+            for leaf, place in zip(leaves, places, strict=True):
+                leaf.grad = place
+            (data_value.sum() if members else data_value).backward()  # type: ignore[no-untyped-call]
+        for leaf, place in zip(leaves, places, strict=True):
+            if leaf.grad is not None and leaf.grad.data_ptr() != place.data_ptr():  # a sparse gradient replaced it
+                place.copy_(leaf.grad)
+        return value + data_value.detach(), grad, buffers
+
+    def _prior_value_and_grad(self, weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        value, grad = self.bound_prior.value_and_grad(weights.detach())
+        if not raw.shape[-1]:
+            return value, grad
+        leaf = raw.detach().requires_grad_()
+        with torch.enable_grad():
+            extra = self.likelihood.free_log_prior(leaf)
+        raw_grad = torch.autograd.grad(extra.sum(), leaf)[0] if extra.requires_grad else torch.zeros_like(raw)
+        return value + extra.detach(), torch.cat([grad, raw_grad], dim=-1)
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """A one-line error unless the inputs are finite and have the model's dtype."""
+        for name, tensor in named_tensors(inputs).items():
+            if tensor.is_floating_point():
+                if tensor.dtype != self.dtype:
+                    wanted, got = str(self.dtype).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
+                    raise BadData(
+                        f"{name} must have the model's dtype {wanted}. Got {got}. "
+                        f"Convert one of them: inputs.to({self.dtype}) or model.to({tensor.dtype})."
+                    )
+                _finite(name, tensor)
+
+    def example_output(self, batch: Batch) -> Tensor:
+        """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
+        few = batch.map(lambda t: t.narrow(1 if batch.per_member else 0, 0, min(batch.size, 2))).member(0)
+        network = self.network.member(0)
+        try:
+            with torch.no_grad():
+                outputs = network.outputs(network.initial, few.inputs)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in named_tensors(batch.inputs).items())
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise BadData(
+                f"The model does not accept these inputs ({shapes}): {reason}. "
+                "Pass inputs of the shape the model was made for."
+            ) from error
+        if outputs.dim() == 0 or outputs.shape[0] != few.size:
+            raise BadData(
+                f"The model must return one row of outputs for each row of inputs. Got outputs {tuple(outputs.shape)} "
+                f"for {few.size} rows."
+            )
+        return outputs[:1]
+
+    def prepared(self, batch: Batch, example: Tensor) -> Batch:
+        """The batch with targets shaped for the likelihood, given an output row; a one-line error where it is bad."""
+        self.check_inputs(batch.inputs)
+        if batch.targets.is_floating_point():
+            _finite("targets", batch.targets)
+        likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
+        outputs = example.expand(batch.size, *example.shape[1:])
+        if batch.per_member:
+            targets = torch.stack([likelihood.check(outputs, rows) for rows in batch.targets])
+        else:
+            targets = likelihood.check(outputs, batch.targets)
+        return batch._replace(targets=targets, weights=None if batch.weights is None else batch.weights.to(self.dtype))
+
+    def check(self, batch: Batch) -> Batch:
+        """The batch with targets shaped for the likelihood; a one-line error where it does not fit the model."""
+        self.check_inputs(batch.inputs)
+        return self.prepared(batch, self.example_output(batch))
+
+    def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Everything but the module's code, as JSON and tensors."""
+        for kind, table in (("frozen", self.network.frozen), ("buffer", self.network.buffers)):
+            tensors.update({f"joint.{kind}.{name}": value for name, value in table.items()})
+        return {
+            "likelihood": encode(self.likelihood, tensors, "joint.likelihood"),
+            "prior": encode(self.prior, tensors, "joint.prior"),
+            "tempering": encode(self.tempering, tensors, "joint.tempering"),
+            "num_data": self.num_data,
+            "random": self.random,
+            "dtype": str(self.dtype),
+            "weights": {part.name: list(part.shape) for part in self.network.layout},
+            "frozen": {name: list(value.shape) for name, value in self.network.frozen.items()},
+            "module": self.network.description.splitlines(),
+        }
+
+    @classmethod
+    def decode(cls, module: nn.Module, config: dict[str, Any], tensors: dict[str, Tensor]) -> "Joint":
+        """The joint that `encode` described, with the architecture taken from `module`."""
+        network = Network(module)
+        network = _like_saved(network, config)
+        device = network.device
+        frozen = {name: tensors[f"joint.frozen.{name}"].to(device) for name in network.frozen}
+        buffers = {name: tensors[f"joint.buffer.{name}"].to(device) for name in network.buffers}
+        return cls(
+            network.replace(frozen=frozen, buffers=buffers),
+            decode(config["likelihood"], tensors),
+            decode(config["prior"], tensors),
+            config["num_data"],
+            decode(config["tempering"], tensors),
+            config["random"],
+        )
+
+
+def _finite(name: str, tensor: Tensor) -> None:
+    good = torch.isfinite(tensor)
+    if not bool(good.all()):
+        row = int((~good).reshape(tensor.shape[0], -1).any(1).nonzero()[0])
+        count = int((~good).sum())
+        raise BadData(
+            f"{name} must be finite. Got {count} NaN or infinite values, the first in row {row}. "
+            "Remove or fill those rows."
+        )
+
+
+def _like_saved(network: Network, config: dict[str, Any]) -> Network:
+    """The network with the saved choice of weights; BadFolder when it is another model than the saved one."""
+    remedy = "Pass the network this folder was fitted with."
+    wanted = {**config["weights"], **config["frozen"]}
+    here = {part.name: list(part.shape) for part in network.layout}
+    here.update({name: list(value.shape) for name, value in network.frozen.items()})
+    for name in sorted(wanted.keys() | here.keys()):
+        if wanted.get(name) != here.get(name):
+            was, is_ = (f"shape {tuple(t[name])}" if name in t else "absent" for t in (wanted, here))
+            raise BadFolder(f"The folder belongs to another network: '{name}' was saved with {was} and here is {is_}. {remedy}")
+    if config["dtype"] != str(network.dtype):
+        raise BadFolder(
+            f"The folder was saved from a {config['dtype']} model and this one is {network.dtype}. "
+            f"Convert it with model.to({config['dtype']})."
+        )
+    for saved, line in zip(config["module"], network.description.splitlines(), strict=False):
+        if saved != line:
+            raise BadFolder(
+                f"The folder belongs to another network: it was saved with '{saved.strip()}' where this one has "
+                f"'{line.strip()}'. {remedy}"
+            )
+    chosen = set(config["weights"])
+    if chosen != set(network.layout.names):
+        if not chosen <= set(network.layout.names):
+            missing = sorted(chosen - set(network.layout.names))[0]
+            raise BadFolder(f"'{missing}' has a posterior in this folder but requires_grad=False here. {remedy}")
+        network = network.with_weights(*sorted(chosen))
+    return network

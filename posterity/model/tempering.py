@@ -1,0 +1,107 @@
+"""Powers of likelihood and prior: the one meaning of temperature."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive
+
+
+@dataclass(frozen=True, eq=False)
+class Tempering:
+    """Target density L(theta)^likelihood_power * P0(theta)^prior_power.
+
+    **Math**: log target = likelihood_power * log p(D | theta) + prior_power * log p(theta). Both powers are
+    positive floats, or (M,) tensors when each member has its own.
+
+    - `bayes()` = (1, 1).
+    - `tempered(eta)` = (1/eta, 1): the posterior L^(1/eta) P0, whose bound is E log p - eta KL.
+    - `cold(T)` = (1/T, 1/T): Wenzel et al. For a N(0, s^2) prior it equals `tempered(T)` with prior
+      variance T s^2.
+    - `balanced(tau, num_data, units)` = tempered(tau * num_data / units).
+
+    **Limit**: an evidence under `tempered(eta)` is not comparable across eta; never tune eta by it.
+
+    **Cost**: none; two numbers.
+
+    **References**: Wenzel et al. (2020), How good is the Bayes posterior in deep neural networks really?
+
+    **Example**:
+
+    >>> Tempering.cold(0.5)
+    Tempering(likelihood_power=2.0, prior_power=2.0)
+    >>> Tempering.tempered(4.0).eta
+    4.0
+    """
+
+    likelihood_power: float | Tensor = 1.0
+    prior_power: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            positive(f"Tempering.{field.name}", getattr(self, field.name), "or one for each member, (M,)")
+        self.num_members  # noqa: B018  both powers must agree on M
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tempering):
+            return NotImplemented
+        return all(
+            torch.equal(torch.as_tensor(getattr(self, f.name)), torch.as_tensor(getattr(other, f.name)))
+            for f in fields(self)
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(tuple(torch.as_tensor(getattr(self, f.name)).reshape(-1).tolist()) for f in fields(self)))
+
+    @classmethod
+    def bayes(cls) -> "Tempering":
+        """The posterior itself."""
+        return cls(1.0, 1.0)
+
+    @classmethod
+    def tempered(cls, eta: float | Tensor) -> "Tempering":
+        """The posterior proportional to L^(1/eta) P0."""
+        positive("Tempering.tempered: eta", eta, "or one for each member, (M,)")
+        return cls(1.0 / eta, 1.0)
+
+    @classmethod
+    def cold(cls, temperature: float | Tensor) -> "Tempering":
+        """The posterior proportional to (L P0)^(1/temperature)."""
+        positive("Tempering.cold: temperature", temperature, "or one for each member, (M,)")
+        return cls(1.0 / temperature, 1.0 / temperature)
+
+    @classmethod
+    def balanced(cls, tau: float | Tensor, num_data: int, units: int) -> "Tempering":
+        """`tempered(tau * num_data / units)`; `units` counts neurons or parameters, as the caller says."""
+        positive("Tempering.balanced: tau", tau, "or one for each member, (M,)")
+        positive("Tempering.balanced: num_data", num_data)
+        positive("Tempering.balanced: units", units)
+        return cls.tempered(tau * num_data / units)
+
+    @property
+    def eta(self) -> float | Tensor:
+        """The factor of the KL in the bound E log p - eta KL of this target: prior_power / likelihood_power.
+
+        It is the deck's eta under `tempered`; under `cold` it is 1, and the bound's optimum is sharpened by the
+        powers instead.
+        """
+        return self.prior_power / self.likelihood_power
+
+    @property
+    def num_members(self) -> int | None:
+        """M when a power differs by member, else None."""
+        sizes = {value.numel() for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor) and value.dim()}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"Tempering: both powers must have one value for each member. Got {sorted(sizes)} values. "
+                "Give both the same length, or one of them as a plain number."
+            )
+        return sizes.pop() if sizes else None
+
+    def member(self, index: int) -> "Tempering":
+        """The powers of one member."""
+        return Tempering(*(
+            float(value[index]) if isinstance(value := getattr(self, f.name), Tensor) and value.dim() else value
+            for f in fields(self)
+        ))

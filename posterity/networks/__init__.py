@@ -1,0 +1,7 @@
+"""Small networks for examples and tests; any `nn.Module` will do in their place."""
+
+from posterity.networks.chain import Chain
+from posterity.networks.lenet import LeNet
+from posterity.networks.mlp import MLP
+
+__all__ = ["MLP", "Chain", "LeNet"]

@@ -1,0 +1,78 @@
+"""Adam on one flat vector, as a single fused kernel."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, shown
+from posterity.numerics.optimizer import Optimizer
+
+
+class AdamState(NamedTuple):
+    """Running first and second moments, shaped as theta, and the number of steps."""
+
+    first: Tensor
+    second: Tensor
+    steps: Tensor
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015), the fused kernel over the flat vector.
+
+    **Math**: m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; theta <- theta + step_size m^ / (sqrt(v^) + epsilon),
+    with bias-corrected m^, v^.
+
+    **Limit**: the steps do not shrink by themselves near a mode; use a schedule to converge.
+
+    **Cost**: one pass over theta, the gradient and two moments.
+
+    **References**: Kingma and Ba (2015), Algorithm 1.
+
+    **Example**:
+
+    >>> theta = torch.zeros(2)
+    >>> state = Adam(step_size=0.1).init(theta)
+    >>> state = Adam(step_size=0.1).ascend(theta, torch.tensor([1.0, -2.0]), state, 0.1, 1.0)
+    >>> theta
+    tensor([ 0.1000, -0.1000])
+    """
+
+    step_size: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        positive("Adam.step_size", self.step_size)
+        positive("Adam.epsilon", self.epsilon)
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"Adam.{name} must be at least 0 and below 1. Got {shown(getattr(self, name))}.")
+
+    def init(self, theta: Tensor) -> AdamState:
+        """Zero moments."""
+        return AdamState(torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros((), device=theta.device))
+
+    def ascend(self, theta: Tensor, grad: Tensor, state: AdamState, step_size: float, divisor: float) -> AdamState:
+        """One fused step in place; the kernel divides the gradient by `divisor` itself."""
+        state.steps.add_(1)
+        torch._fused_adam_(
+            [theta],
+            [grad],
+            [state.first],
+            [state.second],
+            [],
+            [state.steps],
+            lr=step_size,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=0.0,
+            eps=self.epsilon,
+            amsgrad=False,
+            maximize=True,
+            grad_scale=torch.full((), divisor, dtype=torch.float32, device=theta.device),
+        )
+        return state

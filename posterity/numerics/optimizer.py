@@ -1,0 +1,20 @@
+"""Ascent steps on one flat vector."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+
+class Optimizer(ABC):
+    """Moves theta along a gradient to be climbed. A value: its moments live in the state it makes."""
+
+    step_size: float
+
+    @abstractmethod
+    def init(self, theta: Tensor) -> Any:
+        """The state (a NamedTuple of tensors) before the first step."""
+
+    @abstractmethod
+    def ascend(self, theta: Tensor, grad: Tensor, state: Any, step_size: float, divisor: float) -> Any:
+        """Move `theta` in place along `grad / divisor` and return the next state (its tensors may be reused)."""

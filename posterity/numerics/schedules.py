@@ -1,0 +1,75 @@
+"""Step sizes over a run: factors between 0 and 1 as functions of the step."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from posterity.errors import shown
+
+
+class Schedule(ABC):
+    """A factor for the step size at each step."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """The factor at `step` (from 0) of a run of `steps`."""
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Always 1.
+
+    >>> Constant().factor(5, 10)
+    1.0
+    """
+
+    def factor(self, step: int, steps: int) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """A linear warm-up over the first `warmup` share of the run, then half a cosine down to `final`.
+
+    >>> Cosine().factor(0, 100), round(Cosine().factor(50, 100), 3), round(Cosine().factor(100, 100), 3)
+    (1.0, 0.5, 0.0)
+    """
+
+    warmup: float = 0.0
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("warmup", self.warmup), ("final", self.final)):
+            if not 0.0 <= value < 1.0:
+                raise ValueError(f"Cosine.{name} must be at least 0 and below 1. Got {shown(value)}.")
+
+    def factor(self, step: int, steps: int) -> float:
+        """See the class."""
+        rising = self.warmup * steps
+        if step < rising:
+            return (step + 1) / (rising + 1)
+        progress = (step - rising) / max(1.0, steps - rising)
+        return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+
+
+@dataclass(frozen=True)
+class Steps(Schedule):
+    """1, multiplied by `decay` at each of the `at` shares of the run.
+
+    >>> Steps(at=(0.5, 0.75), decay=0.1).factor(80, 100)
+    0.010000000000000002
+    """
+
+    at: tuple[float, ...] = (0.5, 0.75)
+    decay: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not all(0.0 < share < 1.0 for share in self.at):
+            raise ValueError(f"Steps.at must be shares of the run between 0 and 1. Got {shown(self.at)}.")
+        if not 0.0 < self.decay <= 1.0:
+            raise ValueError(f"Steps.decay must be above 0 and at most 1. Got {shown(self.decay)}.")
+
+    def factor(self, step: int, steps: int) -> float:
+        """See the class."""
+        return float(self.decay ** sum(step >= share * steps for share in self.at))

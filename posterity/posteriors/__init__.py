@@ -1,0 +1,8 @@
+"""Posteriors: whatever draws network outputs."""
+
+from posterity.posteriors.gaussian import Gaussian
+from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.point import Point
+from posterity.posteriors.posterior import Posterior
+
+__all__ = ["Gaussian", "Linearized", "Point", "Posterior"]

@@ -1,0 +1,64 @@
+"""All mass on one weight vector."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from posterity.model.density import Density
+from posterity.model.inputs import Inputs
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+from posterity.posteriors.posterior import Posterior
+
+
+@dataclass(frozen=True, eq=False)
+class Point(Posterior):
+    """One weight vector theta (P,), or one for each member, (M, P): what MAP finds.
+
+    **Math**: q(w) = delta(w - theta); the predictive is the plug-in p(y | f_theta(x)).
+
+    **Limit**: knows no uncertainty of the weights: class probabilities saturate far from the data.
+
+    **Cost**: one forward pass.
+
+    **References**: Bishop (2006), section 4.5.
+
+    **Example**:
+
+    >>> import torch
+    >>> from posterity.likelihoods import Bernoulli
+    >>> from posterity.priors import Normal
+    >>> joint = Joint(torch.nn.Linear(1, 1, bias=False), Bernoulli(), Normal(), num_data=1)
+    >>> Point(joint, torch.tensor([0.0])).predict(torch.ones(2, 1)).probs
+    tensor([[0.5000, 0.5000],
+            [0.5000, 0.5000]])
+    """
+
+    joint: Joint | Density
+    theta: Tensor
+    buffers: Buffers = field(default_factory=dict)
+
+    @property
+    def num_members(self) -> int | None:
+        """M for theta (M, P)."""
+        return self.theta.shape[0] if self.theta.dim() > 1 else None
+
+    def member(self, index: int) -> "Point":
+        """The point of one member."""
+        if self.num_members is None:
+            return self
+        return Point(self.joint.member(index), self.theta[index], {k: b[index] for k, b in self.buffers.items()})
+
+    def point(self) -> Tensor:
+        """theta."""
+        return self.theta
+
+    def sample(self, draws: int, key: Key) -> Tensor:
+        """theta, `draws` times."""
+        return self.theta.expand(draws, -1)
+
+    def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
+        """One draw, (1, N, *event): all others are equal."""
+        assert isinstance(self.joint, Joint)
+        return self.joint.outputs(self.theta, inputs, self.buffers or None).unsqueeze(0)

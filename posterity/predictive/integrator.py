@@ -1,0 +1,46 @@
+"""What turns Gaussian network outputs into a predictive distribution of targets."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from posterity.errors import NotPositiveDefinite
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.numerics.random import Key
+from posterity.predictive.predictive import Predictive
+
+
+class Integrator(ABC):
+    """A way to do the integral p(y) = E p(y | f) over outputs f ~ N(mean, covariance); an immutable value."""
+
+    @abstractmethod
+    def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:
+        """The predictive at outputs of mean (N, *event) and covariance (N, D, D), D the flattened event.
+
+        `key` is the source of randomness, where there is any.
+        """
+
+
+def output_variance(mean: Tensor, covariance: Tensor) -> Tensor:
+    """Variance of each output, shaped as mean (N, *event): the diagonal of the checked covariance (N, D, D)."""
+    count, size = mean.shape[0], math.prod(mean.shape[1:])
+    if covariance.shape != (count, size, size):
+        raise ValueError(
+            f"covariance must be one matrix for each row of the outputs, {(count, size, size)}. "
+            f"Got {tuple(covariance.shape)}. Put variances of independent outputs on its diagonal."
+        )
+    variance = covariance.diagonal(dim1=-2, dim2=-1)  # (N, D)
+    slack = rounding(variance.dtype) * variance.abs().amax(-1, keepdim=True)
+    if not bool(torch.isfinite(covariance).all() & (variance >= -slack).all()):
+        raise NotPositiveDefinite(
+            "covariance must be finite, with no variance below 0. "
+            f"Got {float(variance.min()):.3g} as the smallest variance. Compute the posterior in float64."
+        )
+    return variance.clamp_min(0.0).reshape(mean.shape)
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The relative error below which a negative variance or eigenvalue is taken for a rounded zero."""
+    return float(torch.finfo(dtype).eps ** 0.5)

@@ -1,0 +1,147 @@
+"""What every predictive distribution p(y | x, D) can do: all that a metric sees."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData, shown
+from posterity.numerics.random import Key
+
+
+class Predictive(ABC):
+    """The distribution of targets at N inputs, rows independent, under the untempered likelihood.
+
+    For regression `mean` and `variance` are (N, *event), `aleatoric` and `epistemic` are variances and sum to
+    `variance`. For classification `mean` is `probs` (N, C), `variance` is that of the one-hot label,
+    `aleatoric` and `epistemic` are (N,) in nats and sum to `entropy`.
+    """
+
+    classifies: ClassVar[bool]
+    """Whether targets are class labels."""
+
+    @property
+    @abstractmethod
+    def mean(self) -> Tensor:
+        """E[y], (N, *event); class probabilities (N, C) for classification."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """Var[y], entry by entry, shaped as `mean`."""
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of y, entry by entry, shaped as `mean`."""
+        return self.variance.sqrt()
+
+    @property
+    @abstractmethod
+    def aleatoric(self) -> Tensor:
+        """Uncertainty that would stay with the weights known: E Var[y | w], or E entropy of y given w."""
+
+    @property
+    @abstractmethod
+    def epistemic(self) -> Tensor:
+        """Uncertainty that comes from the weights: Var E[y | w], or mutual information of y and w."""
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities (N, C)."""
+        raise TypeError(
+            f"probs belongs to a classification predictive. Got {type(self).__name__}. Use mean, std or interval."
+        )
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the averaged class probabilities, (N,) in nats."""
+        raise TypeError(
+            f"entropy belongs to a classification predictive. Got {type(self).__name__}. "
+            "Use variance, aleatoric and epistemic."
+        )
+
+    @abstractmethod
+    def check(self, y: Tensor) -> Tensor:
+        """Targets lined up with the rows: shaped as `mean`, or labels (N,); BadData where they cannot be."""
+
+    @abstractmethod
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log predictive density or probability of each row's target, (N,) in nats, all constants kept."""
+
+    @abstractmethod
+    def sample(self, draws: int, key: Key) -> Tensor:
+        """Independent targets (draws, N, *event); labels (draws, N) for classification."""
+
+    def quantile(self, p: float) -> Tensor:
+        """The value y with P(Y <= y) = p, entry by entry, shaped as `mean`."""
+        raise TypeError(
+            f"quantile and interval belong to a regression predictive. Got {type(self).__name__}. Use probs or entropy."
+        )
+
+    def interval(self, level: float) -> tuple[Tensor, Tensor]:
+        """Lower and upper end of the central interval that holds y with probability `level`."""
+        between_zero_and_one("interval: level", level)
+        return self.quantile((1.0 - level) / 2.0), self.quantile((1.0 + level) / 2.0)
+
+    def __len__(self) -> int:
+        return self.mean.shape[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(mean {shown(self.mean)})"
+
+    @staticmethod
+    def concatenate(parts: Sequence["Predictive"]) -> "Predictive":
+        """One predictive of all rows, from predictives of successive chunks of rows."""
+        if not parts:
+            raise ValueError("Predictive.concatenate needs at least one predictive. Got an empty list.")
+        first = parts[0]
+        kinds = sorted({type(part).__name__ for part in parts})
+        if len(kinds) > 1:
+            raise TypeError(
+                f"Predictive.concatenate needs predictives of one class. Got {', '.join(kinds)}. "
+                "Predict every chunk with the same posterior and integrator."
+            )
+        return first if len(parts) == 1 else first._joined(parts)
+
+    @abstractmethod
+    def _joined(self, parts: Sequence[Self]) -> Self:
+        """One predictive from several of this class, self the first of them."""
+
+
+def aligned(y: Tensor, like: Tensor) -> Tensor:
+    """Regression targets with the shape, dtype and device of `like` (N, *event).
+
+    (N,) and (N, 1) stand for each other, because one number a row is meant; nothing is ever broadcast.
+    """
+    y = rows(y, like.shape[0]).to(like.device)
+    if y.is_complex():
+        raise BadData(f"y must hold real numbers. Got {y.dtype}. Give the real part, or two columns.")
+    one_each = y.numel() == like.numel() == like.shape[0]
+    if y.shape != like.shape and not one_each:
+        raise BadData(
+            f"y must have the shape {tuple(like.shape)} of the predictive mean. Got {tuple(y.shape)}. "
+            "Give one column for each output of the network."
+        )
+    if not bool(torch.isfinite(y).all()):
+        bad = int((~torch.isfinite(y)).sum())
+        raise BadData(f"y must be finite. Got {bad} missing or infinite values. Drop or fill those rows.")
+    return y.reshape(like.shape).to(like.dtype)
+
+
+def rows(y: Tensor, count: int) -> Tensor:
+    """The targets as a tensor, once they are known to have `count` rows."""
+    y = torch.as_tensor(y)
+    if y.dim() == 0 or y.shape[0] != count:
+        raise BadData(
+            f"y must have one row for each of the {count} predictions. Got shape {tuple(y.shape)}. "
+            "Score the same rows that were predicted."
+        )
+    return y
+
+
+def between_zero_and_one(name: str, value: float) -> None:
+    """Raise a ValueError unless 0 < value < 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value < 1.0:
+        raise ValueError(f"{name} must be a number between 0 and 1, both excluded. Got {shown(value)}.")

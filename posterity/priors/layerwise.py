@@ -1,0 +1,243 @@
+"""One prior for each tensor, chosen by its name."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from posterity.errors import shown, unknown
+from posterity.numerics.layout import Layout, Slice
+from posterity.numerics.random import Key
+from posterity.priors.fan import ScaleRule, fans
+from posterity.priors.normal import Normal
+from posterity.priors.prior import Prior
+
+
+@dataclass(frozen=True, eq=False)
+class Layerwise(Prior):
+    """A prior, or a rule for its scale, for each tensor by name.
+
+    **Math**: log p(theta) = sum over tensors of log p_t(theta_t), where p_t is the first of `rules` whose shell
+    pattern matches the tensor's name. A `ScaleRule` (`FanIn`, `Glorot`, `He`) gives N(0, variance of the fans); a
+    tensor `<module>.bias` takes the fans of `<module>.weight`.
+
+    **Limit**: exact. Every tensor must be matched, and every pattern must decide something (a last `*` may find
+    nothing left).
+
+    **Cost**: that of one `Normal` when all are normal, since they are fused into one; else one call a tensor.
+
+    **References**: Neal (1996), Bayesian Learning for Neural Networks, section 2.1.
+
+    **Example**:
+
+    >>> from posterity.priors import FanIn
+    >>> prior = Layerwise({"*.weight": FanIn(), "*": Normal(1.0)})
+    >>> layout = Layout.of({"first.weight": (1, 4), "first.bias": (1,)})
+    >>> prior.bound(layout).variance(torch.zeros(5))
+    tensor([0.2500, 0.2500, 0.2500, 0.2500, 1.0000])
+    """
+
+    rules: Mapping[str, Prior | ScaleRule]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, Mapping) or not self.rules:
+            raise ValueError(
+                f'Layerwise.rules must map name patterns to priors, such as {{"*": FanIn()}}. Got {shown(self.rules)}.'
+            )
+        for pattern, rule in self.rules.items():
+            if not isinstance(rule, (Prior, ScaleRule)):
+                raise ValueError(
+                    f"Layerwise.rules[{pattern!r}] must be a prior or a scale rule, such as Normal(1.0) or FanIn(). "
+                    f"Got {shown(rule)}."
+                )
+        object.__setattr__(self, "rules", dict(self.rules))
+
+    def __eq__(self, other: object) -> bool:
+        return [*self.rules.items()] == [*other.rules.items()] if isinstance(other, Layerwise) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.rules.items()))
+
+    @classmethod
+    def of(cls, rule: Prior | ScaleRule) -> "Layerwise":
+        """The same prior or scale rule for every tensor."""
+        return cls({"*": rule})
+
+    def bound(self, layout: Layout) -> Prior:
+        """One `Normal` over all tensors where every prior is normal, else a prior that goes tensor by tensor."""
+        chosen = [self._pattern(part) for part in layout]
+        self._refuse_idle_patterns(layout, chosen)
+        priors = [
+            self._prior(pattern, part, layout).bound(Layout.of({part.name: part.shape}))
+            for pattern, part in zip(chosen, layout, strict=True)
+        ]
+        normals = [prior for prior in priors if isinstance(prior, Normal)]
+        if len(normals) == len(priors):
+            return _fused(normals, [part.size for part in layout])
+        return _Blocks(layout, tuple(priors))
+
+    @property
+    def num_members(self) -> int | None:
+        """M when a prior differs by member, else None."""
+        return _common_members(rule for rule in self.rules.values() if isinstance(rule, Prior))
+
+    def member(self, index: int) -> "Layerwise":
+        """The priors of one member."""
+        return Layerwise({k: rule.member(index) if isinstance(rule, Prior) else rule for k, rule in self.rules.items()})
+
+    def _pattern(self, part: Slice) -> str:
+        for pattern in self.rules:
+            if fnmatch.fnmatchcase(part.name, pattern):
+                return pattern
+        raise ValueError(
+            f"Layerwise: no pattern matches tensor '{part.name}'. Patterns: {', '.join(self.rules)}. "
+            'Add a rule for it, or a last one "*" for all that is left.'
+        )
+
+    def _refuse_idle_patterns(self, layout: Layout, chosen: Sequence[str]) -> None:
+        for pattern in self.rules:
+            if pattern in chosen or pattern == "*":
+                continue
+            if layout.matching(pattern):
+                raise ValueError(
+                    f"Layerwise: every tensor that '{pattern}' matches is taken by an earlier pattern. "
+                    "The first match wins, so put the narrower pattern first."
+                )
+            raise ValueError(
+                f"Layerwise: every pattern must match a tensor. {unknown('pattern', pattern, layout.names)}"
+            )
+
+    def _prior(self, pattern: str, part: Slice, layout: Layout) -> Prior:
+        rule = self.rules[pattern]
+        if isinstance(rule, Prior):
+            return rule
+        found = fans(part, layout)
+        if found is None:
+            module = part.name.rpartition(".")[0]
+            example = f"{module}.*" if module else part.name
+            raise ValueError(
+                f"Layerwise: {rule} needs fans, and tensor '{part.name}' of shape {part.shape} has none. "
+                f'Give it a prior of its own before that rule, such as {{"{example}": Normal(1.0)}}.'
+            )
+        return Normal(sqrt(rule.variance(*found)))
+
+    def _refuse(self) -> NoReturn:
+        raise RuntimeError(
+            "Layerwise must know the names and shapes of the tensors first. Give it to a Joint, or call bound(layout)."
+        )
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Only the bound prior has it."""
+        self._refuse()
+
+    def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
+        """Only the bound prior has it."""
+        self._refuse()
+
+    def variance(self, like: Tensor) -> Tensor:
+        """Only the bound prior has it."""
+        self._refuse()
+
+    def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """Only the bound prior has it."""
+        self._refuse()
+
+    def precision(self, theta: Tensor) -> Tensor:
+        """Only the bound prior has it."""
+        self._refuse()
+
+
+@dataclass(frozen=True)
+class _Blocks(Prior):
+    """A bound `Layerwise` whose priors are of several kinds: each sees its own slice of theta."""
+
+    layout: Layout
+    priors: tuple[Prior, ...]
+
+    def __post_init__(self) -> None:
+        self.num_members  # noqa: B018  the priors must agree on M
+
+    def bound(self, layout: Layout) -> Prior:
+        if layout != self.layout:
+            raise ValueError(
+                f"Layerwise: bound to tensors {self.layout.names}. Got {layout.names}. Bind the unbound Layerwise."
+            )
+        return self
+
+    @property
+    def num_members(self) -> int | None:
+        return _common_members(self.priors)
+
+    def member(self, index: int) -> Prior:
+        return _Blocks(self.layout, tuple(prior.member(index) for prior in self.priors))
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        return _total([prior.log_prob(piece) for prior, piece in self._pieces(theta)])
+
+    def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        values, grads = zip(*(prior.value_and_grad(piece) for prior, piece in self._pieces(theta)), strict=True)
+        return _total(values), torch.cat(grads, dim=-1)
+
+    def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
+        draws = [
+            prior.sample((*shape[:-1], part.size), key.fold(part.name), like)
+            for prior, part in zip(self.priors, self.layout, strict=True)
+        ]
+        return torch.cat(draws, dim=-1)
+
+    def variance(self, like: Tensor) -> Tensor:
+        return torch.cat([prior.variance(piece) for prior, piece in self._pieces(like)], dim=-1)
+
+    def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
+        scales = self._pieces(scale)
+        return _total([p.cross_entropy(m, s) for (p, m), (_, s) in zip(self._pieces(mean), scales, strict=True)])
+
+    def precision(self, theta: Tensor) -> Tensor:
+        return torch.cat([prior.precision(piece) for prior, piece in self._pieces(theta)], dim=-1)
+
+    def _pieces(self, theta: Tensor) -> list[tuple[Prior, Tensor]]:
+        pieces = torch.split(theta, [part.size for part in self.layout], dim=-1)
+        return list(zip(self.priors, pieces, strict=True))
+
+
+def _total(values: Sequence[Tensor]) -> Tensor:
+    return torch.stack(tuple(values)).sum(0)
+
+
+def _common_members(priors: Iterable[Prior]) -> int | None:
+    counts = {prior.num_members for prior in priors} - {None}
+    if len(counts) > 1:
+        raise ValueError(
+            f"Layerwise: all priors must have the same number of members. Got {shown(counts)}. "
+            "Give each one value for each member, or a plain number."
+        )
+    return next(iter(counts), None)
+
+
+def _fused(priors: Sequence[Normal], sizes: Sequence[int]) -> Normal:
+    """The one normal prior over all tensors: scale (1, P) or (M, P), and mean a number, (P,) or (M, P)."""
+    _common_members(priors)
+    scale = _joined([_per_weight(prior.scale, size, axis=-1) for prior, size in zip(priors, sizes, strict=True)])
+    means = [prior.mean for prior in priors]
+    if not any(isinstance(mean, Tensor) for mean in means) and len(set(means)) == 1:
+        return Normal(scale, means[0])
+    mean = _joined([_per_weight(mean, size, axis=0) for mean, size in zip(means, sizes, strict=True)])
+    return Normal(scale, mean if len(mean) > 1 else mean[0])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors (1, size) or (M, size) side by side, (1, P) or (M, P)."""
+    rows = max(len(part) for part in parts)
+    return torch.cat([part.expand(rows, -1) for part in parts], dim=-1)
+
+
+def _per_weight(value: float | Tensor, size: int, axis: int) -> Tensor:
+    """A hyper-parameter as float64 (1, size) or (M, size); a vector gains `axis`, that of the weights or members."""
+    tensor = torch.as_tensor(value, dtype=torch.float64, device="cpu")
+    if tensor.dim() == 1:
+        tensor = tensor.unsqueeze(axis)
+    return tensor.expand(len(tensor) if tensor.dim() else 1, size)

@@ -1,0 +1,59 @@
+"""What every prior over weights can do."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from posterity.numerics.layout import Layout
+from posterity.numerics.random import Key
+
+
+class Prior(ABC):
+    """A density over the flat weight vector theta (..., P), in nats.
+
+    A prior is an immutable value. `bound(layout)` resolves names and shapes once, when a `Joint` is made;
+    every other method is called on the bound prior. A leading member axis of theta is kept: `log_prob` of
+    (M, P) is (M,).
+    """
+
+    def bound(self, layout: Layout) -> "Prior":
+        """The prior for exactly these named tensors (itself where names and shapes do not matter)."""
+        return self
+
+    @property
+    def num_members(self) -> int | None:
+        """M when a hyper-parameter differs by member, else None."""
+        return None
+
+    def member(self, index: int) -> "Prior":
+        """The prior of one member (itself when all members share it)."""
+        return self
+
+    @abstractmethod
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """log p(theta), normalised, (..., P) -> (...)."""
+
+    @abstractmethod
+    def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
+        """Draws of `shape` (..., P) with the dtype and device of `like`."""
+
+    @abstractmethod
+    def variance(self, like: Tensor) -> Tensor:
+        """Variance of each weight, shaped as theta `like` (..., P); inf or nan where there is none."""
+
+    @abstractmethod
+    def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """-E log p(w) for independent w ~ N(mean, scale^2), summed over weights: (..., P) -> (...)."""
+
+    def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(theta) and its gradient, as new tensors."""
+        leaf = theta.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.log_prob(leaf)
+            (grad,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), grad
+
+    @abstractmethod
+    def precision(self, theta: Tensor) -> Tensor:
+        """Diagonal of the Hessian of -log p at theta, (..., P) -> (..., P)."""

@@ -1,0 +1,8 @@
+"""Run folders on disk: values and states as JSON and safetensors, replaced all at once, never pickled."""
+
+from posterity.storage.folder import RunFolder
+from posterity.storage.part import Part
+from posterity.storage.tree import clone, flatten, restore
+from posterity.storage.values import decode, encode
+
+__all__ = ["Part", "RunFolder", "clone", "decode", "encode", "flatten", "restore"]

@@ -1,0 +1,105 @@
+"""Durable writes, folder locks and temporary names: what an atomic change is built from."""
+
+import errno
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from posterity.errors import BadFolder
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX platform: writers there must not overlap
+    fcntl = None  # type: ignore[assignment]
+
+_TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+_NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # file systems that keep names in order by themselves
+_logger = logging.getLogger(__name__)
+
+
+def temporary(folder: Path) -> Path:
+    """A fresh name in `folder` that `is_temporary` knows again."""
+    return folder / f".tmp-{secrets.token_hex(8)}"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether `temporary` made this name."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a new file and wait until its bytes are on the disk."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Wait until the names in `folder` are on the disk."""
+    if not hasattr(os, "O_DIRECTORY"):  # such platforms cannot open a folder
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder with its content, as far as that is possible."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+
+
+@contextmanager
+def locked(path: Path, seconds: float) -> Iterator[None]:
+    """Hold the lock file `path` alone. Waits for another holder; BadFolder after `seconds`.
+
+    The operating system frees the lock of a process that dies, so a lock file left behind blocks nobody.
+    """
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _wait(handle, path, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)  # closing alone would not free it while a forked child lives
+    finally:
+        os.close(handle)
+
+
+def _wait(handle: int, path: Path, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise BadFolder(
+                    f"Run folder {str(path.parent)!r} is being written by another process. "
+                    "Wait until it has finished, or save to another folder."
+                ) from None
+            time.sleep(0.02)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _logger.warning("No file locks at %s (%s): only one process may write there.", path, error.strerror)
+            return

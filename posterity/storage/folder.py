@@ -1,0 +1,207 @@
+"""The run folder: parts that change all at once."""
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from posterity.errors import BadFolder
+from posterity.storage import disk
+from posterity.storage.manifest import AGAIN, Entry, Seal, is_part_folder, parse, render
+from posterity.storage.part import FILES, Part, pack, unpack
+
+_LOCK_SECONDS = 300.0  # longer than it takes to write the largest checkpoint
+_READS = 20  # a reader that loses this many races in a row gives up
+
+
+class RunFolder:
+    """Named parts of a run under one folder, as JSON and safetensors with a sha256 for each file.
+
+    `manifest.json` names the subfolder of each part, `<part>-<12 hex of its content>`. A commit writes new
+    subfolders beside the old ones and then replaces the manifest in one step, so a process killed at any
+    instant leaves the old content or the new. Equal content gives equal bytes: nothing in the folder tells
+    when or where it was written.
+
+    >>> import tempfile, torch
+    >>> folder = RunFolder(tempfile.mkdtemp() + "/run")
+    >>> folder.commit({"posterior": Part({"kind": "point"}, {"theta": torch.arange(3.0)})})
+    >>> folder.commit({"checkpoint": Part({"step": 10})})
+    >>> folder.parts()
+    ('checkpoint', 'posterior')
+    >>> folder.commit({}, drop=["check*"])
+    >>> folder.read("posterior").tensors["theta"]
+    tensor([0., 1., 2.])
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    def exists(self) -> bool:
+        """Whether the folder has a manifest."""
+        return os.path.isfile(self._manifest)
+
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts, sorted."""
+        return tuple(sorted(self._entries()))
+
+    def read(self, part: str) -> Part:
+        """The part of this name, with its tensors on the CPU, after the sha256 of each file was checked."""
+        for _ in range(_READS):
+            stamp = self._stamp()
+            try:
+                entries = self._entries()
+                if part not in entries:
+                    there = ", ".join(sorted(entries)) or "none"
+                    raise BadFolder(f"Run folder {self._shown} has no part {part!r}. Parts there: {there}.")
+                return unpack(f"Run folder {self._shown}: part {part!r}", self._files(entries[part]))
+            except BadFolder as error:
+                if self._stamp() == stamp:
+                    raise
+                failure = error  # a writer changed the folder meanwhile: what was read is not there any more
+        raise BadFolder(f"Run folder {self._shown} changes too fast to be read. Try again later.") from failure
+
+    def commit(self, parts: Mapping[str, Part], drop: Iterable[str] = ()) -> None:
+        """Drop the parts that match a name or shell pattern in `drop`, then add or replace `parts`; keep the rest.
+
+        All of it happens at once or not at all: when it fails (no space, no permission: BadFolder), the old
+        content is intact. A second writer waits until the first has finished.
+        """
+        packed = {name: pack(name, part) for name, part in parts.items()}
+        added = {name: Entry.of(name, files) for name, files in packed.items()}
+        patterns = (drop,) if isinstance(drop, str) else tuple(drop)
+        if os.path.isfile(self.path):
+            raise self._is_a_file()
+        try:
+            created = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            for path in created:
+                disk.sync(path.parent)
+            with disk.locked(self.path / ".lock", _LOCK_SECONDS):
+                old = self._entries() if os.path.lexists(self._manifest) else {}
+                kept = {n: entry for n, entry in old.items() if not any(fnmatchcase(n, p) for p in patterns)}
+                self._replace(old, {**kept, **added}, {added[name].folder: files for name, files in packed.items()})
+        except OSError as error:
+            raise BadFolder(
+                f"Cannot write run folder {self._shown}: {_reason(error)}. Nothing there is half written. "
+                "Free space or check permissions, or save to another folder."
+            ) from error
+
+    def _replace(
+        self, old: Mapping[str, Entry], new: Mapping[str, Entry], folders: Mapping[str, dict[str, bytes]]
+    ) -> None:
+        try:
+            for folder, files in folders.items():
+                self._place(self.path / folder, files)
+            disk.sync(self.path)
+            draft = disk.temporary(self.path)
+            disk.write(draft, render(new))
+            os.replace(draft, self._manifest)
+        except OSError:
+            with suppress(OSError, BadFolder):  # give the space back, but touch nothing that either manifest names
+                there = self._entries() if os.path.lexists(self._manifest) else {}
+                self._sweep({entry.folder for entry in (*old.values(), *there.values())})
+            raise
+        disk.sync(self.path)
+        self._sweep({entry.folder for entry in new.values()})
+
+    def _place(self, final: Path, files: Mapping[str, bytes]) -> None:
+        if _holds(final, files):
+            return
+        draft = disk.temporary(self.path)
+        os.mkdir(draft)
+        for name, data in files.items():
+            disk.write(draft / name, data)
+        disk.sync(draft)
+        if os.path.lexists(final):  # damaged, or half deleted by a writer that was killed
+            os.rename(final, disk.temporary(self.path))
+        os.rename(draft, final)
+
+    def _sweep(self, keep: set[str]) -> None:
+        """Delete what no manifest names: old versions, and leftovers of writers that were killed.
+
+        What cannot be deleted stays for the next commit: it harms nobody. Folders with files of other kinds
+        in them are not ours, whatever their name.
+        """
+        with suppress(OSError):
+            for path in list(self.path.iterdir()):
+                stale = is_part_folder(path.name) and path.name not in keep and path.is_dir()
+                if disk.is_temporary(path.name) or (stale and FILES.issuperset(os.listdir(path))):
+                    disk.remove(path)
+
+    def _files(self, entry: Entry) -> dict[str, bytes]:
+        """The bytes of a part's files, checked against their seals."""
+        return {name: self._file(f"{entry.folder}/{name}", seal) for name, seal in entry.seals.items()}
+
+    def _file(self, name: str, seal: Seal) -> bytes:
+        try:
+            data = (self.path / name).read_bytes()
+        except FileNotFoundError:
+            raise BadFolder(f"Run folder {self._shown}: file '{name}' is missing. {AGAIN}") from None
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(data) < seal.size:
+            raise BadFolder(
+                f"Run folder {self._shown}: file '{name}' is truncated ({len(data)} of {seal.size} bytes). {AGAIN}"
+            )
+        if Seal.of(data) != seal:
+            raise BadFolder(
+                f"Run folder {self._shown}: file '{name}' was altered after it was saved (its sha256 differs). {AGAIN}"
+            )
+        return data
+
+    def _manifest_bytes(self) -> bytes:
+        try:
+            return self._manifest.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if os.path.isfile(self.path):
+            raise self._is_a_file()
+        if not os.path.isdir(self.path):
+            raise BadFolder(f"There is no run folder {self._shown}. Check the path, or save a run there first.")
+        raise BadFolder(
+            f"Run folder {self._shown} has no manifest.json: it is not a run folder, or its first save was "
+            "interrupted. Check the path, or save the run again."
+        )
+
+    def _entries(self) -> dict[str, Entry]:
+        return parse(self._shown, self._manifest_bytes())
+
+    def _stamp(self) -> tuple[int, int] | None:
+        """Differs between two manifests even if they say the same: the files may have been away in between."""
+        try:
+            status = os.stat(self._manifest)
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    @property
+    def _manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def _shown(self) -> str:
+        return repr(str(self.path))
+
+    def _is_a_file(self) -> BadFolder:
+        return BadFolder(f"{self._shown} is a file, not a run folder. Give the folder that holds manifest.json.")
+
+    def _unreadable(self, error: OSError) -> BadFolder:
+        return BadFolder(f"Cannot read run folder {self._shown}: {_reason(error)}. Check its permissions.")
+
+
+def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+    try:
+        return all((folder / name).read_bytes() == data for name, data in files.items())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False  # any other failure may pass, and is no reason to move a folder away that may be good
+
+
+def _reason(error: OSError) -> str:
+    place = f" ({str(error.filename)!r})" if error.filename else ""
+    return f"{error.strerror or error}{place}"

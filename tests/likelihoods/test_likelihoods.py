@@ -1,0 +1,185 @@
+"""What is special to each likelihood."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posterity.likelihoods import Bernoulli, Categorical, Gaussian
+
+
+def test_gaussian_log_prob_keeps_all_constants() -> None:
+    outputs = torch.tensor([[1.0, -2.0], [0.5, 0.0]], dtype=torch.float64)
+    targets = torch.tensor([[0.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
+    scale = torch.tensor([0.5, 3.0], dtype=torch.float64)
+    expected = torch.distributions.Normal(outputs, scale).log_prob(targets).sum(-1)
+    torch.testing.assert_close(Gaussian((0.5, 3.0)).log_prob(outputs, targets), expected, rtol=1e-14, atol=0.0)
+
+
+def test_gaussian_sums_over_an_event_of_several_axes() -> None:
+    outputs = torch.randn(2, 4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = outputs[0] + 1.0
+    likelihood = Gaussian(2.0)
+    value = likelihood.log_prob(outputs, targets)
+    assert value.shape == (2, 4)
+    expected = torch.distributions.Normal(outputs, 2.0).log_prob(targets).sum((-1, -2))
+    torch.testing.assert_close(value, expected)
+    assert likelihood.output_hessian(outputs, targets).shape == (2, 4, 15, 15)
+    members = Gaussian(2.0, learn=True).with_free(torch.tensor([[0.0], [math.log(2.0)]], dtype=torch.float64))
+    torch.testing.assert_close(members.log_prob(outputs, targets)[1], expected[1])
+
+
+def test_gaussian_check_turns_a_vector_into_a_column() -> None:
+    targets = torch.tensor([1.0, 2.0])
+    checked = Gaussian().check(torch.zeros(2, 1), targets)
+    assert checked.shape == (2, 1)
+    assert Gaussian().check(torch.zeros(2), targets).shape == (2,)
+    assert Gaussian().check(torch.zeros(1, 1), targets[:1]).shape == (1, 1)
+
+
+@pytest.mark.parametrize("scale", [(1.0, 2.0), torch.ones(2), torch.ones(3, 1, 2)], ids=["tuple", "tensor", "members"])
+def test_gaussian_check_refuses_a_scale_for_other_outputs(scale: object) -> None:
+    likelihood = Gaussian(scale)
+    with pytest.raises(ValueError, match=r"one entry for each of 2 outputs. Got outputs of shape \(4, 3\)"):
+        likelihood.check(torch.zeros(4, 3), torch.zeros(4, 3))
+    assert likelihood.check(torch.zeros(4, 2), torch.zeros(4, 2)).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scale": 0.0}, r"Gaussian\.scale must be a positive number .*Got 0\.0"),
+        ({"scale": -1.0}, r"Got -1\.0"),
+        ({"scale": math.nan}, "Got nan"),
+        ({"scale": "1"}, "Got '1'"),
+        ({"scale": ()}, r"Got \(\)"),
+        ({"scale": (1.0, 0.0)}, r"Gaussian\.scale\[1\] must be a positive number\. Got 0\.0"),
+        ({"scale": torch.tensor([1.0, -1.0])}, r"Got tensor\(2,\) \[1\.0, -1\.0\]"),
+        ({"scale": torch.ones(2, 2)}, r"\(M, 1, D\)\. Got tensor\(2, 2\)"),
+        ({"scale": torch.ones(2, 1, 2), "learn": True}, r"when it is not learnt"),
+        ({"log_scale_prior": (0.0, 1.0)}, "Give learn=True"),
+        ({"learn": True, "log_scale_prior": (0.0, 0.0)}, "standard deviation must be a positive number"),
+        ({"learn": True, "log_scale_prior": (0.0,)}, r"must be \(mean, standard deviation\)"),
+        ({"learn": True, "log_scale_prior": (math.inf, 1.0)}, r"must be \(mean, standard deviation\)"),
+    ],
+)
+def test_gaussian_refuses_bad_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Gaussian(**arguments)
+
+
+def test_gaussian_free_parameters() -> None:
+    shared, each = Gaussian(0.5, learn=True), Gaussian((0.5, 2.0), learn=True)
+    like = torch.zeros(1, dtype=torch.float64)
+    assert shared.free_names() == {"log_scale": (1,)}
+    assert each.free_names() == {"log_scale": (2,)}
+    assert shared.free(like).tolist() == [math.log(0.5)]
+    assert each.free(like).tolist() == [math.log(0.5), math.log(2.0)]
+    assert Gaussian(torch.tensor(0.5), learn=True).free_names() == {"log_scale": (1,)}
+
+
+def test_gaussian_with_free_has_the_shape_that_broadcasts() -> None:
+    likelihood = Gaussian((1.0, 1.0), learn=True)
+    assert likelihood.with_free(torch.zeros(2)).scale.shape == (2,)
+    assert likelihood.with_free(torch.zeros(3, 2)).scale.shape == (3, 1, 2)
+    assert likelihood.with_free(torch.zeros(4, 3, 2)).scale.shape == (4, 3, 1, 2)
+
+
+def test_gaussian_with_free_skips_the_checks_of_the_constructor() -> None:
+    assert Gaussian(1.0, learn=True).with_free(torch.tensor([torch.nan])).scale.isnan().all()
+
+
+def test_gaussian_with_free_is_differentiable_in_raw() -> None:
+    outputs = torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)
+    targets = torch.zeros(3, 1, dtype=torch.float64)
+    raw = torch.tensor([0.3], dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(Gaussian(learn=True).with_free(raw).log_prob(outputs, targets).sum(), raw)
+    # d/d log s of -r^2 / (2 s^2) - log s is r^2 / s^2 - 1
+    assert float(grad) == pytest.approx(21.0 * math.exp(-0.6) - 3.0, rel=1e-12)
+
+
+def test_gaussian_fixed_gives_back_the_kind_of_scale_it_started_with() -> None:
+    assert Gaussian(1.0, learn=True).fixed(torch.tensor([0.0])) == Gaussian(1.0)
+    assert isinstance(Gaussian(1.0, learn=True).fixed(torch.tensor([0.5])).scale, float)
+    assert isinstance(Gaussian((1.0,), learn=True).fixed(torch.tensor([0.5])).scale, tuple)
+    assert Gaussian((1.0, 2.0), learn=True).fixed(torch.zeros(2)) == Gaussian((1.0, 1.0))
+    assert Gaussian(torch.ones(2), learn=True, log_scale_prior=(0.0, 1.0)).fixed(torch.zeros(2)) == Gaussian((1.0, 1.0))
+    assert Gaussian((1.0, 2.0), learn=True).fixed(torch.zeros(3, 2)) == Gaussian(torch.ones(3, 1, 2))
+
+
+def test_gaussian_prior_of_the_log_scale() -> None:
+    raw = torch.tensor([[0.1, -0.4], [1.0, 2.0]], dtype=torch.float64)
+    likelihood = Gaussian((1.0, 1.0), learn=True, log_scale_prior=(-1.0, 0.5))
+    expected = torch.distributions.Normal(-1.0, 0.5).log_prob(raw).sum(-1)
+    torch.testing.assert_close(likelihood.free_log_prior(raw), expected)
+    assert Gaussian((1.0, 1.0), learn=True).free_log_prior(raw).tolist() == [0.0, 0.0]
+
+
+def test_gaussian_members_without_event_axis() -> None:
+    outputs = torch.arange(6.0).reshape(2, 3)  # (M, N)
+    members = Gaussian(1.0, learn=True).with_free(torch.tensor([[0.0], [math.log(2.0)]]))
+    assert members.log_prob(outputs, torch.zeros(3)).shape == (2, 3)
+    torch.testing.assert_close(members.variance(outputs), torch.tensor([[1.0] * 3, [4.0] * 3]))
+
+
+def test_gaussian_equality_is_by_content() -> None:
+    assert Gaussian(2) == Gaussian(2.0) == Gaussian(torch.tensor(2.0))
+    assert Gaussian([1.0, 2.0]) == Gaussian(torch.tensor([1.0, 2.0]))
+    assert len({Gaussian((1.0, 2.0)), Gaussian(torch.tensor([1.0, 2.0]))}) == 1
+    assert Gaussian(1.0) != Gaussian(1.0 + 1e-12)
+    assert Gaussian((1.0,)) != Gaussian(1.0)
+    assert Gaussian(1.0, learn=True) != Gaussian(1.0)
+
+
+def test_categorical_is_exact_far_from_zero() -> None:
+    outputs = torch.tensor([[0.0, 1000.0], [0.0, -1000.0], [1e4, 1e4]], dtype=torch.float64)
+    value = Categorical().log_prob(outputs, torch.tensor([0, 1, 0]))
+    assert value.tolist() == pytest.approx([-1000.0, -1000.0, -math.log(2.0)], rel=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64], ids=str)
+def test_categorical_check_gives_int64(dtype: torch.dtype) -> None:
+    checked = Categorical().check(torch.zeros(2, 3), torch.tensor([0, 2], dtype=dtype))
+    assert checked.dtype == torch.int64
+    assert checked.tolist() == [0, 2]
+
+
+def test_categorical_takes_targets_of_members() -> None:
+    outputs = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([[0, 1, 2], [3, 2, 1]])  # (M, N)
+    value = Categorical().log_prob(outputs, targets)
+    for member in range(2):
+        assert torch.equal(value[member], Categorical().log_prob(outputs[member], targets[member]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("output_shape", [(3,), (3, 1)], ids=str)
+@pytest.mark.parametrize("target_shape", [(3,), (3, 1)], ids=str)
+def test_bernoulli_check_gives_the_outputs_shape_and_dtype(
+    dtype: torch.dtype, output_shape: tuple[int, ...], target_shape: tuple[int, ...]
+) -> None:
+    targets = torch.tensor([0, 1, 1]).to(dtype).reshape(target_shape)
+    checked = Bernoulli().check(torch.zeros(output_shape), targets)
+    assert checked.dtype == torch.float32
+    assert checked.shape == output_shape
+    assert checked.reshape(-1).tolist() == [0.0, 1.0, 1.0]
+
+
+@given(logit=st.floats(-700.0, 700.0), label=st.sampled_from([0.0, 1.0]))
+@settings(deadline=None, max_examples=60)
+def test_bernoulli_equals_categorical_with_a_zero_logit(logit: float, label: float) -> None:
+    outputs = torch.tensor([[logit]], dtype=torch.float64)
+    value = Bernoulli().log_prob(outputs, torch.tensor([[label]], dtype=torch.float64))
+    pair = torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+    expected = Categorical().log_prob(pair, torch.tensor([int(label)]))
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(("label", "logit"), [(1.0, 40.0), (0.0, -40.0)])
+def test_bernoulli_keeps_the_tail_of_a_sure_answer(label: float, logit: float) -> None:
+    value = Bernoulli().log_prob(torch.tensor([logit], dtype=torch.float64), torch.tensor([label], dtype=torch.float64))
+    assert float(value) == pytest.approx(-math.exp(-40.0), rel=1e-10)
+    variance = Bernoulli().variance(torch.tensor([logit], dtype=torch.float64))
+    assert float(variance) == pytest.approx(math.exp(-40.0), rel=1e-10)

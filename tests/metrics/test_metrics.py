@@ -1,0 +1,185 @@
+"""Every metric against gold numbers and a naive loop."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from goldcases import load
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from posterity.errors import BadData
+from posterity.likelihoods import Gaussian
+from posterity.metrics import (
+    accuracy,
+    expected_calibration_error,
+    mean_absolute_error,
+    negative_log_likelihood,
+    reliability,
+    root_mean_squared_error,
+)
+from posterity.predictive import ClassPredictive, DrawsPredictive, GaussianPredictive, Predictive
+
+CLASS_METRICS = [accuracy, expected_calibration_error, reliability]
+REGRESSION_METRICS = [root_mean_squared_error, mean_absolute_error]
+
+
+def test_gold_metrics_table() -> None:
+    case = load("metrics_table")
+    draws, labels, bins = case.inputs["probs"], case.inputs["labels"].long(), case.inputs["n_bins"]
+    pred = ClassPredictive(draws.mean(0), draws)
+    case.check("accuracy", accuracy(pred, labels))
+    case.check("n_correct", accuracy(pred, labels) * len(labels))
+    case.check("nll_bma_mean", negative_log_likelihood(pred, labels))
+    case.check("ece", expected_calibration_error(pred, labels, bins))
+    case.check("ece", expected_calibration_error(pred, labels))  # 15 is the default
+    case.check("ece_sample0", expected_calibration_error(ClassPredictive(draws[0]), labels))
+    table = reliability(pred, labels, bins)
+    used = table.count.nonzero().squeeze(1)
+    columns = [used, table.count[used], table.confidence[used], table.accuracy[used]]
+    case.check("ece_bins", torch.stack([column.double() for column in columns], dim=-1))
+    case.check("mce", (table.accuracy - table.confidence)[used].abs().max())
+
+
+def test_gold_nll_averages_before_the_log() -> None:
+    case = load("metrics_table")
+    draws, labels = case.inputs["probs"], case.inputs["labels"].long()
+    gibbs = sum(negative_log_likelihood(ClassPredictive(probs), labels) for probs in draws) / len(draws)
+    case.check("nll_gibbs_mean", gibbs)
+    assert negative_log_likelihood(ClassPredictive(draws.mean(0), draws), labels) < gibbs
+
+
+@st.composite
+def class_tables(draw: st.DrawFn) -> tuple[list[list[float]], list[int], int]:
+    """Probabilities as fractions of small integers, so that bin edges and ties are hit; labels; bins."""
+    classes = draw(st.integers(2, 4))
+    weights = st.lists(st.integers(0, 15), min_size=classes, max_size=classes).filter(any)
+    rows = [[weight / sum(row) for weight in row] for row in draw(st.lists(weights, min_size=1, max_size=12))]
+    labels = draw(st.lists(st.integers(0, classes - 1), min_size=len(rows), max_size=len(rows)))
+    return rows, labels, draw(st.integers(1, 16))
+
+
+@settings(max_examples=100, deadline=None)
+@given(class_tables())
+def test_class_metrics_against_loops(table: tuple[list[list[float]], list[int], int]) -> None:
+    rows, labels, bins = table
+    pred, y = ClassPredictive(torch.tensor(rows, dtype=torch.float64)), torch.tensor(labels)
+
+    hits = [row.index(max(row)) == label for row, label in zip(rows, labels, strict=True)]
+    assert accuracy(pred, y) == pytest.approx(sum(hits) / len(hits), abs=1e-12)
+
+    chosen = [row[label] for row, label in zip(rows, labels, strict=True)]
+    loss = sum(-math.log(p) for p in chosen) / len(chosen) if min(chosen) > 0 else math.inf
+    assert negative_log_likelihood(pred, y) == pytest.approx(loss, abs=1e-12)
+
+    error, counts = 0.0, []
+    for m in range(bins):
+        inside = [i for i, row in enumerate(rows) if m / bins < max(row) <= (m + 1) / bins]
+        counts.append(len(inside))
+        if inside:
+            confidence = sum(max(rows[i]) for i in inside) / len(inside)
+            error += len(inside) / len(rows) * abs(sum(hits[i] for i in inside) / len(inside) - confidence)
+    assert reliability(pred, y, bins).count.tolist() == counts
+    assert expected_calibration_error(pred, y, bins) == pytest.approx(error, abs=1e-12)
+
+
+numbers = st.floats(-100, 100)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, st.floats(0.0, 50.0)), min_size=1, max_size=10), st.floats(0.1, 10.0))
+def test_regression_metrics_against_loops(rows: list[tuple[float, float, float]], noise: float) -> None:
+    mean, y, spread = (torch.tensor(column, dtype=torch.float64) for column in zip(*rows, strict=True))
+    pred = GaussianPredictive(mean.unsqueeze(1), spread.unsqueeze(1), torch.tensor(noise, dtype=torch.float64))
+    squares = [(target - centre) ** 2 for centre, target, _ in rows]
+    assert root_mean_squared_error(pred, y) == pytest.approx(math.sqrt(sum(squares) / len(rows)), abs=1e-9)
+    distances = [abs(target - centre) for centre, target, _ in rows]
+    assert mean_absolute_error(pred, y) == pytest.approx(sum(distances) / len(rows), abs=1e-9)
+    losses = [
+        0.5 * (target - centre) ** 2 / (variance + noise) + 0.5 * math.log(2 * math.pi * (variance + noise))
+        for centre, target, variance in rows
+    ]
+    assert negative_log_likelihood(pred, y) == pytest.approx(sum(losses) / len(rows), rel=1e-9)
+
+
+def test_regression_errors_average_over_outputs_too() -> None:
+    pred = DrawsPredictive(Gaussian(), torch.zeros(3, 2, 2))
+    y = torch.tensor([[3.0, 0.0], [0.0, -5.0]])
+    assert mean_absolute_error(pred, y) == pytest.approx(2.0)
+    assert root_mean_squared_error(pred, y) == pytest.approx(math.sqrt(34 / 4))
+
+
+def test_a_vector_of_targets_is_not_broadcast_against_a_column() -> None:
+    mean = torch.arange(4.0).unsqueeze(1)
+    pred = GaussianPredictive(mean, torch.ones(4, 1), torch.ones(1))
+    assert root_mean_squared_error(pred, torch.arange(4.0)) == 0.0
+    assert mean_absolute_error(pred, torch.arange(4.0) + 1) == 1.0
+
+
+def test_a_calibrated_table_has_no_calibration_error() -> None:
+    pred = ClassPredictive(torch.tensor([[0.75, 0.25]]).double().repeat(4, 1))
+    assert expected_calibration_error(pred, torch.tensor([0, 0, 0, 1])) == pytest.approx(0.0, abs=1e-12)
+    assert expected_calibration_error(pred, torch.tensor([1, 1, 1, 0])) == pytest.approx(0.5)
+
+
+def test_an_impossible_label_costs_infinity() -> None:
+    pred = ClassPredictive(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    assert negative_log_likelihood(pred, torch.tensor([1, 0])) == math.inf
+
+
+def test_metrics_are_plain_floats() -> None:
+    classes, numbers_ = ClassPredictive(torch.tensor([[0.5, 0.5]])), DrawsPredictive(Gaussian(), torch.zeros(1, 1, 1))
+    for metric in (accuracy, expected_calibration_error, negative_log_likelihood):
+        assert type(metric(classes, torch.tensor([0]))) is float
+    for metric in (*REGRESSION_METRICS, negative_log_likelihood):
+        assert type(metric(numbers_, torch.tensor([0.0]))) is float
+
+
+@pytest.mark.parametrize("metric", CLASS_METRICS)
+def test_class_metrics_refuse_a_regression(metric: Callable[[Predictive, Tensor], object]) -> None:
+    pred = GaussianPredictive(torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1))
+    with pytest.raises(
+        TypeError, match=rf"{metric.__name__} needs .* Use (root_mean_squared_error|negative_log_likelihood)"
+    ):
+        metric(pred, torch.zeros(1))
+
+
+@pytest.mark.parametrize("metric", REGRESSION_METRICS)
+def test_regression_metrics_refuse_classes(metric: Callable[[Predictive, Tensor], object]) -> None:
+    with pytest.raises(TypeError, match=rf"{metric.__name__} needs .* Use accuracy"):
+        metric(ClassPredictive(torch.tensor([[0.5, 0.5]])), torch.tensor([0]))
+
+
+def empty(metric: object) -> tuple[Predictive, Tensor]:
+    if metric in REGRESSION_METRICS:
+        return GaussianPredictive(torch.zeros(0, 1), torch.zeros(0, 1), torch.ones(1)), torch.zeros(0)
+    return ClassPredictive(torch.zeros(0, 3)), torch.zeros(0, dtype=torch.long)
+
+
+@pytest.mark.parametrize("metric", [*CLASS_METRICS, *REGRESSION_METRICS, negative_log_likelihood])
+def test_no_rows_is_an_error(metric: Callable[[Predictive, Tensor], object]) -> None:
+    with pytest.raises(BadData, match="needs at least one row"):
+        metric(*empty(metric))
+
+
+@pytest.mark.parametrize("metric", [accuracy, expected_calibration_error, negative_log_likelihood])
+@pytest.mark.parametrize("y", [torch.tensor([0]), torch.tensor([0, 1, 1]), torch.tensor([0, 2]), torch.eye(2)])
+def test_labels_that_do_not_fit_are_refused(metric: Callable[[Predictive, Tensor], object], y: Tensor) -> None:
+    with pytest.raises(BadData, match="y must"):
+        metric(ClassPredictive(torch.full((2, 2), 0.5)), y)
+
+
+@pytest.mark.parametrize("metric", [*REGRESSION_METRICS, negative_log_likelihood])
+def test_targets_that_do_not_fit_are_refused(metric: Callable[[Predictive, Tensor], object]) -> None:
+    pred = GaussianPredictive(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(1))
+    for y in (torch.zeros(3), torch.zeros(1, 2), torch.zeros(2, 2)):
+        with pytest.raises(BadData, match="y must"):
+            metric(pred, y)
+
+
+@pytest.mark.parametrize("bins", [0, -3, 2.5, True])
+def test_bins_must_be_a_positive_integer(bins: int) -> None:
+    with pytest.raises(ValueError, match="bins must be a positive integer"):
+        expected_calibration_error(ClassPredictive(torch.full((2, 2), 0.5)), torch.tensor([0, 1]), bins)

@@ -1,0 +1,138 @@
+"""Class probabilities: averaging, labels, entropies."""
+
+import math
+
+import pytest
+import torch
+from goldcases import load
+from torch import Tensor
+
+from posterity.errors import BadData
+from posterity.likelihoods import Bernoulli, Categorical
+from posterity.numerics.random import Key
+from posterity.predictive import ClassPredictive, Predictive, from_outputs
+
+
+def test_gold_entropies() -> None:
+    case = load("metrics_table")
+    draws = case.inputs["probs"]
+    pred = ClassPredictive(draws.mean(0), draws)
+    case.check("predictive_entropy_mean", pred.entropy.mean())
+    case.check("mutual_information_mean", pred.epistemic.mean())
+    case.check("mean_confidence", pred.probs.max(-1).values.mean())
+
+
+def test_probabilities_are_averaged_not_logits() -> None:
+    outputs = torch.tensor([[[3.0, 0.0]], [[-1.0, 0.0]]], dtype=torch.float64)
+    pred = from_outputs(Categorical(), outputs)
+    torch.testing.assert_close(pred.probs, outputs.softmax(-1).mean(0))
+    assert not torch.allclose(pred.probs, outputs.mean(0).softmax(-1), atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 1)])
+def test_one_logit_gives_two_columns(shape: tuple[int, ...]) -> None:
+    outputs = Key(0).normal(shape, dtype=torch.float64)
+    pred = from_outputs(Bernoulli(), outputs)
+    ones = torch.sigmoid(outputs.reshape(4, 3)).mean(0)
+    torch.testing.assert_close(pred.probs, torch.stack([1 - ones, ones], dim=-1))
+
+
+def test_binary_equals_two_classes_with_a_zero_logit() -> None:
+    outputs = Key(0).normal((4, 3, 1), dtype=torch.float64)
+    binary = from_outputs(Bernoulli(), outputs)
+    classes = from_outputs(Categorical(), torch.cat([torch.zeros_like(outputs), outputs], dim=-1))
+    torch.testing.assert_close(binary.probs, classes.probs)
+    torch.testing.assert_close(binary.epistemic, classes.epistemic)
+
+
+def test_several_logits_are_not_binary() -> None:
+    with pytest.raises(ValueError, match="Categorical"):
+        from_outputs(Bernoulli(), torch.zeros(4, 3, 2))
+
+
+def test_saturated_float32_logits_keep_a_finite_log_probability() -> None:
+    binary = from_outputs(Bernoulli(), torch.tensor([[[200.0]]]))
+    classes = from_outputs(Categorical(), torch.tensor([[[200.0, 0.0]]]))
+    assert float(binary.log_prob(torch.tensor([0]))) == pytest.approx(-200.0, rel=1e-6)
+    assert float(classes.log_prob(torch.tensor([1]))) == pytest.approx(-200.0, rel=1e-6)
+
+
+def test_impossible_label_is_minus_infinity() -> None:
+    pred = ClassPredictive(torch.tensor([[1.0, 0.0]]))
+    assert float(pred.log_prob(torch.tensor([1]))) == -math.inf
+    assert bool((pred.sample(1000, Key(0)) == 0).all())
+
+
+def test_entropy_of_certain_and_uniform_rows() -> None:
+    draws = torch.tensor([[[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]] * 2, dtype=torch.float64)
+    pred = ClassPredictive(draws.mean(0), draws)
+    assert pred.entropy.tolist() == pytest.approx([0.0, math.log(3)])
+    assert pred.aleatoric.tolist() == pytest.approx([0.0, math.log(3)])
+    assert pred.epistemic.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["aleatoric", "epistemic"])
+def test_the_split_needs_draws(name: str) -> None:
+    pred = ClassPredictive(torch.tensor([[0.5, 0.5]]))
+    with pytest.raises(ValueError, match=r"averaged probabilities only\. Predict with MonteCarlo"):
+        getattr(pred, name)
+
+
+@pytest.mark.parametrize(
+    "y", [torch.tensor([0, 1]), torch.tensor([[0], [1]]), torch.tensor([0.0, 1.0]), torch.tensor([False, True])]
+)
+def test_binary_targets_in_every_common_form(y: Tensor) -> None:
+    pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
+    assert pred.check(y).tolist() == [0, 1]
+    assert pred.log_prob(y).exp().tolist() == pytest.approx([0.9, 0.7])
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (torch.tensor([0, 3]), r"labels from 0 to 2\. Got 3"),
+        (torch.tensor([0, -1]), r"Got -1"),
+        (torch.tensor([0.0, 1.0]), "integer labels"),
+        (torch.tensor([[0], [1]]), "shape"),
+        (torch.eye(3)[:2].long(), "argmax"),
+        (torch.tensor([0]), "one row"),
+    ],
+)
+def test_bad_labels_say_what_to_do(y: Tensor, message: str) -> None:
+    pred = ClassPredictive(torch.full((2, 3), 1 / 3))
+    with pytest.raises(BadData, match=message):
+        pred.log_prob(y)
+
+
+@pytest.mark.parametrize("y", [torch.tensor([0.5]), torch.tensor([-1.0]), torch.tensor([float("nan")])])
+def test_binary_targets_other_than_zero_and_one_are_refused(y: Tensor) -> None:
+    with pytest.raises(BadData, match="0 to 1"):
+        ClassPredictive(torch.tensor([[0.5, 0.5]])).log_prob(y)
+
+
+@pytest.mark.parametrize(
+    ("probs", "draws", "message"),
+    [
+        (torch.tensor([0.5, 0.5]), None, r"\(N, C\)"),
+        (torch.tensor([[1.0]]), None, "two columns"),
+        (torch.tensor([[2.0, -1.0]]), None, "not logits"),
+        (torch.tensor([[0.5, 0.6]]), None, "sum to 1"),
+        (torch.tensor([[float("nan"), 0.5]]), None, "sum to 1"),
+        (torch.tensor([[0.5, 0.5]]), torch.full((2, 3, 2), 0.5), r"\(S, N, C\)"),
+        (torch.tensor([[0.5, 0.5]]), torch.tensor([[[0.9, 0.1]]]), "mean of draws"),
+    ],
+)
+def test_what_is_not_probabilities_is_refused(probs: Tensor, draws: Tensor | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClassPredictive(probs, draws)
+
+
+def test_chunks_with_different_draws_do_not_join() -> None:
+    def chunk(draws: int | None) -> ClassPredictive:
+        probs = torch.full((1, 2), 0.5)
+        return ClassPredictive(probs, None if draws is None else probs.expand(draws, 1, 2))
+
+    with pytest.raises(ValueError, match="1 of 2"):
+        Predictive.concatenate([chunk(None), chunk(3)])
+    with pytest.raises(ValueError, match=r"\[2, 3\]"):
+        Predictive.concatenate([chunk(2), chunk(3)])

@@ -1,0 +1,127 @@
+"""Gaussian predictive against closed forms and gold numbers."""
+
+import pytest
+import torch
+from goldcases import load
+from torch import Tensor
+
+from posterity.errors import BadData
+from posterity.likelihoods import Gaussian
+from posterity.numerics.random import Key
+from posterity.predictive import Exact, GaussianPredictive, Predictive
+
+
+def test_gold_linear_regression() -> None:
+    case = load("linear_regression")
+    design, covariance = case.inputs["X_test"], case.expected["posterior_cov"]
+    mean = (design @ case.expected["posterior_mean"]).unsqueeze(1)
+    spread = torch.einsum("ni,ij,nj->n", design, covariance, design).reshape(-1, 1, 1)
+    pred = Exact()(Gaussian(scale=case.inputs["beta"] ** -0.5), mean, spread, Key(0))
+    case.check("pred_mean", pred.mean.squeeze(1))
+    case.check("pred_func_var", pred.epistemic.squeeze(1))
+    case.check("pred_total_var", pred.variance.squeeze(1))
+    case.check("pred_log_density", pred.log_prob(case.inputs["y_test"]))
+
+
+@pytest.mark.parametrize("variant", ["deck_no_scaling", "inverted_scaling"])
+def test_gold_joint_density_of_two_outputs(variant: str) -> None:
+    case = load("mc_dropout_enumeration")
+    for row, entry in enumerate(case.expected[variant]):
+        pred = Exact()(
+            Gaussian(scale=case.inputs["tau"] ** -0.5),
+            entry["mean"].unsqueeze(0),
+            entry["func_cov"].unsqueeze(0),
+            Key(0),
+        )
+        target = case.inputs["Y"][row].unsqueeze(0)
+        case.check(f"{variant}.{row}.moment_matched_log_density", pred.log_prob(target).squeeze(0))
+        assert pred.variance[0].tolist() == pytest.approx(entry["pred_cov"].diagonal().tolist(), rel=1e-9)
+
+
+def correlated(correlation: float) -> GaussianPredictive:
+    covariance = torch.tensor([[[1.0, correlation], [correlation, 1.0]]], dtype=torch.float64)
+    return GaussianPredictive(
+        torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, 2), torch.tensor(0.25, dtype=torch.float64), covariance
+    )
+
+
+def test_covariance_matters_for_the_joint_density_only() -> None:
+    independent = GaussianPredictive(torch.zeros(1, 2).double(), torch.ones(1, 2), torch.tensor(0.25))
+    together = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(correlated(0.0).log_prob(together), independent.log_prob(together))
+    assert (
+        float(correlated(0.9).log_prob(together))
+        > float(independent.log_prob(together))
+        > float(correlated(0.9).log_prob(together * torch.tensor([1.0, -1.0])))
+    )
+    torch.testing.assert_close(correlated(0.9).quantile(0.9), independent.quantile(0.9))
+
+
+def test_joint_samples_have_the_joint_covariance() -> None:
+    size = 20_000
+    drawn = correlated(0.9).sample(size, Key(0))[:, 0]  # (size, 2)
+    products = drawn[:, 0] * drawn[:, 1]
+    assert abs(float(products.mean()) - 0.9) < 5.0 * float(products.std()) / size**0.5
+
+
+def test_thin_covariance_in_float32_still_has_a_density() -> None:
+    covariance = torch.ones(1, 3, 3)
+    pred = GaussianPredictive(torch.zeros(1, 3), torch.ones(1, 3), torch.tensor(1e-9), covariance)
+    log_density = pred.log_prob(torch.ones(1, 3))
+    exact = torch.distributions.MultivariateNormal(
+        torch.zeros(3).double(), covariance[0].double() + 1e-9 * torch.eye(3).double()
+    ).log_prob(torch.ones(3).double())
+    assert log_density.dtype == torch.float32
+    assert float(log_density) == pytest.approx(float(exact), rel=1e-5)
+
+
+def test_interval_is_central() -> None:
+    pred = GaussianPredictive(torch.tensor([[1.0]]), torch.tensor([[3.0]]), torch.tensor(1.0))
+    lower, upper = pred.interval(0.95)
+    assert float(lower) == pytest.approx(1.0 - 2.0 * 1.959964, rel=1e-5)
+    assert float(upper) == pytest.approx(1.0 + 2.0 * 1.959964, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mean", "function_variance", "noise_variance", "covariance", "message"),
+    [
+        (torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1.0), None, "one row"),
+        (torch.zeros(2, 1), torch.ones(2), torch.ones(1), None, "shape"),
+        (torch.zeros(2, 1), -torch.ones(2, 1), torch.ones(1), None, "function_variance must hold no number below 0"),
+        (torch.zeros(2, 1), torch.ones(2, 1), torch.tensor(float("nan")), None, "noise_variance"),
+        (torch.zeros(2, 2), torch.ones(2, 2), torch.ones(1), torch.ones(2, 3, 3), "one matrix"),
+        (torch.zeros(2, 2), torch.ones(2, 2), torch.ones(1), 2 * torch.eye(2).expand(2, 2, 2), "diagonal"),
+    ],
+)
+def test_moments_that_do_not_fit_are_refused(
+    mean: Tensor, function_variance: Tensor, noise_variance: Tensor, covariance: Tensor | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        GaussianPredictive(mean, function_variance, noise_variance, covariance)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (torch.tensor([1.0, float("nan")]), "finite"),
+        (torch.tensor([1.0, float("inf")]), "finite"),
+        (torch.zeros(2, dtype=torch.complex64), "real"),
+        (torch.zeros(1, 2), "one row"),
+        (torch.zeros(2, 2), "shape"),
+    ],
+)
+def test_bad_targets_say_what_to_do(y: Tensor, message: str) -> None:
+    pred = GaussianPredictive(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(1))
+    with pytest.raises(BadData, match=message):
+        pred.log_prob(y)
+
+
+def test_integer_targets_are_numbers() -> None:
+    pred = GaussianPredictive(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(1))
+    assert torch.equal(pred.log_prob(torch.tensor([0, 3])), pred.log_prob(torch.tensor([0.0, 3.0])))
+
+
+def test_chunks_with_and_without_covariance_do_not_join() -> None:
+    plain = GaussianPredictive(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1))
+    with pytest.raises(ValueError, match="1 of 2"):
+        Predictive.concatenate([plain, correlated(0.5)])
