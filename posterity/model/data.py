@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from posterity.datasets.dataset import LabelledData
 from posterity.errors import BadData, positive, shown
 from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.numerics.random import Key
@@ -275,6 +276,8 @@ def as_data(data: object, *, per_member: bool = False) -> Data:
         return data
     if isinstance(data, TensorDataset):
         data = data.tensors
+    if isinstance(data, LabelledData):
+        data = data.pair
     if isinstance(data, DataLoader):
         if isinstance(data.dataset, IterableDataset) or not hasattr(data.dataset, "__len__"):
             raise BadData(

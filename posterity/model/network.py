@@ -156,7 +156,7 @@ class Network:
         """theta (..., P) as one tensor for each parameter, (..., *shape), in layout order."""
         lead = theta.shape[:-1]
         return [
-            piece.view(*lead, *shape)
+            piece.view(lead + shape)
             for piece, shape in zip(theta.split(self._sizes, dim=-1), self._shapes, strict=True)
         ]
 

@@ -91,8 +91,8 @@ def _tensor_bytes(name: str, tensors: Mapping[str, Tensor]) -> bytes:
         if not _encodable(key):
             raise ValueError(f"Part '{name}': tensor names must be valid Unicode. Got {key!r}. Rename it.")
         # A copy of its own, because safetensors refuses tensors that share memory.
-        copy = tensor.detach().resolve_conj().resolve_neg()
-        ready[_stored_name(key)] = copy.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        ready[_stored_name(key)] = copy
     return save(ready)
 
 

@@ -125,3 +125,11 @@ def test_chunks_with_and_without_covariance_do_not_join() -> None:
     plain = GaussianPredictive(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1))
     with pytest.raises(ValueError, match="1 of 2"):
         Predictive.concatenate([plain, correlated(0.5)])
+
+
+def test_targets_with_other_event_axes_are_not_reshaped() -> None:
+    pred = GaussianPredictive(torch.zeros(2, 2, 3), torch.ones(2, 2, 3), torch.ones(1))
+    assert pred.log_prob(torch.zeros(2, 2, 3)).shape == (2,)
+    for y in (torch.zeros(2, 3, 2), torch.zeros(2, 6)):
+        with pytest.raises(BadData, match="shape"):
+            pred.log_prob(y)

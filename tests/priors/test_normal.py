@@ -118,6 +118,12 @@ def test_casts_are_made_once() -> None:
     assert prior._constants(theta.shape, theta.double()) is not first
 
 
+def test_casts_made_under_a_transform_are_not_kept() -> None:
+    prior, theta = Normal(torch.full((1, 4), 0.5, dtype=torch.float64)), torch.zeros(4)
+    torch.func.grad(prior.log_prob)(theta)
+    assert prior._constants(theta.shape, theta).scale.data_ptr() != 0  # what is left of a transform has no storage
+
+
 def test_a_learnt_scale_keeps_its_graph() -> None:
     scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     prior, theta = Normal(scale), column(0.3, -1.0)

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 import posterity.model
 from posterity.errors import BadFolder
+from posterity.likelihoods import Gaussian
 from posterity.model import Tempering
+from posterity.priors import FanIn, He, Layerwise, Normal
 from posterity.storage import decode, encode
 
 TENSORS = st.sampled_from(
@@ -103,6 +105,25 @@ def test_dataclasses_are_named_by_subpackage_and_fields():
     assert there_and_back(Tempering.tempered(4.0)) == Tempering.tempered(4.0)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        Normal(0.5),
+        Normal(torch.tensor([1.0, 2.0]), mean=3),
+        FanIn(1.5),
+        Layerwise({"z.*": FanIn(), "a.weight": Normal(torch.tensor([[1.0, 2.0]])), "*": He()}),
+        Gaussian(0.1),
+        Gaussian(torch.tensor([1.0, 2.0]), learn=True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_priors_and_likelihoods_come_back(value):
+    back = there_and_back(value)
+    assert type(back) is type(value)
+    assert back == value
+    assert repr(back) == repr(value)
+
+
 def test_a_missing_field_takes_its_default():
     stored = {"type": "model.Tempering", "fields": {"likelihood_power": 2.0}}
     assert decode(stored, {}) == Tempering(2.0, 1.0)
@@ -146,6 +167,12 @@ def test_other_types_are_refused_with_path_and_type(value):
 def test_foreign_dataclasses_are_refused():
     with pytest.raises(TypeError, match=r"prior must be made of posterity's own classes .*Foreign.*pass it again"):
         encode(Foreign(), {}, "prior")
+
+
+def test_classes_that_a_subpackage_only_imports_are_not_known_under_it(monkeypatch):
+    monkeypatch.setattr(posterity.model, "Foreign", Foreign, raising=False)
+    with pytest.raises(BadFolder, match=r"Unknown type 'model\.Foreign'"):
+        decode({"type": "model.Foreign", "fields": {}}, {})
 
 
 @pytest.mark.parametrize("key", [1, None, (1,)], ids=str)
@@ -219,15 +246,16 @@ def test_decode_imports_nothing_outside_posterity():
         "from posterity.storage import decode\n"
         "from posterity.errors import BadFolder\n"
         "before = set(sys.modules)\n"
-        "for name in ('antigravity.fly', 'this.s', 'turtle.Turtle', '__main__.x', 'storage.folder.RunFolder'):\n"
+        "names = 'antigravity.fly', 'this.s', 'turtle.Turtle', '__main__.x', 'storage.folder.RunFolder'\n"
+        "for stored in *({'type': name, 'fields': {}} for name in names), {'dtype': '_inductor'}:\n"
         "    try:\n"
-        "        decode({'type': name, 'fields': {}}, {})\n"
+        "        decode(stored, {})\n"
         "    except BadFolder:\n"
         "        print(sorted(m for m in set(sys.modules) - before if not m.startswith('posterity')))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert result.stdout.split() == ["[]"] * 5
+    assert result.stdout.split() == ["[]"] * 6
 
 
 def test_infinities_are_standard_json():

@@ -1,0 +1,84 @@
+"""What may import what, and what must stay optional."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import posterity
+
+ROOT = Path(posterity.__file__).parent
+PROJECT = ROOT.parent
+HEAVY = ("sklearn", "pandas", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
+SUBPACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
+
+
+def layers():
+    config = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    (contract,) = config["tool"]["importlinter"]["contracts"]
+    return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_every_subpackage_has_a_layer():
+    named = {name for layer in layers() for name in layer}
+    assert {f"posterity.{name}" for name in SUBPACKAGES} <= named
+
+
+def test_imports_go_down_only():
+    pytest.importorskip("importlinter")
+    outcome = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-cache"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert outcome.returncode == 0, outcome.stdout
+
+
+def test_the_library_imports_and_infers_without_the_optional_packages():
+    code = f"""
+import sys
+for name in {HEAVY!r}:
+    sys.modules[name] = None
+import torch, posterity as po
+for name in {[name for name in SUBPACKAGES if name not in ("cli", "report")]!r}:
+    getattr(po, name)
+x = torch.linspace(-1, 1, 8).unsqueeze(1)
+joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=8)
+q, _ = po.infer(po.methods.MAP(steps=3), joint, (x, x))
+po.metrics.root_mean_squared_error(q.predict(x), x)
+"""
+    outcome = run(code)
+    assert outcome.returncode == 0, outcome.stderr
+
+
+def test_importing_the_package_does_not_import_torch():
+    outcome = run("import sys, posterity; print('torch' in sys.modules)")
+    assert outcome.stdout.strip() == "False", outcome.stderr
+
+
+def test_every_public_name_resolves_and_unknown_ones_do_not():
+    for name in posterity.__all__:
+        assert getattr(posterity, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Joiint'"):
+        posterity.Joiint  # noqa: B018
+
+
+def test_no_file_is_too_long_to_read_in_one_sitting():
+    long = {path.name: count for path in ROOT.rglob("*.py") if (count := path.read_text().count("\n")) > 400}
+    assert not long
+
+
+def test_only_infer_loops_over_steps():
+    """No method runs a loop of its own: nobody below `inference` or in `methods` asks a Feed for its batches."""
+    users = {
+        path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ".from_step(" in path.read_text()
+    }
+    assert users == {"inference/infer.py"}
