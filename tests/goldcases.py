@@ -66,7 +66,7 @@ class GoldCase:
         if limits is None:
             return
         rtol, atol = limits
-        expected = torch.as_tensor(self.at(path), dtype=torch.float64)
+        expected = torch.as_tensor(self.at(path), dtype=torch.float64).cpu()
         got = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
         torch.testing.assert_close(
             got, expected, rtol=rtol, atol=atol, msg=lambda text: f"{self.id}.{path}: value against gold. {text}"
@@ -74,7 +74,7 @@ class GoldCase:
         for name, wrong in self.must_not_equal.items():
             if not isinstance(wrong, (Tensor, int, float)):
                 continue  # a note, or a table of another form
-            mistake = torch.as_tensor(wrong, dtype=torch.float64)
+            mistake = torch.as_tensor(wrong, dtype=torch.float64).cpu()
             if mistake.shape != got.shape or torch.allclose(expected, mistake, rtol=rtol, atol=0.0):
                 continue
             assert not torch.allclose(got, mistake, rtol=rtol, atol=0.0), f"{self.id}.{path} equals {name}"

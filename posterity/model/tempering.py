@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from posterity.errors import positive
+from posterity.errors import positive, shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,19 +40,21 @@ class Tempering:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            positive(f"Tempering.{field.name}", getattr(self, field.name), "or one for each member, (M,)")
+            value = getattr(self, field.name)
+            positive(f"Tempering.{field.name}", value, "or one for each member, (M,)")
+            if isinstance(value, Tensor) and value.dim() > 1:
+                raise ValueError(f"Tempering.{field.name} must be a number or one for each member, (M,). Got {shown(value)}.")
         self.num_members  # noqa: B018  both powers must agree on M
 
+    def _content(self) -> tuple[object, ...]:
+        powers = [torch.as_tensor(getattr(self, f.name), dtype=torch.float64, device="cpu") for f in fields(self)]
+        return tuple((tuple(power.shape), *power.reshape(-1).tolist()) for power in powers)
+
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Tempering):
-            return NotImplemented
-        return all(
-            torch.equal(torch.as_tensor(getattr(self, f.name)), torch.as_tensor(getattr(other, f.name)))
-            for f in fields(self)
-        )
+        return self._content() == other._content() if isinstance(other, Tempering) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple(tuple(torch.as_tensor(getattr(self, f.name)).reshape(-1).tolist()) for f in fields(self)))
+        return hash(self._content())
 
     @classmethod
     def bayes(cls) -> "Tempering":

@@ -41,6 +41,7 @@ class ClassPredictive(Predictive):
     classifies = True
 
     def __init__(self, probs: Tensor, draws: Tensor | None = None) -> None:
+        """Take averaged probabilities (N, C) and, where known, those of each draw, (S, N, C)."""
         if probs.dim() != 2 or probs.shape[1] < 2:
             raise ValueError(
                 f"ClassPredictive.probs must be (N, C) with C >= 2 classes. Got {tuple(probs.shape)}. "

@@ -45,6 +45,7 @@ class DrawsPredictive(Predictive):
     classifies = False
 
     def __init__(self, likelihood: Likelihood, outputs: Tensor) -> None:
+        """Take the likelihood and the outputs of each draw, (S, N, *event)."""
         if outputs.dim() < 2 or not outputs.shape[0]:
             raise ValueError(
                 f"DrawsPredictive.outputs must be (S, N, *event) with S >= 1 draws. Got {tuple(outputs.shape)}. "

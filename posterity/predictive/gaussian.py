@@ -43,6 +43,7 @@ class GaussianPredictive(Predictive):
     def __init__(
         self, mean: Tensor, function_variance: Tensor, noise_variance: Tensor, covariance: Tensor | None = None
     ) -> None:
+        """Take output moments (N, *event), noise that broadcasts to them, and the covariance (N, D, D) if known."""
         if mean.dim() == 0:
             raise ValueError("GaussianPredictive.mean must have one row for each input, (N, *event). Got a scalar.")
         for name, value in (("function_variance", function_variance), ("noise_variance", noise_variance)):

@@ -10,13 +10,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 from posterity.errors import BadFolder
 
+fcntl: ModuleType | None
 try:
     import fcntl
 except ImportError:  # not a POSIX platform: writers there must not overlap
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None
 
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -76,7 +78,7 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
         return
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _wait(handle, path, time.monotonic() + seconds)
+        _wait(fcntl, handle, path, time.monotonic() + seconds)
         try:
             yield
         finally:
@@ -86,7 +88,7 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
         os.close(handle)
 
 
-def _wait(handle: int, path: Path, deadline: float) -> None:
+def _wait(fcntl: ModuleType, handle: int, path: Path, deadline: float) -> None:
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -35,6 +35,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Nothing is read or made before it is needed."""
         self.path = Path(path)
 
     def __repr__(self) -> str:

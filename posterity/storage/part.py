@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -18,10 +19,6 @@ CONFIG = "config.json"
 TENSORS = "tensors.safetensors"
 FILES = frozenset({CONFIG, TENSORS})
 
-_DTYPES = frozenset({torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64})
-_DTYPES |= {torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64}
-_DTYPES |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_DTYPES |= {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz}
 _RESERVED = "__metadata__"  # safetensors keeps this key of its header for itself
 
 
@@ -83,7 +80,7 @@ def _tensor_bytes(name: str, tensors: Mapping[str, Tensor]) -> bytes:
     ready = {}
     for key in sorted(tensors):
         tensor = tensors[key]
-        if tensor.dtype not in _DTYPES or tensor.layout != torch.strided or tensor.is_meta:
+        if not _storable(tensor.dtype) or tensor.layout != torch.strided or tensor.is_meta:
             raise TypeError(
                 f"Part '{name}': tensor {key!r} must be a dense tensor of a dtype that safetensors knows. "
                 f"Got {tensor.dtype}, {tensor.layout}, on {tensor.device}. Convert it first."
@@ -94,6 +91,15 @@ def _tensor_bytes(name: str, tensors: Mapping[str, Tensor]) -> bytes:
         copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         ready[_stored_name(key)] = copy
     return save(ready)
+
+
+@cache
+def _storable(dtype: torch.dtype) -> bool:
+    """Whether the installed safetensors knows the dtype; releases differ, and in how they refuse one."""
+    try:
+        return load(save({"x": torch.zeros(1, dtype=dtype)}))["x"].dtype == dtype
+    except Exception:
+        return False
 
 
 def _encodable(text: str) -> bool:

@@ -50,7 +50,9 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], i
 
 
 def outputs_of(case: Case, rows: int = 5, lead: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> Tensor:
-    return Key(3).fold(case.name).normal((*lead, rows, *case.event), torch.float64).to(dtype)
+    return (
+        Key(3).fold(case.name).normal((*lead, rows, *case.event), torch.float64, torch.get_default_device()).to(dtype)
+    )
 
 
 def targets_of(case: Case, outputs: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def bound_case(name: str) -> Prior:
 
 def theta_for(prior: Prior, lead: tuple[int, ...] = (), dtype: torch.dtype = torch.float64) -> Tensor:
     members = () if prior.num_members is None else (prior.num_members,)
-    return Key(11).normal((*lead, *members, SIZE), torch.float64).to(dtype)
+    return Key(11).normal((*lead, *members, SIZE), torch.float64, torch.get_default_device()).to(dtype)
 
 
 @one_weight
@@ -108,7 +108,7 @@ def test_cross_entropy_equals_an_average_over_draws(name: str) -> None:
     prior = bound_case(name)
     mean = theta_for(prior)
     scale = 0.2 + 0.1 * mean.abs()
-    noise = Key(12).normal((20_000, *mean.shape), torch.float64)
+    noise = Key(12).normal((20_000, *mean.shape), mean.dtype, mean.device)
     values = -prior.log_prob(mean + scale * noise)
     error = values.std(0) / len(values) ** 0.5
     value = prior.cross_entropy(mean, scale)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian
+from posterity.numerics.random import Key
 
 
 def test_gaussian_log_prob_keeps_all_constants() -> None:
@@ -19,7 +20,7 @@ def test_gaussian_log_prob_keeps_all_constants() -> None:
 
 
 def test_gaussian_sums_over_an_event_of_several_axes() -> None:
-    outputs = torch.randn(2, 4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    outputs = Key(0).normal((2, 4, 3, 5), torch.float64, torch.get_default_device())
     targets = outputs[0] + 1.0
     likelihood = Gaussian(2.0)
     value = likelihood.log_prob(outputs, targets)
@@ -140,6 +141,29 @@ def test_gaussian_keeps_no_cast_made_under_a_transform() -> None:
     assert likelihood._cast(outputs) is likelihood._cast(outputs)
 
 
+def test_gaussian_member_and_back() -> None:
+    for learnt in (Gaussian(1.0, learn=True), Gaussian((1.0, 2.0), learn=True)):
+        raw = torch.arange(3.0 * learnt.num_free).reshape(3, -1) / 10.0  # (M, H)
+        members = learnt.fixed(raw)
+        torch.testing.assert_close(learnt.free_from(members, raw), raw)
+        for index in range(3):
+            alone = members.member(index)
+            assert alone.variance(torch.zeros(1, 2)).tolist()[0] == pytest.approx(
+                (2.0 * raw[index]).exp().expand(2).tolist(), rel=1e-6
+            )
+            torch.testing.assert_close(learnt.free_from(alone, raw), raw[index])
+    assert Gaussian(2.0).member(1) == Gaussian(2.0)
+
+
+def test_gaussian_free_from_another_kind_is_its_own() -> None:
+    like = torch.zeros(1)
+    pair = Gaussian((1.0, 2.0), learn=True)
+    assert torch.equal(pair.free_from(Bernoulli(), like), pair.free(like))
+    assert torch.equal(pair.free_from(Gaussian((1.0, 1.0, 1.0)), like), pair.free(like))
+    assert pair.free_from(Gaussian(1.0), like).tolist() == [0.0, 0.0]
+    assert Gaussian(2.0).free_from(pair, like).shape == (0,)
+
+
 def test_categorical_is_exact_far_from_zero() -> None:
     outputs = torch.tensor([[0.0, 1000.0], [0.0, -1000.0], [1e4, 1e4]], dtype=torch.float64)
     value = Categorical().log_prob(outputs, torch.tensor([0, 1, 0]))
@@ -154,7 +178,7 @@ def test_categorical_check_gives_int64(dtype: torch.dtype) -> None:
 
 
 def test_categorical_takes_targets_of_members() -> None:
-    outputs = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    outputs = Key(0).normal((2, 3, 4), torch.float32, torch.get_default_device())
     targets = torch.tensor([[0, 1, 2], [3, 2, 1]])  # (M, N)
     value = Categorical().log_prob(outputs, targets)
     for member in range(2):

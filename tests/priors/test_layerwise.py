@@ -129,7 +129,7 @@ def test_blocks_equal_the_fused_prior() -> None:
     fused = Layerwise({"conv.*": Normal(0.4, 0.1), "*": Normal(1.7)}).bound(LAYOUT)
     blocks = Layerwise({"conv.*": Normal(0.4, 0.1), "*": Opaque(Normal(1.7))}).bound(LAYOUT)
     assert not isinstance(blocks, Normal)
-    theta = Key(1).normal((3, LAYOUT.size), torch.float64)
+    theta = Key(1).normal((3, LAYOUT.size), torch.float64, torch.get_default_device())
     for function in ("log_prob", "precision", "variance"):
         torch.testing.assert_close(getattr(blocks, function)(theta), getattr(fused, function)(theta))
     for piece, expected in zip(blocks.value_and_grad(theta), fused.value_and_grad(theta), strict=True):
@@ -233,7 +233,7 @@ def test_rules_are_copied() -> None:
 def test_fused_density_is_the_sum_over_tensors(tensors: list[tuple[int, float]], seed: int) -> None:
     layout = Layout.of({f"t{index}": (size,) for index, (size, _) in enumerate(tensors)})
     prior = Layerwise({f"t{index}": Normal(scale) for index, (_, scale) in enumerate(tensors)}).bound(layout)
-    theta = Key(seed).normal((layout.size,), torch.float64)
+    theta = Key(seed).normal((layout.size,), torch.float64, torch.get_default_device())
     pieces = layout.unflatten(theta).values()
     expected = sum(float(Normal(scale).log_prob(piece)) for (_, scale), piece in zip(tensors, pieces, strict=True))
     assert float(prior.log_prob(theta)) == pytest.approx(expected, rel=1e-10)

@@ -68,7 +68,7 @@ def test_fifty_kills(tmp_path, spawner):
         spawner.stdin.write("go\n")
         spawner.stdin.flush()
         writer = int(spawner.stdout.readline())
-        time.sleep(delays.uniform(0.0, 0.1))
+        time.sleep(delays.uniform(0.0, 0.06))
         os.kill(writer, signal.SIGKILL)
         assert spawner.stdout.readline() == "dead\n"
 

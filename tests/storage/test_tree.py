@@ -138,10 +138,14 @@ def test_a_structure_that_does_not_fit_names_the_path(stored, template, path, wa
     assert "Resume with the method and options that wrote it" in text
 
 
+class Averages(NamedTuple):
+    count: int
+    mean: float
+
+
 def test_a_state_of_another_class_does_not_fit():
-    other = NamedTuple("Averages", [("count", int), ("mean", None)])
     with pytest.raises(BadFolder, match=r"wants Moments\(count, mean\)\. Got Averages\(count, mean\)"):
-        restore(flatten(other(1, None)), Moments(0, None))
+        restore(flatten(Averages(1, 2.0)), Moments(0, None))
 
 
 def test_fields_that_were_renamed_do_not_fit():

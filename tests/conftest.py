@@ -1,0 +1,25 @@
+"""Options of the suite: on which device its tensors live."""
+
+import pytest
+import torch
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--device", default="cpu", choices=["cpu", "cuda"], help="where tests make tensors that name no device"
+    )
+
+
+def pytest_configure(config):
+    torch.set_num_threads(max(1, min(2, torch.get_num_threads())))
+    if config.getoption("--device") == "cuda":
+        torch.set_default_device("cuda")
+
+
+def pytest_collection_modifyitems(config, items):
+    on_cuda, there = config.getoption("--device") == "cuda", torch.cuda.is_available()
+    for item in items:
+        if item.get_closest_marker("cuda") and not there:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if item.get_closest_marker("cpu") and on_cuda:
+            item.add_marker(pytest.mark.skip(reason="says what happens on the CPU"))
