@@ -51,6 +51,13 @@ def positive(name: str, value: object, alternative: str = "") -> None:
         raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
 
 
+def positive_whole(name: str, value: object, alternative: str = "") -> None:
+    """Raise a ValueError unless `value` is a positive int."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        wanted = f"a positive whole number{' ' + alternative if alternative else ''}"
+        raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
+
+
 def shown(value: object) -> str:
     """A value as an error message shows it: short, on one line."""
     if isinstance(value, torch.Tensor):

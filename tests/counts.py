@@ -35,5 +35,5 @@ class Counts(Likelihood):
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.output_fisher(outputs)
 
-    def output_fisher(self, outputs: Tensor) -> Tensor:
+    def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
         return torch.diag_embed(outputs.exp())

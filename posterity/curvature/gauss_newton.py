@@ -1,12 +1,21 @@
 """The generalised Gauss-Newton matrix."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import Curvature, weights_function
+from posterity.curvature.curvature import (
+    VMAP_REFUSALS,
+    Curvature,
+    first_row,
+    likelihood_at,
+    log_refusal,
+    num_random,
+    weights_function,
+)
 from posterity.model.data import Batch
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs, map_inputs, num_rows
@@ -41,7 +50,7 @@ class GaussNewton(Curvature):
         """Sum of J^T F J over the rows."""
         total: Tensor | None = None
         for jacobian, fisher in self._rows(joint, theta, batch, buffers):
-            part = torch.einsum("ncp,ncd,ndq->pq", jacobian, fisher, jacobian)
+            part = jacobian.flatten(0, 1).T @ (fisher @ jacobian).flatten(0, 1)
             total = part if total is None else total + part
         assert total is not None
         return 0.5 * (total + total.T)
@@ -55,6 +64,10 @@ class GaussNewton(Curvature):
         assert total is not None
         return total
 
+    def row_bytes(self, joint: Joint, inputs: Inputs) -> int:
+        """The Jacobian (C, R) in float64, three times over."""
+        return 3 * 8 * max(1, prod(_event(joint, inputs))) * num_random(joint)
+
     def _rows(
         self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -62,9 +75,9 @@ class GaussNewton(Curvature):
         if not isinstance(joint, Joint):
             raise TypeError("A Density has no network outputs, so no Gauss-Newton matrix. Use the curvature Hessian().")
         assert batch is not None
-        likelihood = joint.likelihood.with_free(joint.split(theta)[1]) if joint.likelihood.num_free else joint.likelihood
+        likelihood = likelihood_at(joint, theta)
         for low, jacobian, outputs in jacobian_chunks(joint, theta, batch.inputs, buffers):
-            fisher = likelihood.output_fisher(outputs).to(torch.float64)
+            fisher = likelihood.output_fisher(outputs, outputs.dim() - 1).to(torch.float64)
             if batch.weights is not None:
                 fisher = fisher * batch.weights[low : low + outputs.shape[0], None, None]
             yield jacobian.to(torch.float64), fisher
@@ -80,13 +93,34 @@ def jacobian_chunks(
         single = map_inputs(lambda tensor: tensor.unsqueeze(0), row)
         return joint.network.outputs(rebuild(weights), single, buffers).squeeze(0)
 
-    with torch.no_grad():
-        probe = joint.network.outputs(rebuild(random), map_inputs(lambda t: t[:1], inputs), buffers)
-    event = probe.shape[1:]
-    width = max(1, int(probe[0].numel()))
-    rows = num_rows(inputs)
-    chunk = chunk_rows(3 * 8 * width * random.shape[0])
-    for low in range(0, rows, chunk):
+    event = _event(joint, inputs)
+    chunk = chunk_rows(GaussNewton().row_bytes(joint, inputs))
+    for low in range(0, num_rows(inputs), chunk):
         part = map_inputs(lambda t, low=low: t[low : low + chunk], inputs)  # type: ignore[misc]
-        outputs, jacobian = row_jacobians(one, random, part)  # type: ignore[arg-type]
+        try:
+            outputs, jacobian = row_jacobians(one, random, part)  # type: ignore[arg-type]
+        except VMAP_REFUSALS as error:
+            outputs, jacobian = _looped_jacobians(one, random, part)  # raises if the model is at fault
+            log_refusal("rows", error)
         yield low, jacobian.detach(), outputs.detach().reshape(-1, *event)
+
+
+def _looped_jacobians(
+    function: Callable[[Tensor, Inputs], Tensor], theta: Tensor, rows: Inputs
+) -> tuple[Tensor, Tensor]:
+    """As `row_jacobians`, without vmap: one row and one output after the other."""
+    outputs, jacobians = [], []
+    for index in range(num_rows(rows)):
+        row = map_inputs(lambda tensor, index=index: tensor[index], rows)  # type: ignore[misc]
+        output, backward = torch.func.vjp(lambda w, row=row: function(w, row).reshape(-1), theta)  # type: ignore[misc]
+        basis = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
+        outputs.append(output)
+        jacobians.append(torch.stack([backward(direction)[0] for direction in basis]))
+    return torch.stack(outputs), torch.stack(jacobians)
+
+
+def _event(joint: Joint, inputs: Inputs) -> tuple[int, ...]:
+    """Shape of one row of outputs."""
+    network = joint.network.member(0)
+    with torch.no_grad():
+        return tuple(network.outputs(network.initial, first_row(inputs)).shape[1:])

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import Curvature, weights_function
+from posterity.curvature.curvature import Curvature, first_row, likelihood_at, num_random, weights_function
 from posterity.model.data import Batch
 from posterity.model.density import Density
+from posterity.model.inputs import Inputs
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
-from posterity.numerics.autodiff import dense_hessian
+from posterity.numerics.autodiff import chunk_rows, dense_hessian
 
 
 @dataclass(frozen=True)
@@ -33,15 +34,13 @@ class Hessian(Curvature):
     tensor([[7.]], dtype=torch.float64)
     """
 
-    def matrix(
-        self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None
-    ) -> Tensor:
+    def matrix(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:
         """R backward passes."""
         if isinstance(joint, Density):
             return dense_hessian(lambda t: -joint.log_density(t), theta).to(torch.float64)
         assert batch is not None
         rebuild, random = weights_function(joint, theta)
-        likelihood = joint.likelihood.with_free(joint.split(theta)[1]) if joint.likelihood.num_free else joint.likelihood
+        likelihood = likelihood_at(joint, theta)
 
         def negative(weights: Tensor) -> Tensor:
             outputs = joint.network.outputs(rebuild(weights), batch.inputs, buffers)
@@ -50,8 +49,24 @@ class Hessian(Curvature):
 
         return dense_hessian(negative, random).to(torch.float64)
 
-    def diagonal(
-        self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None
-    ) -> Tensor:
+    def diagonal(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:
         """The diagonal of `matrix`, which is formed."""
         return self.matrix(joint, theta, batch, buffers).diagonal()
+
+    def row_bytes(self, joint: Joint, inputs: Inputs) -> int:
+        """What the graph of one row keeps, twice, for each of the backward passes that go together."""
+        network = joint.network.member(0)
+        theta = network.initial.detach().requires_grad_()
+        shared = {t.untyped_storage().data_ptr() for t in (theta, *network.frozen.values(), *network.buffers.values())}
+        kept = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal kept
+            if tensor.untyped_storage().data_ptr() not in shared:  # weights are there once, whatever the rows
+                kept += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            network.outputs(theta, first_row(inputs))
+        size = num_random(joint)
+        return 2 * kept * min(size, chunk_rows(4 * joint.dtype.itemsize * size))

@@ -3,16 +3,18 @@
 import math
 import sys
 import time
-from abc import ABC
 from typing import Any
 
-from posterity.errors import positive
+from posterity.errors import positive_whole
 from posterity.inference.run import Run
 from posterity.storage import clone
 
 
-class Callback(ABC):  # noqa: B024  every hook is optional
-    """Called by `infer`; what `state` returns is stored in checkpoints and handed to `restore` on resume."""
+class Callback:
+    """Called by `infer` around the steps of a run; every hook may be left out.
+
+    A callback that goes by the past keeps it in `state`, which checkpoints store and hand back to `restore`.
+    """
 
     def start(self, run: Run) -> None:
         """Before the first step of this session, after a resume."""
@@ -21,22 +23,34 @@ class Callback(ABC):  # noqa: B024  every hook is optional
         """After every step."""
 
     def end(self, run: Run) -> None:
-        """After the last step, before the posterior is made."""
+        """After the last step, before the posterior is made; also when the run fails."""
 
     def state(self) -> Any:
-        """What a resumed run needs to go on exactly (a nest of tensors and numbers)."""
+        """What a resumed run needs to go on exactly (a nest of tensors and numbers); None if there never is any."""
         return None
+
+    def template(self, run: Run) -> Any:
+        """What a stored `state` looks like: its NamedTuples, and where its tensors are. Before `restore`."""
+        return self.state()
 
     def restore(self, state: Any) -> None:
         """Take up a stored `state`."""
 
 
 class Validation(Callback):
-    """Records "validation_nll", the mean negative log-likelihood of the validation rows, `every` so many steps."""
+    """Records "validation_nll", the mean negative log-likelihood of the validation rows, `every` so many steps.
+
+    The last step is recorded too. A run with members has one number for each.
+    """
 
     def __init__(self, every: int) -> None:
-        positive("Validation.every", every)
+        """Look every so many steps."""
+        positive_whole("Validation.every", every)
         self.every = every
+
+    def start(self, run: Run) -> None:
+        """There must be validation data to look at."""
+        _needs_validation(self, run)
 
     def after_step(self, run: Run) -> None:
         """Predict at the validation rows."""
@@ -51,21 +65,35 @@ class EarlyStopping(Callback):
     """
 
     def __init__(self, patience: int = 10, least: float = 0.0) -> None:
-        positive("EarlyStopping.patience", patience)
+        """Wait `patience` looks for an improvement of more than `least`."""
+        positive_whole("EarlyStopping.patience", patience)
+        if not math.isfinite(least) or least < 0:
+            raise ValueError(f"EarlyStopping.least must be a finite number of at least 0. Got {least!r}.")
         self.patience = patience
         self.least = least
-        self._best, self._best_step, self._best_state, self._looks = math.inf, 0, None, 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._best, self._best_step, self._looks = math.inf, 0, 0
+        self._best_state: Any = None
 
     def start(self, run: Run) -> None:
         """There must be validation data to look at."""
-        if run.validate is None:
-            raise ValueError("EarlyStopping needs validation data. Pass infer(..., validation=(inputs, targets)).")
+        _needs_validation(self, run)
+        if run.step == 0:  # what an earlier run left behind is not this run's
+            self._begin()
 
     def after_step(self, run: Run) -> None:
         """Look once for each new value."""
-        if "validation_nll" not in run.trace or int(run.trace.steps("validation_nll")[-1]) != run.step:
+        if run.trace.last_step("validation_nll") != run.step:
             return
-        value = float(run.trace["validation_nll"][-1])
+        latest = run.trace.recent("validation_nll", 1)[0]
+        if latest.dim():
+            raise ValueError(
+                f"EarlyStopping stops one run, and this one has {len(latest)} members. "
+                "Fit them one by one, or leave it out."
+            )
+        value = float(latest)
         if value < self._best - self.least:
             self._best, self._best_step, self._looks = value, run.step, 0
             self._best_state = clone(run.state)
@@ -85,19 +113,24 @@ class EarlyStopping(Callback):
             "best": self._best,
             "best_step": self._best_step,
             "looks": self._looks,
-            "best_state": [] if self._best_state is None else [self._best_state],
+            "best_state": self._best_state,
         }
+
+    def template(self, run: Run) -> Any:
+        """The best state looks like the run's."""
+        return {**self.state(), "best_state": run.state}
 
     def restore(self, state: Any) -> None:
         """Take them up again."""
         self._best, self._best_step, self._looks = state["best"], state["best_step"], state["looks"]
-        self._best_state = state["best_state"][0] if state["best_state"] else None
+        self._best_state = state["best_state"]
 
 
 class ProgressBar(Callback):
     """A bar on standard error with the loss and the time left. Needs `rich`; refreshes ten times a second."""
 
     def __init__(self) -> None:
+        """A bar that is drawn when the run starts."""
         self._progress: Any = None
         self._shown = 0.0
 
@@ -124,9 +157,16 @@ class ProgressBar(Callback):
         if now - self._shown < 0.1 and run.step < run.steps:
             return
         self._shown = now
-        loss = f"loss {float(run.trace['loss'][-1].mean()):.4f}" if "loss" in run.trace else ""
+        loss = f"loss {float(run.trace.recent('loss', 1).mean()):.4f}" if "loss" in run.trace else ""
         self._progress.update(self._task, completed=run.step, loss=loss)
 
     def end(self, run: Run) -> None:
         """Take the bar away."""
         self._progress.stop()
+
+
+def _needs_validation(callback: Callback, run: Run) -> None:
+    if run.validate is None:
+        raise ValueError(
+            f"{type(callback).__name__} needs validation data. Pass infer(..., validation=(inputs, targets))."
+        )

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
@@ -20,13 +20,21 @@ class Method(ABC):
     """A frozen dataclass of hyper-parameters, no tensors; `infer` owns the loop over steps.
 
     State is a NamedTuple of tensors, numbers and further such tuples that holds only what the next step needs.
-    `step` may overwrite the tensors of the state it is given; it touches nothing else. Info goes to the trace; its
-    entry "loss", in nats per datum, must be finite, or the run stops.
+    `step` may overwrite the tensors of the state it is given; it touches nothing else. Info goes to the trace, which
+    reads its tensors later: they must not be overwritten. Its entry "loss", in nats per datum, must be finite, or
+    the run stops.
     """
+
+    # Whether the state before the last step makes a posterior worth looking at (a sum over half the rows does not).
+    anytime: ClassVar[bool] = True
 
     @abstractmethod
     def batches(self, data: Data, key: Key) -> Feed:
         """What the method eats, one batch a step."""
+
+    def initial(self, joint: Target, key: Key) -> Tensor:
+        """theta (P,) or (M, P) to begin from where `infer` is given no start: by default the module's own weights."""
+        return joint.initial()
 
     @abstractmethod
     def init(self, joint: Target, theta: Tensor, key: Key) -> Any:

@@ -1,9 +1,12 @@
 """Where a run stands: what callbacks see and checkpoints store."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
+from posterity.inference.finite import check_kept
 from posterity.inference.method import Method, Target
 from posterity.inference.trace import Trace
 from posterity.posteriors.posterior import Posterior
@@ -21,12 +24,17 @@ class Run:
     trace: Trace = field(default_factory=Trace)
     kept: list[Any] = field(default_factory=list)
     stopped: str = ""
-    validate: Callable[[Posterior], float] | None = None
+    validate: Callable[[Posterior], float | Tensor] | None = None
 
     def posterior(self) -> Posterior:
         """The posterior as it would be if the run ended here."""
-        return self.method.posterior(self.joint, self.kept or [self.method.keep(self.state)])
+        return self._made(self.kept or [self.method.keep(self.state)])
 
     def latest(self) -> Posterior:
         """The posterior of the present state alone."""
-        return self.method.posterior(self.joint, [self.method.keep(self.state)])
+        return self._made([self.method.keep(self.state)])
+
+    def _made(self, kept: Sequence[Any]) -> Posterior:
+        # The last update may have broken what no loss has seen yet.
+        check_kept(self.joint, kept, self.step)
+        return self.method.posterior(self.joint, kept)

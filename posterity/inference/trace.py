@@ -24,13 +24,14 @@ class Trace:
     """
 
     def __init__(self) -> None:
+        """No columns yet."""
         self.seconds = 0.0
         self._done: dict[str, list[Tensor]] = {}
         self._steps: dict[str, list[int]] = {}
         self._waiting: dict[str, list[Tensor]] = {}
 
     def record(self, step: int, values: Mapping[str, Tensor | float]) -> None:
-        """Add one row at `step`."""
+        """Add one row at `step`. Tensors are read later: nobody may overwrite them."""
         for name, value in values.items():
             waiting = self._waiting.setdefault(name, [])
             waiting.append(value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64))
@@ -46,35 +47,49 @@ class Trace:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
-        return tuple(self._steps)
+        """Names of the columns, sorted."""
+        return tuple(sorted(self._steps))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._steps)
+        return iter(self.names)
 
     def __contains__(self, name: object) -> bool:
         return name in self._steps
 
     def __getitem__(self, name: str) -> Tensor:
         """The column `name`, in float64 on the CPU."""
-        if name not in self._steps:
-            raise KeyError(unknown("trace column", name, self._steps))
+        self._known(name)
         self._move(name)
         if len(self._done[name]) > 1:
             self._done[name] = [torch.cat(self._done[name])]
         return self._done[name][0]
 
     def recent(self, name: str, count: int) -> Tensor:
-        """The last `count` values of the column `name` (or as many as there are), without moving the whole."""
+        """The last `count` values of the column `name` (or as many as there are), without gathering the whole."""
+        self._known(name)
         waiting = self._waiting.get(name, [])
-        if len(waiting) >= min(count, len(self._steps[name])):
+        if len(waiting) >= count:
             return torch.stack(waiting[-count:])
-        return self[name][-count:]
+        self._move(name)
+        blocks: list[Tensor] = []
+        for block in reversed(self._done[name]):
+            blocks.insert(0, block)
+            if sum(map(len, blocks)) >= count:
+                break
+        return torch.cat(blocks)[-count:]
 
     def steps(self, name: str) -> Tensor:
         """The steps at which the column `name` was recorded, counted from 1."""
-        self[name]
+        self._known(name)
         return torch.tensor(self._steps[name])
+
+    def last_step(self, name: str) -> int:
+        """The last step at which the column `name` was recorded, 0 if never."""
+        return self._steps[name][-1] if name in self._steps else 0
+
+    def _known(self, name: str) -> None:
+        if name not in self._steps:
+            raise KeyError(unknown("trace column", name, self._steps))
 
     def tensors(self) -> dict[str, Tensor]:
         """All columns and their steps, for storing."""

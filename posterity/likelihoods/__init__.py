@@ -2,7 +2,20 @@
 
 from posterity.likelihoods.bernoulli import Bernoulli
 from posterity.likelihoods.categorical import Categorical
+from posterity.likelihoods.custom import Custom
 from posterity.likelihoods.gaussian import Gaussian
+from posterity.likelihoods.heteroscedastic import Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
+from posterity.likelihoods.poisson import Poisson
+from posterity.likelihoods.student_t import StudentT
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "Likelihood"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Custom",
+    "Gaussian",
+    "Heteroscedastic",
+    "Likelihood",
+    "Poisson",
+    "StudentT",
+]

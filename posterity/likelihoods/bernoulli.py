@@ -1,4 +1,4 @@
-"""Binary labels from one logit."""
+"""Binary labels from logits."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Likelihood
+from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum
+from posterity.likelihoods.targets import first_row
 from posterity.numerics.random import Key
 
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
-    """A label 0 or 1 whose log odds are the network's one output.
+    """A label 0 or 1 whose log odds are a network output.
 
-    **Math**: p(y = 1 | f) = sigmoid(f), log p = y f - softplus(f). Outputs are (..., N, 1) or (..., N). The Hessian
-    of -log p in f is p (1 - p), whatever y is, so it equals the Fisher information.
+    **Math**: p(y = 1 | f) = sigmoid(f), log p = y f - softplus(f), summed over the event. Outputs are (..., N, 1) or
+    (..., N) for one label in each row, (..., N, *event) for several (many labels, a mask of pixels). The Hessian of
+    -log p in f is p (1 - p), whatever y is, so it equals the Fisher information.
 
     **Limit**: exact; equal to `Categorical` on logits (0, f).
 
@@ -32,32 +34,31 @@ class Bernoulli(Likelihood):
     """
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets 0/1 of any dtype, (N,) or (N, 1), with the shape and dtype of outputs (N, 1) or (N,)."""
-        if outputs.dim() == 2 and outputs.shape[-1] > 1:
-            raise BadData(
-                f"Bernoulli: outputs must have 1 column. Got {outputs.shape[-1]}. For several classes use Categorical."
-            )
+        """Targets 0/1 of any dtype with the shape and dtype of outputs (N, *event); (N,) and (N, 1) are the same."""
         rows = outputs.shape[:1]
-        if outputs.shape not in (rows, (*rows, 1)) or targets.shape not in (rows, (*rows, 1)) or not outputs.dim():
+        one_each = outputs.shape in (rows, (*rows, 1)) and targets.shape in (rows, (*rows, 1))
+        if not outputs.dim() or not (one_each or targets.shape == outputs.shape):
+            if outputs.dim() == 2 and targets.shape in (rows, (*rows, 1)):
+                raise BadData(
+                    f"Bernoulli: outputs must have 1 column. Got {outputs.shape[-1]}. For several classes use "
+                    f"Categorical; for several labels give targets {tuple(outputs.shape)}."
+                )
             raise BadData(
-                "Bernoulli: outputs and targets must be (N,) or (N, 1). Got outputs "
-                f"{tuple(outputs.shape)} and targets {tuple(targets.shape)}. Give one label for each row."
+                "Bernoulli: targets must have the shape of the outputs, (N,), (N, 1) or (N, *event). Got outputs "
+                f"{tuple(outputs.shape)} and targets {tuple(targets.shape)}. Give one label for each output."
             )
-        flat = targets.reshape(-1)
-        bad = (flat != 0) & (flat != 1)  # nan is neither
+        bad = (targets != 0) & (targets != 1)  # nan is neither
         if bad.any():
-            row = int(bad.nonzero()[0])
             raise BadData(
-                f"Bernoulli: targets must be 0 or 1. Got {flat[row].item()} in row {row}. "
+                f"Bernoulli: targets must be 0 or 1. Got {targets[bad][0].item()} in row {first_row(bad)}. "
                 "Labels -1/+1 must be recoded: (y + 1) / 2."
             )
         return targets.reshape(outputs.shape).to(outputs.dtype)
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log probability of each label, (..., N) or (..., N, 1) -> (..., N)."""
+        """Log probability of each row's labels, (..., N, *event) and (N, *event) -> (..., N)."""
         # y f - softplus(f) for y in {0, 1}, written so that neither label cancels at large |f|.
-        entries = F.logsigmoid((2.0 * targets - 1.0) * outputs)
-        return entries.squeeze(-1) if targets.dim() == 2 else entries
+        return event_sum(F.logsigmoid((2.0 * targets - 1.0) * outputs), targets.dim() - 1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         """Labels 0 or 1, with the shape and dtype of outputs."""
@@ -72,13 +73,9 @@ class Bernoulli(Likelihood):
         return outputs.sigmoid() * (-outputs).sigmoid()  # 1 - p, without cancelling
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """p (1 - p) for each row, (..., N, 1, 1)."""
-        return self._information(outputs, targets.dim() - 1)
+        """p (1 - p) on the diagonal of each row's matrix, (..., N, D, D)."""
+        return self.output_fisher(outputs, targets.dim() - 1)
 
-    def output_fisher(self, outputs: Tensor) -> Tensor:
-        """p (1 - p) for each row, (..., N, 1, 1); a last axis of size 1 is the event, but that of outputs (N,)."""
-        return self._information(outputs, 1 if outputs.dim() > 1 and outputs.shape[-1] == 1 else 0)
-
-    def _information(self, outputs: Tensor, event_dims: int) -> Tensor:
-        variance = self.variance(outputs)
-        return variance.unsqueeze(-1) if event_dims else variance[..., None, None]
+    def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        """p (1 - p) on the diagonal of each row's matrix, (..., N, D, D); by default the last axis is the event."""
+        return diagonal_information("Bernoulli", self.variance(outputs), 1 if event_dims is None else event_dims)

@@ -5,21 +5,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Likelihood
+from posterity.errors import BadData, shown
+from posterity.likelihoods.likelihood import Likelihood, event_sum
+from posterity.likelihoods.targets import first_row
 from posterity.numerics.random import Key
 
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
-    """One of C classes with probabilities softmax(f).
+    """One of C classes with probabilities softmax(f), for each row or for each position of a row.
 
     **Math**: p(y = c | f) = exp(f_c) / sum_k exp(f_k), with logits f (..., N, C) and class indices y (N,) in
     0 .. C - 1. The Hessian of -log p in f is diag(p) - p p^T, whatever y is, so it equals the Fisher information.
+    With `positions` = 1 (tokens), 2 (pixels), ... further axes, logits are (..., N, C, *positions) and labels
+    (N, *positions), as in `torch.nn.functional.cross_entropy`; log p is summed over the positions.
 
-    **Limit**: exact; adding a constant to all logits of a row changes nothing, so the Hessian has rank C - 1.
+    **Limit**: exact; adding a constant to all logits of a label changes nothing, so the Hessian has rank C - 1.
 
-    **Cost**: one log-softmax; the Hessian is (..., N, C, C).
+    **Cost**: one log-softmax. Hessian and Fisher are dense: (..., N, D, D) with D = C, or C times the number of
+    positions (order as the outputs: class, then position), of which only C^2 for each position are not zero.
 
     **References**: Bishop (2006), Pattern Recognition and Machine Learning, eq. 4.104 to 4.110.
 
@@ -28,21 +32,29 @@ class Categorical(Likelihood):
     >>> likelihood = Categorical()
     >>> likelihood.log_prob(torch.zeros(1, 4), torch.tensor([2])).exp()
     tensor([0.2500])
+    >>> Categorical(positions=2).log_prob(torch.zeros(1, 4, 5, 5), torch.zeros(1, 5, 5, dtype=torch.long))
+    tensor([-34.6574])
     """
 
-    def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets as int64 class indices (N,) for outputs (N, C)."""
-        if outputs.dim() != 2 or targets.shape != outputs.shape[:1]:
-            remedy = "Give logits (N, C) and one class index for each row."
-            if outputs.dim() == 2 and targets.shape == outputs.shape:
-                remedy = "For one-hot rows give y.argmax(-1)."
-            elif targets.shape == (*outputs.shape[:1], 1):
-                remedy = "Give y.squeeze(-1)."
-            raise BadData(
-                "Categorical: outputs must be (N, C) and targets (N,). "
-                f"Got outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}. {remedy}"
+    positions: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.positions, bool) or not isinstance(self.positions, int) or self.positions < 0:
+            raise ValueError(
+                "Categorical.positions must be the number of axes after the classes, 0 for one label in each row. "
+                f"Got {shown(self.positions)}."
             )
-        classes = outputs.shape[-1]
+
+    def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Targets as int64 class indices (N, *positions) for outputs (N, C, *positions)."""
+        fits = outputs.dim() == 2 + self.positions
+        if not fits or targets.shape != (*outputs.shape[:1], *outputs.shape[2:]):
+            axes = "".join(f", P{number}" for number in range(1, 1 + self.positions))
+            raise BadData(
+                f"Categorical: outputs must be (N, C{axes}) and targets (N{axes or ','}). Got outputs "
+                f"{tuple(outputs.shape)} and targets {tuple(targets.shape)}. {self._remedy(outputs, targets)}"
+            )
+        classes = outputs.shape[1]
         if classes < 2:
             raise BadData(
                 f"Categorical: outputs must have at least 2 columns, one for each class. Got {classes}. "
@@ -53,38 +65,74 @@ class Categorical(Likelihood):
         labels = targets.long()
         bad = (labels < 0) | (labels >= classes)
         if bad.any():
-            row = int(bad.nonzero()[0])
             raise BadData(
-                f"Categorical: targets must lie in 0..{classes - 1} for {classes} classes. Got {int(labels[row])} in "
-                f"row {row}. Number the classes from 0, or give the network more outputs."
+                f"Categorical: targets must lie in 0..{classes - 1} for {classes} classes. Got {int(labels[bad][0])} "
+                f"in row {first_row(bad)}. Number the classes from 0, or give the network more outputs."
             )
         return labels
 
+    def _remedy(self, outputs: Tensor, targets: Tensor) -> str:
+        axes = targets.dim() - 1
+        if targets.shape == outputs.shape:
+            return f"For one-hot rows give y.argmax({'-1' if outputs.dim() == 2 else '1'})."
+        if targets.shape == (*outputs.shape[:1], 1) and not self.positions:
+            return "Give y.squeeze(-1)."
+        if axes != self.positions and targets.shape == (*outputs.shape[:1], *outputs.shape[2:]):
+            return f"For labels at positions use Categorical(positions={axes})."
+        if axes > 0 and targets.shape == outputs.shape[:-1]:
+            return f"Put the classes on axis 1, outputs.movedim(-1, 1), and use Categorical(positions={axes})."
+        if self.positions:
+            return "Give one class index for each position."
+        return "Give logits (N, C) and one class index for each row."
+
+    @property
+    def _axis(self) -> int:
+        return -1 - self.positions
+
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log probability of each label, (..., N, C) and (N,) -> (..., N)."""
-        labels = targets.expand(outputs.shape[:-1]).unsqueeze(-1)  # (..., N, 1)
-        return outputs.log_softmax(-1).gather(-1, labels).squeeze(-1)
+        """Log probability of each row's labels, (..., N, C, *positions) and (N, *positions) -> (..., N)."""
+        axis = self._axis
+        lead = outputs.shape[: outputs.dim() - 1 - targets.dim()]
+        labels = targets.expand(*lead, *targets.shape).unsqueeze(axis)  # (..., N, 1, *positions)
+        return event_sum(outputs.log_softmax(axis).gather(axis, labels).squeeze(axis), self.positions)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """Labels drawn from softmax(f), int64 (..., N)."""
-        probabilities = outputs.softmax(-1).reshape(-1, outputs.shape[-1])
-        labels = torch.multinomial(probabilities, 1, replacement=True, generator=key.generator(outputs.device))
-        return labels.reshape(outputs.shape[:-1])
+        """Labels drawn from softmax(f), int64 (..., N, *positions)."""
+        probabilities = outputs.softmax(self._axis).movedim(self._axis, -1)  # (..., N, *positions, C)
+        flat = probabilities.reshape(-1, probabilities.shape[-1])
+        labels = torch.multinomial(flat, 1, replacement=True, generator=key.generator(outputs.device))
+        return labels.reshape(probabilities.shape[:-1])
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """Class probabilities, (..., N, C)."""
-        return outputs.softmax(-1)
+        """Class probabilities, shaped as outputs."""
+        return outputs.softmax(self._axis)
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """p (1 - p), the variance of each class indicator, (..., N, C)."""
-        probabilities = outputs.softmax(-1)
+        """p (1 - p), the variance of each class indicator, shaped as outputs."""
+        probabilities = outputs.softmax(self._axis)
         return probabilities * (1.0 - probabilities)
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """diag(p) - p p^T, (..., N, C, C)."""
+        """diag(p) - p p^T for each label, (..., N, D, D)."""
         return self.output_fisher(outputs)
 
-    def output_fisher(self, outputs: Tensor) -> Tensor:
-        """diag(p) - p p^T, (..., N, C, C)."""
-        probabilities = outputs.softmax(-1)
-        return torch.diag_embed(probabilities) - probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2)
+    def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        """diag(p) - p p^T for each label, (..., N, D, D); the event is (C, *positions)."""
+        if event_dims not in (None, 1 + self.positions) or outputs.dim() < 2 + self.positions:
+            raise ValueError(
+                f"Categorical(positions={self.positions}).output_fisher needs outputs (..., N, C, *positions) with "
+                f"{1 + self.positions} event axes. Got outputs {tuple(outputs.shape)} and event_dims {event_dims}. "
+                "Pass the outputs as the network gave them."
+            )
+        p = (
+            outputs.softmax(self._axis).flatten(-self.positions)
+            if self.positions
+            else outputs.softmax(-1).unsqueeze(-1)
+        )
+        p = p.mT  # (..., N, P, C) with P positions
+        blocks = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)  # (..., N, P, C, C)
+        if not self.positions:
+            return blocks.squeeze(-3)
+        spread = torch.diag_embed(blocks.movedim(-3, -1))  # (..., N, C, C, P, P), nothing between positions
+        size = p.shape[-1] * p.shape[-2]
+        return spread.transpose(-3, -2).reshape(*p.shape[:-2], size, size)

@@ -1,7 +1,9 @@
 """What every likelihood p(y | f) of network outputs f can do."""
 
+import math
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from posterity.numerics.random import Key
@@ -10,7 +12,8 @@ from posterity.numerics.random import Key
 class Likelihood(ABC):
     """The density of targets given network outputs, in nats.
 
-    Outputs have shape (..., N, *event) with any leading axes (draws, members); targets have N rows.
+    Outputs have shape (..., N, *event) with any leading axes (draws, members); targets have shape (N, ...), one row
+    for each row of outputs and never a leading axis, so they tell which axes of the outputs are the event.
     A likelihood is an immutable value. Parameters it learns (an observation noise) are exposed as one raw,
     unconstrained vector of `num_free` numbers that a `Joint` appends to theta.
     """
@@ -40,8 +43,19 @@ class Likelihood(ABC):
         """Hessian of -log p(y | f) in f, (..., N, D, D) with D the flattened event; equals autodiff."""
 
     @abstractmethod
-    def output_fisher(self, outputs: Tensor) -> Tensor:
-        """Fisher information of f, (..., N, D, D), positive semi-definite."""
+    def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        """Fisher information of f, (..., N, D, D) with D the flattened event; positive semi-definite.
+
+        `event_dims` says how many of the last axes of the outputs are the event, since there are no targets to
+        tell; None is what the likelihood usually has (one axis, or (C, *positions) for classes at positions).
+        """
+
+    def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """P(Y <= y | f), entry by entry, shaped as `mean` of the outputs; targets broadcast against it."""
+        raise TypeError(
+            f"{type(self).__name__} has no distribution function in closed form, so no quantiles. "
+            "Use sample(draws, key).quantile(p, dim=0)."
+        )
 
     @property
     def num_free(self) -> int:
@@ -75,3 +89,25 @@ class Likelihood(ABC):
     def free_log_prior(self, raw: Tensor) -> Tensor:
         """Log density of the declared prior of the raw parameters, (..., num_free) -> (...)."""
         return raw.new_zeros(raw.shape[:-1])
+
+
+def event_sum(entries: Tensor, event_dims: int) -> Tensor:
+    """Entries (..., N, *event) summed over their last `event_dims` axes, (..., N)."""
+    return entries.sum(dim=tuple(range(-event_dims, 0))) if event_dims else entries
+
+
+def event_shape(name: str, outputs: Tensor, event_dims: int) -> tuple[torch.Size, int]:
+    """Shape (..., N) of the rows of outputs and size D of their event; a ValueError where no axis is left for rows."""
+    if outputs.dim() <= event_dims:
+        raise ValueError(
+            f"{name}.output_fisher needs outputs (..., N, *event) with {event_dims} event axes. Got outputs of shape "
+            f"{tuple(outputs.shape)}. Say how many of the last axes are the event by event_dims."
+        )
+    first = outputs.dim() - event_dims
+    return outputs.shape[:first], math.prod(outputs.shape[first:])
+
+
+def diagonal_information(name: str, information: Tensor, event_dims: int) -> Tensor:
+    """Matrices (..., N, D, D) with the entries (..., N, *event) of independent outputs on their diagonals."""
+    rows, size = event_shape(name, information, event_dims)
+    return torch.diag_embed(information.reshape(*rows, size))

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from posterity.curvature.curvature import num_random
 from posterity.curvature.gauss_newton import jacobian_chunks
 from posterity.evidence import laplace_evidence
 from posterity.inference.method import Info, Method, Target
@@ -52,6 +53,7 @@ class Conjugate(Method):
     tensor([0.4000, 0.2000])
     """
 
+    anytime: ClassVar[bool] = False
     batch_size: int | None = 1024
 
     def __post_init__(self) -> None:
@@ -69,7 +71,7 @@ class Conjugate(Method):
             raise ValueError(f"Conjugate needs a Normal prior. Got {joint.prior!r}. Use Laplace or NUTS.")
         if theta.dim() > 1:
             raise ValueError("Conjugate solves one problem at a time. Use joint.member(i) for each member.")
-        size = joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
+        size = num_random(joint)
         zeros = theta.new_zeros((), dtype=torch.float64)
         origin = theta.clone()
         if joint.random_indices is None:
@@ -83,19 +85,17 @@ class Conjugate(Method):
         assert isinstance(joint, Joint)
         precision, linear, log_likelihood = state.precision, state.linear, state.log_likelihood
         for low, jacobian, outputs in jacobian_chunks(joint, state.theta, batch.inputs, None):
-            rows = slice(low, low + outputs.shape[0])
-            targets = batch.targets[rows]
-            weights = 1.0 if batch.weights is None else batch.weights[rows, None].to(torch.float64)
-            jacobian = jacobian.to(torch.float64)
-            _refuse_curved(joint, state.theta, batch, jacobian, outputs, rows)
-            information = joint.likelihood.output_fisher(outputs).to(torch.float64)  # (n, D, D), diagonal
-            scaled = jacobian.transpose(-2, -1) @ information  # (n, R, D)
-            residual = (targets - outputs).to(torch.float64).reshape(outputs.shape[0], -1)
-            each = 1.0 if batch.weights is None else batch.weights[rows, None, None].to(torch.float64)
-            precision = precision + (each * (scaled @ jacobian)).sum(0)
-            linear = linear + (weights * (scaled @ residual.unsqueeze(-1)).squeeze(-1)).sum(0)
-            row = joint.likelihood.log_prob(outputs, targets).to(torch.float64)
-            log_likelihood = log_likelihood + (row if batch.weights is None else row * batch.weights[rows]).sum()
+            rows = batch.map(lambda tensor, low=low, size=outputs.shape[0]: tensor[low : low + size])  # type: ignore[misc]
+            jacobian, outputs, targets = jacobian.double(), outputs.double(), rows.targets.double()
+            _refuse_curved(joint, state.theta, rows, jacobian, outputs)
+            each = joint.likelihood.log_prob(outputs, targets)
+            information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D)
+            if rows.weights is not None:
+                each, information = each * rows.weights, information * rows.weights[:, None, None]
+            scaled = (information @ jacobian).flatten(0, 1)  # (n D, R)
+            precision = precision + jacobian.flatten(0, 1).T @ scaled
+            linear = linear + (targets - outputs).flatten() @ scaled
+            log_likelihood = log_likelihood + each.sum()
         return ConjugateState(state.theta, precision, linear, log_likelihood), {"log_likelihood": log_likelihood}
 
     def posterior(self, joint: Target, kept: Sequence[ConjugateState]) -> Linearized:
@@ -113,26 +113,21 @@ class Conjugate(Method):
         shift = precision.solve(tilt)
         # log density at the mean: a quadratic with value and slope known at the origin
         log_joint = lp * log_likelihood + pp * value + 0.5 * tilt @ shift
-        mean = origin.to(torch.float64).clone()
-        mean = shift if index is None else mean.index_copy(0, index, shift)
+        mean = shift if index is None else origin.to(torch.float64).index_copy(0, index, shift)
         gaussian = Gaussian(joint, mean.to(origin.dtype), precision, {}, laplace_evidence(log_joint, precision))
         return Linearized(joint, gaussian)
 
 
-def _refuse_curved(
-    joint: Joint, origin: Tensor, batch: Batch, jacobian: Tensor, outputs: Tensor, rows: slice
-) -> None:
+def _refuse_curved(joint: Joint, origin: Tensor, rows: Batch, jacobian: Tensor, outputs: Tensor) -> None:
     """Refuse a network whose outputs at a random theta are not those of its linearisation at the origin."""
     direction = Key(0).normal((jacobian.shape[-1],), torch.float64, origin.device)
     index = joint.random_indices
     moved = direction.to(origin.dtype) if index is None else origin.index_copy(0, index, direction.to(origin.dtype))
-    from posterity.model.inputs import map_inputs
-
     with torch.no_grad():
-        there = joint.outputs(moved, map_inputs(lambda t: t[rows], batch.inputs)).to(torch.float64)
-    linear = outputs.to(torch.float64) + (jacobian @ direction).reshape(outputs.shape)
+        there = joint.outputs(moved, rows.inputs).to(torch.float64)
+    linear = outputs + (jacobian @ direction).reshape(outputs.shape)
     scale = float(there.abs().max()) + 1.0
-    if float((there - linear).abs().max()) > 1e-3 * scale:
+    if not float((there - linear).abs().max()) <= 1e-3 * scale:
         raise ValueError(
             "Conjugate needs a network that is linear in its weights, and this one is not. Use Laplace, or freeze all "
             "but the last layer with joint.with_weights('...')."

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import prod
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.curvature import Curvature, GaussNewton
-from posterity.curvature.curvature import over_members
+from posterity.curvature.curvature import num_random, over_members
 from posterity.evidence import laplace_evidence
 from posterity.inference.method import Info, Method, Target
+from posterity.methods.buffers import starting_buffers
+from posterity.methods.memory import refuse_too_large
 from posterity.methods.structure import Full, Structure
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.density import Density
@@ -56,6 +59,7 @@ class Laplace(Method):
     True
     """
 
+    anytime: ClassVar[bool] = False
     curvature: Curvature = field(default_factory=GaussNewton)
     structure: Structure = field(default_factory=Full)
     batch_size: int | None = 1024
@@ -77,59 +81,52 @@ class Laplace(Method):
                 "Laplace needs a likelihood that factorises over rows, but a batch norm layer uses batch statistics in "
                 "evaluation mode. Make it with track_running_stats=True."
             )
-        size = joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
-        lead = theta.shape[:-1]
-        zeros = theta.new_zeros((), dtype=torch.float64)
-        buffers = dict(joint.network.buffers) if isinstance(joint, Joint) else {}
-        return LaplaceState(
-            theta.clone(), zeros.expand(*lead, *self.structure.shape(size)).clone(), zeros.expand(lead).clone(), buffers
+        lead, size = theta.shape[:-1], num_random(joint)
+        shape = (*lead, *self.structure.shape(size))
+        refuse_too_large(
+            f"Laplace with {self.structure} over {size:,} weights",
+            4 * 8 * prod(shape),  # the sum, what is added to it, the precision and its factor
+            theta.device,
+            "Use structure=Diagonal(), or fewer weights: joint.with_weights('<last layer>.*').",
         )
+        curvature = theta.new_zeros(shape, dtype=torch.float64)
+        log_likelihood = theta.new_zeros(lead, dtype=torch.float64)
+        return LaplaceState(theta.clone(), curvature, log_likelihood, starting_buffers(joint, theta))
 
     def step(self, joint: Target, state: LaplaceState, batch: Batch, key: Key) -> tuple[LaplaceState, Info]:
         """Add the curvature and the log-likelihood of these rows."""
         buffers = state.buffers or None
+
+        def kept(joint: Target, theta: Tensor, rows: Batch | None, buffers: Buffers | None) -> Tensor:
+            return self.structure.of(self.curvature, joint, theta, rows, buffers)
+
         with torch.no_grad():
-            part = over_members(
-                lambda theta, rows, b: self.structure.of(self.curvature, joint, theta, rows, b),
-                state.theta,
-                batch,
-                _per_member(joint, state.theta, buffers),
-            )
+            row_bytes = self.curvature.row_bytes(joint, batch.member(0).inputs) if isinstance(joint, Joint) else 0
+            part = over_members(kept, joint, state.theta, batch, buffers, row_bytes)
             rows = joint.log_likelihood(state.theta, batch, buffers)
             if isinstance(joint, Joint):
                 rows = rows * (batch.size / joint.num_data)  # the sum over these rows, not its estimate of the whole
         log_likelihood = state.log_likelihood + rows.to(torch.float64)
-        return state._replace(curvature=state.curvature + part, log_likelihood=log_likelihood), {
-            "log_likelihood": log_likelihood
-        }
+        after = state._replace(curvature=state.curvature + part, log_likelihood=log_likelihood)
+        return after, {"log_likelihood": log_likelihood}
 
     def posterior(self, joint: Target, kept: Sequence[LaplaceState]) -> Posterior:
         """The Gaussian, seen through the network's linearisation where there is a network."""
         theta, curvature, log_likelihood, buffers = kept[-1]
-        tempering = joint.tempering
         weights = theta[..., : joint.num_weights].detach().clone()
-        total = self.structure.tempered(curvature, tempering.likelihood_power)
+        likelihood_power, prior_power = (
+            power.to(log_likelihood) if isinstance(power, Tensor) else power
+            for power in (joint.tempering.likelihood_power, joint.tempering.prior_power)
+        )
+        total = self.structure.tempered(curvature, likelihood_power)
         if isinstance(joint, Joint):
-            prior = joint.bound_prior.precision(weights).to(torch.float64)
-            index = joint.random_indices
-            prior = prior if index is None else prior.index_select(-1, index)
-            power = tempering.prior_power
-            prior = prior * (power.to(prior).unsqueeze(-1) if isinstance(power, Tensor) else power)
+            prior = joint.bound_prior.precision(weights.to(torch.float64))
+            if joint.random_indices is not None:
+                prior = prior.index_select(-1, joint.random_indices)
+            prior = prior * (prior_power.unsqueeze(-1) if isinstance(prior_power, Tensor) else prior_power)
             total = self.structure.with_diagonal(total, prior)
         precision = self.structure.precision(total)
-        powers = (
-            p.to(log_likelihood) if isinstance(p, Tensor) else p
-            for p in (tempering.likelihood_power, tempering.prior_power)
-        )
-        log_joint = next(powers) * log_likelihood + next(powers) * joint.log_prior(theta).to(torch.float64)
+        log_joint = likelihood_power * log_likelihood + prior_power * joint.log_prior(theta.to(torch.float64))
         fitted = joint.fitted(theta)
         gaussian = Gaussian(fitted, weights, precision, buffers, laplace_evidence(log_joint, precision))
         return gaussian if isinstance(joint, Density) else Linearized(fitted, gaussian)
-
-
-def _per_member(joint: Target, theta: Tensor, buffers: Buffers | None) -> Buffers | None:
-    """Buffers with a member axis where theta has one."""
-    if buffers is None or theta.dim() == 1 or not isinstance(joint, Joint):
-        return buffers
-    base = joint.network.member(0).buffers
-    return {name: b if b.dim() > base[name].dim() else b.expand(theta.shape[0], *b.shape) for name, b in buffers.items()}

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from posterity.errors import positive
+from posterity.errors import positive_whole
 from posterity.inference.method import Info, Method, Target
+from posterity.methods.buffers import starting_buffers
 from posterity.model.data import Batch, Data, Feed, check_batch_size
-from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.adam import Adam
 from posterity.numerics.optimizer import Optimizer
@@ -58,7 +58,7 @@ class MAP(Method):
     schedule: Schedule = field(default_factory=Constant)
 
     def __post_init__(self) -> None:
-        positive("MAP.steps", self.steps)
+        positive_whole("MAP.steps", self.steps)
         check_batch_size("MAP.batch_size", self.batch_size)
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule)):
             if not isinstance(getattr(self, name), kind):
@@ -71,16 +71,7 @@ class MAP(Method):
     def init(self, joint: Target, theta: Tensor, key: Key) -> MAPState:
         """At theta, with fresh moments."""
         theta = theta.clone()
-        buffers: Buffers = {}
-        if isinstance(joint, Joint):
-            lead = theta.shape[:-1]
-            buffers = {
-                name: b if b.dim() > base.dim() else b.expand(*lead, *b.shape).clone()
-                for (name, b), base in zip(
-                    joint.network.buffers.items(), joint.network.member(0).buffers.values(), strict=True
-                )
-            }
-        return MAPState(theta, self.optimizer.init(theta), buffers, 0)
+        return MAPState(theta, self.optimizer.init(theta), starting_buffers(joint, theta), 0)
 
     def step(self, joint: Target, state: MAPState, batch: Batch, key: Key) -> tuple[MAPState, Info]:
         """One ascent step."""

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.errors import shown
-from posterity.metrics.scored import classification, scored
+from posterity.metrics.scored import classification, labelled, whole_number
 from posterity.predictive.predictive import Predictive
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """What happened in each of the equal-width bins (m / bins, (m + 1) / bins] of confidence.
+    """What happened in each bin of confidence.
 
-    `count` (bins,) of rows, their mean `confidence` (bins,) and their `accuracy` (bins,); both are nan where
+    `count` (bins,) of labels, their mean `confidence` (bins,) and their `accuracy` (bins,); both are nan where
     a bin is empty.
     """
 
@@ -22,33 +21,31 @@ class Reliability:
     confidence: Tensor
     accuracy: Tensor
 
+    @property
+    def gap(self) -> Tensor:
+        """|accuracy - confidence| of each bin, (bins,); 0 where a bin is empty."""
+        return (self.accuracy - self.confidence).abs().nan_to_num(0.0)
+
+    @property
+    def expected_gap(self) -> float:
+        """Mean of the gap over labels."""
+        return float((self.count * self.gap).sum() / self.count.sum())
+
 
 def reliability(pred: Predictive, y: Tensor, bins: int = 15) -> Reliability:
-    """Count, mean confidence (largest class probability) and accuracy by bin of confidence.
+    """Count, mean confidence (largest class probability) and accuracy by bin (m / bins, (m + 1) / bins] of confidence.
 
     >>> from posterity.predictive.classes import ClassPredictive
     >>> table = reliability(ClassPredictive(torch.tensor([[0.9, 0.1], [0.7, 0.3]])), torch.tensor([0, 1]), bins=2)
     >>> table.count.tolist(), round(float(table.confidence[1]), 2), float(table.accuracy[1])
     ([0, 2], 0.8, 0.5)
     """
-    classification("reliability", pred, "negative_log_likelihood")
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"reliability: bins must be a positive integer. Got {shown(bins)}.")
-    labels = scored("reliability", pred, y)
-    confidence, predicted = pred.probs.double().cpu().max(-1)  # on a GPU the sums below would vary from run to run
-    edges = torch.arange(1, bins, dtype=torch.float64) / bins
-    where = torch.bucketize(confidence, edges)  # an edge belongs to the bin below it
-    count = torch.bincount(where, minlength=bins)
-    correct = (predicted == labels.cpu()).double()
-    return Reliability(
-        count=count,
-        confidence=torch.bincount(where, confidence, minlength=bins) / count,
-        accuracy=torch.bincount(where, correct, minlength=bins) / count,
-    )
+    confidence, correct = _confidence("reliability", pred, y, bins)
+    return _table(confidence, correct, _equal_width(confidence, bins), bins)
 
 
 def expected_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> float:
-    """Mean over rows of |accuracy - confidence| of the row's bin, 0 to 1; 0 is calibrated.
+    """Mean over labels of |accuracy - confidence| of the label's bin, 0 to 1; 0 is calibrated.
 
     **Math**: sum_m (count_m / N) |accuracy_m - confidence_m| over `bins` equal-width bins (m / bins, (m + 1) / bins]
     of the largest averaged class probability.
@@ -61,6 +58,87 @@ def expected_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> f
     0.3
     """
     classification("expected_calibration_error", pred, "negative_log_likelihood")
-    table = reliability(pred, y, bins)
-    gap = (table.accuracy - table.confidence).abs().nan_to_num(0.0)  # empty bins weigh nothing
-    return float((table.count * gap).sum() / table.count.sum())
+    return reliability(pred, y, bins).expected_gap
+
+
+def maximum_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> float:
+    """The largest |accuracy - confidence| of the bins of `reliability` that are not empty, 0 to 1.
+
+    **Limit**: a bin of one label may decide it.
+
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
+    >>> round(maximum_calibration_error(pred, torch.tensor([0, 0]), bins=4), 4)
+    0.7
+    """
+    classification("maximum_calibration_error", pred, "negative_log_likelihood")
+    return float(reliability(pred, y, bins).gap.max())
+
+
+def adaptive_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> float:
+    """As `expected_calibration_error`, in bins of equal numbers of labels instead of equal width.
+
+    **Math**: a label goes to bin floor(bins r / N), r the number of labels with less confidence; so equal confidences
+    are never parted, and the order of the rows does not matter.
+
+    **Limit**: as of `expected_calibration_error`; with fewer labels than bins each is a bin of its own.
+
+    **References**: Nguyen and O'Connor (2015), Posterior calibration and exploratory analysis for natural language
+    processing models.
+
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
+    >>> round(adaptive_calibration_error(pred, torch.tensor([0, 1]), bins=2), 4)  # (0.1 + 0.8) / 2
+    0.45
+    """
+    confidence, correct = _confidence("adaptive_calibration_error", pred, y, bins)
+    rank = torch.searchsorted(confidence.sort().values, confidence)  # labels with less confidence
+    return _table(confidence, correct, (bins * rank) // len(rank), bins).expected_gap
+
+
+def classwise_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> float:
+    """Mean over classes of the calibration error of each class probability against the frequency of that class.
+
+    **Math**: (1/C) sum_c sum_m (count_cm / N) |frequency_cm - mean p_cm| over equal-width bins of p_c. It sees all
+    probabilities, not the largest only.
+
+    **Limit**: for many classes most of it comes from the lowest bin, where all is near 0.
+
+    **References**: Kull et al. (2019), Beyond temperature scaling.
+
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    >>> round(classwise_calibration_error(pred, torch.tensor([0, 1]), bins=2), 4)
+    0.3
+    """
+    whole_number("classwise_calibration_error: bins", bins)
+    probs, labels = (value.cpu() for value in labelled("classwise_calibration_error", pred, y))
+    errors = []
+    for label, column in enumerate(probs.unbind(-1)):
+        table = _table(column, (labels == label).double(), _equal_width(column, bins), bins)
+        errors.append(table.expected_gap)
+    return sum(errors) / len(errors)
+
+
+def _confidence(metric: str, pred: Predictive, y: Tensor, bins: int) -> tuple[Tensor, Tensor]:
+    """Confidence and correctness (0 or 1) of each label; on the CPU, as sums on a GPU would vary from run to run."""
+    classification(metric, pred, "negative_log_likelihood")
+    whole_number(f"{metric}: bins", bins)
+    probs, labels = labelled(metric, pred, y)
+    confidence, predicted = probs.cpu().max(-1)
+    return confidence, (predicted == labels.cpu()).double()
+
+
+def _equal_width(values: Tensor, bins: int) -> Tensor:
+    """The bin of each value: m for (m / bins, (m + 1) / bins], 0 for 0."""
+    edges = torch.arange(1, bins, dtype=torch.float64) / bins
+    return torch.bucketize(values.contiguous(), edges)  # an edge belongs to the bin below it
+
+
+def _table(confidence: Tensor, correct: Tensor, where: Tensor, bins: int) -> Reliability:
+    count = torch.bincount(where, minlength=bins)
+    return Reliability(
+        count=count,
+        confidence=torch.bincount(where, confidence, minlength=bins) / count,
+        accuracy=torch.bincount(where, correct, minlength=bins) / count,
+    )

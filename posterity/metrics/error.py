@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from posterity.metrics.scored import regression, scored
+from posterity.metrics.scored import mean_over_rows, per_row, regression, scored
 from posterity.predictive.predictive import Predictive
 
 
@@ -20,7 +20,8 @@ def root_mean_squared_error(pred: Predictive, y: Tensor) -> float:
     return float((targets - pred.mean).double().square().mean().sqrt())
 
 
-def mean_absolute_error(pred: Predictive, y: Tensor) -> float:
+@mean_over_rows
+def mean_absolute_error(pred: Predictive, y: Tensor) -> Tensor:
     """Mean, over rows and outputs, of |y - predictive mean|; in the units of y.
 
     >>> import torch
@@ -31,4 +32,4 @@ def mean_absolute_error(pred: Predictive, y: Tensor) -> float:
     """
     regression("mean_absolute_error", pred, "accuracy")
     targets = scored("mean_absolute_error", pred, y)
-    return float((targets - pred.mean).double().abs().mean())
+    return per_row((targets - pred.mean).double().abs(), pred)

@@ -1,5 +1,6 @@
 """Smooth maps from unconstrained numbers to constrained ones, with their log-Jacobians."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -77,13 +78,13 @@ class Interval(Constraint):
 
     def forward(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
         """lower + width * sigmoid(u)."""
-        width = torch.tensor(self.upper - self.lower, dtype=torch.float64).log().item()
-        log_jacobian = width + F.logsigmoid(unconstrained) + F.logsigmoid(-unconstrained)
-        return self.lower + (self.upper - self.lower) * torch.sigmoid(unconstrained), log_jacobian
+        width = self.upper - self.lower
+        log_jacobian = math.log(width) + F.logsigmoid(unconstrained) + F.logsigmoid(-unconstrained)
+        return self.lower + width * torch.sigmoid(unconstrained), log_jacobian
 
     def inverse(self, value: Tensor) -> Tensor:
         """logit of the position inside the interval."""
-        return torch.logit((value - self.lower) / (self.upper - self.lower))
+        return (value - self.lower).log() - (self.upper - value).log()
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,12 @@ class Ordered(Constraint):
     >>> Ordered().forward(torch.zeros(3))[0]
     tensor([0., 1., 2.])
     """
+
+    def unconstrained_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The same shape, which must have an axis."""
+        if not shape:
+            raise ValueError("Ordered needs an axis to order along. Got shape (). Use Real for a single number.")
+        return shape
 
     def forward(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
         """Cumulative sums of exponentials; the log-Jacobian is the sum of u_2 .. u_K."""
@@ -113,7 +120,9 @@ class Simplex(Constraint):
     """
 
     def unconstrained_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """One number fewer along the last axis."""
+        """One number fewer along the last axis, which must have two or more."""
+        if not shape or shape[-1] < 2:
+            raise ValueError(f"Simplex needs at least two parts along the last axis. Got shape {shape}.")
         return (*shape[:-1], shape[-1] - 1)
 
     def _offset(self, count: int, like: Tensor) -> Tensor:
@@ -130,6 +139,5 @@ class Simplex(Constraint):
 
     def inverse(self, value: Tensor) -> Tensor:
         """logit of each part's share of the stick left, shifted back."""
-        left = 1.0 - F.pad(value[..., :-1].cumsum(-1)[..., :-1], (1, 0))
-        share = value[..., :-1] / left
-        return torch.logit(share) + self._offset(share.shape[-1], share)
+        after = value.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # what is left of the stick after each part
+        return value[..., :-1].log() - after.log() + self._offset(after.shape[-1], value)

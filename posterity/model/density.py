@@ -42,8 +42,8 @@ class Density:
     shapes: Mapping[str, tuple[int, ...]]
     constraints: Mapping[str, Constraint] = field(default_factory=dict)
     batched: bool = False
-    dtype: torch.dtype = torch.get_default_dtype()
-    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    device: torch.device = field(default_factory=torch.get_default_device)
 
     num_data = 1
     num_members = None
@@ -60,6 +60,10 @@ class Density:
                 raise TypeError(f"Density.constraints['{name}'] must be a Constraint. Got {shown(constraint)}.")
         if not self.shapes:
             raise ValueError("Density.shapes must name at least one parameter. Got none.")
+        for name, shape in self.shapes.items():
+            if not isinstance(shape, (tuple, list)):
+                raise TypeError(f"Density.shapes['{name}'] must be a tuple such as (2,) or (). Got {shown(shape)}.")
+        self.layout  # noqa: B018  refuse a constraint that does not fit its shape now
 
     def _constraint(self, name: str) -> Constraint:
         return self.constraints.get(name, Real())
@@ -96,8 +100,18 @@ class Density:
         return {name: self._constraint(name).forward(u)[0] for name, u in self.layout.unflatten(theta).items()}
 
     def unconstrained(self, values: Mapping[str, Tensor]) -> Tensor:
-        """theta (..., P) of constrained values."""
-        return self.layout.flatten({name: self._constraint(name).inverse(v) for name, v in values.items()})
+        """theta (..., P) of constrained values, one for each name."""
+        if values.keys() != self.shapes.keys():
+            wanted, got = (", ".join(sorted(names)) for names in (self.shapes, values))
+            raise ValueError(f"Density.unconstrained needs a value for each of {wanted}. Got {got}.")
+        theta = self.layout.flatten({name: self._constraint(name).inverse(values[name]) for name in self.shapes})
+        if not bool(torch.isfinite(theta).all()):
+            where = self.layout.name_at(int((~torch.isfinite(theta)).nonzero()[0, -1]))
+            raise ValueError(
+                f"Density.unconstrained: '{where}' must lie inside {self._constraint(where)}, not on its edge or "
+                f"outside. Got {shown(values[where])}."
+            )
+        return theta
 
     def _one(self, theta: Tensor) -> Tensor:
         total, values = theta.new_zeros(theta.shape[:-1]), {}
@@ -105,20 +119,20 @@ class Density:
             values[name], log_jacobian = self._constraint(name).forward(unconstrained)
             extra = tuple(range(theta.dim() - 1, log_jacobian.dim()))
             total = total + (log_jacobian.sum(extra) if extra else log_jacobian)
-        return total + self.function(**values)
+        value = self.function(**values)
+        if not isinstance(value, Tensor) or value.shape != total.shape:
+            got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+            raise ValueError(
+                f"Density: the function must return one number{' for each member' if self.batched else ''}, a tensor "
+                f"of shape {tuple(total.shape)}. Got {got}. Sum over the data and the parameters."
+            )
+        return total + value
 
     def log_density(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
         """log p(T(u)) + log |det dT/du|: (P,) -> (), (M, P) -> (M,)."""
         if theta.dim() == 1:
-            value = self._one(theta.unsqueeze(0)).squeeze(0) if self.batched else self._one(theta)
-        else:
-            value = self._one(theta) if self.batched else torch.func.vmap(self._one)(theta)
-        if value.shape != theta.shape[:-1]:
-            raise ValueError(
-                f"Density: the function must return one number{' for each member' if self.batched else ''}. "
-                f"Got shape {tuple(value.shape)}. Sum over the data and the parameters."
-            )
-        return value
+            return self._one(theta.unsqueeze(0)).squeeze(0) if self.batched else self._one(theta)
+        return self._one(theta) if self.batched else torch.func.vmap(self._one)(theta)
 
     def log_likelihood(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
         """The whole log density: a density does not tell data from prior."""

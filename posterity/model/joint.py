@@ -3,7 +3,8 @@
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from posterity.errors import BadData, BadFolder, unknown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch
 from posterity.model.inputs import Inputs, named_tensors
-from posterity.model.network import Buffers, Network
+from posterity.model.network import Buffers, Network, OutputError
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout
 from posterity.priors.prior import Prior
@@ -63,11 +64,13 @@ class Joint:
             num_data: int,
             tempering: Tempering = ...,
             random: str = ...,
-        ) -> None: ...
+        ) -> None:
+            """Take the parts of the problem."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.network, nn.Module):
-            object.__setattr__(self, "network", Network(self.network))
+        given: Any = self.network
+        if not isinstance(given, Network):
+            object.__setattr__(self, "network", Network(given))
         for name, kind in (("likelihood", Likelihood), ("prior", Prior), ("tempering", Tempering)):
             if not isinstance(getattr(self, name), kind):
                 got = getattr(self, name)
@@ -118,9 +121,7 @@ class Joint:
         """M when tempering or prior differ by member, else None."""
         counts = {m for m in (self.tempering.num_members, self.bound_prior.num_members) if m is not None}
         if len(counts) > 1:
-            raise ValueError(
-                f"Joint: tempering and prior must agree on the number of members. Got {sorted(counts)}."
-            )
+            raise ValueError(f"Joint: tempering and prior must agree on the number of members. Got {sorted(counts)}.")
         return counts.pop() if counts else None
 
     @cached_property
@@ -168,20 +169,30 @@ class Joint:
         """Network outputs in evaluation mode, (N, *event) or (M, N, *event)."""
         return self.network.outputs(theta[..., : self.num_weights], inputs, buffers)
 
-    def _scale(self, batch: Batch) -> float:
-        return self.num_data / batch.size
+    def _data_value(self, raw: Tensor, outputs: Tensor, batch: Batch, power: float | Tensor = 1.0) -> Tensor:
+        """The whole data's log-likelihood times `power`, estimated from the outputs at a batch, (...)."""
+        rows = self._rows(raw, outputs, batch)
+        total = rows.sum(-1) if batch.weights is None else (rows * batch.weights).sum(-1)
+        return total * (power * (self.num_data / batch.size))
 
-    def _rows(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tensor:
-        """Weighted sum of the batch's log-likelihoods, (...)."""
-        rows = likelihood.log_prob(outputs, batch.targets)
-        return rows.sum(-1) if batch.weights is None else (rows * batch.weights).sum(-1)
+    def _rows(self, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
+        """Log-likelihood of each row of the batch, (..., n)."""
+        likelihood, targets = self.likelihood, batch.targets
+        if not batch.per_member:
+            return (likelihood.with_free(raw) if raw.shape[-1] else likelihood).log_prob(outputs, targets)
+        if not raw.shape[-1] and likelihood.member(0) is likelihood:  # shared: the rows of all members are alike
+            return likelihood.log_prob(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])
+        each = [
+            likelihood.member(index).with_free(raw[index]).log_prob(outputs[index], targets[index])
+            for index in range(targets.shape[0])
+        ]
+        return torch.stack(each)
 
     def log_likelihood(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """sum_n w_n log p(y_n | f(x_n)) over all data, estimated from the batch; untempered."""
         weights, raw = self.split(theta)
         outputs = self.network.outputs(weights, batch.inputs, buffers, per_member=batch.per_member)
-        likelihood = self.likelihood.with_free(raw) if raw.shape[-1] else self.likelihood
-        return self._scale(batch) * self._rows(likelihood, outputs, batch)
+        return self._data_value(raw, outputs, batch)
 
     def log_prior(self, theta: Tensor) -> Tensor:
         """log p(theta), untempered, with the declared prior of the likelihood's parameters."""
@@ -190,15 +201,14 @@ class Joint:
 
     def log_density(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """The tempered log density, differentiable in theta: (P,) -> (), (M, P) -> (M,)."""
-        powers = self._powers(theta)
-        return powers[0] * self.log_likelihood(theta, batch, buffers) + powers[1] * self.log_prior(theta)
+        likelihood_power, prior_power = self._powers
+        log_likelihood = self.log_likelihood(theta, batch, buffers)
+        return likelihood_power * log_likelihood + prior_power * self.log_prior(theta)
 
-    def _powers(self, theta: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        likelihood, prior = self.tempering.likelihood_power, self.tempering.prior_power
-        if isinstance(likelihood, Tensor):
-            likelihood = likelihood.to(theta)
-        if isinstance(prior, Tensor):
-            prior = prior.to(theta)
+    @cached_property
+    def _powers(self) -> tuple[float | Tensor, float | Tensor]:
+        powers = self.tempering.likelihood_power, self.tempering.prior_power
+        likelihood, prior = (p.to(self.network.initial) if isinstance(p, Tensor) else p for p in powers)
         return likelihood, prior
 
     def value_and_grad(
@@ -206,54 +216,50 @@ class Joint:
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
 
-        The prior's gradient is written first and the backward pass adds to it in place, through views; no
-        gradient is gathered or copied.
+        The prior's gradient is written first, and that of the data is added to it in place, through views.
         """
         members = theta.dim() > 1
-        likelihood_power, prior_power = self._powers(theta)
-        weights, raw = self.split(theta)
+        likelihood_power, prior_power = self._powers
+        weights, raw = self.split(theta.detach())
         value, grad = self._prior_value_and_grad(weights, raw)
         if isinstance(prior_power, Tensor):
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
         elif prior_power != 1.0:
             value, grad = prior_power * value, grad.mul_(prior_power)
-        leaves = [view.requires_grad_() for view in self.network.views(weights.detach())]
+        leaves = [view.requires_grad_() for view in self.network.views(weights)]
         places = self.network.views(grad[..., : self.num_weights])
-        likelihood = self.likelihood
-        if raw.shape[-1]:
-            raw_leaf = raw.detach().requires_grad_()
-            leaves.append(raw_leaf)
-            places.append(grad[..., self.num_weights :])
-            likelihood = likelihood.with_free(raw_leaf)
         with torch.enable_grad():
             outputs, buffers = self.network.run(
-                leaves[: len(self.network.layout.slices)],
-                batch.inputs,
-                buffers,
-                members=members,
-                per_member=batch.per_member,
-                train=True,
+                leaves, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
             )
-            data_value = (likelihood_power * self._scale(batch)) * self._rows(likelihood, outputs, batch)
+            if raw.shape[-1]:
+                leaves.append(raw.requires_grad_())
+                places.append(grad[..., self.num_weights :])
+            data_value = self._data_value(raw, outputs, batch, likelihood_power)
+            total = data_value.sum() if members else data_value
+        if members:  # the leaves are not dense: autograd does not add to their gradients in place
+            parts = torch.autograd.grad(total, leaves, allow_unused=True)
+            for place, part in zip(places, parts, strict=True):
+                if part is not None:
+                    place.add_(part)
+        else:
             for leaf, place in zip(leaves, places, strict=True):
                 leaf.grad = place
-            (data_value.sum() if members else data_value).backward()  # type: ignore[no-untyped-call]
-        for leaf, place in zip(leaves, places, strict=True):
-            if leaf.grad is not None and leaf.grad.data_ptr() != place.data_ptr():  # a sparse gradient replaced it
-                place.copy_(leaf.grad)
+            total.backward()  # type: ignore[no-untyped-call]
         return value + data_value.detach(), grad, buffers
 
     def _prior_value_and_grad(self, weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
-        value, grad = self.bound_prior.value_and_grad(weights.detach())
+        """Untempered; the gradient is contiguous and nobody else's."""
+        value, grad = self.bound_prior.value_and_grad(weights)
         if not raw.shape[-1]:
-            return value, grad
+            return value, grad.contiguous()
         leaf = raw.detach().requires_grad_()
         with torch.enable_grad():
             extra = self.likelihood.free_log_prior(leaf)
         raw_grad = torch.autograd.grad(extra.sum(), leaf)[0] if extra.requires_grad else torch.zeros_like(raw)
         return value + extra.detach(), torch.cat([grad, raw_grad], dim=-1)
 
-    def check_inputs(self, inputs: Inputs) -> None:
+    def check_inputs(self, inputs: Inputs, *, per_member: bool = False) -> None:
         """A one-line error unless the inputs are finite and have the model's dtype."""
         for name, tensor in named_tensors(inputs).items():
             if tensor.is_floating_point():
@@ -263,7 +269,7 @@ class Joint:
                         f"{name} must have the model's dtype {wanted}. Got {got}. "
                         f"Convert one of them: inputs.to({self.dtype}) or model.to({tensor.dtype})."
                     )
-                _finite(name, tensor)
+                _finite(name, tensor, per_member)
 
     def example_output(self, batch: Batch) -> Tensor:
         """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
@@ -273,12 +279,14 @@ class Joint:
         try:
             with torch.no_grad():
                 outputs = network.outputs(network.initial, few.inputs)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in named_tensors(batch.inputs).items())
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except OutputError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+            kinds = (f"{name} {tuple(t.shape)} of {t.dtype}" for name, t in named_tensors(batch.inputs).items())
+            reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
             raise BadData(
-                f"The model does not accept these inputs ({shapes}): {reason}. "
-                "Pass inputs of the shape the model was made for."
+                f"The model does not accept these inputs ({', '.join(kinds)}): {reason}. "
+                "Pass inputs of the shape and dtype the model was made for."
             ) from error
         if outputs.dim() == 0 or outputs.shape[0] != few.size:
             raise BadData(
@@ -289,9 +297,9 @@ class Joint:
 
     def prepared(self, batch: Batch, example: Tensor) -> Batch:
         """The batch with targets shaped for the likelihood, given an output row; a one-line error where it is bad."""
-        self.check_inputs(batch.inputs)
+        self.check_inputs(batch.inputs, per_member=batch.per_member)
         if batch.targets.is_floating_point():
-            _finite("targets", batch.targets)
+            _finite("targets", batch.targets, batch.per_member)
         likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
         outputs = example.expand(batch.size, *example.shape[1:])
         if batch.per_member:
@@ -315,67 +323,74 @@ class Joint:
             "num_data": self.num_data,
             "random": self.random,
             "dtype": str(self.dtype),
-            "weights": {part.name: list(part.shape) for part in self.network.layout},
-            "frozen": {name: list(value.shape) for name, value in self.network.frozen.items()},
+            "weights": [[part.name, list(part.shape)] for part in self.network.layout],
+            "frozen": [[name, list(value.shape)] for name, value in self.network.frozen.items()],
             "module": self.network.description.splitlines(),
         }
 
     @classmethod
     def decode(cls, module: nn.Module, config: dict[str, Any], tensors: dict[str, Tensor]) -> "Joint":
         """The joint that `encode` described, with the architecture taken from `module`."""
-        network = Network(module)
-        network = _like_saved(network, config)
-        device = network.device
-        frozen = {name: tensors[f"joint.frozen.{name}"].to(device) for name in network.frozen}
-        buffers = {name: tensors[f"joint.buffer.{name}"].to(device) for name in network.buffers}
+        network = _like_saved(Network(module), config, tensors)
+        frozen = {name: tensors[f"joint.frozen.{name}"].to(network.device) for name in network.frozen}
+        buffers = {name: tensors[f"joint.buffer.{name}"].to(network.device) for name in network.buffers}
         return cls(
             network.replace(frozen=frozen, buffers=buffers),
-            decode(config["likelihood"], tensors),
-            decode(config["prior"], tensors),
+            cast(Likelihood, decode(config["likelihood"], tensors)),
+            cast(Prior, decode(config["prior"], tensors)),
             config["num_data"],
-            decode(config["tempering"], tensors),
+            cast(Tempering, decode(config["tempering"], tensors)),
             config["random"],
         )
 
 
-def _finite(name: str, tensor: Tensor) -> None:
-    if bool(torch.isfinite(tensor.sum())):  # thirty times as fast as a look at every entry; it can only miss by overflow
+def _finite(name: str, tensor: Tensor, per_member: bool) -> None:
+    if bool(
+        torch.isfinite(tensor.sum())
+    ):  # thirty times as fast as a look at every entry; false alarms are looked into
         return
-    good = torch.isfinite(tensor)
-    if not bool(good.all()):
-        row = int((~good).reshape(tensor.shape[0], -1).any(1).nonzero()[0])
-        count = int((~good).sum())
+    bad = ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        first = bad.nonzero()[0].tolist()
+        where = f"row {first[1]} of member {first[0]}" if per_member else f"row {first[0]}"
         raise BadData(
-            f"{name} must be finite. Got {count} NaN or infinite values, the first in row {row}. "
+            f"{name} must be finite. Got {int(bad.sum())} NaN or infinite values, the first in {where}. "
             "Remove or fill those rows."
         )
 
 
-def _like_saved(network: Network, config: dict[str, Any]) -> Network:
+def _like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> Network:
     """The network with the saved choice of weights; BadFolder when it is another model than the saved one."""
     remedy = "Pass the network this folder was fitted with."
-    wanted = {**config["weights"], **config["frozen"]}
+    wanted = dict([*config["weights"], *config["frozen"]])
     here = {part.name: list(part.shape) for part in network.layout}
     here.update({name: list(value.shape) for name, value in network.frozen.items()})
     for name in sorted(wanted.keys() | here.keys()):
         if wanted.get(name) != here.get(name):
             was, is_ = (f"shape {tuple(t[name])}" if name in t else "absent" for t in (wanted, here))
-            raise BadFolder(f"The folder belongs to another network: '{name}' was saved with {was} and here is {is_}. {remedy}")
+            raise BadFolder(
+                f"The folder belongs to another network: '{name}' was saved with {was} and here is {is_}. {remedy}"
+            )
     if config["dtype"] != str(network.dtype):
         raise BadFolder(
             f"The folder was saved from a {config['dtype']} model and this one is {network.dtype}. "
             f"Convert it with model.to({config['dtype']})."
         )
-    for saved, line in zip(config["module"], network.description.splitlines(), strict=False):
+    for saved, line in zip_longest(config["module"], network.description.splitlines(), fillvalue="nothing"):
         if saved != line:
             raise BadFolder(
                 f"The folder belongs to another network: it was saved with '{saved.strip()}' where this one has "
                 f"'{line.strip()}'. {remedy}"
             )
-    chosen = set(config["weights"])
-    if chosen != set(network.layout.names):
-        if not chosen <= set(network.layout.names):
-            missing = sorted(chosen - set(network.layout.names))[0]
-            raise BadFolder(f"'{missing}' has a posterior in this folder but requires_grad=False here. {remedy}")
-        network = network.with_weights(*sorted(chosen))
+    buffers = {name.removeprefix("joint.buffer.") for name in tensors if name.startswith("joint.buffer.")}
+    for name in sorted(buffers ^ network.buffers.keys()):
+        where = "only in the folder" if name in buffers else "only here"
+        raise BadFolder(f"The folder belongs to another network: the buffer '{name}' is {where}. {remedy}")
+    chosen = [name for name, _ in config["weights"]]
+    for name in chosen:
+        if name in network.frozen:
+            raise BadFolder(f"'{name}' has a posterior in this folder but requires_grad=False here. {remedy}")
+    network = network.with_weights(*chosen)
+    if list(network.layout.names) != chosen:
+        raise BadFolder(f"The folder belongs to another network: its weights come in another order. {remedy}")
     return network

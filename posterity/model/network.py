@@ -3,19 +3,27 @@
 import copy
 import fnmatch
 import logging
+import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import unknown
-from posterity.model.inputs import Inputs, map_inputs
+from posterity.model.inputs import Inputs, map_inputs, num_rows
+from posterity.model.module import check_one_kind, copied, fresh_weights, private, unique
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 
 logger = logging.getLogger("posterity")
 
 Buffers = dict[str, Tensor]
+
+
+class OutputError(TypeError):
+    """The model returned something else than one tensor."""
 
 
 class Network:
@@ -36,49 +44,45 @@ class Network:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"Network: the model must be a torch.nn.Module. Got {type(module).__name__}.")
-        self._module = copy.deepcopy(module).eval()
-        places = _places(self._module)
-        parameters = {names[0]: parameter for names, parameter in places.values()}
+        """Take a private copy of the module."""
+        self._module = private(module)
+        parameters, names = unique(self._module.named_parameters(remove_duplicate=False))
+        buffers, buffer_names = unique(self._module.named_buffers(remove_duplicate=False))
         trainable = {name: p for name, p in parameters.items() if p.requires_grad}
-        if not trainable:
-            raise ValueError("Network: the model has no trainable parameters. Set requires_grad=True on some.")
-        _same_kind(trainable)
+        check_one_kind(trainable)
         self.layout = Layout.of({name: p.shape for name, p in trainable.items()})
         self.initial = self.layout.flatten({name: p.detach() for name, p in trainable.items()})  # (P,)
         self.frozen: dict[str, Tensor] = {
             name: p.detach().clone() for name, p in parameters.items() if name not in trainable
         }
-        self.buffers: Buffers = {name: b.detach().clone() for name, b in self._module.named_buffers()}
-        self._buffer_dims = {name: b.dim() for name, b in self.buffers.items()}
-        self._aliases = {names[0]: names for names, _ in places.values()}
+        self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
+        self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
+        self._names = {**names, **buffer_names}
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        self._vmaps = True
+        self._running = {  # the buffers that batch norm writes into
+            name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
+        }
+        self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
+        self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
         self._index()
-        dropouts = [name for name, m in self._module.named_modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-        if dropouts:
-            logger.info("dropout is off under every method except MCDropout (layers: %s)", ", ".join(dropouts))
+
+    def _places(self, key: str) -> list[tuple[dict[str, Any], str]]:
+        """The tables of the private module that hold this parameter or buffer, and its name in each."""
+        places: list[tuple[dict[str, Any], str]] = []
+        for full_name in self._names[key]:
+            owner, _, name = full_name.rpartition(".")
+            module = self._module.get_submodule(owner)
+            places.append((module._parameters if name in module._parameters else module._buffers, name))
+        return places
 
     def _index(self) -> None:
-        """Where each tensor goes in the private module: (owner, attribute) pairs, resolved once."""
-        owner = {name: module for name, module in self._module.named_modules(remove_duplicate=False)}
+        """Find where each tensor goes, once: (table, name in it, place in the layout or key)."""
+        self._slots = [(*place, index) for index, part in enumerate(self.layout) for place in self._places(part.name)]
+        self._frozen_slots = [(*place, key) for key in self.frozen for place in self._places(key)]
+        self._buffer_slots = [(*place, key) for key in self.buffers for place in self._places(key)]
 
-        def places(full_name: str) -> list[tuple[nn.Module, str]]:
-            return [
-                (owner[alias.rpartition(".")[0]], alias.rpartition(".")[2])
-                for alias in self._aliases.get(full_name, [full_name])
-            ]
-
-        self._slots = [
-            (module, name, index)
-            for index, part in enumerate(self.layout)
-            for module, name in places(part.name)
-        ]
-        self._frozen_slots = [(m, name, key) for key in self.frozen for m, name in places(key)]
-        self._buffer_slots = [(m, name, key) for key in self.buffers for m, name in places(key)]
-        self._sizes = [part.size for part in self.layout]
-        self._shapes = [part.shape for part in self.layout]
+    def __repr__(self) -> str:
+        return f"Network({type(self._module).__name__} of {self.layout.size} weights)"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -93,7 +97,7 @@ class Network:
     @property
     def description(self) -> str:
         """The module as it prints itself, one line a layer."""
-        return str(self._module)
+        return re.sub(r" at 0x[0-9a-f]+", "", str(self._module))  # an address differs from run to run
 
     @property
     def mixes_rows(self) -> bool:
@@ -117,50 +121,43 @@ class Network:
 
     def member(self, index: int) -> "Network":
         """The network with the buffers of one member (itself when members share them)."""
-        if all(b.dim() == self._buffer_dims[name] for name, b in self.buffers.items()):
-            return self
-        return self.replace(buffers={name: b[index] for name, b in self.buffers.items()})
+        own = {name: b[index] for name, b in self.buffers.items() if b.dim() > self._buffer_dims[name]}
+        return self.replace(buffers={**self.buffers, **own}) if own else self
 
     def with_weights(self, *patterns: str) -> "Network":
         """The same network where only the parameters matching a pattern are in theta; the rest is frozen."""
-        views = self.layout.unflatten(self.initial)
+        chosen: set[str] = set()
         for pattern in patterns:
-            if not self.layout.matching(pattern):
+            found = {name for name in self.layout.names if fnmatch.filter(self._names[name], pattern)}
+            if not found:
                 raise ValueError(f"Network.with_weights: {unknown('parameter', pattern, self.layout.names)}")
-        chosen = {n for n in views if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+            chosen |= found
+        if not chosen:
+            raise ValueError("Network.with_weights must be given at least one pattern, such as 'head.*'. Got none.")
+        views = self.layout.unflatten(self.initial)
         new = copy.copy(self)
-        new.layout = Layout.of({p.name: p.shape for p in self.layout if p.name in chosen})
+        new.layout = Layout.of({part.name: part.shape for part in self.layout if part.name in chosen})
         new.initial = new.layout.flatten(views)
-        new.frozen = {**self.frozen, **{n: v.clone() for n, v in views.items() if n not in chosen}}
+        new.frozen = {**self.frozen, **{name: v.clone() for name, v in views.items() if name not in chosen}}
         new._index()
         return new
 
     def fresh(self, key: Key) -> Tensor:
-        """Newly initialised weights (P,), as the layers' own `reset_parameters` draw them under `key`."""
-        module = copy.deepcopy(self._module)
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(key.seed)
-            for layer in module.modules():
-                reset = getattr(layer, "reset_parameters", None)
-                if callable(reset):
-                    reset()
-                elif any(True for _ in layer.parameters(recurse=False)):
-                    names = ", ".join(name for name, _ in layer.named_parameters(recurse=False))
-                    raise ValueError(
-                        f"Network.fresh: {type(layer).__name__} has weights ({names}) but no reset_parameters(). "
-                        "Give it one, or pass start= with the weights to begin from."
-                    )
-        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()})
+        """Newly initialised weights (P,), as the layers' own `reset_parameters` draw them under `key`.
+
+        They are drawn on the CPU, so that they are the same wherever the network is.
+        """
+        module = copied(self._module).cpu()
+        fresh_weights(module, self.layout.names, key)
+        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.device)
 
     def views(self, theta: Tensor) -> list[Tensor]:
         """theta (..., P) as one tensor for each parameter, (..., *shape), in layout order."""
-        lead = theta.shape[:-1]
-        return [
-            piece.view(lead + shape)
-            for piece, shape in zip(theta.split(self._sizes, dim=-1), self._shapes, strict=True)
-        ]
+        return self.layout.views(theta)
 
-    def outputs(self, theta: Tensor, inputs: Inputs, buffers: Buffers | None = None, *, per_member: bool = False) -> Tensor:
+    def outputs(
+        self, theta: Tensor, inputs: Inputs, buffers: Buffers | None = None, *, per_member: bool = False
+    ) -> Tensor:
         """f(theta, inputs) in evaluation mode: (P,) -> (N, *event), (M, P) -> (M, N, *event).
 
         `per_member` says that the inputs have a member axis of their own, (M, N, ...).
@@ -183,30 +180,46 @@ class Network:
         statistics of the batch and the returned buffers hold the updated running ones.
         """
         buffers = self.buffers if buffers is None else buffers
-        if not members:
+        count = weights[0].shape[0] if members else None
+        if per_member and num_rows(inputs) != count:
+            raise ValueError(
+                f"Network: the inputs are those of {num_rows(inputs)} members, so theta must be (members, P) with as "
+                f"many. Got {'one theta' if count is None else count}."
+            )
+        if count is None:
             return self._call(weights, inputs, buffers, train)
-        count = weights[0].shape[0]
         stacked = {
             name: b if b.dim() > self._buffer_dims[name] else b.expand(count, *b.shape) for name, b in buffers.items()
         }
-        if self._vmaps:
+        if not self._refusals:
             try:
-                mapped = torch.func.vmap(
-                    lambda w, x, b: self._call(w, x, b, train), in_dims=(0, 0 if per_member else None, 0)
-                )
-                outputs, after = mapped(tuple(weights), inputs, stacked)
-                return outputs, after
-            except (RuntimeError, NotImplementedError, ValueError) as error:
+                return self._mapped(weights, inputs, stacked, per_member, train)
+            except (RuntimeError, ValueError) as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 looped = self._loop(weights, inputs, stacked, per_member, train)  # raises if the module is at fault
-                self._vmaps = False
+                self._refusals.append(reason)
                 logger.warning("members run one after the other because vmap refused this module: %s", reason)
                 return looped
         return self._loop(weights, inputs, stacked, per_member, train)
 
+    def _mapped(
+        self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
+    ) -> tuple[Tensor, Buffers]:
+        """All members at once; without the fused attention kernels, for which vmap has no rule."""
+        one = torch.func.vmap(lambda w, x, b: self._call(w, x, b, train), in_dims=(0, 0 if per_member else None, 0))
+        fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                outputs, after = one(tuple(weights), inputs, buffers)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fused)
+        return outputs, after
+
     def _loop(
         self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
+        """One member after the other."""
         results = [
             self._call(
                 [w[i] for w in weights],
@@ -219,22 +232,19 @@ class Network:
         outputs = torch.stack([outputs for outputs, _ in results])
         return outputs, {name: torch.stack([after[name] for _, after in results]) for name in buffers}
 
-    def _call(
-        self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, train: bool
-    ) -> tuple[Tensor, Buffers]:
+    def _call(self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, train: bool) -> tuple[Tensor, Buffers]:
         """One call of the private module with these tensors in place of its own, which are put back after."""
-        if train and self._batch_norms:
-            buffers = {name: b.clone() for name, b in buffers.items()}  # batch norm writes into them
-        borrowed = [(m._parameters, name, m._parameters[name]) for m, name, _ in (*self._slots, *self._frozen_slots)]
-        for module, name, index in self._slots:
-            module._parameters[name] = weights[index]  # type: ignore[assignment]
-        for module, name, key in self._frozen_slots:
-            module._parameters[name] = self.frozen[key]  # type: ignore[assignment]
-        for module, name, key in self._buffer_slots:
-            module._buffers[name] = buffers[key]
-        for norm in self._batch_norms:
-            norm.training = train
+        if train and self._running:
+            buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
         try:
+            for table, name, index in self._slots:
+                table[name] = weights[index]
+            for table, name, key in self._frozen_slots:
+                table[name] = self.frozen[key]
+            for table, name, key in self._buffer_slots:
+                table[name] = buffers[key]
+            for norm in self._batch_norms:
+                norm.training = train
             if isinstance(inputs, Tensor):
                 outputs = self._module(inputs)
             elif isinstance(inputs, Mapping):
@@ -242,32 +252,11 @@ class Network:
             else:
                 outputs = self._module(*inputs)
         finally:
-            for table, name, original in borrowed:
-                table[name] = original
-            for module, name, key in self._buffer_slots:
-                module._buffers[name] = self.buffers[key]
+            for table, name, own in self._own:
+                table[name] = own
         if not isinstance(outputs, Tensor):
-            raise TypeError(
+            raise OutputError(
                 f"Network: the model must return one tensor. Got {type(outputs).__name__}. "
                 "Wrap it in a module that returns the outputs the likelihood needs."
             )
         return outputs, buffers
-
-
-def _places(module: nn.Module) -> dict[int, tuple[list[str], nn.Parameter]]:
-    """Every parameter once, with all the names it goes by (tied weights have several)."""
-    found: dict[int, tuple[list[str], nn.Parameter]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        found.setdefault(id(parameter), ([], parameter))[0].append(name)
-    return found
-
-
-def _same_kind(parameters: Mapping[str, Tensor]) -> None:
-    """Refuse weights of several number types or devices: they cannot lie in one vector."""
-    kinds = {(p.dtype, p.device) for p in parameters.values()}
-    if len(kinds) > 1 or not next(iter(kinds))[0].is_floating_point:
-        shown = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ValueError(
-            f"Network: all trainable weights must have one floating dtype and device. Got {shown}. "
-            "Convert the model with .to(dtype=..., device=...), or set requires_grad=False on the odd ones."
-        )

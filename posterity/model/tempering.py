@@ -43,7 +43,9 @@ class Tempering:
             value = getattr(self, field.name)
             positive(f"Tempering.{field.name}", value, "or one for each member, (M,)")
             if isinstance(value, Tensor) and value.dim() > 1:
-                raise ValueError(f"Tempering.{field.name} must be a number or one for each member, (M,). Got {shown(value)}.")
+                raise ValueError(
+                    f"Tempering.{field.name} must be a number or one for each member, (M,). Got {shown(value)}."
+                )
         self.num_members  # noqa: B018  both powers must agree on M
 
     def _content(self) -> tuple[object, ...]:
@@ -93,7 +95,9 @@ class Tempering:
     @property
     def num_members(self) -> int | None:
         """M when a power differs by member, else None."""
-        sizes = {value.numel() for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor) and value.dim()}
+        sizes = {
+            value.numel() for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor) and value.dim()
+        }
         if len(sizes) > 1:
             raise ValueError(
                 f"Tempering: both powers must have one value for each member. Got {sorted(sizes)} values. "
@@ -103,7 +107,9 @@ class Tempering:
 
     def member(self, index: int) -> "Tempering":
         """The powers of one member."""
-        return Tempering(*(
-            float(value[index]) if isinstance(value := getattr(self, f.name), Tensor) and value.dim() else value
-            for f in fields(self)
-        ))
+        return Tempering(
+            *(
+                float(value[index]) if isinstance(value := getattr(self, f.name), Tensor) and value.dim() else value
+                for f in fields(self)
+            )
+        )

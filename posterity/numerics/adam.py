@@ -20,7 +20,7 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015), the fused kernel over the flat vector.
+    """Adam, as one fused kernel over the flat vector.
 
     **Math**: m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; theta <- theta + step_size m^ / (sqrt(v^) + epsilon),
     with bias-corrected m^, v^.
@@ -54,14 +54,16 @@ class Adam(Optimizer):
 
     def init(self, theta: Tensor) -> AdamState:
         """Zero moments."""
+        if not theta.is_contiguous():  # the kernel walks through memory, whatever the strides say
+            raise ValueError(f"Adam: theta must be contiguous. Got strides {theta.stride()}. Pass theta.contiguous().")
         return AdamState(torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros((), device=theta.device))
 
     def ascend(self, theta: Tensor, grad: Tensor, state: AdamState, step_size: float, divisor: float) -> AdamState:
-        """One fused step in place; the kernel divides the gradient by `divisor` itself."""
+        """One fused step in place; the kernel divides the gradient by `divisor`, in place too."""
         state.steps.add_(1)
         torch._fused_adam_(
             [theta],
-            [grad],
+            [grad.contiguous()],
             [state.first],
             [state.second],
             [],

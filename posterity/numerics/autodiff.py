@@ -22,7 +22,7 @@ def dense_hessian(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor
     """
     size = theta.shape[0]
     chunk = chunk_rows(4 * theta.element_size() * size)
-    hessian = torch.func.jacrev(torch.func.grad(function), chunk_size=chunk)(theta)
+    hessian: Tensor = torch.func.jacrev(torch.func.grad(function), chunk_size=chunk)(theta)
     return 0.5 * (hessian + hessian.transpose(-2, -1))
 
 

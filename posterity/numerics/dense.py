@@ -14,7 +14,7 @@ from posterity.numerics.precision import Precision
 class Dense(Precision):
     """Lambda (..., R, R), factored as L L^T in float64.
 
-    Takes the matrix; refuses one that is not positive definite with `NotPositiveDefinite`, never a NaN.
+    Takes the symmetric matrix; refuses one that is not positive definite with `NotPositiveDefinite`, never a NaN.
 
     >>> matrix = Dense(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
     >>> matrix.variance()
@@ -30,6 +30,7 @@ class Dense(Precision):
     @cached_property
     def cholesky(self) -> Tensor:
         """The lower factor L."""
+        factor: Tensor
         factor, info = torch.linalg.cholesky_ex(self.matrix)
         if bool((info != 0).any()) or not bool(torch.isfinite(factor).all()):
             if not bool(torch.isfinite(self.matrix).all()):
@@ -62,9 +63,9 @@ class Dense(Precision):
         return torch.cholesky_solve(vector.to(torch.float64).unsqueeze(-1), self.cholesky).squeeze(-1)
 
     def colour(self, noise: Tensor) -> Tensor:
-        """L^-T noise, for noise (S, R)."""
+        """L^-T noise."""
         columns = noise.to(torch.float64).transpose(-2, -1)
-        solved = torch.linalg.solve_triangular(self.cholesky.transpose(-2, -1), columns, upper=True)
+        solved: Tensor = torch.linalg.solve_triangular(self.cholesky.transpose(-2, -1), columns, upper=True)
         return solved.transpose(-2, -1)
 
     def covariance(self) -> Tensor:
@@ -78,9 +79,9 @@ class Dense(Precision):
 
     def quadratic(self, jacobian: Tensor) -> Tensor:
         """(L^-1 J^T)^T (L^-1 J^T)."""
-        columns = jacobian.to(torch.float64).flatten(0, -2).transpose(-2, -1)  # (R, N D)
-        half = torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
-        half = half.transpose(-2, -1).reshape(*jacobian.shape)  # (N, D, R)
+        columns = jacobian.to(torch.float64).flatten(0, 1).transpose(-2, -1)  # (R, N D)
+        half: Tensor = torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
+        half = half.transpose(-2, -1).reshape(*half.shape[:-2], *jacobian.shape)  # (..., N, D, R)
         return half @ half.transpose(-2, -1)
 
     def member(self, index: int) -> "Dense":

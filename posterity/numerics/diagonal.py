@@ -21,7 +21,11 @@ class Diagonal(Precision):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", self.entries.to(torch.float64))
-        if not bool((torch.isfinite(self.entries) & (self.entries > 0)).all()):
+        if not bool(torch.isfinite(self.entries).all()):
+            raise NotPositiveDefinite(
+                "The diagonal precision has entries that are not finite. Look for NaN or infinite weights or data."
+            )
+        if not bool((self.entries > 0).all()):
             raise NotPositiveDefinite(
                 f"The diagonal precision has entries that are not positive (smallest {float(self.entries.min()):.3g}). "
                 "The weights are not at a mode: train longer, use the Gauss-Newton curvature, or a smaller prior scale."
@@ -46,7 +50,7 @@ class Diagonal(Precision):
         return vector / self.entries
 
     def colour(self, noise: Tensor) -> Tensor:
-        """Noise (S, R) over the square roots."""
+        """Noise over the square roots."""
         return noise / self.entries.sqrt().unsqueeze(-2)
 
     def variance(self) -> Tensor:
@@ -55,7 +59,7 @@ class Diagonal(Precision):
 
     def quadratic(self, jacobian: Tensor) -> Tensor:
         """J diag(1/entries) J^T."""
-        half = jacobian.to(torch.float64) / self.entries.sqrt()
+        half = jacobian.to(torch.float64) / self.entries.sqrt()[..., None, None, :]
         return half @ half.transpose(-2, -1)
 
     def covariance(self) -> Tensor:

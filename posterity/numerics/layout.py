@@ -3,6 +3,7 @@
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -45,12 +46,16 @@ class Layout:
             offset += slices[-1].size
         return cls(tuple(slices))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Length P of the flat vector."""
-        return sum(part.size for part in self.slices)
+        return sum(self._sizes)
 
-    @property
+    @cached_property
+    def _sizes(self) -> list[int]:
+        return [part.size for part in self.slices]
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names in order."""
         return tuple(part.name for part in self.slices)
@@ -58,25 +63,24 @@ class Layout:
     def __iter__(self) -> Iterator[Slice]:
         return iter(self.slices)
 
+    def views(self, theta: Tensor) -> list[Tensor]:
+        """Views of theta (..., P), one (..., *shape) for each slice, in order."""
+        lead = tuple(theta.shape[:-1])
+        pieces = torch.split_with_sizes(theta, self._sizes, -1)
+        return [piece.view(lead + part.shape) for part, piece in zip(self.slices, pieces, strict=True)]
+
     def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
-        """Views of theta (..., P) as named tensors (..., *shape)."""
-        pieces = theta.split([part.size for part in self.slices], dim=-1)
-        return {
-            part.name: piece.view(piece.shape[:-1] + part.shape)
-            for part, piece in zip(self.slices, pieces, strict=True)
-        }
+        """The views of theta (..., P) by name."""
+        return dict(zip(self.names, self.views(theta), strict=True))
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (..., P) of named tensors (..., *shape)."""
-        return torch.cat(
-            [
-                tensors[part.name].reshape(
-                    *tensors[part.name].shape[: tensors[part.name].dim() - len(part.shape)], part.size
-                )
-                for part in self.slices
-            ],
-            dim=-1,
-        )
+        pieces = []
+        for part in self.slices:
+            tensor = tensors[part.name]
+            lead = tensor.shape[: tensor.dim() - len(part.shape)]
+            pieces.append(tensor.reshape(*lead, part.size))
+        return torch.cat(pieces, dim=-1)
 
     def matching(self, pattern: str) -> tuple[Slice, ...]:
         """The slices whose name matches a shell pattern such as `head.*`."""
@@ -85,6 +89,6 @@ class Layout:
     def name_at(self, index: int) -> str:
         """Name of the tensor that holds flat entry `index`."""
         for part in self.slices:
-            if index < part.offset + part.size:
+            if part.offset <= index < part.offset + part.size:
                 return part.name
         raise IndexError(f"Layout has {self.size} entries. Got index {index}.")

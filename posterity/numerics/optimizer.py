@@ -17,4 +17,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def ascend(self, theta: Tensor, grad: Tensor, state: Any, step_size: float, divisor: float) -> Any:
-        """Move `theta` in place along `grad / divisor` and return the next state (its tensors may be reused)."""
+        """Move `theta` in place along `grad / divisor` and return the next state.
+
+        The tensors of the state may be reused, and `grad` may be overwritten. theta and grad are contiguous.
+        """

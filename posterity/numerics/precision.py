@@ -31,7 +31,7 @@ class Precision(ABC):
 
     @abstractmethod
     def colour(self, noise: Tensor) -> Tensor:
-        """Draws of N(0, Sigma) from standard normal noise (..., R)."""
+        """Draws of N(0, Sigma), (..., S, R), from standard normal noise (..., S, R)."""
 
     @abstractmethod
     def variance(self) -> Tensor:
@@ -39,7 +39,7 @@ class Precision(ABC):
 
     @abstractmethod
     def quadratic(self, jacobian: Tensor) -> Tensor:
-        """J Sigma J^T, (N, D, R) -> (N, D, D)."""
+        """J Sigma J^T for J (N, D, R): (..., N, D, D)."""
 
     @abstractmethod
     def covariance(self) -> Tensor:

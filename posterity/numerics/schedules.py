@@ -49,7 +49,7 @@ class Cosine(Schedule):
         rising = self.warmup * steps
         if step < rising:
             return (step + 1) / (rising + 1)
-        progress = (step - rising) / max(1.0, steps - rising)
+        progress = (step - rising) / (steps - rising)  # the warm-up is less than the whole
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
 
 

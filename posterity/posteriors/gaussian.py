@@ -72,6 +72,7 @@ class Gaussian(Posterior):
 
     def deviations(self, draws: int, key: Key) -> Tensor:
         """Draws of w - mean for the random weights, (draws, R), in float64."""
+        self._alone()
         noise = key.normal((draws, self.precision.size), torch.float64, self.mean.device)
         return self.precision.colour(noise)
 

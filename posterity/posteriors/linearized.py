@@ -54,7 +54,7 @@ class Linearized(Posterior):
         return Linearized(one.joint, one)
 
     @property
-    def buffers(self) -> Buffers:
+    def buffers(self) -> Buffers:  # type: ignore[override]  # never written: the class is frozen
         """Those of the Gaussian."""
         return self.gaussian.buffers
 
@@ -90,5 +90,6 @@ class Linearized(Posterior):
         return torch.cat(means), torch.cat(covariances)
 
     def _jacobians(self, inputs: Inputs) -> Iterator[tuple[int, Tensor, Tensor]]:
+        self._alone()
         assert isinstance(self.joint, Joint)
         return jacobian_chunks(self.joint, self.gaussian.mean, inputs, self.gaussian.buffers or None)

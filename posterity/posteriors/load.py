@@ -1,6 +1,7 @@
 """Read a posterior back from its run folder."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,23 +22,38 @@ def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
     part = RunFolder(path).read("posterior")
     config: dict[str, Any] = dict(part.config)
     tensors = dict(part.tensors)
+    shown = repr(os.fspath(path))
     if "density" in config:
         if not isinstance(model, Density):
-            raise BadFolder(f"{path} holds the posterior of a Density. Pass that Density, not {type(model).__name__}.")
+            raise BadFolder(f"{shown} holds the posterior of a Density. Pass that Density, not {_kind(model)}.")
         if list(model.layout.names) != config["density"]["names"] or model.size != config["density"]["size"]:
-            raise BadFolder(f"{path} belongs to another Density: its parameters differ. Pass the one it was fitted with.")
-        return _build(config["posterior"], tensors, model)
+            raise BadFolder(
+                f"{shown} belongs to another Density: its parameters differ. Pass the one it was fitted with."
+            )
+        return _build(config["posterior"], _on(tensors, model), model)
     if not isinstance(model, nn.Module):
-        raise BadFolder(f"{path} holds the posterior of a network. Pass that nn.Module, not {type(model).__name__}.")
+        raise BadFolder(f"{shown} holds the posterior of a network. Pass that nn.Module, not {_kind(model)}.")
     joint = Joint.decode(model, config["joint"], tensors)
-    tensors = {name: tensor.to(joint.device) for name, tensor in tensors.items()}
-    return _build(config["posterior"], tensors, joint)
+    return _build(config["posterior"], _on(tensors, joint), joint)
+
+
+def _kind(model: object) -> str:
+    name = model.__name__ if isinstance(model, type) else type(model).__name__
+    return f"the class {name}" if isinstance(model, type) else f"a {name}"
+
+
+def _on(tensors: dict[str, Tensor], joint: Joint | Density) -> dict[str, Tensor]:
+    return {name: tensor.to(joint.device) for name, tensor in tensors.items()}
 
 
 def _build(config: dict[str, Any], tensors: dict[str, Tensor], joint: Joint | Density) -> Posterior:
     name = config["type"]
-    known = {n: c for n, c in vars(classes).items() if isinstance(c, type) and issubclass(c, Posterior)}
-    if name not in known or known[name] is Posterior:
+    known: dict[str, Callable[..., Posterior]] = {
+        name: kind
+        for name, kind in vars(classes).items()
+        if isinstance(kind, type) and issubclass(kind, Posterior) and kind is not Posterior
+    }
+    if name not in known:
         raise BadFolder(f"{unknown('posterior', name, known)} Upgrade posterity, or save the run again.")
     values = {
         field: _build(value["posterior"], tensors, joint)

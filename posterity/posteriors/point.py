@@ -32,7 +32,7 @@ class Point(Posterior):
     >>> joint = Joint(torch.nn.Linear(1, 1, bias=False), Bernoulli(), Normal(), num_data=1)
     >>> Point(joint, torch.tensor([0.0])).predict(torch.ones(2, 1)).probs
     tensor([[0.5000, 0.5000],
-            [0.5000, 0.5000]])
+            [0.5000, 0.5000]], dtype=torch.float64)
     """
 
     joint: Joint | Density
@@ -56,9 +56,11 @@ class Point(Posterior):
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """theta, `draws` times."""
+        self._alone()
         return self.theta.expand(draws, -1)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """One draw, (1, N, *event): all others are equal."""
+        self._alone()
         assert isinstance(self.joint, Joint)
         return self.joint.outputs(self.theta, inputs, self.buffers or None).unsqueeze(0)

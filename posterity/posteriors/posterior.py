@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
-from posterity.errors import BadData, positive
-from posterity.model.data import as_inputs
+from posterity.errors import BadData, positive_whole
+from posterity.model.data import Batch, as_inputs
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.joint import Joint
@@ -42,7 +42,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def point(self) -> Tensor:
-        """The weights (P,) that stand for the posterior when another run starts from it."""
+        """The weights (P,) or (M, P) that stand for the posterior when another run starts from it."""
 
     @abstractmethod
     def sample(self, draws: int, key: Key) -> Tensor:
@@ -58,7 +58,8 @@ class Posterior(ABC):
 
     def draws(self, draws: int, seed: int = 0) -> dict[str, Tensor]:
         """Named draws: of a density's own (constrained) parameters, or of a network's weights."""
-        theta = self._alone().sample(draws, Key(seed))
+        positive_whole("draws: draws", draws)
+        theta = self.sample(draws, Key(seed))
         joint = self.joint
         return joint.constrained(theta) if isinstance(joint, Density) else joint.network.layout.unflatten(theta)
 
@@ -81,9 +82,12 @@ class Posterior(ABC):
         self._alone()
         if not isinstance(self.joint, Joint):
             raise TypeError("A Density has no inputs to predict at. Use draws(n) for its parameters.")
-        positive("predict: draws", draws)
-        positive("predict: batch_size", batch_size)
-        parts = [self._predict(chunk, draws, integrator, Key(seed)) for chunk in self._chunks(inputs, batch_size)]
+        positive_whole("predict: draws", draws)
+        positive_whole("predict: batch_size", batch_size)
+        key, first, parts = Key(seed), 0, []
+        for chunk in self._chunks(inputs, batch_size):
+            parts.append(self._predict(chunk, draws, integrator, key, first))
+            first += num_rows(chunk)
         if not parts:
             raise BadData("predict: the inputs have no rows. Pass at least one.")
         return parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
@@ -91,16 +95,23 @@ class Posterior(ABC):
     def _chunks(self, inputs: object, batch_size: int) -> Iterator[Inputs]:
         assert isinstance(self.joint, Joint)
         if isinstance(inputs, DataLoader):
+            if isinstance(inputs.sampler, RandomSampler):
+                raise BadData(
+                    "predict: the DataLoader shuffles, so predictions would not line up with the rows. "
+                    "Pass one with shuffle=False."
+                )
             whole: Iterator[object] = (item[0] if isinstance(item, (tuple, list)) else item for item in inputs)
         else:
             whole = iter([inputs])
         for part in whole:
             tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part))
             self.joint.check_inputs(tensors)
+            if num_rows(tensors):
+                self.joint.example_output(Batch(tensors, torch.empty(num_rows(tensors))))  # refuse a wrong shape
             for low in range(0, num_rows(tensors), batch_size):
                 yield map_inputs(lambda tensor, low=low: tensor[low : low + batch_size], tensors)  # type: ignore[misc]
 
-    def _predict(self, inputs: Inputs, draws: int, integrator: Integrator | None, key: Key) -> Predictive:
+    def _predict(self, inputs: Inputs, draws: int, integrator: Integrator | None, key: Key, first: int) -> Predictive:
         assert isinstance(self.joint, Joint)
         moments = self.output_moments(inputs)
         if moments is None:
@@ -111,14 +122,13 @@ class Posterior(ABC):
                 )
             return from_outputs(self.joint.likelihood, self.outputs(inputs, draws, key))
         integrator = default_integrator(self.joint.likelihood) if integrator is None else integrator
-        return integrator(self.joint.likelihood, *moments, key)
+        return integrator(self.joint.likelihood, *moments, key.fold(first))  # its rows are independent
 
-    def _alone(self) -> "Posterior":
+    def _alone(self) -> None:
         if self.num_members is not None:
             raise TypeError(
                 f"This holds {self.num_members} separate posteriors (one for each member). Choose one: q.member(0)."
             )
-        return self
 
     def parts(self) -> dict[str, Part]:
         """The posterior as parts of a run folder."""
@@ -143,7 +153,8 @@ def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict
             continue
         value = getattr(posterior, field.name)
         place = f"{path}.{field.name}"
-        values[field.name] = (
-            {"posterior": _encode(value, tensors, place)} if isinstance(value, Posterior) else encode(value, tensors, place)
-        )
+        if isinstance(value, Posterior):
+            values[field.name] = {"posterior": _encode(value, tensors, place)}
+        else:
+            values[field.name] = encode(value, tensors, place)
     return {"type": type(posterior).__name__, "fields": values}

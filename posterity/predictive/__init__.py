@@ -3,13 +3,17 @@
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.default import default_integrator
 from posterity.predictive.draws import DrawsPredictive
-from posterity.predictive.exact import Exact, sigmoid_gaussian
+from posterity.predictive.exact import Exact
 from posterity.predictive.gaussian import GaussianPredictive
 from posterity.predictive.integrator import Integrator
+from posterity.predictive.laplace_bridge import LaplaceBridge, laplace_bridge
 from posterity.predictive.monte_carlo import MonteCarlo
 from posterity.predictive.outputs import from_outputs
 from posterity.predictive.predictive import Predictive
 from posterity.predictive.probit import Probit, ProbitPhi, probit_kappa, probit_phi
+from posterity.predictive.sigmoid_gaussian import sigmoid_gaussian
+from posterity.predictive.softmax_gaussian import softmax_gaussian
+from posterity.predictive.temperature_scaling import TemperatureScaling
 
 __all__ = [
     "ClassPredictive",
@@ -17,13 +21,17 @@ __all__ = [
     "Exact",
     "GaussianPredictive",
     "Integrator",
+    "LaplaceBridge",
     "MonteCarlo",
     "Predictive",
     "Probit",
     "ProbitPhi",
+    "TemperatureScaling",
     "default_integrator",
     "from_outputs",
+    "laplace_bridge",
     "probit_kappa",
     "probit_phi",
     "sigmoid_gaussian",
+    "softmax_gaussian",
 ]

@@ -1,5 +1,6 @@
 """Predictive of a classification: averaged class probabilities."""
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from posterity.errors import BadData, shown
 from posterity.numerics.random import Key
-from posterity.predictive.predictive import Predictive, rows
+from posterity.predictive.predictive import Predictive, chosen_rows, rows
 
 
 @final
@@ -18,7 +19,10 @@ class ClassPredictive(Predictive):
     **Math**: `probs` (N, C) is E p(y | f) over the posterior: an average of PROBABILITIES, never of logits.
     log_prob(y) = log probs[y]. With `draws` (S, N, C) of probabilities p_s whose mean is `probs`:
     entropy H(probs) = aleatoric (1/S) sum_s H(p_s) + epistemic (their difference, the mutual information of
-    label and weights), all in nats. A binary problem has C = 2, columns p(y = 0) and p(y = 1).
+    label and weights), all in nats. A binary problem has C = 2, columns p(y = 0) and p(y = 1). Labels at positions
+    (pixels, tokens, many binary labels) have probs (N, C, *positions) and draws (S, N, C, *positions); each position
+    is predicted by itself: log_prob sums over positions the logs of the averages, and entropies are
+    (N, *positions). `joint_log_prob` is the one that keeps rows and positions together.
 
     **Limit**: a probability of exactly 0 gives log_prob -inf; nothing is clamped. Without `draws` the split
     of the entropy is unknown and asking for it is an error. The mutual information of S draws is biased
@@ -40,21 +44,24 @@ class ClassPredictive(Predictive):
 
     classifies = True
 
-    def __init__(self, probs: Tensor, draws: Tensor | None = None) -> None:
-        """Take averaged probabilities (N, C) and, where known, those of each draw, (S, N, C)."""
-        if probs.dim() != 2 or probs.shape[1] < 2:
+    def __init__(self, probs: Tensor, draws: Tensor | None = None, *, shared: bool = True) -> None:
+        """Take averaged probabilities (N, C, *positions) and, where known, those of each draw, (S, N, C, *positions).
+
+        `shared` says that draw s is of the same weights in all rows, as `joint_log_prob` needs.
+        """
+        if probs.dim() < 2 or probs.shape[1] < 2:
             raise ValueError(
                 f"ClassPredictive.probs must be (N, C) with C >= 2 classes. Got {tuple(probs.shape)}. "
                 "Give a binary problem two columns, p(y=0) and p(y=1)."
             )
         tolerance = torch.finfo(probs.dtype).eps ** 0.5
-        if not bool(((probs >= 0) & ((probs.sum(-1, keepdim=True) - 1).abs() < tolerance)).all()):
+        if not bool(((probs >= 0) & ((probs.sum(1, keepdim=True) - 1).abs() < tolerance)).all()):
             raise ValueError(
                 f"ClassPredictive.probs must have rows of probabilities that sum to 1. Got {shown(probs)}. "
                 "Give probabilities, not logits."
             )
         if draws is not None:
-            if draws.dim() != 3 or draws.shape[1:] != probs.shape or not draws.shape[0]:
+            if draws.dim() < 3 or draws.shape[1:] != probs.shape or not draws.shape[0]:
                 raise ValueError(
                     f"ClassPredictive.draws must be (S, N, C) for probs {tuple(probs.shape)}. Got {tuple(draws.shape)}."
                 )
@@ -65,17 +72,25 @@ class ClassPredictive(Predictive):
                     "Average probabilities, not logits."
                 )
         self._probs = probs
-        self._draws = draws
+        self._log_draws = None if draws is None else draws.log()
+        self._shared = shared
+
+    @classmethod
+    def of_log_probs(cls, log_draws: Tensor, dtype: torch.dtype, *, shared: bool = True) -> "ClassPredictive":
+        """The average of log probabilities (S, N, C, *positions) given in float64, whose draws are kept in `dtype`."""
+        pred = cls(log_draws.exp().mean(0), shared=shared)
+        pred._log_draws = log_draws.to(dtype)  # as logs, which float32 holds where it rounds a probability to 0
+        return pred
 
     @property
     def probs(self) -> Tensor:
-        """Averaged class probabilities (N, C)."""
+        """Averaged class probabilities (N, C, *positions)."""
         return self._probs
 
     @property
     def draws(self) -> Tensor | None:
-        """Class probabilities of each posterior draw, (S, N, C), where they are known."""
-        return self._draws
+        """Class probabilities of each posterior draw, (S, N, C, *positions), where they are known."""
+        return None if self._log_draws is None else self._log_draws.exp()
 
     @property
     def mean(self) -> Tensor:
@@ -84,40 +99,37 @@ class ClassPredictive(Predictive):
 
     @property
     def variance(self) -> Tensor:
-        """Variance p (1 - p) of each entry of the one-hot label, (N, C)."""
+        """Variance p (1 - p) of each entry of the one-hot label, shaped as `probs`."""
         return self._probs * (1.0 - self._probs)
 
     @property
     def entropy(self) -> Tensor:
-        """Entropy of the averaged probabilities, (N,) in nats."""
-        entropy: Tensor = torch.special.entr(self._probs).sum(-1)
+        """Entropy of the averaged probabilities, (N, *positions) in nats."""
+        entropy: Tensor = torch.special.entr(self._probs).sum(1)
         return entropy
 
     @property
     def aleatoric(self) -> Tensor:
-        """Mean entropy of the draws, (N,) in nats."""
-        if self._draws is None:
-            raise ValueError(
-                "aleatoric and epistemic need the class probabilities of each posterior draw. "
-                "Got averaged probabilities only. Predict with MonteCarlo(), or use entropy for their sum."
-            )
-        entropies: Tensor = torch.special.entr(self._draws).sum(-1)  # (S, N)
+        """Mean entropy of the draws, (N, *positions) in nats."""
+        draws = self._known("aleatoric and epistemic need", "use entropy for their sum").exp()
+        entropies: Tensor = torch.special.entr(draws).sum(2)  # (S, N, *positions)
         return entropies.mean(0).to(self._probs)
 
     @property
     def epistemic(self) -> Tensor:
-        """Mutual information of label and weights, (N,) in nats."""
+        """Mutual information of label and weights, (N, *positions) in nats."""
         return (self.entropy - self.aleatoric).clamp_min(0.0)  # Jensen: below 0 only by rounding
 
     def check(self, y: Tensor) -> Tensor:
-        """Labels (N,) in 0 .. C - 1, or BadData. Binary targets may also be 0.0 and 1.0, and (N, 1)."""
-        count, classes = self._probs.shape
+        """Labels (N, *positions) in 0 .. C - 1, or BadData. Binary targets may also be 0.0 and 1.0, and (N, 1)."""
+        count, classes = self._probs.shape[:2]
+        shape = (count, *self._probs.shape[2:])
         y = rows(y, count).to(self._probs.device)
-        if classes == 2 and y.shape == (count, 1):
+        if classes == 2 and shape == (count,) and y.shape == (count, 1):
             y = y.squeeze(1)
-        if y.dim() != 1:
+        if y.shape != shape:
             raise BadData(
-                f"y must be labels of shape ({count},). Got {tuple(y.shape)}. Turn one-hot rows to labels by argmax(1)."
+                f"y must be labels of shape {shape}. Got {tuple(y.shape)}. Turn one-hot rows to labels by argmax(1)."
             )
         if y.is_complex() or (y.is_floating_point() and classes != 2):
             raise BadData(f"y must hold integer labels. Got {y.dtype}. Convert it by y.long().")
@@ -129,22 +141,61 @@ class ClassPredictive(Predictive):
         return y.long()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log probability of each row's label, (N,)."""
-        return self._probs.gather(1, self.check(y).unsqueeze(1)).squeeze(1).log()
+        """Log probability of each row's label, (N,); a sum over positions where there are any."""
+        chosen = self._probs.gather(1, self.check(y).unsqueeze(1)).log()  # (N, 1, *positions)
+        return chosen.flatten(1).sum(-1)
+
+    def expected_log_prob(self, y: Tensor) -> Tensor:
+        """Mean over the draws of each row's log probability, (N,)."""
+        return self._each(y, "expected_log_prob needs", "use log_prob").mean(0)
+
+    def joint_log_prob(self, y: Tensor) -> Tensor:
+        """Log probability of all labels together: the log of the mean over draws of their product, ()."""
+        each = self._each(y, "joint_log_prob needs", "predict by draws of the weights").sum(-1)  # (S,)
+        if not self._shared:
+            raise ValueError(self._unshared())
+        return each.logsumexp(0) - math.log(len(each))
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Independent labels (draws, N)."""
-        cumulative = self._probs.double().cumsum(-1)
+        """Independent labels (draws, N, *positions)."""
+        flat = self._probs.movedim(1, -1)  # (N, *positions, C)
+        cumulative = flat.reshape(-1, flat.shape[-1]).double().cumsum(-1)
         cumulative = cumulative / cumulative[:, -1:]  # the last must be 1, or rounding could pick a class too many
-        uniform = key.uniform((len(self), draws), dtype=torch.float64, device=cumulative.device)
-        return torch.searchsorted(cumulative, uniform, right=True).T  # right: a class of probability 0 is skipped
+        uniform = key.uniform((len(cumulative), draws), dtype=torch.float64, device=cumulative.device)
+        labels = torch.searchsorted(cumulative, uniform, right=True).T  # right: a class of probability 0 is skipped
+        return labels.reshape(draws, *flat.shape[:-1])
+
+    def rows(self, index: Tensor | slice) -> "ClassPredictive":
+        """The predictive of some rows."""
+        index = chosen_rows(index, self._probs.device)
+        pred = ClassPredictive(self._probs[index], shared=self._shared)
+        pred._log_draws = None if self._log_draws is None else self._log_draws[:, index]
+        return pred
+
+    def _each(self, y: Tensor, needs: str, remedy: str) -> Tensor:
+        """Log probability of each row under each draw, (S, N) in float64."""
+        log_draws = self._known(needs, remedy)
+        labels = self.check(y).unsqueeze(1)  # (N, 1, *positions)
+        chosen = log_draws.gather(2, labels.expand(len(log_draws), *labels.shape))  # (S, N, 1, *positions)
+        return chosen.double().flatten(2).sum(-1)
+
+    def _known(self, needs: str, remedy: str) -> Tensor:
+        if self._log_draws is None:
+            raise ValueError(
+                f"{needs} the class probabilities of each posterior draw. "
+                f"Got averaged probabilities only. Predict with MonteCarlo(), or {remedy}."
+            )
+        return self._log_draws
 
     def _joined(self, parts: Sequence["ClassPredictive"]) -> "ClassPredictive":
-        known = [part._draws for part in parts if part._draws is not None]
+        known = [part._log_draws for part in parts if part._log_draws is not None]
         sizes = {len(draws) for draws in known}
         if known and (len(known) != len(parts) or len(sizes) > 1):
             raise ValueError(
                 "Predictive.concatenate: all parts must have the same number of draws, or none. "
                 f"Got {len(known)} of {len(parts)} parts with draws, {sorted(sizes)} of them."
             )
-        return ClassPredictive(torch.cat([part._probs for part in parts]), torch.cat(known, dim=1) if known else None)
+        shared = all(part._shared for part in parts)
+        pred = ClassPredictive(torch.cat([part._probs for part in parts]), shared=shared)
+        pred._log_draws = torch.cat(known, dim=1) if known else None
+        return pred

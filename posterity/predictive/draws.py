@@ -2,17 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import final
 
 import torch
 from torch import Tensor
 
+from posterity.errors import shown
+from posterity.likelihoods.custom import Custom
 from posterity.likelihoods.gaussian import Gaussian
+from posterity.likelihoods.heteroscedastic import Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
-from posterity.predictive.predictive import Predictive, aligned, between_zero_and_one
+from posterity.predictive.predictive import Predictive, aligned, between_zero_and_one, chosen_rows, rows
 
 _BISECTIONS = 64  # each halves the bracket: enough for every bit of a float64
+_DOUBLINGS = 2000  # the range of a float64
 
 
 @final
@@ -22,14 +27,14 @@ class DrawsPredictive(Predictive):
     **Math**: p(y) = (1/S) sum_s p(y | f_s) with f_s = `outputs[s]` (N, *event) and p = `likelihood`, so
     log_prob(y) = logsumexp_s log p(y | f_s) - log S. By the law of total variance, exact for the mixture,
     variance = aleatoric + epistemic with aleatoric = (1/S) sum_s Var[y | f_s] and epistemic = the variance
-    over s of E[y | f_s] with divisor S. Under a Gaussian likelihood the p-quantile solves
-    (1/S) sum_s Phi((y - f_s) / scale_s) = p; it lies between the smallest and the largest p-quantile of the
-    components, and is found there by bisection. A likelihood may have its own noise for each draw.
+    over s of E[y | f_s] with divisor S. The p-quantile is the smallest y with (1/S) sum_s F(y | f_s) >= p, F the
+    likelihood's `cdf`, found by bisection. joint_log_prob(y) = logsumexp_s sum_n log p(y_n | f_s) - log S. A
+    likelihood may have its own noise for each draw.
 
     **Limit**: exact for the mixture of these S draws. As an estimate of the posterior's own variance the
-    epistemic part is low by the factor (S - 1) / S. Quantiles need a Gaussian likelihood.
+    epistemic part is low by the factor (S - 1) / S. Quantiles need a likelihood with a `cdf`.
 
-    **Cost**: O(S N D) for each call, 64 times that for a quantile; memory O(S N D).
+    **Cost**: O(S N D) for each call, some 70 times that for a quantile; memory O(S N D).
 
     **References**: Gal and Ghahramani (2016), Dropout as a Bayesian approximation, section 4.
 
@@ -44,8 +49,11 @@ class DrawsPredictive(Predictive):
 
     classifies = False
 
-    def __init__(self, likelihood: Likelihood, outputs: Tensor) -> None:
-        """Take the likelihood and the outputs of each draw, (S, N, *event)."""
+    def __init__(self, likelihood: Likelihood, outputs: Tensor, *, shared: bool = True) -> None:
+        """Take the likelihood and the outputs of each draw, (S, N, *event).
+
+        `shared` says that draw s is of the same weights in all rows, as `joint_log_prob` needs.
+        """
         if outputs.dim() < 2 or not outputs.shape[0]:
             raise ValueError(
                 f"DrawsPredictive.outputs must be (S, N, *event) with S >= 1 draws. Got {tuple(outputs.shape)}. "
@@ -53,7 +61,7 @@ class DrawsPredictive(Predictive):
             )
         self._likelihood = likelihood
         self._outputs = outputs
-        self._mean = likelihood.mean(outputs).mean(0)
+        self._shared = shared
 
     @property
     def likelihood(self) -> Likelihood:
@@ -65,10 +73,10 @@ class DrawsPredictive(Predictive):
         """Outputs of the network at each draw, (S, N, *event)."""
         return self._outputs
 
-    @property
+    @cached_property
     def mean(self) -> Tensor:
         """Mean of the draws' means, (N, *event)."""
-        return self._mean
+        return self._means.mean(0)
 
     @property
     def variance(self) -> Tensor:
@@ -83,44 +91,93 @@ class DrawsPredictive(Predictive):
     @property
     def epistemic(self) -> Tensor:
         """Variance of the draws' means, divisor S, (N, *event)."""
-        return self._means.var(0, correction=0)
+        return (self._means - self.mean).square().mean(0)
+
+    @property
+    def normals(self) -> tuple[Tensor, Tensor] | None:
+        """Means and scales (S, N, *event) of the draws, where their noise is normal."""
+        if isinstance(self._likelihood, (Gaussian, Heteroscedastic)):
+            return self._means, self._variances.sqrt()
+        return None
+
+    def __len__(self) -> int:
+        return self._outputs.shape[1]
+
+    def __repr__(self) -> str:
+        return f"DrawsPredictive({self._likelihood}, outputs {shown(self._outputs)})"
 
     def check(self, y: Tensor) -> Tensor:
         """Targets shaped as `mean` and possible under the likelihood, or BadData."""
-        return self._likelihood.check(self._outputs[0], aligned(y, self.mean))
+        if isinstance(self._likelihood, Custom):  # it alone knows the form of its targets
+            y = rows(y, len(self)).to(self._outputs.device)
+        else:
+            y = aligned(y, self.mean)
+        return self._likelihood.check(self._outputs[0], y)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of each row under the mixture, (N,), joint over the event."""
-        each = self._likelihood.log_prob(self._outputs, self.check(y))  # (S, N)
-        return each.logsumexp(0) - math.log(len(self._outputs))
+        return self._each(y).logsumexp(0) - math.log(len(self._outputs))
+
+    def expected_log_prob(self, y: Tensor) -> Tensor:
+        """Mean over the draws of each row's log density, (N,)."""
+        return self._each(y).mean(0)
+
+    def joint_log_prob(self, y: Tensor) -> Tensor:
+        """Log density of all rows together: the log of the mean over draws of their product, ()."""
+        if not self._shared:
+            raise ValueError(self._unshared())
+        return self._each(y).double().sum(-1).logsumexp(0) - math.log(len(self._outputs))
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """Independent targets (draws, N, *event): a component for each row, then a target from it."""
-        outputs, device = self._outputs, self._outputs.device
+        outputs, device, noise = self._outputs, self._outputs.device, key.fold("noise")
         generator = key.fold("component").generator(device)
         chosen = torch.randint(len(outputs), (draws, len(self)), generator=generator, device=device)
         row = torch.arange(len(self), device=device)
-        if isinstance(self._likelihood, Gaussian):  # by moments: the noise may belong to the draw
-            centre, scale = self._means[chosen, row], self._variances[chosen, row].sqrt()
-            return centre + scale * key.fold("noise").normal(centre.shape, centre.dtype, device)
-        return self._likelihood.sample(outputs[chosen, row], key.fold("noise"))
+        normals = self.normals
+        if normals is not None:  # by moments: the noise may belong to the draw
+            centre, scale = normals[0][chosen, row], normals[1][chosen, row]
+            return centre + scale * noise.normal(centre.shape, centre.dtype, device)
+        if self._likelihood.member(0) is self._likelihood:
+            return self._likelihood.sample(outputs[chosen, row], noise)
+        drawn = torch.empty_like(outputs[chosen, row])
+        for component in range(len(outputs)):  # each with its own noise
+            here = chosen == component
+            alone = self._likelihood.member(component)
+            drawn[here] = alone.sample(
+                outputs[component].expand(draws, *outputs.shape[1:])[here], noise.fold(component)
+            )
+        return drawn
 
     def quantile(self, p: float) -> Tensor:
         """The p-quantile of each entry's mixture, (N, *event)."""
         between_zero_and_one("quantile: p", p)
-        if not isinstance(self._likelihood, Gaussian):
-            raise TypeError(
-                "quantile of posterior draws needs a Gaussian likelihood. "
-                f"Got {type(self._likelihood).__name__}. Use sample(draws, key).quantile(p, dim=0)."
-            )
-        means, scales = self._means.double(), self._variances.double().sqrt()  # (S, N, *event)
-        ends: Tensor = means + scales * torch.special.ndtri(means.new_tensor(p))
-        lower, upper = ends.amin(0), ends.amax(0)
+        outputs = self._outputs.double()
+        self._likelihood.cdf(outputs, outputs.new_zeros(()))  # refuses where there is none
+
+        def enough(y: Tensor) -> Tensor:
+            return self._likelihood.cdf(outputs, y).mean(0) >= p
+
+        # A bracket that is a whole number plus and minus a power of two is halved at whole numbers, until these
+        # are an end of it. So the quantile of a count, where the mixture jumps, comes out whole.
+        centre = self.mean.double().floor()
+        width = torch.exp2(self.std.double().nan_to_num(1.0, posinf=1.0).clamp_min(1e-300).log2().ceil())
+        for _ in range(_DOUBLINGS):
+            lower, upper = centre - width, centre + width
+            narrow = (enough(lower) | ~enough(upper)) & torch.isfinite(centre)
+            if not bool(narrow.any()):
+                break
+            width = torch.where(narrow, 2.0 * width, width)
         for _ in range(_BISECTIONS):
             middle = 0.5 * (lower + upper)
-            below = torch.special.ndtr((middle - means) / scales).mean(0) < p
+            below = ~enough(middle)
             lower, upper = torch.where(below, middle, lower), torch.where(below, upper, middle)
-        return (0.5 * (lower + upper)).to(self._outputs.dtype)
+        return upper.to(self._outputs.dtype)
+
+    def rows(self, index: Tensor | slice) -> "DrawsPredictive":
+        """The predictive of some rows."""
+        index = chosen_rows(index, self._outputs.device)
+        return DrawsPredictive(self._likelihood, self._outputs[:, index], shared=self._shared)
 
     @property
     def _means(self) -> Tensor:
@@ -130,6 +187,9 @@ class DrawsPredictive(Predictive):
     def _variances(self) -> Tensor:
         return self._likelihood.variance(self._outputs)  # (S, N, *event)
 
+    def _each(self, y: Tensor) -> Tensor:
+        return self._likelihood.log_prob(self._outputs, self.check(y))  # (S, N)
+
     def _joined(self, parts: Sequence["DrawsPredictive"]) -> "DrawsPredictive":
         sizes = sorted({len(part._outputs) for part in parts})
         if len(sizes) > 1 or any(part._likelihood != self._likelihood for part in parts):
@@ -137,4 +197,5 @@ class DrawsPredictive(Predictive):
                 "Predictive.concatenate: all parts must have the same likelihood and number of draws. "
                 f"Got {sizes} draws. Predict every chunk with the same posterior."
             )
-        return DrawsPredictive(self._likelihood, torch.cat([part._outputs for part in parts], dim=1))
+        outputs = torch.cat([part._outputs for part in parts], dim=1)
+        return DrawsPredictive(self._likelihood, outputs, shared=all(part._shared for part in parts))

@@ -1,6 +1,5 @@
-"""Integrals over Gaussian outputs that have a closed form or one dimension."""
+"""Integrals over Gaussian outputs that have a closed form or few dimensions."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,60 +12,26 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.gaussian import GaussianPredictive
-from posterity.predictive.integrator import Integrator, output_variance
-from posterity.predictive.outputs import one_logit
+from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
+from posterity.predictive.outputs import labels_only
 from posterity.predictive.predictive import Predictive
-from posterity.predictive.probit import probit_phi
-
-_NODES = 401
-_WIDE = 10.0  # standard deviation from which a grid on +-9 of them is too coarse for the sigmoid
-_ROWS = 4096  # at a time: bounds the memory
-
-
-def sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
-    """E sigmoid(f) for f ~ N(mean, variance), entry by entry, to about 1e-12.
-
-    The trapezoid rule with 401 nodes, which converges exponentially for smooth integrands. Up to a standard
-    deviation of 10 it runs over mean +- 9 standard deviations. Beyond, the sigmoid is too steep for that grid:
-    there E Phi(f sqrt(pi / 8)), known exactly, is taken out, and the rule sums the small smooth rest
-    sigmoid(f) - Phi(f sqrt(pi / 8)), which vanishes outside -40 .. 40. At variance 0 it is sigmoid(mean).
-
-    >>> sigmoid_gaussian(torch.tensor([0.0, 2.0]), torch.tensor([1e6, 0.0]))
-    tensor([0.5000, 0.8808])
-    """
-    pairs = torch.stack([mean + torch.zeros_like(variance), variance + torch.zeros_like(mean)])  # broadcast
-    flat = pairs.double().reshape(2, -1)
-    parts = [_sigmoid_gaussian(*flat[:, row : row + _ROWS]) for row in range(0, max(1, flat.shape[1]), _ROWS)]
-    return torch.cat(parts).reshape(pairs.shape[1:]).to(pairs.dtype)
-
-
-def _sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
-    """The same for float64 vectors (N,)."""
-    scale = variance.sqrt()
-    node = torch.linspace(-9.0, 9.0, _NODES, dtype=torch.float64, device=mean.device)
-    weight = torch.exp(-0.5 * node**2)
-    weight = weight / weight.sum()
-    narrow = torch.sigmoid(mean[:, None] + scale[:, None] * node) @ weight  # (N,)
-    point = torch.linspace(-40.0, 40.0, _NODES, dtype=torch.float64, device=mean.device)
-    rest = torch.sigmoid(point) - probit_phi(point, torch.zeros_like(point))
-    wide_scale = scale.clamp_min(_WIDE)  # the narrow rows are not used
-    density = torch.exp(-0.5 * ((point - mean[:, None]) / wide_scale[:, None]) ** 2) / wide_scale[:, None]
-    step = 80.0 / (_NODES - 1)
-    wide = probit_phi(mean, variance) + density @ rest * (step / math.sqrt(2.0 * math.pi))
-    return torch.where(scale > _WIDE, wide.clamp(0.0, 1.0), narrow)
+from posterity.predictive.sigmoid_gaussian import sigmoid_gaussian
+from posterity.predictive.softmax_gaussian import softmax_gaussian
 
 
 @dataclass(frozen=True)
 class Exact(Integrator):
-    """The integral itself, where it has a closed form or one dimension.
+    """The integral itself, where it has a closed form or few dimensions.
 
     **Math**: Gaussian likelihood: y ~ N(mean, covariance + noise). Bernoulli: p(y = 1) = integral of
-    sigmoid(f) N(f; mean, covariance) df by `sigmoid_gaussian`.
+    sigmoid(f) N(f; mean, covariance) df by `sigmoid_gaussian`. Categorical of two or three classes: E softmax(f) by
+    `softmax_gaussian`, an integral over the one or two differences of the logits.
 
-    **Limit**: exact to rounding for Gaussian, to about 1e-12 for Bernoulli. Categorical is an integral over all
-    logits and is refused.
+    **Limit**: exact to rounding for Gaussian, to about 1e-12 for Bernoulli and two classes, 1e-9 for three. More
+    classes are an integral over too many logits and are refused.
 
-    **Cost**: O(N D) for Gaussian (and O(N D^3) in its log_prob), O(401 N) for Bernoulli.
+    **Cost**: O(N D) for Gaussian (and O(N D^3) in its log_prob), O(401 N) for Bernoulli and two classes, some
+    7,000 softmaxes for each label of three, growing with the variance.
 
     **References**: Bishop (2006), eq. 3.58 and 4.151.
 
@@ -84,10 +49,16 @@ class Exact(Integrator):
             joint = covariance if covariance.shape[-1] > 1 else None
             return GaussianPredictive(mean, variance.to(mean), likelihood.variance(mean), joint)
         if isinstance(likelihood, Bernoulli):
-            logits, spread = one_logit(mean.double(), leading=1), one_logit(variance.double(), leading=1)
+            logits, spread = labels_only(mean.double(), leading=1), labels_only(variance.double(), leading=1)
             zero, one = sigmoid_gaussian(-logits, spread), sigmoid_gaussian(logits, spread)
-            return ClassPredictive(torch.stack([zero, one], dim=-1))
-        remedy = "Probit() or MonteCarlo()" if isinstance(likelihood, Categorical) else "MonteCarlo()"
+            return ClassPredictive(torch.stack([zero, one], dim=1))
+        if isinstance(likelihood, Categorical) and mean.shape[1] in (2, 3):
+            return ClassPredictive(at_positions(softmax_gaussian(*each_label(mean, covariance)), mean))
+        if isinstance(likelihood, Categorical):
+            raise TypeError(
+                f"Exact() needs 2 or 3 classes. Got {mean.shape[1]}. Use Probit(), LaplaceBridge() or MonteCarlo()."
+            )
         raise TypeError(
-            f"Exact() needs a Gaussian or Bernoulli likelihood. Got {type(likelihood).__name__}. Use {remedy}."
+            "Exact() needs a Gaussian, Bernoulli or Categorical likelihood. "
+            f"Got {type(likelihood).__name__}. Use MonteCarlo()."
         )

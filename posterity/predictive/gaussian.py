@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.errors import shown
 from posterity.numerics.random import Key
-from posterity.predictive.predictive import Predictive, aligned, between_zero_and_one
+from posterity.predictive.predictive import Predictive, aligned, between_zero_and_one, chosen_rows
 
 
 @final
@@ -20,11 +20,12 @@ class GaussianPredictive(Predictive):
     y_n ~ N(mean_n, V_n + diag(noise_variance_n)). `function_variance` (N, *event) is the diagonal of V_n.
     Without `covariance` the outputs of a row are taken as independent; with `covariance` (N, D, D), D the
     flattened event, `log_prob` and `sample` use the joint density of the row. epistemic = function_variance,
-    aleatoric = noise_variance.
+    aleatoric = noise_variance. `joint_covariance` (N D, N D), where it is known, is that of the outputs of all rows
+    (row by row), for `joint_log_prob`. expected_log_prob(y) = log N(y; mean, noise) - sum V / (2 noise) in closed form.
 
     **Limit**: exact for a linear-Gaussian model; for a network the Gaussian of f is the posterior's claim.
 
-    **Cost**: O(N D), and O(N D^3) in float64 with `covariance`.
+    **Cost**: O(N D), and O(N D^3) in float64 with `covariance`; O(N^3 D^3) for `joint_log_prob`.
 
     **References**: Bishop (2006), eq. 3.58 and 5.172.
 
@@ -41,9 +42,17 @@ class GaussianPredictive(Predictive):
     classifies = False
 
     def __init__(
-        self, mean: Tensor, function_variance: Tensor, noise_variance: Tensor, covariance: Tensor | None = None
+        self,
+        mean: Tensor,
+        function_variance: Tensor,
+        noise_variance: Tensor,
+        covariance: Tensor | None = None,
+        joint_covariance: Tensor | None = None,
     ) -> None:
-        """Take output moments (N, *event), noise that broadcasts to them, and the covariance (N, D, D) if known."""
+        """Take output moments (N, *event), noise that broadcasts to them, and covariances of the outputs if known.
+
+        `covariance` (N, D, D) is within each row, `joint_covariance` (N D, N D) within and across rows.
+        """
         if mean.dim() == 0:
             raise ValueError("GaussianPredictive.mean must have one row for each input, (N, *event). Got a scalar.")
         for name, value in (("function_variance", function_variance), ("noise_variance", noise_variance)):
@@ -54,23 +63,25 @@ class GaussianPredictive(Predictive):
                 f"GaussianPredictive.function_variance must have the shape {tuple(mean.shape)} of mean. "
                 f"Got {tuple(function_variance.shape)}."
             )
-        if covariance is not None:
-            size = math.prod(mean.shape[1:])
-            if covariance.shape != (len(mean), size, size):
-                raise ValueError(
-                    f"GaussianPredictive.covariance must be one matrix for each row, {(len(mean), size, size)}. "
-                    f"Got {tuple(covariance.shape)}."
-                )
-            diagonal = covariance.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).to(function_variance)
+        size = math.prod(mean.shape[1:])
+        wholes = {"covariance": (len(mean), size, size), "joint_covariance": (len(mean) * size, len(mean) * size)}
+        for (name, shape), matrix in zip(wholes.items(), (covariance, joint_covariance), strict=True):
+            if matrix is None:
+                continue
+            if matrix.shape != shape:
+                what = "one matrix for each row" if name == "covariance" else "one matrix for all rows"
+                raise ValueError(f"GaussianPredictive.{name} must be {what}, {shape}. Got {tuple(matrix.shape)}.")
+            diagonal = matrix.diagonal(dim1=-2, dim2=-1).reshape(mean.shape).to(function_variance)
             if not torch.allclose(diagonal, function_variance, rtol=1e-3, atol=1e-6):
                 raise ValueError(
-                    "GaussianPredictive.function_variance must be the diagonal of covariance. "
+                    f"GaussianPredictive.function_variance must be the diagonal of {name}. "
                     f"Got {shown(function_variance)} against {shown(diagonal)}. Leave the noise out of both."
                 )
         self._mean = mean
         self._function_variance = function_variance
         self._noise_variance = noise_variance.to(mean).expand(mean.shape)
         self._covariance = covariance
+        self._joint_covariance = joint_covariance
 
     @property
     def mean(self) -> Tensor:
@@ -88,6 +99,16 @@ class GaussianPredictive(Predictive):
         return self._covariance
 
     @property
+    def joint_covariance(self) -> Tensor | None:
+        """Covariance of the outputs f of all rows, (N D, N D), where it is known; noise not included."""
+        return self._joint_covariance
+
+    @property
+    def normals(self) -> tuple[Tensor, Tensor]:
+        """Mean and scale of the one normal, (1, N, *event)."""
+        return self._mean.unsqueeze(0), self.std.unsqueeze(0)
+
+    @property
     def aleatoric(self) -> Tensor:
         """Noise variance, (N, *event)."""
         return self._noise_variance
@@ -103,24 +124,39 @@ class GaussianPredictive(Predictive):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of each row, (N,): joint over outputs with `covariance`, else a sum over outputs."""
-        residual = (self.check(y) - self._mean).reshape(len(self), -1)  # (N, D)
+        residual = self._flat(self.check(y) - self._mean)  # (N, D)
         if self._covariance is None:
-            variance = self.variance.reshape(len(self), -1)
+            variance = self._flat(self.variance)
             return -0.5 * (residual**2 / variance + torch.log(2.0 * math.pi * variance)).sum(-1)
-        factor = self._factor(self._covariance)  # (N, D, D)
-        columns = residual.double().unsqueeze(-1)
-        whitened: Tensor = torch.linalg.solve_triangular(factor, columns, upper=False).squeeze(-1)
-        log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        constant = residual.shape[1] * math.log(2.0 * math.pi)
-        return (-0.5 * ((whitened**2).sum(-1) + log_determinant + constant)).to(residual.dtype)
+        noise = self._flat(self._noise_variance)
+        return _log_normal(residual, self._covariance, noise).to(residual.dtype)
+
+    def expected_log_prob(self, y: Tensor) -> Tensor:
+        """E log N(y_n; f_n, noise) over f_n, (N,)."""
+        noise = self._noise_variance
+        square = (self.check(y) - self._mean).square() + self._function_variance
+        entries: Tensor = -0.5 * (square / noise + torch.log(2.0 * math.pi * noise))
+        return self._flat(entries).sum(-1)
+
+    def joint_log_prob(self, y: Tensor) -> Tensor:
+        """Log density of all rows together, (), from `joint_covariance`."""
+        residual = (self.check(y) - self._mean).reshape(-1)  # (N D,)
+        if self._joint_covariance is None:
+            raise ValueError(
+                "joint_log_prob needs the covariance of the outputs across rows. Got moments of each row by itself. "
+                "Give GaussianPredictive joint_covariance, or predict by draws: "
+                "from_outputs(likelihood, q.outputs(inputs, draws, key))."
+            )
+        return _log_normal(residual, self._joint_covariance, self._noise_variance.reshape(-1))
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """Independent targets (draws, N, *event)."""
         noise = key.normal((draws, *self._mean.shape), dtype=self._mean.dtype, device=self._mean.device)
         if self._covariance is None:
             return self._mean + self.std * noise
-        flat = noise.reshape(draws, len(self), -1)
-        coloured = torch.einsum("nij,snj->sni", self._factor(self._covariance).to(flat.dtype), flat)
+        flat = noise.reshape(draws, *self._covariance.shape[:2])
+        factor = _factor(self._covariance, self._flat(self._noise_variance))
+        coloured = torch.einsum("nij,snj->sni", factor.to(flat.dtype), flat)
         return self._mean + coloured.reshape(noise.shape)
 
     def quantile(self, p: float) -> Tensor:
@@ -129,11 +165,24 @@ class GaussianPredictive(Predictive):
         standard = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
         return self._mean + standard * self.std
 
-    def _factor(self, covariance: Tensor) -> Tensor:
-        """Cholesky factors (N, D, D) of the targets' covariance, in float64: float32 fails on thin matrices."""
-        noise = torch.diag_embed(self._noise_variance.reshape(len(self), -1).double())
-        factor: Tensor = torch.linalg.cholesky(covariance.double() + noise)
-        return factor
+    def _flat(self, values: Tensor) -> Tensor:
+        return values.reshape(len(self), math.prod(self._mean.shape[1:]))  # (N, D)
+
+    def rows(self, index: Tensor | slice) -> "GaussianPredictive":
+        """The predictive of some rows."""
+        index = chosen_rows(index, self._mean.device)
+        joint = self._joint_covariance
+        if joint is not None:
+            places = torch.arange(len(joint), device=joint.device).reshape(len(self), math.prod(self._mean.shape[1:]))
+            chosen = places[index].reshape(-1)
+            joint = joint[chosen][:, chosen]
+        return GaussianPredictive(
+            self._mean[index],
+            self._function_variance[index],
+            self._noise_variance[index],
+            None if self._covariance is None else self._covariance[index],
+            joint,
+        )
 
     def _joined(self, parts: Sequence["GaussianPredictive"]) -> "GaussianPredictive":
         known = [part._covariance for part in parts if part._covariance is not None]
@@ -148,3 +197,19 @@ class GaussianPredictive(Predictive):
             torch.cat([part._noise_variance for part in parts]),
             torch.cat(known) if known else None,
         )
+
+
+def _factor(covariance: Tensor, noise: Tensor) -> Tensor:
+    """Cholesky factor of covariance + diag(noise), in float64: float32 fails on thin matrices."""
+    factor: Tensor = torch.linalg.cholesky(covariance.double() + torch.diag_embed(noise.double()))
+    return factor
+
+
+def _log_normal(residual: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:
+    """log N(residual; 0, covariance + diag(noise)) of vectors (..., D), in float64."""
+    factor = _factor(covariance, noise)
+    columns = residual.double().unsqueeze(-1)
+    whitened: Tensor = torch.linalg.solve_triangular(factor, columns, upper=False).squeeze(-1)
+    log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    constant = residual.shape[-1] * math.log(2.0 * math.pi)
+    return -0.5 * ((whitened**2).sum(-1) + log_determinant + constant)

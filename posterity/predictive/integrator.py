@@ -44,3 +44,21 @@ def output_variance(mean: Tensor, covariance: Tensor) -> Tensor:
 def rounding(dtype: torch.dtype) -> float:
     """The relative error below which a negative variance or eigenvalue is taken for a rounded zero."""
     return float(torch.finfo(dtype).eps ** 0.5)
+
+
+def each_label(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (R, C) and covariance (R, C, C) of the logits of each label alone, R = N times the number of positions."""
+    count, classes = mean.shape[:2]
+    if mean.dim() == 2:
+        return mean, covariance
+    places = math.prod(mean.shape[2:])
+    blocks = covariance.reshape(count, classes, places, classes, places)  # (N, C, P, C, P)
+    own = blocks.diagonal(dim1=2, dim2=4).movedim(-1, 1)  # (N, P, C, C)
+    return mean.movedim(1, -1).reshape(-1, classes), own.reshape(-1, classes, classes)
+
+
+def at_positions(probs: Tensor, mean: Tensor) -> Tensor:
+    """Probabilities (R, C) of each label in the places of the logits, (N, C, *positions)."""
+    if mean.dim() == 2:
+        return probs
+    return probs.reshape(len(mean), *mean.shape[2:], -1).movedim(-1, 1)

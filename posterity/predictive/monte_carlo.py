@@ -21,7 +21,8 @@ class MonteCarlo(Integrator):
     drawn jointly, rows independently.
 
     **Limit**: unbiased; the standard error of a probability p is at most 1 / (2 sqrt(draws)). It keeps the draws,
-    so entropy splits into aleatoric and epistemic.
+    so entropy splits into aleatoric and epistemic; but they do not tie the rows together, so there is no
+    `joint_log_prob`.
 
     **Cost**: O(N D^3 + draws N D^2) in float64; memory O(draws N D).
 
@@ -48,7 +49,7 @@ class MonteCarlo(Integrator):
         noise = key.normal((self.draws, *factor.shape[:2]), dtype=torch.float64, device=mean.device)  # (S, N, D)
         deviation = torch.einsum("nij,snj->sni", factor, noise)
         outputs = mean.double() + deviation.reshape(self.draws, *mean.shape)
-        return from_outputs(likelihood, outputs.to(mean.dtype))
+        return from_outputs(likelihood, outputs.to(mean.dtype), shared=False)
 
 
 def square_root(covariance: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ class Predictive(ABC):
 
     For regression `mean` and `variance` are (N, *event), `aleatoric` and `epistemic` are variances and sum to
     `variance`. For classification `mean` is `probs` (N, C), `variance` is that of the one-hot label,
-    `aleatoric` and `epistemic` are (N,) in nats and sum to `entropy`.
+    `aleatoric` and `epistemic` are (N,) in nats and sum to `entropy`. Labels at positions (pixels, tokens) have
+    `probs` (N, C, *positions) and entropies (N, *positions).
     """
 
     classifies: ClassVar[bool]
@@ -71,6 +72,14 @@ class Predictive(ABC):
         """Log predictive density or probability of each row's target, (N,) in nats, all constants kept."""
 
     @abstractmethod
+    def expected_log_prob(self, y: Tensor) -> Tensor:
+        """E log p(y_n | w) over the weights, (N,): the score of a random draw. Never above `log_prob`, by Jensen."""
+
+    @abstractmethod
+    def joint_log_prob(self, y: Tensor) -> Tensor:
+        """Log density of all rows together, log E prod_n p(y_n | w), (): rows share the weights, so it is no sum."""
+
+    @abstractmethod
     def sample(self, draws: int, key: Key) -> Tensor:
         """Independent targets (draws, N, *event); labels (draws, N) for classification."""
 
@@ -84,6 +93,15 @@ class Predictive(ABC):
         """Lower and upper end of the central interval that holds y with probability `level`."""
         between_zero_and_one("interval: level", level)
         return self.quantile((1.0 - level) / 2.0), self.quantile((1.0 + level) / 2.0)
+
+    @property
+    def normals(self) -> tuple[Tensor, Tensor] | None:
+        """Means and scales (S, N, *event), where each entry of y is an equal mixture of S normals; else None."""
+        return None
+
+    @abstractmethod
+    def rows(self, index: Tensor | slice) -> Self:
+        """The predictive of some rows: a vector of indices (with repeats, if wanted), a mask or a slice."""
 
     def __len__(self) -> int:
         return self.mean.shape[0]
@@ -104,6 +122,13 @@ class Predictive(ABC):
                 "Predict every chunk with the same posterior and integrator."
             )
         return first if len(parts) == 1 else first._joined(parts)
+
+    def _unshared(self) -> str:
+        """The message for a joint density of rows that were not drawn together."""
+        return (
+            "joint_log_prob needs draws of the weights that all rows share. Got draws of the outputs of each row by "
+            "itself. Predict without an integrator: from_outputs(likelihood, q.outputs(inputs, draws, key))."
+        )
 
     @abstractmethod
     def _joined(self, parts: Sequence[Self]) -> Self:
@@ -139,6 +164,19 @@ def rows(y: Tensor, count: int) -> Tensor:
             "Score the same rows that were predicted."
         )
     return y
+
+
+def chosen_rows(index: Tensor | slice, device: torch.device) -> Tensor | slice:
+    """An index of rows on the device of what it is for."""
+    if isinstance(index, slice):
+        return index
+    index = torch.as_tensor(index)
+    if index.dim() != 1:
+        raise ValueError(
+            f"rows: index must be a slice or a vector of indices or booleans. Got shape {tuple(index.shape)}. "
+            "For one row give rows(slice(n, n + 1))."
+        )
+    return index.to(device)
 
 
 def between_zero_and_one(name: str, value: float) -> None:

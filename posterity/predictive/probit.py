@@ -13,7 +13,7 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.integrator import Integrator, output_variance
-from posterity.predictive.outputs import binary_probs, one_logit
+from posterity.predictive.outputs import binary_probs, labels_only
 
 
 def probit_kappa(mean: Tensor, variance: Tensor) -> Tensor:
@@ -61,9 +61,9 @@ class Probit(Integrator):
         """The averaged class probabilities at outputs of mean (N, *event) and covariance (N, D, D)."""
         logits = shrunk(mean.double(), output_variance(mean, covariance).double())
         if isinstance(likelihood, Bernoulli):
-            return ClassPredictive(binary_probs(one_logit(logits, leading=1)))
+            return ClassPredictive(binary_probs(labels_only(logits, leading=1)))
         if isinstance(likelihood, Categorical):
-            return ClassPredictive(logits.softmax(-1))
+            return ClassPredictive(logits.softmax(1))  # (N, C, *positions)
         raise TypeError(needs_classes("Probit()", likelihood))
 
 
@@ -90,14 +90,14 @@ class ProbitPhi(Integrator):
     """
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
-        """The averaged class probabilities at logits of mean (N,) or (N, 1) and covariance (N, 1, 1)."""
+        """The averaged class probabilities at logits of mean (N, *event) and covariance (N, D, D)."""
         if isinstance(likelihood, Categorical):
             raise TypeError("ProbitPhi() needs a Bernoulli likelihood. Got Categorical. Use Probit().")
         if not isinstance(likelihood, Bernoulli):
             raise TypeError(needs_classes("ProbitPhi()", likelihood))
-        variance = one_logit(output_variance(mean, covariance).double(), leading=1)
-        logits = one_logit(mean.double(), leading=1)
-        return ClassPredictive(torch.stack([probit_phi(-logits, variance), probit_phi(logits, variance)], dim=-1))
+        variance = labels_only(output_variance(mean, covariance).double(), leading=1)
+        logits = labels_only(mean.double(), leading=1)
+        return ClassPredictive(torch.stack([probit_phi(-logits, variance), probit_phi(logits, variance)], dim=1))
 
 
 def needs_classes(name: str, likelihood: Likelihood) -> str:

@@ -1,8 +1,36 @@
 """Densities over network weights."""
 
+from posterity.priors.cauchy import Cauchy
 from posterity.priors.fan import FanIn, Glorot, He, ScaleRule
+from posterity.priors.group_lasso import GroupLasso
+from posterity.priors.hierarchical import Hierarchical
+from posterity.priors.horseshoe import Horseshoe
+from posterity.priors.laplace import Laplace
 from posterity.priors.layerwise import Layerwise
+from posterity.priors.logistic import Logistic
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
+from posterity.priors.scale_mixture import ScaleMixture
+from posterity.priors.scale_prior import HalfCauchy, LogNormal, ScalePrior
+from posterity.priors.student_t import StudentT
 
-__all__ = ["FanIn", "Glorot", "He", "Layerwise", "Normal", "Prior", "ScaleRule"]
+__all__ = [
+    "Cauchy",
+    "FanIn",
+    "Glorot",
+    "GroupLasso",
+    "HalfCauchy",
+    "He",
+    "Hierarchical",
+    "Horseshoe",
+    "Laplace",
+    "Layerwise",
+    "LogNormal",
+    "Logistic",
+    "Normal",
+    "Prior",
+    "ScaleMixture",
+    "ScalePrior",
+    "ScaleRule",
+    "StudentT",
+]

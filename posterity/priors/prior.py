@@ -1,5 +1,6 @@
 """What every prior over weights can do."""
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -7,6 +8,8 @@ from torch import Tensor
 
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
+
+_HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
 
 
 class Prior(ABC):
@@ -45,6 +48,10 @@ class Prior(ABC):
     @abstractmethod
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         """-E log p(w) for independent w ~ N(mean, scale^2), summed over weights: (..., P) -> (...)."""
+
+    def kl(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """KL(N(mean, scale^2) || this prior), cross-entropy minus entropy summed over weights: (..., P) -> (...)."""
+        return self.cross_entropy(mean, scale) - (scale.log() + _HALF_LOG_TWO_PI_E).sum(-1)
 
     def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """log p(theta) and its gradient, as new tensors."""

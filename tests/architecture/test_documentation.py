@@ -42,7 +42,9 @@ def test_is_a_frozen_value(value):
     assert dataclasses.is_dataclass(value)
     assert value.__dataclass_params__.frozen
     bases = [base for base in value.__mro__[1:] if base is not object and inspect.isclass(base)]
-    assert all(inspect.isabstract(base) or base.__name__ == "ABC" for base in bases), "abstract or final, one level deep"
+    assert all(inspect.isabstract(base) or base.__name__ == "ABC" for base in bases), (
+        "abstract or final, one level deep"
+    )
 
 
 def test_there_are_priors_to_look_at():

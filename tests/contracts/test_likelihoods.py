@@ -1,36 +1,73 @@
 """What every likelihood must do; a new likelihood is one row of CASES and its refusals rows of REFUSALS."""
 
 import copy
+import itertools
 import pickle
 from dataclasses import dataclass
 
 import pytest
 import torch
+from hyperbolic import hyperbolic, log_density
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from posterity.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Custom,
+    Gaussian,
+    Heteroscedastic,
+    Likelihood,
+    Poisson,
+    StudentT,
+)
 from posterity.numerics.random import Key
 
 
-def real_line(dims: int) -> tuple[Tensor, Tensor]:
+def real_line(dims: int, reach: float = 12.0) -> tuple[Tensor, Tensor]:
     """Points (K, dims) and the volume of one cell: the trapezoid rule on a box that holds the noise."""
-    axis = torch.linspace(-12.0, 12.0, 241, dtype=torch.float64)
-    return torch.cartesian_prod(*[axis] * dims).reshape(-1, dims), torch.tensor(0.1**dims, dtype=torch.float64)
+    axis = torch.linspace(-reach, reach, 241 if reach < 13.0 else 401, dtype=torch.float64)
+    return torch.cartesian_prod(*[axis] * dims).reshape(-1, dims), (axis[1] - axis[0]) ** dims
+
+
+def long_line(dims: int, nodes: int, reach: float = 12.0) -> tuple[Tensor, Tensor]:
+    """Points (K, dims) and the volume of each, (K,): the trapezoid rule in asinh(y), for noise with long tails."""
+    axis = torch.linspace(-reach, reach, nodes, dtype=torch.float64)
+    volume = axis.cosh() * (axis[1] - axis[0])
+    points = torch.cartesian_prod(*[axis.sinh()] * dims).reshape(-1, dims)
+    return points, torch.cartesian_prod(*[volume] * dims).reshape(-1, dims).prod(-1)
 
 
 def labels(*values: object) -> tuple[Tensor, Tensor]:
     return torch.tensor(values), torch.tensor(1.0, dtype=torch.float64)
 
 
+def every(values: int, *event: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """All targets of an event whose entries are 0 .. values - 1."""
+    size = torch.Size(event).numel()
+    points = torch.tensor(list(itertools.product(range(values), repeat=size)), dtype=dtype)
+    return points.reshape(-1, *event), torch.tensor(1.0, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
 class Case:
-    """A likelihood, the event shape of its outputs, and all targets of one row with the volume of each."""
+    """A likelihood, the event shape of its outputs, and all targets of one row with the volume of each.
+
+    `fisher_draws` is the number of draws its Fisher information averages over, where it is an average.
+    """
 
     name: str
     likelihood: Likelihood
     event: tuple[int, ...]
     support: tuple[Tensor, Tensor]
+    fisher_draws: int | None = None
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        return self.likelihood.output_fisher(outputs, len(self.event))
+
+    def fisher_error(self, products: Tensor) -> Tensor | float:
+        """Standard error of the Fisher information, from products of scores (n, D, D)."""
+        return 0.0 if self.fisher_draws is None else products.std(0) / self.fisher_draws**0.5
 
 
 CASES = [
@@ -43,6 +80,23 @@ CASES = [
     Case("categorical", Categorical(), (4,), labels(0, 1, 2, 3)),
     Case("bernoulli", Bernoulli(), (1,), labels([0.0], [1.0])),
     Case("bernoulli without event axis", Bernoulli(), (), labels(0.0, 1.0)),
+    Case("gaussian of an image", Gaussian(0.7), (2, 1), (real_line(2)[0].unsqueeze(-1), real_line(2)[1])),
+    Case("categorical of tokens", Categorical(positions=1), (3, 2), every(3, 2, dtype=torch.int64)),
+    Case("categorical of pixels", Categorical(positions=2), (2, 2, 3), every(2, 2, 3, dtype=torch.int64)),
+    Case("bernoulli of many labels", Bernoulli(), (3,), every(2, 3)),
+    Case("bernoulli of a mask", Bernoulli(), (2, 2), every(2, 2, 2)),
+    Case("student t", StudentT(10.0, 0.7), (1,), long_line(1, 2001)),
+    Case("student t without event axis", StudentT(9.0, 0.7), (), (long_line(1, 2001)[0][:, 0], long_line(1, 2001)[1])),
+    Case("student t per output", StudentT(12.0, (0.5, 1.3)), (2,), long_line(2, 401, 8.0)),
+    Case("student t learnt", StudentT(10.0, 0.8, learn=True, log_scale_prior=(-1.0, 0.5)), (1,), long_line(1, 2001)),
+    Case("student t learnt per output", StudentT(10.0, (0.5, 1.3), learn=True), (2,), long_line(2, 401, 8.0)),
+    Case("heteroscedastic", Heteroscedastic(), (2,), long_line(1, 4001)),
+    Case("heteroscedastic of two", Heteroscedastic(), (4,), long_line(2, 801, 6.0)),
+    Case("poisson", Poisson(), (1,), every(200, 1)),
+    Case("poisson without event axis", Poisson(), (), every(200)),
+    Case("poisson of two", Poisson(), (2,), every(120, 2)),
+    Case("custom", hyperbolic(100), (1,), real_line(1, 60.0), 100),
+    Case("custom of two", hyperbolic(100), (2,), real_line(2, 60.0), 100),
 ]
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -76,6 +130,14 @@ def autodiff_hessian(case: Case, outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
+def score_products(case: Case, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Products (n, D, D) of the entries of the gradient of each row's log density."""
+    leaf = outputs.clone().requires_grad_()
+    (score,) = torch.autograd.grad(case.likelihood.log_prob(leaf, targets).sum(), leaf)
+    score = score.reshape(len(score), -1)
+    return score.unsqueeze(-1) * score.unsqueeze(-2)
+
+
 @every_case
 def test_output_hessian_equals_autodiff(case: Case) -> None:
     outputs = outputs_of(case)
@@ -89,20 +151,20 @@ def test_output_fisher_is_the_expected_hessian(case: Case) -> None:
     outputs = many_rows(case)
     targets = case.likelihood.sample(outputs, Key(5))
     hessians = case.likelihood.output_hessian(outputs, targets)
-    error = hessians.std(0) / len(outputs) ** 0.5
-    fisher = case.likelihood.output_fisher(outputs[:1])[0]
+    error = torch.hypot(
+        hessians.std(0) / len(outputs) ** 0.5,
+        torch.as_tensor(case.fisher_error(score_products(case, outputs, targets))),
+    )
+    fisher = case.fisher(outputs[:1])[0]
     assert ((hessians.mean(0) - fisher).abs() <= 5.0 * error + 1e-12).all()
 
 
 @every_case
 def test_output_fisher_is_the_covariance_of_the_score(case: Case) -> None:
-    outputs = many_rows(case).clone().requires_grad_()
-    targets = case.likelihood.sample(outputs.detach(), Key(6))
-    (score,) = torch.autograd.grad(case.likelihood.log_prob(outputs, targets).sum(), outputs)
-    score = score.reshape(len(score), -1)
-    products = score.unsqueeze(-1) * score.unsqueeze(-2)
-    error = products.std(0) / len(products) ** 0.5
-    fisher = case.likelihood.output_fisher(outputs.detach()[:1])[0]
+    outputs = many_rows(case)
+    products = score_products(case, outputs, case.likelihood.sample(outputs, Key(6)))
+    error = torch.hypot(products.std(0) / len(products) ** 0.5, torch.as_tensor(case.fisher_error(products)))
+    fisher = case.fisher(outputs[:1])[0]
     assert ((products.mean(0) - fisher).abs() <= 5.0 * error + 1e-12).all()
     assert torch.linalg.eigvalsh(fisher).min() >= -1e-12
 
@@ -122,9 +184,10 @@ def test_leading_axes_equal_a_loop(case: Case) -> None:
         torch.testing.assert_close(function(outputs), looped, rtol=1e-12, atol=1e-12)
     assert likelihood.log_prob(outputs, targets).shape == (3, 2, 5)
     assert likelihood.sample(outputs, Key(0)).shape == (3, 2, *targets.shape)
-    if case.event:  # without an event axis the meaning of (S, N) outputs needs targets
-        looped = torch.stack([torch.stack([likelihood.output_fisher(f) for f in block]) for block in outputs])
-        torch.testing.assert_close(likelihood.output_fisher(outputs), looped, rtol=1e-12, atol=1e-12)
+    if case.fisher_draws is None:  # drawn targets are others in a loop
+        looped = torch.stack([torch.stack([case.fisher(f) for f in block]) for block in outputs])
+        torch.testing.assert_close(case.fisher(outputs), looped, rtol=1e-12, atol=1e-12)
+    assert case.fisher(outputs).shape == likelihood.output_hessian(outputs, targets).shape
 
 
 @every_case
@@ -141,7 +204,7 @@ def test_dtype_is_kept(case: Case, dtype: torch.dtype) -> None:
         likelihood.mean(outputs),
         likelihood.variance(outputs),
         likelihood.output_hessian(outputs, targets),
-        likelihood.output_fisher(outputs),
+        case.fisher(outputs),
         likelihood.free(outputs),
     ):
         assert other.dtype == dtype
@@ -154,7 +217,7 @@ def test_samples_have_the_mean_and_variance(case: Case) -> None:
     draws = case.likelihood.sample(outputs, Key(8))
     mean, variance = case.likelihood.mean(outputs[:1])[0], case.likelihood.variance(outputs[:1])[0]
     if not draws.is_floating_point():
-        draws = torch.nn.functional.one_hot(draws, mean.shape[-1]).double()
+        draws = torch.nn.functional.one_hot(draws, mean.shape[0]).double().movedim(-1, 1)  # classes come first
     assert ((draws.mean(0) - mean).abs() <= 5.0 * (variance / len(draws)).sqrt()).all()
     squares = (draws - mean).square()
     assert ((squares.mean(0) - variance).abs() <= 5.0 * squares.std(0) / len(draws) ** 0.5 + 1e-12).all()
@@ -291,6 +354,66 @@ REFUSALS = [
     ("bernoulli rows", Bernoulli(), torch.zeros(2, 1), torch.tensor([0]), r"outputs \(2, 1\) and targets \(1,\)"),
     ("bernoulli deep", Bernoulli(), torch.zeros(2, 1, 1), torch.tensor([0, 1]), r"outputs \(2, 1, 1\)"),
     ("bernoulli number", Bernoulli(), torch.zeros(()), torch.zeros(()), r"outputs \(\) and targets \(\)"),
+    ("bernoulli events", Bernoulli(), torch.zeros(2, 3), torch.zeros(2, 2), r"outputs \(2, 3\) and targets \(2, 2\)"),
+    ("bernoulli mask", Bernoulli(), torch.zeros(2, 3), torch.tensor([[0, 1, 1], [0, 2, 1]]), r"Got 2 in row 1"),
+    (
+        "categorical undeclared positions",
+        Categorical(),
+        torch.zeros(2, 3, 4, 4),
+        torch.zeros(2, 4, 4).long(),
+        r"\(N, C\) and targets \(N,\)\. Got .* use Categorical\(positions=2\)",
+    ),
+    (
+        "categorical classes last",
+        Categorical(positions=1),
+        torch.zeros(2, 4, 3),
+        torch.zeros(2, 4).long(),
+        r"\(N, C, P1\) and targets \(N, P1\)\. Got .* outputs\.movedim\(-1, 1\)",
+    ),
+    (
+        "categorical one-hot positions",
+        Categorical(positions=1),
+        torch.zeros(2, 3, 4),
+        torch.zeros(2, 3, 4).long(),
+        r"y\.argmax\(1\)",
+    ),
+    (
+        "categorical position",
+        Categorical(positions=1),
+        torch.zeros(2, 3, 2),
+        torch.tensor([[0, 1], [2, 7]]),
+        r"0\.\.2 for 3 classes\. Got 7 in row 1",
+    ),
+    (
+        "categorical no positions",
+        Categorical(positions=1),
+        torch.zeros(2, 3),
+        torch.tensor([0, 1]),
+        r"outputs \(2, 3\) and targets \(2,\).*positions=0",
+    ),
+    ("student t dtype", StudentT(), torch.zeros(3, 1), torch.zeros(3).double(), r"StudentT: .* Got torch\.float64"),
+    ("student t wide", StudentT(), torch.zeros(3, 2), torch.zeros(3), r"StudentT: .* \(3, 2\)\. Got \(3,\)"),
+    ("student t nan", StudentT(), torch.zeros(2, 1), torch.tensor([0.0, torch.nan]), r"Got .*nan.* in row 1"),
+    ("heteroscedastic odd", Heteroscedastic(), torch.zeros(3, 3), torch.zeros(3), r"\(N, 2 D\).* Got \(3, 3\)\. Give"),
+    ("heteroscedastic deep", Heteroscedastic(), torch.zeros(3, 2, 2), torch.zeros(3), r"Got \(3, 2, 2\)"),
+    ("heteroscedastic wide", Heteroscedastic(), torch.zeros(3, 2), torch.zeros(3, 2), r"\(3, 1\)\. Got \(3, 2\)\. The"),
+    (
+        "heteroscedastic integer",
+        Heteroscedastic(),
+        torch.zeros(3, 2),
+        torch.zeros(3).long(),
+        r"y\.to\(torch\.float32\)",
+    ),
+    ("heteroscedastic inf", Heteroscedastic(), torch.zeros(1, 2), torch.tensor([torch.inf]), r"Got .*inf.* in row 0"),
+    ("poisson negative", Poisson(), torch.zeros(2, 1), torch.tensor([1, -2]), r"counts .* Got -2 in row 1"),
+    ("poisson fraction", Poisson(), torch.zeros(2), torch.tensor([1.0, 2.5]), r"Got 2\.5 in row 1\. For real numbers"),
+    ("poisson nan", Poisson(), torch.zeros(1), torch.tensor([torch.nan]), r"Got nan in row 0"),
+    ("poisson inf", Poisson(), torch.zeros(1), torch.tensor([torch.inf]), r"Got inf in row 0"),
+    ("poisson complex", Poisson(), torch.zeros(1), torch.tensor([1j]), r"Got torch\.complex64"),
+    ("poisson wide", Poisson(), torch.zeros(3, 2), torch.tensor([1, 2, 3]), r"outputs, \(3, 2\)\. Got \(3,\)"),
+    ("custom rows", Custom(log_density), torch.zeros(3, 1), torch.zeros(2, 1), r"each of the 3 rows.* Got \(2, 1\)"),
+    ("custom number", Custom(log_density), torch.zeros(3, 1), torch.zeros(()), r"Got \(\)"),
+    ("custom event", Custom(log_density), torch.zeros(3), torch.zeros(3), r"1 axes .* Got \(3,\)\. .*event_dims=0"),
 ]
 
 

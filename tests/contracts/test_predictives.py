@@ -9,12 +9,13 @@ from counts import Counts
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods import Bernoulli, Categorical, Gaussian
+from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Poisson, StudentT
 from posterity.numerics.random import Key
 from posterity.predictive import (
     ClassPredictive,
     Exact,
     GaussianPredictive,
+    LaplaceBridge,
     MonteCarlo,
     Predictive,
     Probit,
@@ -105,12 +106,83 @@ def binary_exact(rows: slice, dtype: torch.dtype) -> Predictive:
     return Exact()(Bernoulli(), mean, covariance, Key(0))
 
 
-SCALAR: list[Build] = [gaussian, gaussian_without_event, draws, draws_without_event, draws_with_their_own_noise]
+def noise_of_the_network(rows: slice, dtype: torch.dtype) -> Predictive:
+    outputs = normal("draws", 6, ROWS, 2) * torch.tensor([1.0, 0.3])
+    return from_outputs(Heteroscedastic(), outputs[:, rows].to(dtype))
+
+
+def long_tails(rows: slice, dtype: torch.dtype) -> Predictive:
+    return from_outputs(StudentT(9.0, scale=(0.5, 0.9)), normal("draws", 6, ROWS, 2)[:, rows].to(dtype))
+
+
+def long_tails_with_their_own_noise(rows: slice, dtype: torch.dtype) -> Predictive:
+    likelihood = StudentT(9.0, learn=True).fixed(0.3 * normal("raw", 6, 1).to(dtype))
+    return from_outputs(likelihood, normal("draws", 6, ROWS, 1)[:, rows].to(dtype))
+
+
+def images(rows: slice, dtype: torch.dtype) -> Predictive:
+    likelihood = Gaussian(scale=1.0, learn=True).fixed(0.3 * normal("raw", 4, 1).to(dtype))
+    return from_outputs(likelihood, normal("draws", 4, ROWS, 2, 3)[:, rows].to(dtype))
+
+
+def poisson(rows: slice, dtype: torch.dtype) -> Predictive:
+    return from_outputs(Poisson(), normal("draws", 4, ROWS, 1)[:, rows].to(dtype))
+
+
+def tokens(rows: slice, dtype: torch.dtype) -> Predictive:
+    return from_outputs(Categorical(positions=1), normal("draws", 4, ROWS, 3, 2)[:, rows].to(dtype))
+
+
+def many_labels(rows: slice, dtype: torch.dtype) -> Predictive:
+    return from_outputs(Bernoulli(), normal("draws", 4, ROWS, 3)[:, rows].to(dtype))
+
+
+def tokens_bridge(rows: slice, dtype: torch.dtype) -> Predictive:
+    mean, covariance = normal("mean", ROWS, 3, 2)[rows].to(dtype), covariances("tokens", 6)[rows].to(dtype)
+    return LaplaceBridge(project=True)(Categorical(positions=1), mean, covariance, Key(0))
+
+
+def many_labels_exact(rows: slice, dtype: torch.dtype) -> Predictive:
+    mean, covariance = normal("mean", ROWS, 2)[rows].to(dtype), covariances("joint", 2)[rows].to(dtype)
+    return Exact()(Bernoulli(), mean, covariance, Key(0))
+
+
+def classes_exact(rows: slice, dtype: torch.dtype) -> Predictive:
+    mean, covariance = normal("mean", ROWS, 3)[rows].to(dtype), covariances("classes", 3)[rows].to(dtype)
+    return Exact()(Categorical(), mean, covariance, Key(0))
+
+
+def classes_bridge(rows: slice, dtype: torch.dtype) -> Predictive:
+    mean, covariance = normal("mean", ROWS, 3)[rows].to(dtype), covariances("classes", 3)[rows].to(dtype)
+    return LaplaceBridge()(Categorical(), mean, covariance, Key(0))
+
+
+SCALAR: list[Build] = [
+    gaussian,
+    gaussian_without_event,
+    draws,
+    draws_without_event,
+    draws_with_their_own_noise,
+    noise_of_the_network,
+]
 PLANAR: list[Build] = [gaussian_two_outputs, gaussian_joint, draws_two_outputs]
-GAUSSIAN_NOISE = [*SCALAR, *PLANAR]
-REGRESSION = [*GAUSSIAN_NOISE, counts]
-SPLIT_CLASSES: list[Build] = [binary_draws, classes_draws]
-CLASSES = [*SPLIT_CLASSES, classes_with_a_zero, classes_probit, binary_phi, binary_exact]
+QUANTILES = [*SCALAR, *PLANAR, long_tails, long_tails_with_their_own_noise, images]
+COUNTS: list[Build] = [counts, poisson]
+REGRESSION = [*QUANTILES, *COUNTS]
+SPLIT_CLASSES: list[Build] = [binary_draws, classes_draws, tokens, many_labels]
+AVERAGED_CLASSES: list[Build] = [
+    classes_with_a_zero,
+    classes_probit,
+    binary_phi,
+    binary_exact,
+    classes_exact,
+    classes_bridge,
+    tokens_bridge,
+    many_labels_exact,
+]
+CLASSES = [*SPLIT_CLASSES, *AVERAGED_CLASSES]
+POSITIONS: list[Build] = [tokens, many_labels, tokens_bridge, many_labels_exact]
+DRAWN: list[Build] = [draws, draws_with_their_own_noise, images, long_tails, *COUNTS, *SPLIT_CLASSES]
 EVERY = [*REGRESSION, *CLASSES]
 ALL_ROWS = slice(None)
 
@@ -129,10 +201,16 @@ def test_shapes_and_length(build: Build) -> None:
     assert len(pred) == ROWS
     assert pred.mean.shape == pred.variance.shape == pred.std.shape
     assert pred.mean.shape[0] == ROWS
-    target_shape = (ROWS,) if pred.classifies else pred.mean.shape
+    target_shape = (ROWS, *pred.mean.shape[2:]) if pred.classifies else pred.mean.shape
     assert pred.sample(7, Key(0)).shape == (7, *target_shape)
     assert pred.log_prob(some_targets(pred)).shape == (ROWS,)
     assert type(pred).__name__ in repr(pred)
+
+
+def densities(pred: Predictive, points: Tensor) -> Tensor:
+    """Densities (G, N) of each row at targets (G, N, *event)."""
+    everywhere = pred.rows(torch.arange(ROWS).repeat(len(points)))
+    return everywhere.log_prob(points.flatten(0, 1)).exp().reshape(len(points), ROWS)
 
 
 @pytest.mark.parametrize("build", SCALAR)
@@ -142,8 +220,8 @@ def test_density_integrates_to_one_and_quantiles_invert_it(build: Build) -> None
 
     def mass(lower: Tensor, upper: Tensor) -> Tensor:  # of each row, by Gauss-Legendre
         half = 0.5 * (upper - lower)
-        densities = [pred.log_prob(lower + half * (1.0 + node)).exp() for node in nodes]
-        return half.reshape(ROWS) * torch.einsum("gn,g->n", torch.stack(densities), weights)
+        points = torch.stack([lower + half * (1.0 + node) for node in nodes])
+        return half.reshape(ROWS) * torch.einsum("gn,g->n", densities(pred, points), weights)
 
     ends = 12.0 * pred.std
     torch.testing.assert_close(mass(pred.mean - ends, pred.mean + ends), torch.ones(ROWS).double(), rtol=0, atol=1e-9)
@@ -156,15 +234,12 @@ def test_density_integrates_to_one_and_quantiles_invert_it(build: Build) -> None
 def test_joint_density_of_two_outputs_integrates_to_one(build: Build) -> None:
     pred = whole(build)
     steps = torch.linspace(-7.0, 7.0, 71, dtype=torch.float64)
-    density = torch.zeros(ROWS, dtype=torch.float64)
-    for first in steps:
-        for second in steps:
-            density += pred.log_prob(pred.mean + pred.std * torch.stack([first, second])).exp()
-    mass = density * pred.std.prod(-1) * float(steps[1] - steps[0]) ** 2
+    points = pred.mean + pred.std * torch.cartesian_prod(steps, steps).unsqueeze(1)  # (G, N, 2)
+    mass = densities(pred, points).sum(0) * pred.std.prod(-1) * float(steps[1] - steps[0]) ** 2
     torch.testing.assert_close(mass, torch.ones(ROWS).double(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", CLASSES)
+@pytest.mark.parametrize("build", [build for build in CLASSES if build not in POSITIONS])
 def test_class_probabilities_sum_to_one_and_are_what_log_prob_says(build: Build) -> None:
     pred = whole(build)
     assert pred.classifies
@@ -175,8 +250,19 @@ def test_class_probabilities_sum_to_one_and_are_what_log_prob_says(build: Build)
     torch.testing.assert_close(pred.mean, pred.probs)
 
 
-def test_count_probabilities_sum_to_one() -> None:
-    pred = whole(counts)
+@pytest.mark.parametrize("build", POSITIONS)
+def test_positions_are_predicted_one_by_one(build: Build) -> None:
+    pred = whole(build)
+    y = some_targets(pred)
+    assert y.shape == pred.entropy.shape == (ROWS, *pred.probs.shape[2:])
+    torch.testing.assert_close(pred.probs.sum(1), torch.ones(y.shape).double())
+    each = pred.probs.gather(1, y.unsqueeze(1)).log().squeeze(1)
+    torch.testing.assert_close(pred.log_prob(y), each.flatten(1).sum(-1))
+
+
+@pytest.mark.parametrize("build", COUNTS)
+def test_count_probabilities_sum_to_one(build: Build) -> None:
+    pred = whole(build)
     total = sum(pred.log_prob(torch.full((ROWS,), float(count))).exp() for count in range(120))
     torch.testing.assert_close(total, torch.ones(ROWS).double(), rtol=0, atol=1e-9)
 
@@ -187,7 +273,7 @@ def test_moments_agree_with_samples(build: Build) -> None:
     size = 20_000
     drawn = pred.sample(size, Key(3))
     if pred.classifies:
-        drawn = torch.nn.functional.one_hot(drawn, pred.probs.shape[1])
+        drawn = torch.nn.functional.one_hot(drawn, pred.probs.shape[1]).movedim(-1, 2)
     drawn = drawn.double()
     error = (drawn.mean(0) - pred.mean).abs()
     assert bool((error <= 5.0 * pred.std / size**0.5 + 1e-12).all())
@@ -196,7 +282,7 @@ def test_moments_agree_with_samples(build: Build) -> None:
     assert bool(((squares.mean(0) - pred.variance).abs() <= 5.0 * standard_error + 1e-12).all())
 
 
-@pytest.mark.parametrize("build", GAUSSIAN_NOISE)
+@pytest.mark.parametrize("build", QUANTILES)
 def test_central_interval_holds_its_share_of_samples(build: Build) -> None:
     pred = whole(build)
     size = 10_000
@@ -252,7 +338,7 @@ def test_chunks_join_to_the_whole(build: Build) -> None:
     torch.testing.assert_close(joined.mean, pred.mean)
     torch.testing.assert_close(joined.variance, pred.variance)
     assert torch.equal(joined.sample(3, Key(2)), pred.sample(3, Key(2)))
-    if build not in (classes_with_a_zero, classes_probit, binary_phi, binary_exact):
+    if build not in AVERAGED_CLASSES:
         torch.testing.assert_close(joined.aleatoric, pred.aleatoric)
         torch.testing.assert_close(joined.epistemic, pred.epistemic)
 
@@ -265,7 +351,7 @@ def test_each_row_is_scored_by_its_own_target(build: Build) -> None:
     torch.testing.assert_close(pred.log_prob(y), torch.cat(alone))
 
 
-@pytest.mark.parametrize("build", [*SCALAR, counts, binary_draws, binary_phi, binary_exact])
+@pytest.mark.parametrize("build", [*SCALAR, *COUNTS, binary_draws, binary_phi, binary_exact])
 def test_a_column_and_a_vector_of_targets_mean_the_same(build: Build) -> None:
     pred = whole(build)
     y = some_targets(pred).reshape(ROWS)
@@ -282,6 +368,64 @@ def test_targets_that_do_not_fit_are_refused(build: Build) -> None:
             pred.log_prob(wrong)
     with pytest.raises(BadData, match="Got"):
         pred.log_prob(y.reshape(ROWS, -1).repeat(1, 2))
+
+
+INDICES = [torch.tensor([3, 0, 3]), torch.tensor([True, False, False, True, True]), slice(1, 4), slice(0, 0)]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=["repeats", "mask", "slice", "none"])
+@pytest.mark.parametrize("build", EVERY)
+def test_rows_are_chosen(build: Build, index: Tensor | slice) -> None:
+    pred = whole(build)
+    some, y = pred.rows(index), some_targets(pred)
+    assert type(some) is type(pred)
+    assert len(some) == len(y[index])
+    torch.testing.assert_close(some.log_prob(y[index]), pred.log_prob(y)[index])
+    torch.testing.assert_close(some.variance, pred.variance[index])
+    if build not in AVERAGED_CLASSES:
+        torch.testing.assert_close(some.epistemic, pred.epistemic[index])
+        torch.testing.assert_close(some.expected_log_prob(y[index]), pred.expected_log_prob(y)[index])
+
+
+@pytest.mark.parametrize("build", [*REGRESSION, *SPLIT_CLASSES])
+def test_the_average_of_the_log_is_below_the_log_of_the_average(build: Build) -> None:
+    pred = whole(build)
+    y = some_targets(pred)
+    expected = pred.expected_log_prob(y)
+    assert expected.shape == (ROWS,)
+    assert bool((expected < pred.log_prob(y)).all())
+
+
+@pytest.mark.parametrize("build", DRAWN)
+def test_joint_density_of_rows(build: Build) -> None:
+    pred = whole(build)
+    y = some_targets(pred)
+    joint, expected = pred.joint_log_prob(y), pred.expected_log_prob(y)
+    assert joint.shape == ()
+    assert bool(joint > expected.sum())  # Jensen
+    first = pred.rows(slice(0, 1)).joint_log_prob(y[:1])
+    if build not in POSITIONS:
+        torch.testing.assert_close(first, pred.log_prob(y)[0].double())
+    thrice = pred.rows(torch.zeros(3, dtype=torch.long)).joint_log_prob(y[:1].expand(3, *y.shape[1:]))
+    assert bool(thrice > 3.0 * first)  # rows share the weights: the second answer tells of the third
+
+
+@pytest.mark.parametrize("build", [gaussian, gaussian_joint, *AVERAGED_CLASSES])
+def test_rows_without_what_ties_them_have_no_joint_density(build: Build) -> None:
+    pred = whole(build)
+    with pytest.raises(ValueError, match=r"joint_log_prob needs .* Got"):
+        pred.joint_log_prob(some_targets(pred))
+
+
+@pytest.mark.parametrize("build", REGRESSION)
+def test_normal_components_are_the_distribution(build: Build) -> None:
+    pred = whole(build)
+    if pred.normals is None:
+        assert build in (*COUNTS, long_tails, long_tails_with_their_own_noise)
+        return
+    means, scales = pred.normals
+    torch.testing.assert_close(means.mean(0), pred.mean)
+    torch.testing.assert_close(scales.square().mean(0) + means.var(0, correction=0), pred.variance)
 
 
 @pytest.mark.parametrize("build", EVERY)

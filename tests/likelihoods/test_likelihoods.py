@@ -177,14 +177,6 @@ def test_categorical_check_gives_int64(dtype: torch.dtype) -> None:
     assert checked.tolist() == [0, 2]
 
 
-def test_categorical_takes_targets_of_members() -> None:
-    outputs = Key(0).normal((2, 3, 4), torch.float32, torch.get_default_device())
-    targets = torch.tensor([[0, 1, 2], [3, 2, 1]])  # (M, N)
-    value = Categorical().log_prob(outputs, targets)
-    for member in range(2):
-        assert torch.equal(value[member], Categorical().log_prob(outputs[member], targets[member]))
-
-
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("output_shape", [(3,), (3, 1)], ids=str)
 @pytest.mark.parametrize("target_shape", [(3,), (3, 1)], ids=str)

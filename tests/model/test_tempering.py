@@ -1,20 +1,19 @@
 """Powers of likelihood and prior."""
 
-import json
 import math
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from goldcases import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from posterity.model.tempering import Tempering
 
-GOLD = json.loads((Path(__file__).parents[1] / "gold" / "linear_tempered_posterior.json").read_text())
+GOLD = load("linear_tempered_posterior")
 positives = st.floats(1e-3, 1e3)
 
 
@@ -47,18 +46,16 @@ def test_balanced_counts_neurons_or_parameters(tau: float, num_data: int, neuron
 
 def linear_precision(tempering: Tempering, prior_precision: float) -> Tensor:
     """Precision of the tempered posterior of the gold's linear model."""
-    features = torch.tensor(GOLD["inputs"]["X"], dtype=torch.float64)
-    data = tempering.likelihood_power * GOLD["inputs"]["beta"] * features.T @ features
+    features = GOLD.inputs["X"]
+    data = tempering.likelihood_power * GOLD.inputs["beta"] * features.T @ features
     return data + tempering.prior_power * prior_precision * torch.eye(features.shape[1], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("row", GOLD["expected"]["rows"], ids=lambda row: f"T={row['T']}")
-def test_gold_linear_model(row: dict[str, object]) -> None:
-    temperature, alpha = row["T"], GOLD["inputs"]["alpha"]
-    tolerance = {"rtol": GOLD["tolerance"]["rtol"], "atol": GOLD["tolerance"]["atol"]}
-    for tempering, name in ((Tempering.tempered(temperature), "lik"), (Tempering.cold(temperature), "full")):
-        expected = torch.tensor(row[f"{name}_precision"], dtype=torch.float64)
-        torch.testing.assert_close(linear_precision(tempering, alpha), expected, **tolerance)
+@pytest.mark.parametrize("row", range(4))
+def test_gold_linear_model(row: int) -> None:
+    temperature, alpha = GOLD.at(f"rows.{row}.T"), GOLD.inputs["alpha"]
+    GOLD.check(f"rows.{row}.lik_precision", linear_precision(Tempering.tempered(temperature), alpha))
+    GOLD.check(f"rows.{row}.full_precision", linear_precision(Tempering.cold(temperature), alpha))
 
 
 @given(positives, positives)

@@ -45,9 +45,64 @@ def test_binary_equals_two_classes_with_a_zero_logit() -> None:
     torch.testing.assert_close(binary.epistemic, classes.epistemic)
 
 
-def test_several_logits_are_not_binary() -> None:
-    with pytest.raises(ValueError, match="Categorical"):
-        from_outputs(Bernoulli(), torch.zeros(4, 3, 2))
+def test_several_logits_are_several_labels() -> None:
+    outputs = Key(0).normal((4, 3, 2), dtype=torch.float64)
+    pred = from_outputs(Bernoulli(), outputs)
+    ones = torch.sigmoid(outputs).mean(0)
+    torch.testing.assert_close(pred.probs, torch.stack([1 - ones, ones], dim=1))
+    y = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    torch.testing.assert_close(pred.log_prob(y.float()), torch.where(y > 0, ones, 1 - ones).log().sum(-1))
+
+
+def test_labels_at_positions_must_be_declared() -> None:
+    with pytest.raises(ValueError, match=r"0 axes of positions.*Got \(4, 3, 5, 2\)\. Say by Categorical\(positions="):
+        from_outputs(Categorical(), torch.zeros(4, 3, 5, 2))
+    assert from_outputs(Categorical(positions=1), torch.zeros(4, 3, 5, 2)).probs.shape == (3, 5, 2)
+
+
+def test_joint_probability_is_that_of_shared_draws() -> None:
+    draws = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]])  # either all 0 or all 1
+    pred = ClassPredictive(draws.mean(0), draws)
+    assert float(pred.joint_log_prob(torch.tensor([1, 1]))) == pytest.approx(math.log(0.5))
+    assert float(pred.joint_log_prob(torch.tensor([0, 1]))) == -math.inf
+    assert float(pred.log_prob(torch.tensor([0, 1])).sum()) == pytest.approx(math.log(0.25))
+    assert pred.expected_log_prob(torch.tensor([0, 1])).tolist() == [-math.inf, -math.inf]
+
+
+def test_joint_probability_of_labels_at_positions_keeps_them_together() -> None:
+    outputs = Key(0).normal((6, 3, 4, 2), torch.float64)
+    pred = from_outputs(Categorical(positions=1), outputs)
+    y = torch.arange(6).reshape(3, 2) % 4
+    each = Categorical(positions=1).log_prob(outputs, y)  # (S, N)
+    torch.testing.assert_close(pred.joint_log_prob(y), each.sum(-1).exp().mean().log())
+    torch.testing.assert_close(pred.expected_log_prob(y), each.mean(0))
+
+
+def test_rows_drawn_apart_have_no_joint_probability() -> None:
+    apart = from_outputs(Categorical(), torch.zeros(3, 2, 4), shared=False)
+    for pred in (
+        apart,
+        apart.rows(slice(0, 1)),
+        Predictive.concatenate([apart, from_outputs(Categorical(), torch.zeros(3, 2, 4))]),
+    ):
+        with pytest.raises(ValueError, match=r"draws of the weights that all rows share\. Got .* from_outputs"):
+            pred.joint_log_prob(torch.zeros(len(pred), dtype=torch.long))
+
+
+def test_a_draw_that_float32_rounds_to_zero_keeps_its_log() -> None:
+    outputs = torch.tensor([[[200.0, 0.0]], [[0.0, 0.0]]])
+    for likelihood, given in ((Categorical(), outputs), (Bernoulli(), -outputs[..., :1])):
+        pred = from_outputs(likelihood, given)
+        expected = -(200.0 + math.log(2.0)) / 2.0
+        assert float(pred.expected_log_prob(torch.tensor([1]))) == pytest.approx(expected, rel=1e-6)
+        assert pred.draws.dtype == torch.float32
+        assert bool(torch.isfinite(pred.aleatoric).all())
+
+
+@pytest.mark.parametrize("index", [torch.tensor(1), torch.tensor([[0, 1]])])
+def test_rows_need_a_vector(index: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"index must be a slice or a vector.*rows\(slice\(n, n \+ 1\)\)"):
+        ClassPredictive(torch.full((3, 2), 0.5)).rows(index)
 
 
 def test_saturated_float32_logits_keep_a_finite_log_probability() -> None:

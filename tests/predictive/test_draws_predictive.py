@@ -6,12 +6,14 @@ import pytest
 import torch
 from counts import Counts
 from goldcases import load
+from hyperbolic import hyperbolic, log_density
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods import Categorical, Gaussian
+from posterity.likelihoods import Categorical, Custom, Gaussian, Poisson, StudentT
 from posterity.numerics.random import Key
 from posterity.predictive import ClassPredictive, DrawsPredictive, Predictive, from_outputs
 
@@ -110,7 +112,7 @@ def test_sample_mixes_components_row_by_row() -> None:
     assert 0 < int((signs > 0).sum()) < 40  # one component for all rows would give 0 or 40
 
 
-def test_other_likelihoods_have_no_quantile_but_all_else() -> None:
+def test_a_likelihood_without_cdf_has_no_quantile_but_all_else() -> None:
     pred = DrawsPredictive(Counts(), torch.zeros(3, 2, 1))
     with pytest.raises(TypeError, match=r"sample\(draws, key\)"):
         pred.quantile(0.5)
@@ -140,3 +142,84 @@ def test_from_outputs_chooses_by_likelihood() -> None:
     assert isinstance(from_outputs(Gaussian(), outputs), DrawsPredictive)
     assert isinstance(from_outputs(Counts(), outputs), DrawsPredictive)
     assert isinstance(from_outputs(Categorical(), outputs), ClassPredictive)
+
+
+@settings(max_examples=60, deadline=None)
+@given(log_rates=st.lists(st.floats(-12, 6), min_size=1, max_size=5), p=st.floats(0.001, 0.999))
+def test_quantile_of_counts_is_the_smallest_that_is_enough(log_rates: list[float], p: float) -> None:
+    pred = DrawsPredictive(Poisson(), torch.tensor(log_rates, dtype=torch.float64).reshape(-1, 1, 1))
+    quantile = float(pred.quantile(p))
+
+    def below(count: float) -> float:
+        return float(sum(stats.poisson(math.exp(f)).cdf(count) for f in log_rates) / len(log_rates))
+
+    assert quantile == int(quantile) >= 0
+    assert below(quantile) >= p - 1e-9  # torch's distribution function has errors of 1e-9
+    assert below(quantile - 1) < p + 1e-9
+
+
+@pytest.mark.parametrize("degrees", [0.5, 1.5, 4.0])
+@pytest.mark.parametrize("p", [1e-4, 0.3, 0.999])
+def test_quantile_of_long_tails(degrees: float, p: float) -> None:
+    means = torch.tensor([-1.0, 0.5, 40.0], dtype=torch.float64)
+    pred = DrawsPredictive(StudentT(degrees, 2.0), means.reshape(3, 1, 1))
+    quantile = float(pred.quantile(p))
+    below = sum(stats.t(degrees, mean, 2.0).cdf(quantile) for mean in means.tolist()) / 3
+    assert below == pytest.approx(p, rel=1e-9)
+
+
+def test_one_draw_of_long_tails_has_the_quantiles_of_scipy() -> None:
+    pred = DrawsPredictive(StudentT(3.0, 0.7), torch.full((1, 2, 1), 5.0, dtype=torch.float64))
+    lower, upper = pred.interval(0.9)
+    wanted = stats.t(3.0, 5.0, 0.7).interval(0.9)
+    assert lower[0].item() == pytest.approx(wanted[0], rel=1e-12)
+    assert upper[1].item() == pytest.approx(wanted[1], rel=1e-12)
+
+
+def test_quantile_of_nan_is_nan() -> None:
+    outputs = torch.tensor([[[0.0], [torch.nan]]])
+    quantile = DrawsPredictive(Gaussian(), outputs).quantile(0.5)
+    assert quantile[0].item() == pytest.approx(0.0, abs=1e-6)
+    assert quantile[1].isnan()
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.7), StudentT(5.0), Poisson()], ids=lambda item: type(item).__name__)
+def test_joint_density_is_that_of_shared_draws(likelihood: Gaussian) -> None:
+    outputs = Key(0).normal((5, 4, 2), torch.float64)
+    y = likelihood.sample(outputs[0], Key(1))
+    each = likelihood.log_prob(outputs, y)  # (S, N)
+    pred = DrawsPredictive(likelihood, outputs)
+    torch.testing.assert_close(pred.joint_log_prob(y), each.sum(-1).exp().mean().log())
+    torch.testing.assert_close(pred.expected_log_prob(y), each.mean(0))
+    apart = DrawsPredictive(likelihood, outputs, shared=False)
+    for unshared in (apart, apart.rows(slice(0, 2)), Predictive.concatenate([apart, pred])):
+        with pytest.raises(ValueError, match=r"that all rows share\. Got"):
+            unshared.joint_log_prob(y)
+
+
+def test_joint_density_tends_to_that_of_the_gaussian_process() -> None:
+    size = 200_000
+    root = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [-0.3, 0.2, 0.5]], dtype=torch.float64)
+    outputs = (Key(0).normal((size, 3), torch.float64) @ root.T).unsqueeze(-1)
+    y = torch.tensor([0.5, 0.2, -1.0], dtype=torch.float64)
+    covariance = root @ root.T + 0.25 * torch.eye(3, dtype=torch.float64)
+    exact = torch.distributions.MultivariateNormal(torch.zeros(3).double(), covariance).log_prob(y)
+    each = Gaussian(0.5).log_prob(outputs, y.unsqueeze(-1)).sum(-1).exp()
+    pred = DrawsPredictive(Gaussian(0.5), outputs)
+    error = float(each.std() / each.mean()) / size**0.5
+    assert abs(float(pred.joint_log_prob(y) - exact)) < 5.0 * error
+
+
+def test_a_density_alone_gives_log_scores() -> None:
+    outputs, y = Key(0).normal((5, 4, 1), torch.float64), torch.zeros(4, 1).double()
+    pred = DrawsPredictive(Custom(log_density), outputs)
+    torch.testing.assert_close(pred.log_prob(y), DrawsPredictive(hyperbolic(1), outputs).log_prob(y))
+    assert len(pred) == 4
+    assert "Custom" in repr(pred)
+    assert pred.joint_log_prob(y).shape == ()
+    with pytest.raises(TypeError, match=r"Custom\.mean needs mean_function"):
+        _ = pred.mean
+    with pytest.raises(TypeError, match="no quantiles"):
+        pred.quantile(0.5)
+    with pytest.raises(BadData, match="one row for each of the 4 predictions"):
+        pred.log_prob(y[:3])

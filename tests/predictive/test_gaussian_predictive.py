@@ -133,3 +133,57 @@ def test_targets_with_other_event_axes_are_not_reshaped() -> None:
     for y in (torch.zeros(2, 3, 2), torch.zeros(2, 6)):
         with pytest.raises(BadData, match="shape"):
             pred.log_prob(y)
+
+
+def across_rows(rows: int, size: int) -> tuple[GaussianPredictive, Tensor, Tensor, Tensor]:
+    """A predictive that knows the covariance across rows, its flat mean and covariance of targets, and targets."""
+    root = Key(0).normal((rows * size, rows * size + 1), torch.float64)
+    joint = root @ root.T / (rows * size)
+    mean = Key(1).normal((rows, size), torch.float64)
+    noise = torch.linspace(0.1, 0.5, size, dtype=torch.float64)
+    pred = GaussianPredictive(mean, joint.diagonal().reshape(rows, size), noise, joint_covariance=joint)
+    total = joint + torch.diag(noise.repeat(rows))
+    return pred, mean.reshape(-1), total, Key(2).normal((rows, size), torch.float64)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_joint_density_of_all_rows(size: int) -> None:
+    pred, mean, total, y = across_rows(4, size)
+    exact = torch.distributions.MultivariateNormal(mean, total).log_prob(y.reshape(-1))
+    torch.testing.assert_close(pred.joint_log_prob(y), exact)
+    assert pred.joint_covariance.shape == (4 * size, 4 * size)
+    some = torch.tensor([2, 0])
+    flat = torch.arange(4 * size).reshape(4, size)[some].reshape(-1)
+    part = torch.distributions.MultivariateNormal(mean[flat], total[flat][:, flat]).log_prob(y[some].reshape(-1))
+    torch.testing.assert_close(pred.rows(some).joint_log_prob(y[some]), part)
+
+
+def test_joint_covariance_must_fit() -> None:
+    mean, variance = torch.zeros(2, 1), torch.ones(2, 1)
+    with pytest.raises(
+        ValueError, match=r"joint_covariance must be one matrix for all rows, \(2, 2\)\. Got \(2, 1, 1\)"
+    ):
+        GaussianPredictive(mean, variance, torch.ones(1), joint_covariance=torch.ones(2, 1, 1))
+    with pytest.raises(ValueError, match="must be the diagonal of joint_covariance"):
+        GaussianPredictive(mean, variance, torch.ones(1), joint_covariance=2.0 * torch.eye(2))
+
+
+def test_chunks_forget_what_they_do_not_share() -> None:
+    pred, _, _, y = across_rows(4, 1)
+    joined = Predictive.concatenate([pred.rows(slice(0, 2)), pred.rows(slice(2, 4))])
+    torch.testing.assert_close(joined.log_prob(y), pred.log_prob(y))
+    with pytest.raises(ValueError, match="covariance of the outputs across rows"):
+        joined.joint_log_prob(y)
+
+
+def test_expected_log_density_against_quadrature() -> None:
+    mean, spread, noise, y = 0.3, 1.7, 0.4, 1.1
+    moments = torch.tensor([[mean, spread, noise]], dtype=torch.float64)
+    pred = GaussianPredictive(*moments.split(1, dim=1))
+    node = torch.linspace(-9, 9, 2001, dtype=torch.float64)
+    weight = torch.exp(-0.5 * node**2)
+    log_density = torch.distributions.Normal(mean + spread**0.5 * node, noise**0.5).log_prob(
+        torch.tensor(y, dtype=torch.float64)
+    )
+    exact = float(weight @ log_density / weight.sum())
+    assert float(pred.expected_log_prob(torch.tensor([y], dtype=torch.float64))) == pytest.approx(exact, rel=1e-10)

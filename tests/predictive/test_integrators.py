@@ -16,6 +16,7 @@ from posterity.predictive import (
     Exact,
     GaussianPredictive,
     Integrator,
+    LaplaceBridge,
     MonteCarlo,
     Probit,
     ProbitPhi,
@@ -78,6 +79,12 @@ def test_gold_multiclass_predictives() -> None:
     case = load("multiclass_map_laplace")
     for index, entry in enumerate(case.expected["predictive"]):
         mean, covariance = entry["logit_mean"].unsqueeze(0), entry["logit_cov"].unsqueeze(0)
+        exact = Exact()(Categorical(), mean, covariance, KEY).probs[0]
+        size = 20_000
+        drawn = MonteCarlo(size)(Categorical(), mean, covariance, KEY)
+        assert bool(((drawn.probs[0] - exact).abs() <= 5.0 * drawn.draws[:, 0].std(0) / size**0.5).all())
+        plain = Exact()(Categorical(), mean, 0 * covariance, KEY).probs[0]
+        case.check(f"predictive.{index}.plugin", plain)
         probs = Probit()(Categorical(), mean, covariance, KEY).probs[0]
         case.check(f"predictive.{index}.meanfield_probit", probs)
         plugin = Probit()(Categorical(), mean, 0 * covariance, KEY).probs[0]
@@ -89,10 +96,16 @@ def test_gold_softmax_integrals() -> None:
     mean = torch.stack([entry["mu"] for entry in case.inputs["cases"]])
     covariance = torch.stack([entry["S"] for entry in case.inputs["cases"]])
     probit = Probit()(Categorical(), mean, covariance, KEY)
+    exact = Exact()(Categorical(), mean, covariance, KEY)
+    bridge = LaplaceBridge()(Categorical(), mean, covariance, KEY)
+    projected = LaplaceBridge(project=True)(Categorical(), mean, covariance, KEY)
     size = 20_000
     drawn = MonteCarlo(size)(Categorical(), mean, covariance, KEY)
     for index, entry in enumerate(case.expected["cases"]):
         case.check(f"cases.{index}.meanfield_probit", probit.probs[index])
+        case.check(f"cases.{index}.exact", exact.probs[index])
+        case.check(f"cases.{index}.laplace_bridge", bridge.probs[index])
+        case.check(f"cases.{index}.laplace_bridge_projected", projected.probs[index])
         standard_error = drawn.draws[:, index].std(0) / size**0.5
         assert bool(((drawn.probs[index] - entry["exact"]).abs() <= 5.0 * standard_error + 1e-12).all())
     assert float((probit.probs[2] - case.expected["cases"][2]["exact"]).abs().max()) == pytest.approx(0.075, abs=5e-4)
@@ -191,7 +204,7 @@ def test_a_matrix_that_is_no_covariance_is_refused() -> None:
     with pytest.raises(NotPositiveDefinite, match="eigenvalue of -1"):
         MonteCarlo(10)(Categorical(), mean, indefinite, KEY)
     for bad in (-torch.eye(2), torch.full((2, 2), float("nan"))):
-        for integrator in (Probit(), MonteCarlo(10)):
+        for integrator in (Probit(), MonteCarlo(10), LaplaceBridge(project=True)):
             with pytest.raises(NotPositiveDefinite, match="float64"):
                 integrator(Categorical(), mean, bad.unsqueeze(0), KEY)
         with pytest.raises(NotPositiveDefinite, match="float64"):
@@ -204,7 +217,7 @@ def test_a_variance_rounded_below_zero_counts_as_zero() -> None:
     assert pred.epistemic.tolist() == [[0.0, 1.0]]
 
 
-@pytest.mark.parametrize("integrator", [Probit(), MonteCarlo(5), Exact()])
+@pytest.mark.parametrize("integrator", [Probit(), MonteCarlo(5), Exact(), LaplaceBridge()])
 def test_covariances_of_another_shape_are_refused(integrator: Integrator) -> None:
     likelihood = Gaussian() if isinstance(integrator, Exact) else Categorical()
     with pytest.raises(ValueError, match="one matrix for each row"):
@@ -218,8 +231,11 @@ def test_covariances_of_another_shape_are_refused(integrator: Integrator) -> Non
         (Probit(), Counts(), r"MonteCarlo\(\)"),
         (ProbitPhi(), Categorical(), r"Probit\(\)"),
         (ProbitPhi(), Gaussian(), r"Exact\(\)"),
-        (Exact(), Categorical(), r"Probit\(\) or MonteCarlo\(\)"),
+        (Exact(), Categorical(), r"Probit\(\), LaplaceBridge\(\) or MonteCarlo\(\)"),
         (Exact(), Counts(), r"MonteCarlo\(\)"),
+        (LaplaceBridge(), Bernoulli(), r"Probit\(\) or Exact\(\)"),
+        (LaplaceBridge(), Gaussian(), r"Exact\(\)"),
+        (LaplaceBridge(), Counts(), r"MonteCarlo\(\)"),
     ],
 )
 def test_an_integrator_that_cannot_names_one_that_can(
@@ -240,3 +256,32 @@ def test_default_integrators() -> None:
 def test_monte_carlo_needs_draws(draws: int) -> None:
     with pytest.raises(ValueError, match=r"MonteCarlo\.draws must be a positive integer"):
         MonteCarlo(draws)
+
+
+@pytest.mark.parametrize("integrator", [Probit(), Exact(), LaplaceBridge(), LaplaceBridge(project=True)])
+def test_labels_at_positions_are_integrated_one_by_one(integrator: Integrator) -> None:
+    mean = Key(0).normal((2, 3, 4), torch.float64)  # (N, C, P)
+    root = Key(1).normal((2, 12, 12), torch.float64)
+    covariance = root @ root.mT
+    together = integrator(Categorical(positions=1), mean, covariance, KEY)
+    blocks = covariance.reshape(2, 3, 4, 3, 4)
+    for place in range(4):
+        alone = integrator(Categorical(), mean[..., place], blocks[:, :, place, :, place], KEY)
+        torch.testing.assert_close(together.probs[..., place], alone.probs)
+
+
+@pytest.mark.parametrize("integrator", [Probit(), ProbitPhi(), Exact()])
+def test_many_binary_labels_are_integrated_one_by_one(integrator: Integrator) -> None:
+    mean = Key(0).normal((2, 3), torch.float64)
+    root = Key(1).normal((2, 3, 3), torch.float64)
+    covariance = root @ root.mT
+    together = integrator(Bernoulli(), mean, covariance, KEY)
+    for place in range(3):
+        alone = integrator(Bernoulli(), mean[:, place], covariance[:, place, place].reshape(2, 1, 1), KEY)
+        torch.testing.assert_close(together.probs[..., place], alone.probs)
+
+
+def test_draws_of_monte_carlo_do_not_tie_rows_together() -> None:
+    pred = MonteCarlo(5)(Gaussian(), torch.zeros(2, 1), torch.ones(2, 1, 1), KEY)
+    with pytest.raises(ValueError, match="that all rows share"):
+        pred.joint_log_prob(torch.zeros(2))

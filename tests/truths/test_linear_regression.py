@@ -110,7 +110,10 @@ def test_chain_rule_of_the_evidence():
     total = 0.0
     for n in range(len(targets)):
         net = nn.Linear(2, 1, bias=False, dtype=torch.float64)
-        noise, prior = po.likelihoods.Gaussian(case.inputs["beta"] ** -0.5), po.priors.Normal(case.inputs["alpha"] ** -0.5)
+        noise, prior = (
+            po.likelihoods.Gaussian(case.inputs["beta"] ** -0.5),
+            po.priors.Normal(case.inputs["alpha"] ** -0.5),
+        )
         if n == 0:
             variance = 1 / case.inputs["beta"] + (inputs[0] ** 2).sum() / case.inputs["alpha"]
             total += float(torch.distributions.Normal(0.0, variance.sqrt()).log_prob(targets[0]))

@@ -57,7 +57,7 @@ def test_laplace_at_the_mode(name):
 def test_jacobians():
     case = load("glm_regression_network")
     joint = po.Joint(Augmented(), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=8)
-    (_, jacobian, outputs), = po.curvature.gauss_newton.jacobian_chunks(
+    ((_, jacobian, outputs),) = po.curvature.gauss_newton.jacobian_chunks(
         joint, case.inputs["theta_map"], case.inputs["X_test"], None
     )
     case.check("jacobian_test", jacobian.squeeze(1))

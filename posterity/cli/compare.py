@@ -1,0 +1,201 @@
+"""`posterity compare`: several methods on one problem, side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posterity.cli import options as o
+
+if TYPE_CHECKING:
+    from posterity.cli.stages import Stage
+    from posterity.cli.tasks import Task
+
+
+def compare(
+    data: o.Data,
+    methods: Annotated[str, typer.Option(metavar="NAMES", help="Of map, laplace and conjugate.")] = "map,laplace",
+    figure: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the predictions: a PNG, PDF or SVG file.")
+    ] = None,
+    hidden: o.Hidden = None,
+    activation: o.Activation = o.ACTIVATION,
+    steps: o.Steps = o.STEPS,
+    batch_size: o.BatchSize = o.BATCH_SIZE,
+    step_size: o.StepSize = o.STEP_SIZE,
+    prior_scale: o.PriorScale = o.PRIOR_SCALE,
+    noise: o.Noise = None,
+    temperature: o.Temperature = None,
+    eta: o.Eta = None,
+    seed: o.Seed = 0,
+    device: o.Device = "auto",
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Fit several methods to DATA and compare them on its test rows."""
+    from posterity.cli.errors import option_values
+    from posterity.cli.output import console, print_json
+    from posterity.cli.scores import scores
+    from posterity.cli.settings import method_names, settings
+    from posterity.cli.stages import fitting_threads
+    from posterity.cli.tasks import check_methods, find_data, find_device, make_task
+    from posterity.report.files import check_figure_path
+
+    names = method_names(methods)
+    rows = find_data(data)
+    with option_values("compare"):
+        chosen = settings(
+            rows,
+            hidden=hidden,
+            activation=activation,
+            steps=steps,
+            batch_size=batch_size,
+            step_size=step_size,
+            prior_scale=prior_scale,
+            noise=noise,
+            temperature=temperature,
+            eta=eta,
+            seed=seed,
+        )
+        task = make_task(chosen, rows, find_device(device))
+        check_methods(names, task)
+        if figure is not None:
+            check_figure_path(figure)
+    with fitting_threads(task):
+        results = _results(names, task, quiet)
+        values = {name: scores(stage.posterior, rows) for name, stage in results.items()}
+        if figure is not None:
+            _draw(results, values, task, figure)
+    if as_json:
+        print_json(_document(names, task, results, values, figure))
+    else:
+        _print(console(), names, task, results, values, figure)
+
+
+def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "Stage"]:
+    """The last stage of each method; methods that begin alike share what they begin with.
+
+    The seconds of a method are those of its stages beyond what it starts from, see `_shares`.
+    """
+    from posterity.cli.settings import METHODS
+    from posterity.cli.stages import Stage, run_stage, warm_up
+
+    warm_up()
+    done: dict[tuple[str, ...], Stage] = {}
+    results: dict[str, Stage] = {}
+    for name in names:
+        stages, seconds, before = METHODS[name], 0.0, _shares(name, names)
+        for count in range(1, len(stages) + 1):
+            path = stages[:count]
+            if path not in done:
+                start = done[path[:-1]].posterior if count > 1 else None
+                done[path] = run_stage(path[-1], task, start, quiet=quiet)
+            if before is None or count > len(METHODS[before]):
+                seconds += done[path].seconds
+        results[name] = Stage(done[stages].posterior, done[stages].trace, seconds)
+    return results
+
+
+def _shares(name: str, names: tuple[str, ...]) -> str | None:
+    """The compared method whose result `name` starts from, if any."""
+    from posterity.cli.settings import METHODS
+
+    begins = [METHODS[name][:count] for count in range(len(METHODS[name]) - 1, 0, -1)]
+    return next((other for begin in begins for other in names if METHODS[other] == begin), None)
+
+
+def _draw(results: dict[str, "Stage"], values: dict[str, dict[str, float]], task: "Task", path: Path) -> None:
+    from posterity.cli.tasks import label
+    from posterity.report import comparison
+
+    panels = {label(name): stage.posterior for name, stage in results.items()}
+    comparison(panels, task.data, path, {label(name): row["test_nll"] for name, row in values.items()})
+
+
+def _document(
+    names: tuple[str, ...],
+    task: "Task",
+    results: dict[str, "Stage"],
+    values: dict[str, dict[str, float]],
+    figure: Path | None,
+) -> dict[str, Any]:
+    from posterity.cli.scores import best
+
+    winners = best(values, task.data)
+    return {
+        "data": task.data.name,
+        "task": task.data.task,
+        "train_rows": len(task.data.train),
+        "test_rows": len(task.data.test),
+        "network": task.network.config,
+        "settings": task.settings.config(),
+        "methods": [
+            {
+                "method": name,
+                **values[name],
+                "seconds": round(results[name].seconds, 3),
+                "starts_from": _shares(name, names),
+                "best": [key for key, who in winners.items() if name in who],
+            }
+            for name in names
+        ],
+        "figure": None if figure is None else str(figure),
+    }
+
+
+def _print(
+    out: Any,
+    names: tuple[str, ...],
+    task: "Task",
+    results: dict[str, "Stage"],
+    values: dict[str, dict[str, float]],
+    figure: Path | None,
+) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from posterity.cli.scores import best, columns
+    from posterity.cli.tasks import describe, label
+
+    winners = best(values, task.data)
+    out.print(Text(f"{task.data.name}, network {describe(task)}", "bold"), soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method")
+    for column in columns(task.data):
+        table.add_column(column.heading, justify="right")
+    table.add_column("seconds", justify="right")
+    for name in names:
+        cells: list[Text] = [Text(label(name))]
+        for column in columns(task.data):
+            is_best = name in winners[column.key]
+            mark = ("*", "bold green") if is_best else (" ", "")
+            cells.append(Text.assemble((column.shown(values[name][column.key]), "bold green" if is_best else ""), mark))
+        plus = "+" if _shares(name, names) else ""
+        cells.append(Text(f"{plus}{results[name].seconds:.2f}"))
+        table.add_row(*cells)
+    out.print(table)
+    for line in _caption(names, task):
+        out.print(Text(line, "dim"), soft_wrap=True)
+    if figure is not None:
+        out.print(Text(f"figure: {figure}"), soft_wrap=True)
+
+
+def _caption(names: tuple[str, ...], task: "Task") -> list[str]:
+    from posterity.cli.tasks import label
+
+    meaning = {
+        "classification": "NLL in nats a row and ECE: less is better; accuracy: more is better.",
+        "regression": "NLL in nats a row and RMSE: less is better.",
+    }[task.data.task]
+    lines = [
+        f"{len(task.data.train)} training rows, {len(task.data.test)} test rows, seed {task.settings.seed} "
+        "(starting weights and order of rows).",
+        f"{meaning}{' * best of its column.' if len(names) > 1 else ''}",
+    ]
+    lines += [
+        f"{label(name)} starts from the same {label(before)}; its seconds come on top."
+        for name in names
+        if (before := _shares(name, names))
+    ]
+    return lines

@@ -1,0 +1,142 @@
+"""`posterity fit`: one posterior into a run folder, resumable at any moment."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posterity.cli import options as o
+
+if TYPE_CHECKING:
+    from posterity.cli.tasks import Task
+    from posterity.inference import Checkpoint
+
+
+def fit(
+    data: o.Data,
+    out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
+    method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace or conjugate.")] = "laplace",
+    hidden: o.Hidden = None,
+    activation: o.Activation = o.ACTIVATION,
+    steps: o.Steps = o.STEPS,
+    batch_size: o.BatchSize = o.BATCH_SIZE,
+    step_size: o.StepSize = o.STEP_SIZE,
+    prior_scale: o.PriorScale = o.PRIOR_SCALE,
+    noise: o.Noise = None,
+    temperature: o.Temperature = None,
+    eta: o.Eta = None,
+    seed: o.Seed = 0,
+    checkpoint_steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Store the run after so many steps.", show_default=False)
+    ] = None,
+    checkpoint_seconds: Annotated[float, typer.Option(metavar="S", help="Store the run after so many seconds.")] = 60.0,
+    device: o.Device = "auto",
+    force: Annotated[
+        bool, typer.Option("--force", help="Start anew in a folder that holds another run; replace it at the end.")
+    ] = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Fit a posterior to DATA and keep it in the folder RUN.
+
+    A run that was stopped or killed goes on when the same command is given again, and ends with the same bits.
+    """
+    from posterity.cli.errors import option_values
+    from posterity.cli.folders import Slot
+    from posterity.cli.output import log
+    from posterity.cli.settings import method_name, settings
+    from posterity.cli.tasks import check_methods, find_data, find_device, make_task
+    from posterity.errors import positive
+    from posterity.inference import Checkpoint
+
+    name = method_name(method)
+    rows = find_data(data)
+    with option_values("fit"):
+        chosen = settings(
+            rows,
+            hidden=hidden,
+            activation=activation,
+            steps=steps,
+            batch_size=batch_size,
+            step_size=step_size,
+            prior_scale=prior_scale,
+            noise=noise,
+            temperature=temperature,
+            eta=eta,
+            seed=seed,
+        )
+        task = make_task(chosen, rows, find_device(device))
+        check_methods((name,), task)
+        positive("--checkpoint-seconds", checkpoint_seconds)
+        positive("--checkpoint-steps", 1 if checkpoint_steps is None else checkpoint_steps)
+        every = Checkpoint(out, checkpoint_seconds, checkpoint_steps)
+    slot = Slot(out, task.config(name))
+    seconds = None
+    if slot.finished(force=force):
+        log(f"{out} is finished already.", quiet=quiet)
+    else:
+        seconds = _run(slot, task, name, every, force=force, quiet=quiet)
+    _report(slot, task, name, seconds, as_json)
+
+
+def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool, quiet: bool) -> float:
+    """Run all stages and put the result in its place; the seconds that this took."""
+    from dataclasses import replace
+
+    from posterity.cli.output import log
+    from posterity.cli.scores import scores
+    from posterity.cli.settings import METHODS
+    from posterity.cli.stages import fitting_threads, run_stage
+    from posterity.errors import Diverged
+    from posterity.storage import Part
+
+    seconds, trace, posterior = 0.0, {}, None
+    try:
+        with slot.running(force=force), fitting_threads(task):
+            for number, stage in enumerate(METHODS[name], start=1):
+                checkpoint = replace(every, path=slot.stage(number, stage))
+                done = run_stage(stage, task, posterior, checkpoint=checkpoint, quiet=quiet)
+                posterior, seconds = done.posterior, seconds + done.seconds
+                for column, tensor in done.trace.tensors().items():
+                    kind, _, rest = column.partition(".")
+                    trace[f"{kind}.{stage}.{rest}"] = tensor  # "value.map.loss": `Trace.from_tensors` reads it
+            assert posterior is not None
+            result = {"trace": Part({}, trace), "scores": Part({**scores(posterior, task.data)})}
+            slot.finish({**posterior.parts(), **result})
+    except Diverged:
+        slot.discard()  # the same numbers would only come again
+        raise
+    except KeyboardInterrupt:
+        log(f"The run so far is kept in {slot.path}: the same command goes on from there.", quiet=quiet)
+        raise
+    return seconds
+
+
+def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: bool) -> None:
+    from rich.text import Text
+
+    from posterity.cli.output import console, print_json
+    from posterity.cli.scores import columns
+    from posterity.cli.tasks import describe, label
+
+    values = slot.scores()
+    if as_json:
+        print_json(
+            {
+                "run": str(slot.path),
+                "finished_already": seconds is None,
+                "data": task.data.name,
+                "task": task.data.task,
+                "method": name,
+                "network": task.network.config,
+                "settings": task.settings.config(),
+                "scores": values,
+                "seconds": None if seconds is None else round(seconds, 3),
+            }
+        )
+        return
+    shown = "   ".join(f"{column.heading} {column.shown(values[column.key])}" for column in columns(task.data))
+    out = console()
+    out.print(Text(f"{task.data.name}, {label(name)}, network {describe(task)}", "bold"), soft_wrap=True)
+    out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
+    out.print(Text(f"run folder: {slot.path}"), soft_wrap=True)

@@ -1,0 +1,130 @@
+"""Run folders of the command line: made in stages, finished in one step, read back."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from posterity.errors import BadFolder, shown
+from posterity.networks import MLP
+from posterity.posteriors import Posterior
+from posterity.posteriors.load import load
+from posterity.storage import Part, RunFolder, disk
+from posterity.storage.part import JSON
+
+STAGES = "stages"
+ANEW = "give another folder to --out, or --force to start anew: what is there is replaced when the new run is complete."
+
+
+class Slot:
+    """The place of a run: a finished one in the folder itself, one under way in its subfolder `stages`.
+
+    `config` is all that the run depends on. `stages` is a run folder too, whose one part says what is being run
+    there; each stage has a folder of its own beside it. A finished run has no `stages`.
+    """
+
+    def __init__(self, path: Path, config: dict[str, JSON]) -> None:
+        """Take the folder, and all that the run depends on."""
+        self.path = path
+        self.config = config
+        self._folder = RunFolder(path)
+        self._stages = RunFolder(path / STAGES)
+
+    def finished(self, *, force: bool) -> bool:
+        """Whether the folder holds this run, complete and unaltered. BadFolder where it holds something else."""
+        if not self._folder.exists():
+            self._refuse_foreign()
+            return False
+        if force:
+            self._folder.parts()  # a folder that could not be replaced in the end is refused now
+            return False
+        self._same(self._folder.read("task"), "another run")
+        for part in self._folder.parts():
+            self._folder.read(part)
+        self._clear_leftovers()
+        return True
+
+    @contextmanager
+    def running(self, *, force: bool) -> Iterator[None]:
+        """Hold the place while the run goes on; BadFolder where another run is under way there."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadFolder(
+                f"Cannot make the folder '{self.path}': {error.strerror}. Give another to --out."
+            ) from error
+        with disk.locked(self.path / ".fit.lock", seconds=0.0):
+            if self._stages.exists():
+                try:
+                    self._same(self._stages.read("task"), "another run, unfinished")
+                except BadFolder:
+                    if not force:
+                        raise
+                    disk.remove(self._stages.path)
+            self._stages.commit({"task": Part(self.config)})
+            yield
+
+    def stage(self, number: int, name: str) -> Path:
+        """The folder of one stage."""
+        return self._stages.path / f"{number}-{name}"
+
+    def finish(self, parts: Mapping[str, Part]) -> None:
+        """Put the whole result in its place in one step, then remove the stages."""
+        self._folder.commit({**parts, "task": Part(self.config)}, drop=["*"])
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the stages."""
+        disk.remove(self._stages.path)
+
+    def scores(self) -> dict[str, Any]:
+        """The scores of the finished run."""
+        return dict(self._folder.read("scores").config)
+
+    def _same(self, stored: Part, what: str) -> None:
+        for name in (*self.config, *stored.config):
+            there, wanted = stored.config.get(name), self.config.get(name)
+            if there != wanted:
+                error = BadFolder(
+                    f"'{self.path}' holds {what}: its {name} is {shown(there)} and {shown(wanted)} was asked for."
+                )
+                error.add_note(ANEW)
+                raise error
+
+    def _refuse_foreign(self) -> None:
+        """A folder with other things in it is not ours to write in."""
+        if self.path.is_file():
+            raise BadFolder(f"'{self.path}' is a file. Give a folder to --out.")
+        if self.path.is_dir() and not self._stages.exists():
+            others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+            if STAGES in others and not _is_fresh(self._stages.path):
+                raise BadFolder(f"'{self.path}' has a folder '{STAGES}' that is not of a run. Give another to --out.")
+            if set(others) - {STAGES}:
+                raise BadFolder(
+                    f"'{self.path}' is not a run folder: it holds '{others[0]}' and no manifest.json. "
+                    "Give an empty or a new folder to --out."
+                )
+
+    def _clear_leftovers(self) -> None:
+        """Remove the stages of this same run, left by a process killed after the result was in its place."""
+        try:
+            other = self._stages.exists() and self._stages.read("task").config != self.config
+        except BadFolder:  # half removed
+            other = False
+        if not other:  # another run was begun with --force, and may still go on
+            self.discard()
+
+
+def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
+    """What a finished run was, and its posterior with the network built anew."""
+    config: dict[str, Any] = dict(RunFolder(path).read("task").config)
+    try:
+        network = MLP(**config["network"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadFolder(f"Run folder '{path}': its task does not describe a network ({error}). Fit it anew.") from error
+    return config, load(path, network)
+
+
+def _is_fresh(stages: Path) -> bool:
+    """Whether nothing but the beginnings of a first commit is in the folder."""
+    return all(entry.name.startswith((".", "task-")) for entry in stages.iterdir())

@@ -1,0 +1,91 @@
+"""The command `posterity`: its verbs, and what becomes of errors."""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+import posterity
+from posterity.cli.compare import compare
+from posterity.cli.doctor import doctor
+from posterity.cli.fit import fit
+from posterity.cli.output import error_line, hint_line, log
+from posterity.cli.predict import predict
+
+INTERRUPTED = 130
+USAGE = 2
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
+)
+for verb in (compare, fit, predict, doctor):
+    app.command()(verb)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"posterity {posterity.__version__}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def commands(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere in the line.")
+    ] = False,
+) -> None:
+    """Approximate Bayesian inference for neural networks: fit, predict, compare."""
+    if context.invoked_subcommand is None:
+        text = context.get_help()  # with rich, typer prints it itself
+        if text:
+            print(text)
+        raise typer.Exit(USAGE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line `arguments` (those of the process by default) and give its exit code.
+
+    0 ok, 1 failure, 2 usage, 3 bad data, 4 bad run folder, 5 diverged, 130 interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        code = get_command(app).main(
+            args=[word for word in words if word != "--debug"], prog_name="posterity", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout has seen enough, as in `posterity predict RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        return _failed(error)
+    if code == INTERRUPTED:
+        log("interrupted")
+    return code if isinstance(code, int) else 0
+
+
+def _failed(error: Exception) -> int:
+    """Say in one line what went wrong, and the exit code for it."""
+    if hasattr(error, "format_message"):  # typer's usage errors, whose class moved between its versions
+        context = getattr(error, "ctx", None)
+        error_line(error.format_message())
+        hint_line(f"'{context.command_path if context else 'posterity'} --help' shows how it is used.")
+        return USAGE
+    code = getattr(error, "exit_code", None)
+    if not isinstance(code, int):
+        error_line(f"unexpected error: {type(error).__name__}: {error}; run with --debug for the traceback")
+        return 1
+    error_line(str(error))
+    for note in getattr(error, "__notes__", ()):
+        hint_line(note)
+    return code

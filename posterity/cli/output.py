@@ -1,0 +1,47 @@
+"""Where output goes: results to standard output, everything else to standard error."""
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console on standard output or error, without any escape codes when NO_COLOR is set."""
+    from rich.console import Console
+
+    file = sys.stderr if stderr else sys.stdout
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(file=file, highlight=False, color_system=None if plain else "auto")
+
+
+def print_json(document: dict[str, Any], indent: int | None = 2) -> None:
+    """The one JSON document of a command, on standard output."""
+    print(json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False))
+
+
+def log(message: str, *, quiet: bool = False) -> None:
+    """One line about the progress, on standard error."""
+    if not quiet:
+        _labelled(message, "", "dim")
+
+
+def error_line(message: str) -> None:
+    """`error: message` as one line on standard error."""
+    _labelled(message, "error: ", "bold red")
+
+
+def hint_line(message: str) -> None:
+    """`hint: message` as one line on standard error."""
+    _labelled(message, "hint: ", "bold")
+
+
+def _labelled(message: str, label: str, style: str) -> None:
+    from rich.text import Text
+
+    line = " ".join(message.split())
+    text = Text.assemble((label, style), line) if label else Text(line, style)
+    console(stderr=True).print(text, soft_wrap=True)

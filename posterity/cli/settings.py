@@ -1,0 +1,144 @@
+"""What the numbers of a run depend on, as plain values."""
+
+import math
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+from posterity.cli.errors import UsageError
+from posterity.datasets import DataSet
+from posterity.errors import positive, unknown
+from posterity.storage.part import JSON
+
+METHODS = MappingProxyType({"map": ("map",), "laplace": ("map", "laplace"), "conjugate": ("conjugate",)})
+"""The stages of each method: every stage starts from the posterior of the one before it."""
+
+HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
+"""Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
+
+LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All options of a run, with defaults filled in; `noise` is None for classification and "learn" or a number else.
+
+    Either of `temperature` and `eta` may differ from 1, not both.
+    """
+
+    data: str
+    hidden: tuple[int, ...]
+    activation: str
+    steps: int
+    batch_size: int | None
+    step_size: float
+    prior_scale: float
+    noise: float | str | None
+    temperature: float
+    eta: float
+    seed: int
+
+    def config(self) -> dict[str, JSON]:
+        """The settings as JSON."""
+        return {**asdict(self), "hidden": list(self.hidden)}
+
+
+def settings(
+    data: DataSet,
+    *,
+    hidden: str | None,
+    activation: str,
+    steps: int,
+    batch_size: str,
+    step_size: float,
+    prior_scale: float,
+    noise: str | None,
+    temperature: float | None,
+    eta: float | None,
+    seed: int,
+) -> Settings:
+    """The settings from the words of the command line; `UsageError` or ValueError where one cannot be used."""
+    classifies = data.task == "classification"
+    if temperature is not None and eta is not None:
+        raise UsageError(
+            "--temperature and --eta cannot be given together.",
+            "--temperature T is (likelihood x prior)^(1/T), --eta E is likelihood^(1/E) x prior.",
+        )
+    if noise is not None and classifies:
+        raise UsageError(f"--noise is for regression, and {data.name} has classes.", "leave --noise out.")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be a whole number from 0 to 2^63 - 1. Got {seed}.", "any small number will do.")
+    for option, value in (
+        ("--steps", steps),
+        ("--step-size", step_size),
+        ("--prior-scale", prior_scale),
+        ("--temperature", 1.0 if temperature is None else temperature),
+        ("--eta", 1.0 if eta is None else eta),
+    ):
+        positive(option, value)
+    linear = data.name == "line"
+    return Settings(
+        data=data.name,
+        hidden=_sizes(HIDDEN.get(data.name, "50,50") if hidden is None else hidden),
+        activation=activation,
+        steps=steps,
+        batch_size=_rows(batch_size),
+        step_size=step_size,
+        prior_scale=prior_scale,
+        noise=None if classifies else _noise(("0.5" if linear else "learn") if noise is None else noise),
+        temperature=1.0 if temperature is None else temperature,
+        eta=1.0 if eta is None else eta,
+        seed=seed,
+    )
+
+
+def method_name(text: str) -> str:
+    """The method of this name; `UsageError` where there is none."""
+    if text not in METHODS:
+        raise UsageError(unknown("method", text, METHODS), f"the methods are {', '.join(METHODS)}.")
+    return text
+
+
+def method_names(text: str) -> tuple[str, ...]:
+    """The methods in a comma-separated list, each once; `UsageError` at an unknown one."""
+    names = tuple(dict.fromkeys(method_name(word.strip()) for word in text.split(",") if word.strip()))
+    if not names:
+        raise UsageError("No method was named.", f"the methods are {', '.join(METHODS)}.")
+    return names
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    if text.strip().lower() in ("", "none"):
+        return ()
+    words = text.replace("-", ",").replace("x", ",").split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(
+            f"--hidden must be positive whole numbers with commas between them. Got '{text}'.",
+            "--hidden 50,50 is two layers of 50 units, --hidden none a linear model.",
+        )
+    return tuple(int(word) for word in words)
+
+
+def _rows(text: str) -> int | None:
+    if text.strip().lower() == "all":
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise UsageError(
+            f"--batch-size must be a positive whole number of rows, or all. Got '{text}'.",
+            "--batch-size all takes every row in each step.",
+        )
+    return int(text)
+
+
+def _noise(text: str) -> float | str:
+    if text.strip().lower() == "learn":
+        return "learn"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(
+            f"--noise must be a positive number, or learn. Got '{text}'.",
+            "--noise learn fits the noise along with the weights.",
+        )
+    return value

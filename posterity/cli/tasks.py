@@ -1,0 +1,113 @@
+"""From names to things: the data set, the network, the problem and the methods that a command line names."""
+
+from dataclasses import dataclass
+
+import torch
+
+from posterity.cli.errors import UsageError
+from posterity.cli.options import DATA_NAMES
+from posterity.cli.settings import LABELS, METHODS, Settings
+from posterity.datasets import TOYS, DataSet, load
+from posterity.errors import unknown
+from posterity.inference import Method
+from posterity.likelihoods import Categorical, Gaussian, Likelihood
+from posterity.methods import MAP, Conjugate, Laplace
+from posterity.model import Joint, Tempering
+from posterity.networks import MLP
+from posterity.numerics.adam import Adam
+from posterity.numerics.schedules import Cosine
+from posterity.priors import Normal
+from posterity.storage.part import JSON
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A problem ready to run: its settings, the data, the network and the joint."""
+
+    settings: Settings
+    data: DataSet
+    network: MLP
+    joint: Joint
+
+    def config(self, method: str) -> dict[str, JSON]:
+        """All that a run of `method` depends on, and what it takes to use its posterior, as JSON."""
+        return {
+            **self.settings.config(),
+            "method": method,
+            "task": self.data.task,
+            "classes": None if self.data.classes is None else list(self.data.classes),
+            "network": self.network.config,
+        }
+
+
+def find_data(name: str) -> DataSet:
+    """The data set that the argument DATA names."""
+    if name not in TOYS:
+        raise UsageError(unknown("data set", name, TOYS), f"the data sets are {', '.join(DATA_NAMES)}.")
+    return load(name)
+
+
+def find_device(name: str) -> torch.device:
+    """The device that --device names; `auto` is a CUDA device where there is one."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(unknown("device", name, ("auto", "cpu", "cuda")), "the devices are auto, cpu and cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda was asked for, but torch sees no CUDA device.", "use --device cpu or auto.")
+    found = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if found else "cpu")
+
+
+def make_task(settings: Settings, data: DataSet, device: torch.device) -> Task:
+    """The problem of these settings: a fully connected network that fits the data, and its joint."""
+    inputs = data.train.inputs.shape[1]
+    outputs = data.train.targets.shape[1] if data.classes is None else len(data.classes)
+    with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
+        torch.manual_seed(settings.seed)
+        network = MLP((inputs, *settings.hidden, outputs), activation=settings.activation)
+    network = network.to(device)
+    if settings.temperature != 1.0:
+        tempering = Tempering.cold(settings.temperature)
+    else:
+        tempering = Tempering.tempered(settings.eta)
+    joint = Joint(network, _likelihood(settings), Normal(settings.prior_scale), len(data.train), tempering)
+    return Task(settings, data, network, joint)
+
+
+def make_method(stage: str, settings: Settings) -> Method:
+    """The method of one stage."""
+    if stage == "map":
+        adam = Adam(step_size=settings.step_size)
+        return MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
+    return Laplace() if stage == "laplace" else Conjugate()
+
+
+def check_methods(names: tuple[str, ...], task: Task) -> None:
+    """`UsageError` where a method cannot work on the task, before any other one has run."""
+    settings = task.settings
+    if "conjugate" in names and (task.data.classes is not None or settings.hidden or settings.noise == "learn"):
+        raise UsageError(
+            "conjugate needs regression with a linear model and known noise: the exact posterior is not known else.",
+            "try the data set line, or --hidden none --noise 0.5.",
+        )
+    for stage in dict.fromkeys(stage for name in names for stage in METHODS[name]):
+        make_method(stage, settings)
+
+
+def describe(task: Task) -> str:
+    """The network in a few words: `2-50-50-2 relu, 2802 weights`."""
+    sizes = "-".join(str(size) for size in task.network.config["sizes"])
+    activation = f" {task.settings.activation}" if task.settings.hidden else " linear"
+    return f"{sizes}{activation}, {task.joint.num_weights} weights"
+
+
+def label(method: str) -> str:
+    """The name of a method as people write it."""
+    return LABELS[method]
+
+
+def _likelihood(settings: Settings) -> Likelihood:
+    if settings.noise is None:
+        return Categorical()
+    if isinstance(settings.noise, str):
+        return Gaussian(scale=1.0, learn=True)
+    return Gaussian(scale=settings.noise)

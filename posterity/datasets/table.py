@@ -1,0 +1,233 @@
+"""Tables in text files (CSV, TSV and their kin): columns as written, the kind of each, the task of the target."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from posterity.datasets.columns import MOST_CATEGORIES, Column, Kind, infer_decimal, infer_kind
+from posterity.datasets.dataset import Task
+from posterity.datasets.fields import MISSING
+from posterity.datasets.files import HOST
+from posterity.datasets.header import take_header
+from posterity.datasets.labels import class_labels, class_names
+from posterity.datasets.reader import read_records
+from posterity.errors import BadData, shown, unknown
+from posterity.numerics.random import Key
+
+MOST_CLASSES = 10
+"""A target of whole numbers with at most this many different ones is taken as classes, unless the task is given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """What was settled for a table that was read with a target: its task, the kinds by column, the decimal mark."""
+
+    target: str
+    task: Task
+    kinds: Mapping[str, Kind]
+    decimal: str
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The columns of a file, as written; their `roles` if it was read with a target.
+
+    `header` has the names of all columns of the file, dropped ones too, and `named` says whether the file gives
+    them. `decimal` is the decimal mark if it was given. `notes` are sentences about what had to be decided.
+    """
+
+    path: Path
+    header: tuple[str, ...]
+    columns: tuple[Column, ...]
+    separator: str
+    named: bool
+    notes: tuple[str, ...] = ()
+    decimal: str | None = None
+    roles: Roles | None = None
+
+    def __len__(self) -> int:
+        """Number of rows N."""
+        return len(self.columns[0].fields)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    def column(self, name: str) -> Column:
+        """The column of this name; BadData with the nearest name when there is none."""
+        if name not in self.names:
+            nameless = "" if self.named else " The first line was taken as data; if it names the columns, say --header."
+            raise BadData(f"{self.path}: {unknown('column', name, self.names)}{nameless}")
+        return self.columns[self.names.index(name)]
+
+    def rows(self, index: Sequence[int]) -> "Table":
+        """The table with these rows only; roles stay as they are."""
+        return replace(self, columns=tuple(column.rows(index) for column in self.columns))
+
+
+def read_table(
+    path: str | Path,
+    target: str | None = None,
+    *,
+    task: Literal["auto", "regression", "classification"] = "auto",
+    drop: Collection[str] = (),
+    category: Collection[str] = (),
+    separator: str | None = None,
+    decimal: str | None = None,
+    header: bool | None = None,
+    encoding: str | None = None,
+) -> Table:
+    """The table in a text file, exactly as written; BadData that names the line or column when it is not sound.
+
+    With a `target` the kind of every column is settled, and columns that cannot be inputs (text, dates, numbers
+    that a float64 cannot hold, numbers mixed with text) are refused by name; rows without a target are left out.
+    Without one, fields are only read: what `Preprocessing.transform` needs to predict.
+
+    `drop` names columns to leave out, `category` columns whose values are categories whatever they look like.
+    `separator` ("comma", "semicolon", "tab", "pipe", "whitespace"), `decimal` ("." or ","), `header` (whether
+    the first line names the columns) and `encoding` are found out where they are not given; what is not the
+    usual is said in `notes`.
+
+    The task "auto" is classification for a target of text, truth values, or whole numbers of which at most
+    `MOST_CLASSES` differ and some repeat; else regression.
+    """
+    if decimal not in (None, ".", ","):
+        raise ValueError(f"read_table: decimal must be '.', ',' or None. Got {shown(decimal)}.")
+    if task not in ("auto", "regression", "classification"):
+        raise ValueError(f"read_table: task must be auto, regression or classification. Got {shown(task)}.")
+    records = read_records(path, separator, encoding)
+    names, named, notes = take_header(records, header, target)
+    rows, lines = records.rows[named:], tuple(records.lines[named:])
+    if not rows:
+        raise BadData(f"{records.path}: the file has the names of {len(names)} columns and no rows.")
+    columns = tuple(
+        Column(records.path, name, fields, lines, name == target)
+        for name, fields in zip(names, zip(*rows, strict=True), strict=True)
+    )
+    table = Table(records.path, names, columns, records.separator, named, (*records.notes, *notes), decimal)
+    table = _without(table, drop, target)
+    for name in category:
+        table.column(name)
+    return table if target is None else _settled(table, target, task, frozenset(category))
+
+
+def _without(table: Table, drop: Collection[str], target: str | None) -> Table:
+    if target is not None and target in drop:
+        raise ValueError(f"read_table: column {shown(target)} cannot be both the target and dropped.")
+    for name in drop:
+        table.column(name)
+    kept = tuple(column for column in table.columns if column.name not in drop)
+    if not kept:
+        raise BadData(f"{table.path}: all of its columns are dropped. Keep a target and an input column.")
+    return replace(table, columns=kept)
+
+
+def with_values(table: Table, target: str, notes: list[str]) -> Table:
+    """The rows that have a value in the target column; how many have none is added to `notes`."""
+    column = table.column(target)
+    present = [row for row, field in enumerate(column.fields) if field not in MISSING]
+    if not present:
+        raise BadData(f"{table.path}: the target {shown(target)} has no values.")
+    missing = len(table) - len(present)
+    if not missing:
+        return table
+    first = next(line for field, line in zip(column.fields, column.lines, strict=True) if field in MISSING)
+    notes.append(
+        f"{missing} row{'s' * (missing > 1)} without a value in the target {shown(target)} "
+        f"{'were' if missing > 1 else 'was'} left out, the first in line {first}."
+    )
+    return table.rows(present)
+
+
+def _settled(table: Table, target: str, task: str, category: frozenset[str]) -> Table:
+    notes = list(table.notes)
+    table = with_values(table, target, notes)
+    decimal = table.decimal
+    if decimal is None:
+        decimal = infer_decimal((c for c in table.columns if c.name not in category), table.separator)
+        if decimal == ",":
+            notes.append("Numbers have a decimal comma.")
+    kinds = {column.name: infer_kind(column, decimal, column.name in category) for column in table.columns}
+    column = table.column(target)
+    labels = class_names(class_labels(column, kinds[target], decimal), kinds[target])
+    if len(labels) == 1:
+        raise BadData(
+            f"{table.path}: the target {shown(target)} has the value {shown(labels[0])} in every row. "
+            "There is nothing to learn: name another target."
+        )
+    found = _task(column, kinds[target], labels, task, notes)
+    return replace(table, roles=Roles(target, found, kinds, decimal), notes=tuple(notes))
+
+
+def _task(column: Column, kind: Kind, labels: tuple[str, ...], task: str, notes: list[str]) -> Task:
+    name = shown(column.name)
+    if task == "regression" and kind != "number":
+        raise BadData(
+            f"{column.path}: the target {name} of a regression must be numbers. Got {kind} values such as "
+            f"{shown(column.fields[0])}. Use the task classification (--task)."
+        )
+    if task == "classification" and len(labels) > MOST_CATEGORIES:
+        raise BadData(
+            f"{column.path}: the target {name} of a classification may have {MOST_CATEGORIES} different values. "
+            f"Got {len(labels)}. Use the task regression (--task)."
+        )
+    if task == "regression":
+        return "regression"
+    if task == "classification" or kind != "number":
+        return "classification"
+    few = len(labels) <= MOST_CLASSES and len(labels) < len(column.fields)
+    if few and all(float(label).is_integer() for label in labels):
+        notes.append(
+            f"The target {name} has {len(labels)} different whole numbers: they are taken as classes. "
+            "If they are amounts, say so (--task regression)."
+        )
+        return "classification"
+    return "regression"
+
+
+def split(table: Table, test_fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """The rows for training and for testing of a table with a target: two sorted int64 tensors, by the seed.
+
+    For classification each class is split in this proportion, as near as whole rows allow, and keeps at least
+    one row for training.
+    """
+    if table.roles is None:
+        raise ValueError("split: the table must be read with a target. Give read_table a target.")
+    labels = torch.zeros(len(table), dtype=torch.int64, device=HOST)
+    if table.roles.task == "classification":
+        target, kind = table.roles.target, table.roles.kinds[table.roles.target]
+        found = class_labels(table.column(target), kind, table.roles.decimal)
+        places = {label: place for place, label in enumerate(class_names(found, kind))}
+        labels = torch.tensor([places[label] for label in found if label is not None], device=HOST)
+    return stratified(labels, test_fraction, seed)
+
+
+def stratified(labels: Tensor, test_fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Training and test rows (sorted int64) with `test_fraction` of each label in the test rows, by the seed."""
+    if not isinstance(test_fraction, (int, float)) or not 0 < test_fraction < 1:
+        raise ValueError(f"split: test_fraction must be between 0 and 1. Got {shown(test_fraction)}.")
+    counts = torch.bincount(labels)
+    exact = counts * test_fraction
+    quota = exact.floor().long().clamp(max=counts.clamp(min=1) - 1)
+    wanted = max(1, round(test_fraction * len(labels)))
+    by_need = torch.sort(quota - exact, stable=True).indices.tolist()  # the largest remainder first
+    while quota.sum() < wanted and bool((quota < counts - 1).any()):
+        for label in by_need:
+            if quota.sum() < wanted and quota[label] < counts[label] - 1:
+                quota[label] += 1
+    if quota.sum() == 0:
+        raise BadData(f"split: {len(labels)} rows leave none for testing. Give more rows of each class.")
+    key = Key(seed).fold("split")
+    test = []
+    for label, count in enumerate(quota.tolist()):
+        members = torch.nonzero(labels == label)[:, 0]
+        test.append(members[key.fold(label).permutation(len(members))[:count]])
+    chosen = torch.cat(test).sort().values
+    mask = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+    mask[chosen] = False
+    return torch.nonzero(mask)[:, 0], chosen

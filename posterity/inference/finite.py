@@ -1,0 +1,56 @@
+"""Numbers that are not finite, found before anything is made of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.errors import Diverged
+from posterity.inference.method import Target
+from posterity.inference.trace import Trace
+from posterity.storage import flatten
+
+_REMEDY = "Use a smaller step size, standardise the inputs and targets, or look for extreme rows."
+
+
+def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
+    """Raise `Diverged` if one of the last `count` values of the trace's "loss" is not finite."""
+    if "loss" not in trace:
+        return
+    recent = trace.recent("loss", count)
+    if bool(torch.isfinite(recent).all()):
+        return
+    bad = ~torch.isfinite(recent).reshape(len(recent), -1).all(1)
+    step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
+    tensor = _first_bad(joint, state) or "the log-likelihood of the batch"
+    raise Diverged(
+        f"The loss is not finite at step {step} (first seen in {tensor}). {_REMEDY}", step=step, tensor=tensor
+    )
+
+
+def check_kept(joint: Target, kept: Sequence[Any], step: int) -> None:
+    """Raise `Diverged` if a posterior would be made of numbers that are not finite."""
+    good = [torch.isfinite(tensor).all() for state in kept for tensor in _floating(state).values()]
+    if not good or bool(torch.stack(good).all()):
+        return
+    tensor = next(name for state in kept if (name := _first_bad(joint, state)) is not None)
+    raise Diverged(
+        f"The run is not finite after step {step} (first seen in {tensor}). {_REMEDY}", step=step, tensor=tensor
+    )
+
+
+def _floating(state: Any) -> dict[str, Tensor]:
+    return {path: tensor for path, tensor in flatten(state).tensors.items() if tensor.is_floating_point()}
+
+
+def _first_bad(joint: Target, state: Any) -> str | None:
+    """Name of the first tensor with a number that is not finite; entries of flat vectors go by the weights' names."""
+    for path, tensor in _floating(state).items():
+        bad = ~torch.isfinite(tensor)
+        if bool(bad.any()):
+            if not tensor.dim() or tensor.shape[-1] not in (joint.size, joint.num_weights):
+                return path
+            name = joint.layout.name_at(int(bad.nonzero()[0, -1]))
+            return name if path == "theta" else f"{path} of {name}"
+    return None

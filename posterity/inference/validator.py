@@ -1,0 +1,50 @@
+"""Scores of a run's posterior on held-out rows."""
+
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData
+from posterity.inference.method import Target
+from posterity.model.data import Batch, TensorData, as_data
+from posterity.model.joint import Joint
+from posterity.posteriors.posterior import Posterior
+
+ROWS = 1024  # at a time: bounds the memory
+
+
+class Validator:
+    """The mean negative log-likelihood, in nats per row, of a posterior's predictions at the validation rows.
+
+    Takes the problem and (inputs, targets[, weights]) or what else `as_data` takes; weights make it a weighted mean.
+    """
+
+    def __init__(self, joint: Target, validation: object) -> None:
+        """The rows are checked against the model now, not at the first look."""
+        if not isinstance(joint, Joint):
+            raise TypeError("validation needs a Joint: a Density makes no predictions. Leave validation out.")
+        self._joint = joint
+        self._data = as_data(validation).to(joint.device)
+        if isinstance(self._data, TensorData) and self._data.rows.per_member:
+            raise BadData("validation rows are the same for all members. Pass them without a member axis.")
+        self._example = joint.example_output(joint.check(self._data.first()))
+
+    def fingerprint(self) -> str:
+        """A short text that differs when the rows differ."""
+        return self._data.fingerprint()
+
+    def __call__(self, posterior: Posterior) -> float | Tensor:
+        """One number, or one for each member (M,)."""
+        if posterior.num_members is not None:
+            each = [self._score(posterior.member(index)) for index in range(posterior.num_members)]
+            return torch.tensor(each, dtype=torch.float64)
+        return self._score(posterior)
+
+    def _score(self, posterior: Posterior) -> float:
+        total = weight = 0.0
+        for rows in self._data.passes(ROWS).from_step(0):
+            assert isinstance(rows, Batch)
+            batch = self._joint.prepared(rows, self._example)
+            log_prob = posterior.predict(batch.inputs).log_prob(batch.targets).double()
+            total -= float(log_prob.sum() if batch.weights is None else (log_prob * batch.weights).sum())
+            weight += batch.size if batch.weights is None else float(batch.weights.sum())
+        return total / weight

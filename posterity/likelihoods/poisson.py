@@ -1,0 +1,79 @@
+"""Counts from log rates."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData
+from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum
+from posterity.likelihoods.targets import first_row, shaped
+from posterity.numerics.random import Key
+
+
+@dataclass(frozen=True)
+class Poisson(Likelihood):
+    """Counts 0, 1, 2, ... whose log rate is the network's output.
+
+    **Math**: y ~ Poisson(rate) with rate = exp(f), log p = sum over the event of y f - exp(f) - log y!. Outputs and
+    targets are (N,), (N, D) or any (N, *event); mean and variance are exp(f). The Hessian of -log p in f is exp(f),
+    whatever y is, so it equals the Fisher information.
+
+    **Limit**: exact; the variance equals the mean, so counts that scatter more widely than that look like surprises.
+    An exposure enters as its log, added to the output by the network.
+
+    **Cost**: one pass over the outputs.
+
+    **References**: McCullagh and Nelder (1989), Generalized Linear Models, section 6.2.
+
+    **Example**:
+
+    >>> likelihood = Poisson()
+    >>> likelihood.log_prob(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]))  # -1, -1 - log 2
+    tensor([-1.0000, -1.6931])
+    """
+
+    def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Counts of any dtype, shaped as outputs (N, *event); (N,) becomes (N, 1). Given in the outputs' dtype."""
+        targets = shaped("Poisson", targets, outputs.shape)
+        if targets.is_complex():
+            raise BadData(f"Poisson: targets must be counts. Got {targets.dtype}. Give integers.")
+        counts = targets.to(outputs.dtype)
+        bad = ~((counts >= 0) & (counts == counts.floor()) & torch.isfinite(counts))
+        if bad.any():
+            raise BadData(
+                f"Poisson: targets must be counts 0, 1, 2, ... Got {counts[bad][0].item():g} in row {first_row(bad)}. "
+                "For real numbers use Gaussian or StudentT."
+            )
+        return counts
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log probability of each row's counts, (..., N, *event) and (N, *event) -> (..., N)."""
+        return event_sum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1.0), targets.dim() - 1)
+
+    def sample(self, outputs: Tensor, key: Key) -> Tensor:
+        """Counts, with the shape and dtype of outputs."""
+        return torch.poisson(outputs.exp(), generator=key.generator(outputs.device))
+
+    def mean(self, outputs: Tensor) -> Tensor:
+        """The rate exp(f), shaped as outputs."""
+        return outputs.exp()
+
+    def variance(self, outputs: Tensor) -> Tensor:
+        """The rate exp(f), shaped as outputs."""
+        return outputs.exp()
+
+    def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """exp(f) on the diagonal of each row's matrix, (..., N, D, D)."""
+        return self.output_fisher(outputs, targets.dim() - 1)
+
+    def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        """exp(f) on the diagonal of each row's matrix, (..., N, D, D); by default the last axis is the event."""
+        return diagonal_information("Poisson", outputs.exp(), 1 if event_dims is None else event_dims)
+
+    def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """P(Y <= y | f), shaped as outputs: a step at every count, 0 below the first."""
+        count = targets.floor()
+        # P(Y <= k) is the upper incomplete gamma function of k + 1 at the rate.
+        value: Tensor = torch.special.gammaincc((count + 1.0).clamp_min(1.0), outputs.exp())
+        return torch.where(count < 0, 0.0, value)

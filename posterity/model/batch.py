@@ -1,0 +1,154 @@
+"""Batches of rows, and the order in which a run eats them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData, shown
+from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
+from posterity.numerics.random import Key
+
+
+class Batch(NamedTuple):
+    """Rows: inputs and targets, weights (n,) that multiply each row's log-likelihood, or None for ones.
+
+    `per_member` says that every tensor has a leading member axis, (M, n, ...).
+    """
+
+    inputs: Inputs
+    targets: Tensor
+    weights: Tensor | None = None
+    per_member: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many rows there are (for each member)."""
+        return self.targets.shape[1 if self.per_member else 0]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor under a name fit for an error message."""
+        weights = {} if self.weights is None else {"weights": self.weights}
+        return {**named_tensors(self.inputs), "targets": self.targets, **weights}
+
+    def member(self, index: int) -> "Batch":
+        """The batch as member `index` sees it."""
+        if not self.per_member:
+            return self
+        weights = None if self.weights is None else self.weights[index]
+        return Batch(map_inputs(lambda x: x[index], self.inputs), self.targets[index], weights)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
+        """`function` applied to every tensor."""
+        weights = None if self.weights is None else function(self.weights)
+        return Batch(map_inputs(function, self.inputs), function(self.targets), weights, self.per_member)
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The batches a run eats: `steps` of them, the t-th always the same whatever was drawn before."""
+
+    steps: int
+    from_step: Callable[[int], Iterator[Batch | None]]
+
+    def __len__(self) -> int:
+        return self.steps
+
+
+class Data(ABC):
+    """Rows to learn from, and the orders in which a method may ask for them."""
+
+    num_data: int
+
+    @abstractmethod
+    def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
+        """`steps` batches of `size` rows (None: all rows), newly shuffled by `key` in every pass."""
+
+    @abstractmethod
+    def passes(self, size: int | None, count: int = 1) -> Feed:
+        """`count` passes over all rows in their own order, in batches of at most `size`."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> "Data":
+        """The data with its batches on `device`."""
+
+    @abstractmethod
+    def first(self) -> Batch:
+        """A batch to check shapes and kinds against: all rows where they are in memory."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short text that differs when the data differ."""
+
+
+def as_batch(item: object, what: str, per_member: bool = False) -> Batch:
+    """(inputs, targets[, weights]) as a Batch of tensors with equal numbers of rows; `what` names them in errors."""
+    if isinstance(item, Batch):
+        return _consistent(item)
+    if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+        raise BadData(
+            f"Wanted {what} as (inputs, targets) or (inputs, targets, weights). Got {shown(item)}. "
+            "Pass a pair of tensors or arrays; several inputs go in a tuple or a dict as the first of the pair."
+        )
+    weights = as_tensor(item[2], "weights") if len(item) == 3 and item[2] is not None else None
+    return _consistent(Batch(as_inputs(item[0]), as_tensor(item[1], "targets"), weights, per_member))
+
+
+def as_inputs(inputs: object) -> Inputs:
+    """Network inputs from a tensor or array, a tuple or list of them, or a dict of them."""
+    if isinstance(inputs, (Mapping, tuple, list)) and not len(inputs):
+        raise BadData("inputs must hold at least one tensor. Got none.")
+    if isinstance(inputs, Mapping):
+        return {str(name): as_tensor(value, f"inputs['{name}']") for name, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)) and (isinstance(inputs[0], Tensor) or hasattr(inputs[0], "__array__")):
+        return tuple(as_tensor(value, f"inputs[{i}]") for i, value in enumerate(inputs))
+    return as_tensor(inputs, "inputs")
+
+
+def as_tensor(value: object, name: str) -> Tensor:
+    """A tensor or array of numbers as a tensor without a graph; it shares memory where it can."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if not hasattr(value, "__array__"):
+        raise BadData(f"{name} must be a tensor or an array. Got {shown(value)}.")
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise BadData(f"{name} must hold numbers. Got an array of {array.dtype}. Encode it as numbers first.")
+    # torch takes neither foreign byte orders nor negative strides, and warns of arrays that may not be written to
+    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise BadData(
+            f"{name}: torch has no numbers of {array.dtype}. Convert with array.astype('float64')."
+        ) from error
+
+
+def _consistent(batch: Batch) -> Batch:
+    """The batch, once all its tensors have the same rows (and members)."""
+    lead = 2 if batch.per_member else 1
+    for name, tensor in batch.tensors.items():
+        if tensor.dim() < lead:
+            raise BadData(
+                f"{name} must have one row for each data point{' of each member' if batch.per_member else ''}. "
+                f"Got shape {tuple(tensor.shape)}."
+            )
+        if batch.per_member and tensor.shape[0] != num_rows(batch.inputs):
+            raise BadData(
+                "inputs, targets and weights must have the same number of members. "
+                f"Got {num_rows(batch.inputs)} of inputs and {tensor.shape[0]} of {name}."
+            )
+        if tensor.shape[lead - 1] != num_rows(batch.inputs, lead - 1):
+            raise BadData(
+                "inputs, targets and weights must have the same number of rows. "
+                f"Got {num_rows(batch.inputs, lead - 1)} rows of inputs and {tensor.shape[lead - 1]} of {name}."
+            )
+    weights = batch.weights
+    if weights is not None and (weights.dim() != lead or not bool((torch.isfinite(weights) & (weights >= 0)).all())):
+        raise BadData(f"weights must be one finite number >= 0 for each row. Got {shown(weights)}.")
+    return batch

@@ -1,0 +1,119 @@
+"""What must be done to a user's `nn.Module` before it can be a function of one weight vector."""
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+
+from posterity.numerics.random import Key
+
+logger = logging.getLogger("posterity")
+
+T = TypeVar("T", bound=Tensor)
+
+
+def private(module: object) -> nn.Module:
+    """A copy of the user's module in evaluation mode; an error that says what to do where it cannot be used."""
+    compiled = getattr(module, "_orig_mod", None)
+    if isinstance(compiled, nn.Module):
+        logger.info("the model runs as it was before torch.compile, because its weights are replaced in every call")
+        module = compiled
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+        raise TypeError(
+            f"Network: the model must be a torch.nn.Module with Python code. Got {type(module).__name__}. "
+            "Pass the module itself."
+        )
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"Network: '{name}' has no shape yet. Call the lazy model on a batch of inputs first.")
+    mine = copied(module).eval()
+    dropouts = [name for name, layer in mine.named_modules() if _drops(layer)]
+    if dropouts:
+        logger.info("dropout is off under every method except MCDropout (layers: %s)", ", ".join(dropouts))
+    for layer in mine.modules():
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+            if layer.max_norm is not None:
+                raise ValueError(
+                    f"Network: {layer} changes its own weights in every call, so it is no function of theta. "
+                    "Make it with max_norm=None; a prior keeps the weights small."
+                )
+            layer.sparse = False  # the gradient of theta is dense
+        elif isinstance(layer, nn.RNNBase):
+            layer.dropout = 0.0
+            layer.train()  # on CUDA it has gradients in training mode alone, which differs by nothing but dropout
+    return mine
+
+
+def _drops(layer: nn.Module) -> bool:
+    """Whether a layer has dropout of its own."""
+    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):
+        return layer.dropout > 0
+    return isinstance(layer, nn.modules.dropout._DropoutNd)
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A deep copy; an error that says what to do where there is none."""
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"Network: the model cannot be copied: {str(error).splitlines()[0]}. If it uses nn.utils.weight_norm, "
+            "take nn.utils.parametrizations.weight_norm; if it keeps tensors of its last call, delete them."
+        ) from error
+
+
+def unique(named: Iterable[tuple[str, T]]) -> tuple[dict[str, T], dict[str, list[str]]]:
+    """Every tensor once, under its first name, and all the names it goes by (tied weights have several)."""
+    tensors: dict[str, T] = {}
+    names: dict[str, list[str]] = {}
+    first: dict[int, str] = {}
+    for name, tensor in named:
+        key = first.setdefault(id(tensor), name)
+        tensors[key] = tensor
+        names.setdefault(key, []).append(name)
+    return tensors, names
+
+
+def check_one_kind(trainable: Mapping[str, Tensor]) -> None:
+    """Refuse weights that cannot lie in one vector: none, or of several number types or devices."""
+    if not trainable:
+        raise ValueError("Network: the model has no trainable parameters. Set requires_grad=True on some.")
+    kinds = {(p.dtype, p.device) for p in trainable.values()}
+    if len(kinds) > 1 or not next(iter(kinds))[0].is_floating_point:
+        shown = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(
+            f"Network: all trainable weights must have one floating dtype and device. Got {shown}. "
+            "Convert the model with .to(dtype=..., device=...), or set requires_grad=False on the odd ones."
+        )
+
+
+def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> None:
+    """Initialise a module on the CPU anew, in place, by its layers' own ways; refuse where a wanted weight has none."""
+    layers = dict(module.named_modules())
+    resets = {name: reset for name, layer in layers.items() if (reset := _reset(layer)) is not None}
+    for weight in wanted:
+        owner = weight.rpartition(".")[0]
+        above = [name for name in resets if name in ("", owner) or owner.startswith(f"{name}.")]
+        if not above or isinstance(layers[owner], ParametrizationList):  # its layer would reset a passing product of it
+            raise ValueError(
+                f"Network.fresh: {type(layers[owner]).__name__} has the weight '{weight}' but no reset_parameters(). "
+                "Give it one, or pass start= with the weights to begin from."
+            )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(key.seed)
+        for name in reversed(resets):  # a layer after its children, which it may set in its own way
+            resets[name]()
+
+
+def _reset(layer: nn.Module) -> Callable[[], object] | None:
+    """What initialises a layer: its `reset_parameters`, or torch's private name for it in attention layers."""
+    for name in ("reset_parameters", "_reset_parameters"):
+        reset: Callable[[], object] | None = getattr(layer, name, None)
+        if callable(reset):
+            return reset
+    return None

@@ -1,0 +1,193 @@
+"""Rows that come batch by batch from a `DataLoader` or a `Dataset`."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from posterity.errors import BadData
+from posterity.model.batch import Batch, Data, Feed, as_batch
+from posterity.numerics.random import Key
+
+CPU = torch.device("cpu")
+FIRST_ROWS = 256  # of a Dataset, that are looked at before a run
+
+
+@dataclass(frozen=True, eq=False)
+class StreamData(Data):
+    """Rows that come from elsewhere, batch by batch: a `DataLoader`, or a `Dataset` indexed here.
+
+    A loader keeps its own batch size, order and workers. Each pass begins from random states that depend on the
+    key and the pass alone, so that a resumed run sees the same batches.
+    """
+
+    source: Any
+    num_data: int
+    device: torch.device = CPU
+    prepare: Callable[[Batch], Batch] | None = None
+
+    def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
+        """See `Data`. A `Dataset`'s pass drops the last incomplete batch; what a loader drops is its own choice."""
+        each = self._each(size, shuffled=True)
+
+        def from_step(start: int) -> Iterator[Batch]:
+            for epoch in range(start // each, -(-steps // each)):
+                first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
+                yield from islice(self._pass(size, key.fold(epoch), each), first, last)
+
+        return Feed(steps, from_step)
+
+    def passes(self, size: int | None, count: int = 1) -> Feed:
+        """See `Data`; a loader keeps its own order. One that does not give every row once is refused."""
+        if isinstance(self.source, DataLoader):
+            _refuse_partial(self.source, self.num_data)
+        each = self._each(size, shuffled=False)
+
+        def from_step(start: int) -> Iterator[Batch]:
+            for number in range(start // each, count):
+                rows = 0
+                for place, batch in enumerate(self._pass(size, None, each)):
+                    rows += batch.size
+                    if place == each - 1 and rows != self.num_data:
+                        raise BadData(f"A pass must see each of the {self.num_data} rows once. The loader gave {rows}.")
+                    if number * each + place >= start:
+                        yield batch
+
+        return Feed(each * count, from_step)
+
+    def to(self, device: torch.device) -> "StreamData":
+        """See `Data`; batches are moved as they come."""
+        return replace(self, device=device)
+
+    def prepared(self, prepare: Callable[[Batch], Batch]) -> "StreamData":
+        """The data whose every batch goes through `prepare` before it is used."""
+        return replace(self, prepare=prepare)
+
+    def first(self) -> Batch:
+        """The first batch of a loader, the first rows of a `Dataset`."""
+        return next(self._pass(FIRST_ROWS, None, 1))
+
+    def fingerprint(self) -> str:
+        """Kind, length and a loader's batch size only: the rows are not read."""
+        batches = f" in batches of {self.source.batch_size}" if isinstance(self.source, DataLoader) else ""
+        return f"{type(self.source).__name__} of {self.num_data} rows{batches}"
+
+    def _each(self, size: int | None, shuffled: bool) -> int:
+        """How many batches a pass has."""
+        if isinstance(self.source, DataLoader):
+            return len(self.source)
+        size = self.num_data if size is None else min(size, self.num_data)
+        return self.num_data // size if shuffled else -(-self.num_data // size)
+
+    def _pass(self, size: int | None, key: Key | None, each: int) -> Iterator[Batch]:
+        """The `each` batches of one pass, in the order of `key`, or in their own when it is None."""
+        if isinstance(self.source, DataLoader):
+            items = _keyed(lambda: iter(self.source), _generators(self.source), key or Key(0))
+        else:
+            items = _keyed(lambda: self._collated(size, key), [], key or Key(0))
+        count = 0
+        for item in islice(items, each):
+            count += 1
+            batch = as_batch(item, "each batch of the loader").map(lambda t: t.to(self.device, non_blocking=True))
+            yield batch if self.prepare is None else self.prepare(batch)
+        if count < each:
+            raise BadData(f"The DataLoader says that it has {each} batches and gave {count}. Make its __len__ right.")
+
+    def _collated(self, size: int | None, key: Key | None) -> Iterator[object]:
+        order = range(self.num_data) if key is None else key.permutation(self.num_data, "cpu").tolist()
+        size = self.num_data if size is None else min(size, self.num_data)
+        for low in range(0, self.num_data, size):
+            yield default_collate([self.source[index] for index in order[low : low + size]])
+
+
+def check_loader(loader: "DataLoader[Any]") -> int:
+    """How many rows a loader's data have; BadData where nobody can know."""
+    if isinstance(loader.sampler, SubsetRandomSampler):
+        return len(loader.sampler)
+    dataset = loader.dataset
+    if loader.batch_sampler is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise BadData(
+            "The DataLoader has no known number of rows, so the likelihood cannot be scaled to the whole data. "
+            "Use a Dataset with __len__ and __getitem__, and a batch_size."
+        )
+    return len(dataset)
+
+
+def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
+    """Refuse a loader of which it is plain that a pass does not see every row once."""
+    reason = ""
+    if loader.drop_last and num_data % (loader.batch_size or 1):
+        reason = "drop_last=True"
+    elif isinstance(loader.sampler, WeightedRandomSampler):
+        reason = "a WeightedRandomSampler"
+    elif isinstance(loader.sampler, RandomSampler) and loader.sampler.replacement:
+        reason = "a RandomSampler with replacement"
+    if reason:
+        raise BadData(
+            f"This method needs every row once, but the DataLoader has {reason}. Pass one that visits each row in turn."
+        )
+
+
+def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
+    """The generators a loader has of its own."""
+    owners = (loader, loader.sampler, loader.batch_sampler)
+    found = {id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}
+    return list(found.values())
+
+
+def _keyed(begin: Callable[[], Iterator[object]], own: list[torch.Generator], key: Key) -> Iterator[object]:
+    """The items of `begin()`, made under random states that depend on `key` alone.
+
+    The states of torch, numpy and `random` and of the generators `own` are as if nothing had been drawn.
+    """
+    generators = [torch.default_generator, *own]
+    inside = _States(
+        random.Random(key.seed).getstate(),
+        np.random.RandomState(key.seed % 2**32).get_state(),
+        [key.generator(generator.device).get_state() for generator in generators],
+    )
+    iterator: Iterator[object] | None = None
+    while True:
+        outside = _States.now(generators)
+        inside.put(generators)
+        try:
+            iterator = begin() if iterator is None else iterator
+            item = next(iterator)
+        except StopIteration:
+            return
+        finally:
+            inside = _States.now(generators)
+            outside.put(generators)
+        yield item
+
+
+@dataclass(frozen=True)
+class _States:
+    """States of the three global sources of random numbers, torch's among a list of generators."""
+
+    of_python: Any
+    of_numpy: Any
+    of_torch: list[Tensor]
+
+    @classmethod
+    def now(cls, generators: list[torch.Generator]) -> "_States":
+        return cls(random.getstate(), np.random.get_state(), [generator.get_state() for generator in generators])
+
+    def put(self, generators: list[torch.Generator]) -> None:
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+        for generator, state in zip(generators, self.of_torch, strict=True):
+            generator.set_state(state)

@@ -1,0 +1,209 @@
+"""`posterity compare`: the table, the JSON document and the figure."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posterity.cli import stages
+from posterity.cli.scores import best
+from posterity.datasets import load
+from posterity.report import files
+
+pytestmark = pytest.mark.cpu
+TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
+
+
+@pytest.fixture
+def stages_run(monkeypatch):
+    """The stages that are run, and what each gave."""
+    seen = []
+    original = stages.run_stage
+
+    def record(name, *arguments, **options):
+        seen.append((name, original(name, *arguments, **options)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(stages, "run_stage", record)
+    return seen
+
+
+def rows(output):
+    """Method, then the other cells, of each line of the table."""
+    return {m[1]: m[2].split() for m in re.finditer(r"^ (MAP|Laplace|Conjugate)((?: +[-+.\d*]+)+) *$", output, re.M)}
+
+
+def test_the_table_has_a_row_for_each_method_and_marks_the_best(run):
+    result = run("compare", "two-moons", *TINY)
+    assert result.code == 0
+    table = rows(result.out)
+    assert list(table) == ["MAP", "Laplace"]
+    for heading in ("method", "test NLL", "ECE", "accuracy", "seconds"):
+        assert heading in result.out
+    assert sum("*" in cells[0] for cells in table.values()) == 1
+    better = min(table, key=lambda name: float(table[name][0].rstrip("*")))
+    assert table[better][0].endswith("*")
+    assert table["Laplace"][-1].startswith("+")
+    assert not table["MAP"][-1].startswith("+")
+    assert "500 training rows, 2000 test rows, seed 0" in result.out
+    assert "Laplace starts from the same MAP; its seconds come on top." in result.out
+    assert "2-6-2 tanh, 32 weights" in result.out
+
+
+def test_the_json_document_has_what_the_table_has(run):
+    result = run("compare", "two-moons", *TINY, "--json", "--seed", "3")
+    document = json.loads(result.out)
+    first, second = document["methods"]
+    assert (first["method"], second["method"]) == ("map", "laplace")
+    assert (first["starts_from"], second["starts_from"]) == (None, "map")
+    assert first.keys() == {"method", "test_nll", "ece", "accuracy", "seconds", "starts_from", "best"}
+    assert "test_nll" in first["best"] + second["best"]
+    assert document["settings"]["seed"] == 3
+    assert document["network"]["sizes"] == [2, 6, 2]
+    assert (document["train_rows"], document["test_rows"]) == (500, 2000)
+    assert document["figure"] is None
+    assert "MAP, 40 steps, loss" in result.err
+
+
+def test_quiet_is_quiet(run):
+    assert run("compare", "line", "--steps", "5", "--device", "cpu", "--quiet").err == ""
+
+
+def test_laplace_starts_from_the_map_of_the_comparison(run, stages_run):
+    assert run("compare", "two-moons", *TINY).code == 0
+    (first, map_stage), (second, laplace) = stages_run
+    assert (first, second) == ("map", "laplace")
+    assert torch.equal(map_stage.posterior.point(), laplace.posterior.point())
+
+
+@pytest.mark.parametrize(
+    ("methods", "seconds"),
+    [("map,laplace", ["10.00", "+1.00"]), ("laplace,map", ["+1.00", "10.00"]), ("laplace", ["11.00"])],
+)
+def test_map_is_fitted_once_and_its_seconds_are_counted_once(run, monkeypatch, methods, seconds):
+    original, seen = stages.run_stage, []
+
+    def timed(name, *arguments, **options):
+        seen.append(name)
+        return replace(original(name, *arguments, **options), seconds={"map": 10.0, "laplace": 1.0}[name])
+
+    monkeypatch.setattr(stages, "run_stage", timed)
+    result = run("compare", "two-moons", *TINY, "--methods", methods)
+    assert seen == ["map", "laplace"]
+    assert [cells[-1] for cells in rows(result.out).values()] == seconds
+
+
+def test_regression_has_its_own_columns(run):
+    result = run("compare", "line", "--methods", "map,laplace,conjugate", "--steps", "3000", "--device", "cpu")
+    table = rows(result.out)
+    assert "RMSE" in result.out
+    assert "accuracy" not in result.out
+    # A linear model with Gaussian noise: Laplace at the mode is exact.
+    nll = {name: float(cells[0].rstrip("*")) for name, cells in table.items()}
+    assert nll["Laplace"] == pytest.approx(nll["Conjugate"], abs=2e-3)
+    assert nll["MAP"] > nll["Conjugate"]
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_one_does_not(run):
+    def values(seed):
+        document = json.loads(run("compare", "blobs", *TINY, "--json", "--seed", seed).out)
+        return [{key: row[key] for key in ("test_nll", "ece", "accuracy")} for row in document["methods"]]
+
+    assert values(1) == values(1)
+    assert values(1) != values(2)
+
+
+def test_temperature_changes_laplace_and_leaves_the_mode(run):
+    def nll(*options):
+        document = json.loads(run("compare", "two-moons", *TINY, "--json", *options).out)
+        return [row["test_nll"] for row in document["methods"]]
+
+    warm, cold, tempered = nll(), nll("--temperature", "0.01"), nll("--eta", "0.01")
+    assert cold[0] == pytest.approx(warm[0], abs=0.02)
+    assert abs(cold[1] - cold[0]) < 0.5 * abs(warm[1] - warm[0])  # a hundredth of the variance
+    assert tempered[1] != cold[1]
+
+
+def test_the_generator_and_the_threads_of_the_caller_are_left_alone(run, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads, used = torch.get_num_threads(), []
+    original = stages.infer
+    monkeypatch.setattr(stages, "infer", lambda *a, **k: used.append(torch.get_num_threads()) or original(*a, **k))
+    try:
+        torch.set_num_threads(2)
+        torch.manual_seed(5)
+        expected = torch.rand(3)
+        torch.manual_seed(5)
+        assert run("compare", "line", *TINY).code == 0
+        assert torch.equal(torch.rand(3), expected)
+        assert torch.get_num_threads() == 2
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert run("compare", "line", *TINY, "--methods", "map").code == 0
+    finally:
+        torch.set_num_threads(threads)
+    assert used == [1, 1, 2]  # a small network is faster on one, unless the user says otherwise
+
+
+def test_the_seed_decides_the_starting_weights(run, monkeypatch):
+    starts = []
+    original = stages.infer
+    monkeypatch.setattr(stages, "infer", lambda m, j, *a, **k: starts.append(j.initial()) or original(m, j, *a, **k))
+    for seed in (0, 0, 1):
+        assert run("compare", "line", *TINY, "--methods", "map", "--seed", seed).code == 0
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+
+
+@pytest.mark.parametrize("data", ["two-moons", "sine", "blobs"])
+def test_the_figure_is_drawn_and_its_path_printed(run, tmp_path, data):
+    path = tmp_path / "new" / f"{data}.png"
+    result = run("compare", data, *TINY, "--figure", path)
+    assert result.code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert f"figure: {path}" in result.out.splitlines()
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_without_matplotlib_nothing_is_fitted(run, monkeypatch, stages_run, tmp_path):
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    result = run("compare", "line", "--figure", tmp_path / "line.png")
+    assert result.code == 1
+    assert result.err == "error: Figures need matplotlib. Install it with: pip install 'posterity[report]'.\n"
+    assert stages_run == []
+
+
+def test_a_figure_that_cannot_be_written_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run(
+        "compare", "line", "--steps", "5", "--quiet", "--device", "cpu", "--figure", tmp_path / "file" / "a.png"
+    )
+    assert result.code == 1
+    assert result.err.startswith("error: Cannot write ")
+    assert len(result.err.splitlines()) == 1
+
+
+def test_the_defaults_do_well_on_two_moons(run):
+    result = run("compare", "two-moons", "--device", "cpu", "--json")
+    by_map, by_laplace = json.loads(result.out)["methods"]
+    # A good fit has 0.08 to 0.1; the standard error over 2000 rows is about 0.005.
+    assert by_map["test_nll"] < 0.11
+    assert by_laplace["test_nll"] < 0.12
+    assert min(by_map["accuracy"], by_laplace["accuracy"]) > 0.955
+
+
+def test_best_looks_at_what_is_shown():
+    data = load("two-moons")
+    rows = {
+        "a": {"test_nll": 0.10001, "ece": 0.3, "accuracy": 0.9},
+        "b": {"test_nll": 0.10002, "ece": 0.2, "accuracy": 0.8},
+        "c": {"test_nll": 0.2, "ece": 0.2, "accuracy": 0.7},
+    }
+    assert best(rows, data) == {"test_nll": ("a", "b"), "ece": ("b", "c"), "accuracy": ("a",)}
+
+
+def test_there_is_no_best_where_all_are_equal():
+    row = {"test_nll": 1.0, "rmse": 2.0}
+    assert best({"a": row, "b": row}, load("line")) == {"test_nll": (), "rmse": ()}
+    assert best({"a": row}, load("line")) == {"test_nll": (), "rmse": ()}

@@ -1,0 +1,88 @@
+"""`posterity fit`, killed with signal 9 at random moments and run again, ends as if nothing had happened.
+
+POSTERITY_KILLS=20 python -m pytest tests/cli/test_kill.py kills twenty runs instead of four.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+KILLS = int(os.environ.get("POSTERITY_KILLS", "4"))
+SPAWNER = """
+    import json, os, sys
+    import posterity.cli.fit, posterity.cli.main, posterity.cli.stages, posterity.methods
+    import torch
+
+    torch.set_num_threads(1)
+    posterity.cli.stages.warm_up()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            sys.stdout = open(os.devnull, "w")
+            os._exit(posterity.cli.main.main(json.loads(line)))
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture
+def spawner():
+    search = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SPAWNER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def words(folder):
+    options = "--hidden 10 --steps 300 --checkpoint-steps 10 --device cpu --quiet"
+    return json.dumps(["fit", "two-moons", "--method", "laplace", "--out", str(folder), *options.split()]) + "\n"
+
+
+@pytest.mark.cpu
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+def test_killed_runs_end_bit_identical(spawner, content, tmp_path):
+    def run(folder, kill_after=None):
+        spawner.stdin.write(words(folder))
+        spawner.stdin.flush()
+        child = int(spawner.stdout.readline())
+        if kill_after is not None:
+            time.sleep(kill_after)
+            with contextlib.suppress(ProcessLookupError):  # it was faster
+                os.kill(child, signal.SIGKILL)
+        return int(spawner.stdout.readline())
+
+    run(tmp_path / "warm")
+    begin = time.monotonic()
+    assert run(tmp_path / "whole") == 0
+    seconds = time.monotonic() - begin
+    truth = content(tmp_path / "whole")
+    moments = random.Random(0)
+    killed = 0
+    for number in range(KILLS):
+        folder = tmp_path / f"killed-{number}"
+        while run(folder, kill_after=moments.uniform(0.02, seconds)) == -signal.SIGKILL:
+            killed += 1
+            if moments.random() < 0.5:
+                break  # then run it to its end
+        assert run(folder) == 0
+        assert content(folder) == truth
+        shutil.rmtree(folder)
+    assert killed >= KILLS / 2  # most kills came before the end

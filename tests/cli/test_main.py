@@ -1,0 +1,193 @@
+"""The door of the command line: help, versions, errors and their exit codes."""
+
+import json
+import sys
+import time
+
+import pytest
+
+import posterity
+from posterity.cli import stages
+from posterity.cli.options import DATA_NAMES
+from posterity.datasets import TOYS
+from posterity.errors import NotPositiveDefinite
+
+pytestmark = pytest.mark.cpu
+LINE = ("--steps", "5", "--device", "cpu")
+
+
+def test_help_is_there_at_once(process):
+    seconds = []
+    for _ in range(7):
+        start = time.perf_counter()
+        result = process("-m", "posterity", "--help")
+        seconds.append(time.perf_counter() - start)
+        assert result.returncode == 0
+        assert all(verb in result.stdout for verb in ("compare", "fit", "predict", "doctor"))
+    assert min(seconds) < 0.3
+
+
+def test_the_commands_are_made_without_torch(process):
+    code = (
+        "import sys; from posterity.cli.main import app, get_command; get_command(app); print('torch' in sys.modules)"
+    )
+    assert process("-c", code).stdout == "False\n"
+
+
+def test_the_help_of_every_verb_names_the_data_sets_there_are(run):
+    assert tuple(TOYS) == DATA_NAMES
+    for verb in ("compare", "fit"):
+        shown = " ".join(run(verb, "--help").out.replace("│", " ").split())
+        assert ", ".join(TOYS) in shown
+
+
+def test_version(run):
+    result = run("--version")
+    assert (result.code, result.out, result.err) == (0, f"posterity {posterity.__version__}\n", "")
+
+
+def test_no_verb_is_a_usage_error_that_shows_the_help(run):
+    result = run()
+    assert result.code == 2
+    assert "Usage: posterity" in result.out
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (("compar", "line"), "'compare'"),
+        (("compare", "lime"), "'line'"),
+        (("fit", "two-moon", "--out", "never"), "'two-moons'"),
+        (("fit", "line", "--out", "never", "--method", "laplase"), "'laplace'"),
+        (("compare", "line", "--methods", "map,conjugat"), "'conjugate'"),
+        (("compare", "line", "--step-sice", "1"), "--step-size"),
+        (("compare", "line", "--activation", "tahn"), "'tanh'"),
+        (("compare", "line", "--device", "cuda0"), "'cuda'"),
+        (("compare", "line", "--figure", "line.pnk"), "'png'"),
+    ],
+)
+def test_an_unknown_name_is_met_with_the_nearest(run, words, nearest):
+    result = run(*words)
+    assert result.code == 2
+    assert result.out == ""
+    error, hint = result.err.splitlines()
+    assert error.startswith("error: ")
+    assert nearest in error
+    assert hint.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--steps", "0"), "--steps"),
+        (("--steps", "many"), "--steps"),
+        (("--step-size", "-1"), "--step-size"),
+        (("--step-size", "nan"), "--step-size"),
+        (("--prior-scale", "0"), "--prior-scale"),
+        (("--temperature", "0"), "--temperature"),
+        (("--eta", "-2"), "--eta"),
+        (("--temperature", "0.5", "--eta", "0.5"), "--eta"),
+        (("--batch-size", "none"), "--batch-size"),
+        (("--batch-size", "0"), "--batch-size"),
+        (("--hidden", "5,,5"), "--hidden"),
+        (("--hidden", "5,0"), "--hidden"),
+        (("--noise", "loud"), "--noise"),
+        (("--noise", "inf"), "--noise"),
+        (("--seed", "-1"), "--seed"),
+        (("--seed", str(2**63)), "--seed"),
+        (("--methods", " , "), "method"),
+        (("--methods", "conjugate", "--noise", "learn"), "conjugate"),
+        (("--methods", "conjugate", "--hidden", "5"), "conjugate"),
+        (("--figure", "figure"), "figure"),
+    ],
+)
+def test_a_bad_value_names_its_option(run, options, named):
+    result = run("compare", "line", *options)
+    assert result.code == 2
+    assert result.out == ""
+    error, hint = result.err.splitlines()
+    assert error.startswith("error: ")
+    assert named in error
+    assert hint.startswith("hint: ")
+
+
+def test_noise_is_not_for_classes(run):
+    result = run("compare", "blobs", "--noise", "0.1")
+    assert result.code == 2
+    assert "--noise" in result.err
+
+
+def test_a_device_that_is_not_there(run, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run("compare", "line", "--device", "cuda")
+    assert result.code == 2
+    assert "no CUDA device" in result.err
+
+
+def _raise(error):
+    def raiser(*arguments, **options):
+        raise error
+
+    return raiser
+
+
+def test_an_expected_error_is_one_line_with_its_exit_code(run, monkeypatch):
+    monkeypatch.setattr(stages, "infer", _raise(NotPositiveDefinite("the matrix\nis not")))
+    result = run("compare", "line", *LINE)
+    assert (result.code, result.out, result.err) == (1, "", "error: the matrix is not\n")
+
+
+def test_an_unexpected_error_is_one_line_that_names_debug(run, monkeypatch):
+    monkeypatch.setattr(stages, "infer", _raise(RuntimeError("the sky\nfell")))
+    result = run("compare", "line", *LINE)
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err == "error: unexpected error: RuntimeError: the sky fell; run with --debug for the traceback\n"
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_debug_raises_the_error_wherever_it_stands(run, monkeypatch, place):
+    monkeypatch.setattr(stages, "infer", _raise(RuntimeError("the sky fell")))
+    words = ["compare", "line"]
+    words.insert(place, "--debug")
+    with pytest.raises(RuntimeError, match="the sky fell"):
+        run(*words, *LINE)
+
+
+def test_an_interrupt_is_130(run, monkeypatch):
+    monkeypatch.setattr(stages, "infer", _raise(KeyboardInterrupt()))
+    result = run("compare", "line", *LINE)
+    assert result.code == 130
+    assert result.out == ""
+    assert result.err.split() == ["interrupted"]
+
+
+def test_colours_are_for_those_who_want_them(run, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" not in run("compare", "line", *LINE).out  # not a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    coloured = run("compare", "line", *LINE)
+    assert "\x1b[1;32m" in coloured.out
+    assert "\x1b[1;31merror" in run("compare", "lime").err
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = run("compare", "line", *LINE)
+    assert "\x1b" not in plain.out
+    assert "\x1b" not in plain.err
+    assert "*" in plain.out  # the best is marked without colour too
+    assert "\x1b" not in run("compare", "lime").err
+
+
+def test_json_goes_to_the_output_and_progress_does_not(process):
+    result = process("-m", "posterity", "compare", "line", *LINE, "--methods", "conjugate", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["data"] == "line"
+    assert "Conjugate" in result.stderr
+
+
+def test_main_takes_the_words_of_the_process_by_default(run, monkeypatch, capsys):
+    from posterity.cli.main import main
+
+    monkeypatch.setattr(sys, "argv", ["posterity", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("posterity ")

@@ -1,0 +1,101 @@
+"""One row for each method (and each way of running it that has code of its own): what the common suite runs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity import Joint
+from posterity.curvature import Hessian
+from posterity.inference import Method
+from posterity.likelihoods import Categorical, Gaussian
+from posterity.methods import MAP, Conjugate, Diagonal, Laplace
+from posterity.networks import MLP
+from posterity.numerics import SGD, Cosine, Key
+from posterity.priors import Normal
+
+ROWS, COLUMNS = 20, 3
+Rows = tuple[Tensor, Tensor]
+
+
+def inputs(dtype: torch.dtype, rows: int = ROWS) -> Tensor:
+    return Key(1).normal((rows, COLUMNS), torch.float64).to(dtype)
+
+
+def numbers(dtype: torch.dtype) -> Rows:
+    x = inputs(torch.float64)
+    y = torch.sin(x.sum(-1, keepdim=True)) + 0.2 * Key(2).normal((ROWS, 1), torch.float64)
+    return x.to(dtype), y.to(dtype)
+
+
+def labels(dtype: torch.dtype) -> Rows:
+    x = inputs(torch.float64)
+    return x.to(dtype), (x.square().sum(-1) > 2.5).long()
+
+
+def network(sizes: list[int], dtype: torch.dtype) -> MLP:
+    """The same weights every time, whatever was drawn before."""
+    net = MLP(sizes, activation="tanh").to(dtype)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(0.5 * Key(3).fold(name).normal(tuple(parameter.shape), torch.float64))
+    return net
+
+
+def regression(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(0.3, learn=True), Normal(0.7), ROWS)
+
+
+def classification(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 4, 2], dtype), Categorical(), Normal(0.7), ROWS)
+
+
+def linear_regression(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 1], dtype), Gaussian(0.3), Normal(0.7), ROWS)
+
+
+def narrow_regression(dtype: torch.dtype) -> Joint:
+    """Noise so wide and a prior so narrow that the exact Hessian is positive definite wherever it is taken."""
+    return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(3.0), Normal(0.2), ROWS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, and factories of the problem and of the data that it is run on.
+
+    `draws`: whether the seed matters. `every_row`: whether every step, or the run, sees every row once. `members`:
+    whether it takes theta (M, P).
+    """
+
+    name: str
+    method: Method
+    joint: Callable[[torch.dtype], Joint]
+    data: Callable[[torch.dtype], Rows]
+    draws: bool = False
+    every_row: bool = True
+    members: bool = True
+
+
+CASES = [
+    Case("map", MAP(steps=11, batch_size=6), regression, numbers, draws=True, every_row=False),
+    Case("map on all rows", MAP(steps=11, batch_size=None), classification, labels),
+    Case(
+        "map by sgd",
+        MAP(steps=11, batch_size=6, optimizer=SGD(0.05), schedule=Cosine(warmup=0.2)),
+        classification,
+        labels,
+        draws=True,
+        every_row=False,
+    ),
+    Case("laplace", Laplace(batch_size=6), classification, labels),
+    Case("laplace, hessian", Laplace(curvature=Hessian(), batch_size=6), narrow_regression, numbers),
+    Case("laplace, diagonal", Laplace(structure=Diagonal(), batch_size=6), regression, numbers),
+    Case(
+        "laplace, diagonal of the hessian",
+        Laplace(curvature=Hessian(), structure=Diagonal(), batch_size=6),
+        narrow_regression,
+        numbers,
+    ),
+    Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
+]

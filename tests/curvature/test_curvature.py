@@ -1,0 +1,447 @@
+"""Gauss-Newton matrix and Hessian against plain autodiff of the module itself."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from math import prod
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.functional import hessian, jacobian
+from torch.func import functional_call
+
+import posterity as po
+from posterity.curvature import GaussNewton, Hessian
+from posterity.curvature.curvature import over_members
+from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood, Poisson, StudentT
+from posterity.model import Batch
+from posterity.numerics import Key
+
+FLOAT64 = torch.float64
+ROWS = 7
+
+
+class Tied(nn.Module):
+    """One layer used twice, and an output layer that shares the embedding's weight."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(outputs, 3)
+        self.twice = nn.Linear(3, 3)
+        self.head = nn.Linear(3, outputs)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embedding(tokens % self.embedding.num_embeddings).mean(1)
+        return self.head(self.twice(self.twice(hidden).tanh()).tanh())
+
+
+class Words(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embedding(tokens).tanh().sum(1))
+
+
+class Recurrent(nn.Module):
+    """vmap refuses it, so that rows and members go one after the other."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(2, 2, batch_first=True)
+        self.head = nn.Linear(2, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])
+
+
+def mlp(outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def convolutional(outputs: int) -> nn.Module:
+    layers = (nn.Conv2d(1, 2, 3, padding=1), nn.GELU(), nn.MaxPool2d(2), nn.Conv2d(2, 2, 2), nn.Tanh(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(8, outputs))
+
+
+def normal_inputs(*shape: int) -> Tensor:
+    return Key(1).normal((ROWS, *shape), FLOAT64)
+
+
+def tokens() -> Tensor:
+    return torch.randint(5, (ROWS, 4), generator=Key(2).generator())
+
+
+NETWORKS: dict[str, tuple[Callable[[int], nn.Module], Tensor]] = {
+    "mlp": (mlp, normal_inputs(3)),
+    "convolutional": (convolutional, normal_inputs(1, 6, 6)),
+    "tied": (Tied, tokens()),
+    "embedding": (Words, tokens()),
+    "recurrent": (Recurrent, normal_inputs(4, 2)),
+}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A likelihood and its negative log density, written with torch alone, up to a constant.
+
+    `fisher` gives the Fisher information of one row where it is not the Hessian whatever the target.
+    """
+
+    likelihood: Likelihood
+    event: tuple[int, ...]
+    targets: Tensor
+    rows: Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> (n,)
+    fisher: Callable[[Tensor], Tensor] | None = None
+
+
+def real(*event: int) -> Tensor:
+    return Key(3).normal((ROWS, *event), FLOAT64)
+
+
+def two_scales(f: Tensor, y: Tensor) -> Tensor:
+    return ((f - y) / torch.tensor([0.5, 1.5], dtype=FLOAT64)).square().sum(-1) / 2
+
+
+def student(f: Tensor, y: Tensor) -> Tensor:
+    return 2.5 * torch.log1p(((f - y) / 0.7).square() / 4).sum(-1)
+
+
+def varying(f: Tensor, y: Tensor) -> Tensor:
+    return ((f[:, :1] - y).square() * torch.exp(-2 * f[:, 1:]) / 2 + f[:, 1:]).sum(-1)
+
+
+LOSSES = {
+    "gaussian": Loss(Gaussian(0.7), (1,), real(1), lambda f, y: (f - y).square().sum(-1) / (2 * 0.7**2)),
+    "gaussian of two": Loss(Gaussian((0.5, 1.5)), (2,), real(2), two_scales),
+    "gaussian on a grid": Loss(Gaussian(0.7), (2, 2), real(2, 2), lambda f, y: (f - y).square().sum((1, 2)) / 0.98),
+    "categorical": Loss(
+        Categorical(), (3,), torch.arange(ROWS) % 3, lambda f, y: F.cross_entropy(f, y, reduction="none")
+    ),
+    "categorical at positions": Loss(
+        Categorical(positions=1),
+        (3, 2),
+        torch.arange(2 * ROWS).reshape(ROWS, 2) % 3,
+        lambda f, y: F.cross_entropy(f, y, reduction="none").sum(-1),
+    ),
+    "bernoulli": Loss(
+        Bernoulli(),
+        (1,),
+        (torch.arange(ROWS) % 2).to(FLOAT64).unsqueeze(-1),
+        lambda f, y: F.binary_cross_entropy_with_logits(f, y, reduction="none").squeeze(-1),
+    ),
+    "poisson": Loss(
+        Poisson(),
+        (2,),
+        (torch.arange(2 * ROWS).reshape(ROWS, 2) % 4).to(FLOAT64),
+        lambda f, y: F.poisson_nll_loss(f, y, reduction="none").sum(-1),
+    ),
+    "student": Loss(
+        StudentT(4.0, 0.7), (1,), 3 * real(1), student, lambda f: torch.tensor([[5 / (7 * 0.7**2)]], dtype=FLOAT64)
+    ),
+    "heteroscedastic": Loss(
+        Heteroscedastic(),
+        (2,),
+        real(1),
+        varying,
+        lambda f: torch.diag(torch.stack([torch.exp(-2 * f[1]), torch.tensor(2.0, dtype=FLOAT64)])),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    joint: po.Joint
+    theta: Tensor
+    batch: Batch
+    matrix: dict[str, Tensor]
+
+
+def problem(network: str, loss: str, weighted: bool = False) -> Problem:
+    make, x = NETWORKS[network]
+    case = LOSSES[loss]
+    module = nn.Sequential(make(prod(case.event)), nn.Unflatten(1, case.event)).double()
+    joint = po.Joint(module, case.likelihood, po.priors.Normal(), num_data=50)
+    names = [name for name, _ in module.named_parameters()]  # a shared weight once, in module order
+    shapes = [parameter.shape for parameter in module.parameters()]
+    theta = 0.7 * Key(4).normal((sum(shape.numel() for shape in shapes),), FLOAT64)
+    weights = torch.linspace(0.2, 2.0, ROWS, dtype=FLOAT64) if weighted else None
+    each = torch.ones(ROWS, dtype=FLOAT64) if weights is None else weights
+
+    def outputs(flat: Tensor) -> Tensor:
+        pieces = flat.split([shape.numel() for shape in shapes])
+        parameters = {name: p.view(shape) for name, p, shape in zip(names, pieces, shapes, strict=True)}
+        if network == "tied":
+            parameters["0.head.weight"] = parameters["0.embedding.weight"]
+        return functional_call(module, parameters, (x,))
+
+    exact = hessian(lambda flat: (each * case.rows(outputs(flat), case.targets)).sum(), theta)
+    slopes, values = jacobian(outputs, theta).flatten(1, -2), outputs(theta).flatten(1)  # (n, D, P), (n, D)
+    gauss_newton = torch.zeros_like(exact)
+    for row in range(ROWS):
+        one = case.targets[row : row + 1]
+        if case.fisher is None:
+            at = hessian(lambda f, one=one: case.rows(f.reshape(1, *case.event), one).sum(), values[row])
+        else:
+            at = case.fisher(values[row])
+        gauss_newton += each[row] * slopes[row].T @ at @ slopes[row]
+    return Problem(joint, theta, Batch(x, case.targets, weights), {"hessian": exact, "gauss-newton": gauss_newton})
+
+
+CURVATURES = {"gauss-newton": GaussNewton(), "hessian": Hessian()}
+both = pytest.mark.parametrize("name", CURVATURES)
+
+
+@both
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_equals_plain_autodiff(network: str, loss: str, name: str) -> None:
+    p = problem(network, loss)
+    curvature = CURVATURES[name]
+    matrix = curvature.matrix(p.joint, p.theta, p.batch, None)
+    assert matrix.dtype == FLOAT64
+    assert torch.equal(matrix, matrix.T)
+    torch.testing.assert_close(matrix, p.matrix[name], rtol=1e-10, atol=1e-10)
+    diagonal = curvature.diagonal(p.joint, p.theta, p.batch, None)
+    torch.testing.assert_close(diagonal, p.matrix[name].diagonal(), rtol=1e-10, atol=1e-10)
+
+
+def test_the_two_differ_where_the_network_bends() -> None:
+    p = problem("mlp", "gaussian")
+    assert not torch.allclose(p.matrix["hessian"], p.matrix["gauss-newton"], rtol=1e-2)
+    assert torch.linalg.eigvalsh(p.matrix["gauss-newton"]).min() > -1e-10
+
+
+@both
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_are_weighted(loss: str, name: str) -> None:
+    p = problem("mlp", loss, weighted=True)
+    curvature = CURVATURES[name]
+    torch.testing.assert_close(
+        curvature.matrix(p.joint, p.theta, p.batch, None), p.matrix[name], rtol=1e-10, atol=1e-10
+    )
+    torch.testing.assert_close(
+        curvature.diagonal(p.joint, p.theta, p.batch, None), p.matrix[name].diagonal(), rtol=1e-10, atol=1e-10
+    )
+
+
+@both
+def test_part_of_the_weights_is_a_block(name: str) -> None:
+    p = problem("mlp", "categorical")
+    curvature = CURVATURES[name]
+    for joint, theta, block in (
+        (p.joint.with_weights(random="0.2.*"), p.theta, slice(16, None)),
+        (p.joint.with_weights(random="0.0.bias"), p.theta, slice(12, 16)),
+    ):
+        torch.testing.assert_close(
+            curvature.matrix(joint, theta, p.batch, None), p.matrix[name][block, block], rtol=1e-10, atol=1e-10
+        )
+
+
+@both
+def test_learnt_noise_is_taken_from_theta(name: str) -> None:
+    p = problem("mlp", "gaussian")
+    learnt = po.Joint(p.joint.network, Gaussian(5.0, learn=True), po.priors.Normal(), num_data=50)
+    theta = torch.cat([p.theta, torch.tensor([0.7], dtype=FLOAT64).log()])
+    torch.testing.assert_close(
+        CURVATURES[name].matrix(learnt, theta, p.batch, None), p.matrix[name], rtol=1e-10, atol=1e-10
+    )
+
+
+def members_of(p: Problem) -> Tensor:
+    return p.theta + 0.3 * Key(5).normal((4, p.theta.shape[0]), FLOAT64)
+
+
+@both
+@pytest.mark.parametrize("kind", ["matrix", "diagonal"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_members_equal_a_loop_over_them(network: str, kind: str, name: str) -> None:
+    p = problem(network, "categorical", weighted=True)
+    function = getattr(CURVATURES[name], kind)
+    theta = members_of(p)
+    together = over_members(function, p.joint, theta, p.batch, None)
+    looped = torch.stack([function(p.joint, one, p.batch, None) for one in theta])
+    torch.testing.assert_close(together, looped, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        over_members(function, p.joint, theta[0], p.batch, None), looped[0], rtol=1e-10, atol=1e-10
+    )
+
+
+@both
+@pytest.mark.parametrize("weighted", [True, False])
+def test_members_with_rows_of_their_own_equal_a_loop(weighted: bool, name: str) -> None:
+    p = problem("mlp", "gaussian of two", weighted)
+    theta, function = members_of(p), CURVATURES[name].matrix
+    batches = [p.batch.map(lambda t, shift=shift: t.roll(shift, 0)) for shift in range(4)]
+    batches = [batch._replace(targets=batch.targets.roll(1, 0)) for batch in batches]
+    stacked = Batch(
+        torch.stack([b.inputs for b in batches]),
+        torch.stack([b.targets for b in batches]),
+        torch.stack([b.weights for b in batches]) if weighted else None,
+        per_member=True,
+    )
+    together = over_members(function, p.joint, theta, stacked, None)
+    looped = torch.stack([function(p.joint, one, b, None) for one, b in zip(theta, batches, strict=True)])
+    torch.testing.assert_close(together, looped, rtol=1e-10, atol=1e-10)
+
+
+@both
+def test_members_with_a_likelihood_of_their_own_equal_a_loop(name: str) -> None:
+    p = problem("mlp", "gaussian")
+    theta, function = members_of(p), CURVATURES[name].matrix
+    scales = torch.linspace(0.5, 2.0, 4, dtype=FLOAT64)
+    joint = po.Joint(p.joint.network, Gaussian(scales[:, None, None]), po.priors.Normal(), num_data=50)
+    together = over_members(function, joint, theta, p.batch, None)
+    for index, scale in enumerate(scales.tolist()):
+        alone = po.Joint(p.joint.network, Gaussian(scale), po.priors.Normal(), num_data=50)
+        torch.testing.assert_close(
+            together[index], function(alone, theta[index], p.batch, None), rtol=1e-10, atol=1e-10
+        )
+
+
+def shrink_budget(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """A memory budget of so many rows, members or derivatives at a time, whatever they take."""
+    for name in ("curvature.curvature", "curvature.gauss_newton", "curvature.hessian", "numerics.autodiff"):
+        monkeypatch.setattr(import_module(f"posterity.{name}"), "chunk_rows", lambda bytes_per_row: size)
+
+
+@both
+@pytest.mark.parametrize("size", [1, 2, 3, ROWS])
+@pytest.mark.parametrize("kind", ["matrix", "diagonal"])
+@pytest.mark.parametrize("members", [True, False])
+def test_chunks_add_up(members: bool, kind: str, size: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem("mlp", "categorical", weighted=True)
+    function = getattr(CURVATURES[name], kind)
+    theta = members_of(p) if members else p.theta
+    whole = over_members(function, p.joint, theta, p.batch, None)
+    shrink_budget(monkeypatch, size)
+    seen = []
+
+    def noting(joint: po.Joint, theta: Tensor, batch: Batch, buffers: None) -> Tensor:
+        seen.append(batch.size)
+        return function(joint, theta, batch, buffers)
+
+    chunked = over_members(noting, p.joint, theta, p.batch, None, row_bytes=1)
+    assert max(seen) == size
+    torch.testing.assert_close(chunked, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CURVATURES)
+def test_a_small_budget_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With real numbers of bytes: rows times members times what each takes stays below the budget."""
+    p = problem("mlp", "categorical")
+    curvature, theta = CURVATURES[name], members_of(p)
+    row_bytes = curvature.row_bytes(p.joint, p.batch.inputs)
+    budget = 2 * 24 * theta.shape[1] ** 2  # two members at once
+    monkeypatch.setattr(
+        import_module("posterity.curvature.curvature"), "chunk_rows", lambda each: max(1, budget // max(1, each))
+    )
+    seen = []
+
+    def noting(joint: po.Joint, theta: Tensor, batch: Batch, buffers: None) -> Tensor:
+        seen.append(batch.size)
+        return curvature.matrix(joint, theta, batch, buffers)
+
+    chunked = over_members(noting, p.joint, theta, p.batch, None, row_bytes)
+    assert max(seen) * 2 * row_bytes <= budget or max(seen) == 1
+    torch.testing.assert_close(chunked, over_members(curvature.matrix, p.joint, theta, p.batch, None))
+
+
+def test_row_bytes_grow_with_what_a_row_takes() -> None:
+    small, large = (
+        po.Joint(
+            nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), Categorical(), po.priors.Normal(), 9
+        )
+        for width in (5, 50)
+    )
+    x = torch.zeros(2, 3)
+    assert GaussNewton().row_bytes(small, x) == 3 * 8 * 2 * small.num_weights
+    for curvature in CURVATURES.values():
+        assert curvature.row_bytes(large, x) > 5 * curvature.row_bytes(small, x)
+        head = small.with_weights(random="2.*")
+        assert 0 < curvature.row_bytes(head, x) < curvature.row_bytes(small, x)
+    # A row of the small one keeps its input (3) and two hidden vectors (5), in float32, for each backward pass, twice.
+    assert Hessian().row_bytes(small, x) == 2 * 4 * (3 + 5 + 5) * small.num_weights
+
+
+def test_laplace_in_chunks_is_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem("mlp", "categorical")
+    joint = po.Joint(p.joint.network, Categorical(), po.priors.Normal(0.2), num_data=ROWS)
+
+    def fits() -> list[Tensor]:
+        return [
+            po.infer(po.methods.Laplace(curvature=c), joint, p.batch[:2], start=s)[0].gaussian.precision.matrix
+            for c in CURVATURES.values()
+            for s in (p.theta, members_of(p))
+        ]
+
+    whole = fits()
+    shrink_budget(monkeypatch, 2)
+    for one, two in zip(fits(), whole, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-11)
+
+
+def test_float32_is_summed_in_float64() -> None:
+    p = problem("mlp", "categorical")
+    single = po.Joint(nn.Sequential(mlp(3)), Categorical(), po.priors.Normal(), num_data=50)
+    batch = p.batch._replace(inputs=p.batch.inputs.float())
+    for name, curvature in CURVATURES.items():
+        matrix = curvature.matrix(single, p.theta.float(), batch, None)
+        assert matrix.dtype == FLOAT64
+        torch.testing.assert_close(matrix, p.matrix[name], rtol=1e-4, atol=1e-4)
+
+
+def test_a_fallback_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    import_module("posterity.curvature.curvature")._log_once.cache_clear()
+    p = problem("recurrent", "gaussian")
+    with caplog.at_level(logging.WARNING, logger="posterity"):
+        for _ in range(3):
+            GaussNewton().matrix(p.joint, p.theta, p.batch, None)
+    (record,) = caplog.records
+    assert "rows go one after the other" in record.getMessage()
+    assert "vmap refused" in record.getMessage()
+
+
+def test_a_module_at_fault_is_not_taken_for_a_refusal() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[0] == 1:
+                raise RuntimeError("one row is not enough")
+            return self.layer(x)
+
+    joint = po.Joint(Broken().double(), Gaussian(), po.priors.Normal(), num_data=ROWS)
+    batch = Batch(normal_inputs(3), torch.zeros(ROWS, 1, dtype=FLOAT64))
+    with pytest.raises(RuntimeError, match="one row is not enough"):
+        GaussNewton().matrix(joint, joint.initial(), batch, None)
+
+
+def test_densities_have_a_hessian_alone() -> None:
+    density = po.Density(lambda u: -(u**4).sum(), {"u": (2,)}, dtype=FLOAT64)
+    theta = torch.tensor([1.0, 2.0], dtype=FLOAT64)
+    torch.testing.assert_close(Hessian().matrix(density, theta, None, None), torch.diag(12 * theta.square()))
+    torch.testing.assert_close(Hessian().diagonal(density, theta, None, None), 12 * theta.square())
+    torch.testing.assert_close(
+        over_members(Hessian().diagonal, density, torch.stack([theta, 2 * theta]), None, None),
+        torch.stack([12 * theta.square(), 48 * theta.square()]),
+    )
+    for ask in (GaussNewton().matrix, GaussNewton().diagonal):
+        with pytest.raises(TypeError, match=r"no Gauss-Newton matrix\. Use the curvature Hessian\(\)"):
+            ask(density, theta, None, None)
+
+
+@both
+def test_curvatures_are_values(name: str) -> None:
+    curvature = CURVATURES[name]
+    assert type(curvature)() == curvature
+    assert eval(repr(curvature), vars(po.curvature)) == curvature
+    assert hash(type(curvature)()) == hash(curvature)

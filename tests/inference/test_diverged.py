@@ -1,0 +1,154 @@
+"""Runs that leave the finite numbers stop, and say where."""
+
+import dataclasses
+from typing import NamedTuple
+
+import pytest
+import torch
+from contracts.cases import numbers, regression
+from torch import Tensor
+
+import posterity as po
+from posterity.errors import Diverged
+from posterity.inference import Checkpoint, Method
+from posterity.likelihoods import Gaussian
+from posterity.methods import MAP
+from posterity.numerics import SGD
+from posterity.posteriors import Point
+
+FLOAT64 = torch.float64
+WEIGHTS = {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def joint():
+    return dataclasses.replace(regression(FLOAT64), likelihood=Gaussian(0.3))
+
+
+class WalkState(NamedTuple):
+    theta: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Breaks(Method):
+    """Goes along until theta breaks at the end of step `at`, in entry `entry`."""
+
+    steps: int = 5
+    at: int = 5
+    entry: int = 13
+
+    def batches(self, data, key):
+        return data.minibatches(None, self.steps, key)
+
+    def init(self, joint, theta, key):
+        return WalkState(theta.clone())
+
+    def step(self, joint, state, batch, key):
+        loss = -joint.log_density(state.theta, batch).detach() / joint.num_data
+        theta = state.theta + 1e-3
+        seen = round(float((theta - joint.initial()).flatten()[0]) / 1e-3)
+        if seen == self.at:
+            theta[..., self.entry] = float("inf")
+        return WalkState(theta), {"loss": loss}
+
+    def posterior(self, joint, kept):
+        return Point(joint.fitted(kept[-1].theta), kept[-1].theta)
+
+
+@pytest.mark.parametrize("members", [None, 3])
+def test_a_step_size_too_large_is_named_by_step_and_tensor(members):
+    start = joint().initial() if members is None else joint().initial().expand(members, -1)
+    method = MAP(steps=2000, optimizer=SGD(step_size=1e4, momentum=0.0))
+    with pytest.raises(Diverged, match=r"not finite at step (\d+) \(first seen in .*smaller step size") as caught:
+        po.infer(method, joint(), numbers(FLOAT64), start=start)
+    error = caught.value
+    assert 1 <= error.step < 2000
+    assert f"step {error.step} " in str(error)
+    assert error.tensor in WEIGHTS
+    assert error.exit_code == 5
+
+
+def test_one_bad_member_is_enough():
+    start = joint().initial().repeat(3, 1)
+    start[1] *= 1e200  # finite, but its log density is not
+    with pytest.raises(Diverged, match="step 1 ") as caught:
+        po.infer(MAP(steps=5), joint(), numbers(FLOAT64), start=start)
+    assert caught.value.step == 1
+
+
+def test_a_loss_that_breaks_first_blames_the_batch():
+    density = po.Density(lambda u: (u - u).sum() / 0.0, {"u": (2,)}, dtype=FLOAT64)
+    method = MAP(steps=5, optimizer=SGD(step_size=1e-30, momentum=0.0))
+    with pytest.raises(Diverged) as caught:
+        po.infer(method, density, None)
+    assert caught.value.step == 1
+
+
+@pytest.mark.parametrize("members", [None, 2])
+def test_the_last_update_may_break_what_no_loss_has_seen(members):
+    start = joint().initial() if members is None else joint().initial().expand(members, -1)
+    with pytest.raises(Diverged, match=r"not finite after step 5 \(first seen in 0\.bias\)") as caught:
+        po.infer(Breaks(), joint(), numbers(FLOAT64), start=start)
+    assert (caught.value.step, caught.value.tensor) == (5, "0.bias")
+    q, _ = po.infer(Breaks(at=6), joint(), numbers(FLOAT64), start=start)
+    assert bool(torch.isfinite(q.point()).all())
+
+
+def test_map_itself_may_break_in_its_last_update():
+    method = MAP(steps=1, optimizer=SGD(step_size=1e308, momentum=0.0))
+    q = None
+    with pytest.raises(Diverged, match="after step 1 ") as caught:
+        q, _ = po.infer(method, joint(), numbers(FLOAT64))
+    assert q is None
+    assert caught.value.tensor in WEIGHTS
+
+
+def test_validation_never_sees_what_is_broken():
+    """The update breaks theta in the same step in which the validation rows are looked at."""
+    with pytest.raises(Diverged, match=r"not finite after step 2 "):
+        po.infer(Breaks(at=2), joint(), numbers(FLOAT64), validation=numbers(FLOAT64))
+
+
+def test_a_stored_run_that_diverged_diverges_again(tmp_path):
+    for _ in range(2):
+        with pytest.raises(Diverged, match=r"not finite after step 5 \(first seen in 0\.bias\)"):
+            po.infer(Breaks(), joint(), numbers(FLOAT64), checkpoint=Checkpoint(tmp_path, steps=1))
+
+
+def test_noise_in_theta_is_named_too():
+    size = regression(FLOAT64).size
+    with pytest.raises(Diverged, match=r"first seen in likelihood\.log_scale"):
+        po.infer(Breaks(entry=size - 1), regression(FLOAT64), numbers(FLOAT64))
+
+
+def test_on_a_device_where_looking_costs_the_first_bad_step_is_named(monkeypatch):
+    """There the loss is looked at once in a while; the step named is that of the first bad loss all the same."""
+    from importlib import import_module
+
+    module = import_module("posterity.inference.infer")
+    real, looks = module.check_loss, []
+
+    def seldom(joint, trace, state, count):
+        if trace.last_step("loss") % 4 == 0:
+            looks.append(trace.last_step("loss"))
+            real(joint, trace, state, 4)
+
+    monkeypatch.setattr(module, "check_loss", seldom)
+    with pytest.raises(Diverged) as caught:
+        po.infer(Breaks(steps=9, at=2), joint(), numbers(FLOAT64))
+    assert looks == [4]
+    assert caught.value.step == 3  # step 2 broke theta, step 3 was the first to have a bad loss
+
+
+def test_other_flat_vectors_are_named_with_the_weights_in_them():
+    class Two(NamedTuple):
+        theta: Tensor
+        spread: Tensor
+
+    class Spreads(Breaks):
+        def keep(self, state):
+            spread = torch.ones_like(state.theta)
+            spread[2] = float("nan")
+            return Two(state.theta, spread)
+
+    with pytest.raises(Diverged, match=r"first seen in spread of 0\.weight"):
+        po.infer(Spreads(at=99), joint(), numbers(FLOAT64))

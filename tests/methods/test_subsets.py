@@ -1,0 +1,122 @@
+"""Inference over part of the weights: the rest frozen, or kept as trained points."""
+
+import pytest
+import torch
+from contracts.cases import classification, inputs, labels, linear_regression, numbers
+
+import posterity as po
+from posterity.methods import MAP, Conjugate, Diagonal, Laplace
+from posterity.numerics import Key
+
+FLOAT64 = torch.float64
+HEAD = {"2.weight", "2.bias"}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    joint = classification(FLOAT64)
+    q, _ = po.infer(MAP(steps=40, batch_size=None), joint, labels(FLOAT64))
+    return joint, q
+
+
+def named(q):
+    return {**q.joint.network.frozen, **q.joint.network.layout.unflatten(q.point())}
+
+
+@pytest.mark.parametrize("method", [MAP(steps=5, batch_size=None), Laplace(), Laplace(structure=Diagonal())], ids=str)
+def test_the_rest_is_frozen_at_the_values_of_the_start(fitted, method):
+    joint, q = fitted
+    head, _ = po.infer(method, joint.with_weights("2.*"), labels(FLOAT64), start=q)
+    before, after = named(q), named(head)
+    assert set(head.joint.network.layout.names) == HEAD
+    assert before.keys() == after.keys()
+    for name in before.keys() - HEAD:
+        assert torch.equal(before[name], after[name])
+    assert head.point().shape == (10,)
+    moved = not torch.equal(after["2.weight"], before["2.weight"])
+    assert moved == isinstance(method, MAP)
+
+
+def test_laplace_of_a_part_is_a_block_of_the_whole(fitted):
+    joint, q = fitted
+    whole, _ = po.infer(Laplace(), joint, labels(FLOAT64), start=q)
+    for part in (joint.with_weights("2.*"), joint.with_weights(random="2.*")):
+        head, _ = po.infer(Laplace(), part, labels(FLOAT64), start=q)
+        assert head.gaussian.precision.size == 10
+        torch.testing.assert_close(
+            head.gaussian.precision.matrix, whole.gaussian.precision.matrix[-10:, -10:], rtol=1e-12, atol=1e-12
+        )
+
+
+def test_frozen_and_point_weights_predict_alike_and_differ_in_the_prior_alone(fitted):
+    joint, q = fitted
+    frozen, _ = po.infer(Laplace(), joint.with_weights("2.*"), labels(FLOAT64), start=q)
+    points, _ = po.infer(Laplace(), joint.with_weights(random="2.*"), labels(FLOAT64), start=q)
+    x = inputs(FLOAT64, 5)
+    torch.testing.assert_close(frozen.predict(x).probs, points.predict(x).probs, rtol=1e-12, atol=0.0)
+    prior_of_points = joint.prior.log_prob(q.point()[:-10])
+    torch.testing.assert_close(points.log_evidence - frozen.log_evidence, prior_of_points, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("structure", [po.methods.Full(), Diagonal()], ids=str)
+def test_draws_move_the_random_weights_alone(fitted, structure):
+    joint, q = fitted
+    points, _ = po.infer(Laplace(structure=structure), joint.with_weights(random="2.*"), labels(FLOAT64), start=q)
+    draws = points.sample(6, Key(0))
+    assert draws.shape == (6, joint.num_weights)
+    assert torch.equal(draws[:, :-10], q.point()[:-10].expand(6, -1))
+    assert bool((draws[:, -10:].std(0) > 0).all())
+    named_draws = points.draws(6)
+    assert torch.equal(named_draws["0.weight"], q.joint.network.layout.unflatten(q.point())["0.weight"].expand(6, 4, 3))
+
+
+def test_map_trains_the_points_too(fitted):
+    joint, _ = fitted
+    method = MAP(steps=3, batch_size=None)
+    everything, _ = po.infer(method, joint, labels(FLOAT64))
+    points, _ = po.infer(method, joint.with_weights(random="2.*"), labels(FLOAT64))
+    assert torch.equal(everything.point(), points.point())
+
+
+def test_random_weights_in_the_middle_of_theta():
+    joint = classification(FLOAT64).with_weights(random="0.bias")
+    points, _ = po.infer(Laplace(), joint, labels(FLOAT64))
+    whole, _ = po.infer(Laplace(), classification(FLOAT64), labels(FLOAT64))
+    index = slice(12, 16)
+    torch.testing.assert_close(
+        points.gaussian.precision.matrix, whole.gaussian.precision.matrix[index, index], rtol=1e-12, atol=1e-12
+    )
+    changed = (points.sample(2, Key(0)) != points.point()).any(0).nonzero().squeeze(1)
+    assert changed.tolist() == [12, 13, 14, 15]
+    jacobian_covariance = points.output_moments(inputs(FLOAT64, 3))[1]
+    assert jacobian_covariance.shape == (3, 2, 2)
+
+
+def test_conjugate_solves_for_the_random_weights_given_the_points():
+    joint = linear_regression(FLOAT64).with_weights(random="0.weight")
+    x, y = numbers(FLOAT64)
+    q, _ = po.infer(Conjugate(), joint, (x, y))
+    bias = joint.initial()[-1]
+    assert q.point()[-1] == bias
+    precision = x.T @ x / 0.3**2 + torch.eye(3, dtype=FLOAT64) / 0.7**2
+    mean = torch.linalg.solve(precision, x.T @ (y[:, 0] - bias) / 0.3**2)
+    torch.testing.assert_close(q.gaussian.precision.matrix, precision, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(q.point()[:-1], mean, rtol=1e-12, atol=1e-12)
+
+
+def test_start_from_a_part_brings_its_frozen_weights(fitted):
+    joint, q = fitted
+    head, _ = po.infer(MAP(steps=5, batch_size=None), joint.with_weights("2.*"), labels(FLOAT64), start=q)
+    whole, _ = po.infer(Laplace(), joint, labels(FLOAT64), start=head)
+    expected = named(head)
+    for name, value in named(whole).items():
+        assert torch.equal(value, expected[name])
+
+
+def test_several_members_cannot_be_frozen(fitted):
+    joint, q = fitted
+    members, _ = po.infer(MAP(steps=2, batch_size=None), joint, labels(FLOAT64), start=q.point().expand(2, -1))
+    with pytest.raises(ValueError, match=r"frozen weights would differ by member. Start from q.member\(0\)"):
+        po.infer(Laplace(), joint.with_weights("2.*"), labels(FLOAT64), start=members)
+    one, _ = po.infer(Laplace(), joint.with_weights("2.*"), labels(FLOAT64), start=members.member(1))
+    assert torch.equal(one.joint.network.frozen["0.bias"], members.theta[1, 12:16])
