@@ -11,7 +11,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    torch.set_num_threads(max(1, min(2, torch.get_num_threads())))
+    torch.set_num_threads(1)  # workers share the cores; small tensors gain nothing from more
     if config.getoption("--device") == "cuda":
         torch.set_default_device("cuda")
 

@@ -20,10 +20,10 @@ def predict(
     ],
     data: Annotated[
         str | None,
-        typer.Option(metavar="DATA", help="Predict at the test inputs of this data set. Default: the run's own."),
+        typer.Option("--data", metavar="DATA", help="Predict at the test inputs of this data set. Default: the run's own."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the CSV here. Default: standard output.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the CSV here. Default: standard output.")
     ] = None,
     as_json: o.Json = False,
 ) -> None:

@@ -93,6 +93,9 @@ def read_table(
     the first line names the columns) and `encoding` are found out where they are not given; what is not the
     usual is said in `notes`.
 
+    A field is missing if it is empty or exactly NA, N/A, n/a, NaN, nan, null, NULL, None or ?. Spaces around fields
+    do not count. A column is boolean if it has both words of true/false, yes/no or t/f, in any case, and no other.
+
     The task "auto" is classification for a target of text, truth values, or whole numbers of which at most
     `MOST_CLASSES` differ and some repeat; else regression.
     """
@@ -211,20 +214,19 @@ def stratified(labels: Tensor, test_fraction: float, seed: int = 0) -> tuple[Ten
     """Training and test rows (sorted int64) with `test_fraction` of each label in the test rows, by the seed."""
     if not isinstance(test_fraction, (int, float)) or not 0 < test_fraction < 1:
         raise ValueError(f"split: test_fraction must be between 0 and 1. Got {shown(test_fraction)}.")
-    counts = torch.bincount(labels)
-    exact = counts * test_fraction
-    quota = exact.floor().long().clamp(max=counts.clamp(min=1) - 1)
+    counts = torch.bincount(labels).tolist()
+    quota = [int(count * test_fraction) for count in counts]
     wanted = max(1, round(test_fraction * len(labels)))
-    by_need = torch.sort(quota - exact, stable=True).indices.tolist()  # the largest remainder first
-    while quota.sum() < wanted and bool((quota < counts - 1).any()):
-        for label in by_need:
-            if quota.sum() < wanted and quota[label] < counts[label] - 1:
+    by_need = sorted(range(len(counts)), key=lambda label: quota[label] - counts[label] * test_fraction)
+    while sum(quota) < wanted and any(some < count - 1 for some, count in zip(quota, counts, strict=True)):
+        for label in by_need:  # the largest remainder first
+            if sum(quota) < wanted and quota[label] < counts[label] - 1:
                 quota[label] += 1
-    if quota.sum() == 0:
+    if not any(quota):
         raise BadData(f"split: {len(labels)} rows leave none for testing. Give more rows of each class.")
     key = Key(seed).fold("split")
     test = []
-    for label, count in enumerate(quota.tolist()):
+    for label, count in enumerate(quota):
         members = torch.nonzero(labels == label)[:, 0]
         test.append(members[key.fold(label).permutation(len(members))[:count]])
     chosen = torch.cat(test).sort().values

@@ -94,43 +94,45 @@ class StudentT(Scaled):
 
 
 def _cdf(z: Tensor, nu: float) -> Tensor:
-    """Distribution function of Student's t, from a table of its tail; to about 1e-14, relative in the lower tail."""
+    """Distribution function of Student's t, from a table of its tail; to about 1e-14."""
     step, table = _tail_table(nu)
-    values, slopes, bends = torch.from_numpy(table).to(z.device)
-    place = (math.sqrt(nu) / step * torch.asinh(z.abs() / math.sqrt(nu))).clamp(max=len(values) - 1.0)
-    left = place.floor().nan_to_num(0.0).clamp(max=len(values) - 2.0).long()
-    t, right = place - left, left + 1
-    # The polynomial of degree 5 with these values, slopes and second derivatives at both ends of the cell.
-    rise, v0, v1, b0, b1 = values[right] - values[left], slopes[left], slopes[right], bends[left], bends[right]
-    cubic = 10.0 * rise - 6.0 * v0 - 4.0 * v1 - 1.5 * b0 + 0.5 * b1
-    quartic = -15.0 * rise + 8.0 * v0 + 7.0 * v1 + 1.5 * b0 - b1
-    quintic = 6.0 * rise - 3.0 * (v0 + v1) - 0.5 * (b0 - b1)
-    tail = values[left] + t * (v0 + t * (0.5 * b0 + t * (cubic + t * (quartic + t * quintic))))
+    place = (math.sqrt(nu) / step * torch.asinh(z.abs() / math.sqrt(nu))).clamp(max=float(len(table)))
+    cell = place.floor().nan_to_num(0.0).clamp(max=len(table) - 1.0).long()
+    coefficients = torch.from_numpy(table).to(z.device)[cell].unbind(-1)
+    t = place - cell
+    tail = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        tail = coefficient + t * tail
     return torch.where(z < 0, tail, 1.0 - tail)
 
 
 @lru_cache(maxsize=16)
 def _tail_table(nu: float) -> tuple[float, NDArray[np.float64]]:
-    """The tail P(T > t) at t = sqrt(nu) sinh(w / sqrt(nu)), w = 0, step, 2 step, ...: (step, (3, nodes)).
+    """The tail P(T > t) at t = sqrt(nu) sinh(w / sqrt(nu)) as polynomials in w on cells of one step.
 
-    The rows are its values, and first and second derivatives in units of the step. In w the density is
+    Gives the step and the coefficients (cells, 6), lowest first, of the place within the cell, 0 to 1: the polynomials
+    of degree 5 that have the right values, slopes and second derivatives at both ends. In w the density is
     proportional to cosh(w / sqrt(nu))^-nu: smooth on the scale min(1, sqrt(nu)) whatever nu, and falling at least
-    exponentially, so that few nodes do. The table ends where the density is e^-70 of that at 0.
+    exponentially, so few cells do. The table ends where the density is e^-70 of that at 0.
     """
     root = math.sqrt(nu)
     end = root * (math.acosh(math.exp(70.0 / nu)) if nu > 0.1 else 70.0 / nu + math.log(2.0))
     step = 0.01 * min(1.0, root)
-    w = step * np.arange(math.ceil(end / step) + 1)
+    w = step * np.arange(math.ceil(end / step) + 1, dtype=np.float64)
 
-    def density(w: NDArray[np.float64]) -> NDArray[np.float64]:
+    def density(w: Any) -> NDArray[np.float64]:
         v = w / root  # log cosh(v) in two forms, for small and large v
         small, large = 0.5 * np.log1p(np.sinh(np.minimum(v, 20.0)) ** 2), v - math.log(2.0)
         return np.asarray(np.exp(-nu * np.where(v < 20.0, small, large)))
 
     nodes, weights = np.polynomial.legendre.leggauss(6)
-    cells = density(w[:-1, None] + 0.5 * step * (1.0 + nodes)) @ weights  # integrals, in units of half a step
+    cells = 0.5 * (density(w[:-1, None] + 0.5 * step * (1.0 + nodes)) @ weights)  # integrals, in units of the step
     values = np.append(np.cumsum(cells[::-1])[::-1], 0.0)
-    scale = 0.5 / values[0]  # the tail from 0 is one half
-    slopes = -2.0 * density(w)
+    slopes = -density(w)
     bends = -slopes * root * np.tanh(w / root) * step
-    return step, scale * np.stack([values, slopes, bends])
+    rise, v0, v1, b0, b1 = values[1:] - values[:-1], slopes[:-1], slopes[1:], bends[:-1], bends[1:]
+    cubic = 10.0 * rise - 6.0 * v0 - 4.0 * v1 - 1.5 * b0 + 0.5 * b1
+    quartic = -15.0 * rise + 8.0 * v0 + 7.0 * v1 + 1.5 * b0 - b1
+    quintic = 6.0 * rise - 3.0 * (v0 + v1) - 0.5 * (b0 - b1)
+    table = np.stack([values[:-1], v0, 0.5 * b0, cubic, quartic, quintic], axis=-1)
+    return step, table * (0.5 / values[0])  # the tail from 0 is one half

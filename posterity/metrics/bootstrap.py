@@ -70,4 +70,4 @@ def bootstrap(
 
 def _chosen(resamples: int, count: int, key: Key) -> Tensor:
     """Rows drawn with replacement, (resamples, count)."""
-    return torch.randint(count, (resamples, count), generator=key.generator())
+    return torch.randint(count, (resamples, count), generator=key.generator("cpu"), device="cpu")

@@ -131,7 +131,7 @@ def _confidence(metric: str, pred: Predictive, y: Tensor, bins: int) -> tuple[Te
 
 def _equal_width(values: Tensor, bins: int) -> Tensor:
     """The bin of each value: m for (m / bins, (m + 1) / bins], 0 for 0."""
-    edges = torch.arange(1, bins, dtype=torch.float64) / bins
+    edges = torch.arange(1, bins, dtype=torch.float64, device=values.device) / bins
     return torch.bucketize(values.contiguous(), edges)  # an edge belongs to the bin below it
 
 

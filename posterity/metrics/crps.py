@@ -9,7 +9,7 @@ from posterity.metrics.scored import mean_over_rows, per_row, regression, scored
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
 
-_PAIRS = 4_000_000  # of mixture components at a time: bounds the memory
+_PAIRS = 1_000_000  # of mixture components at a time: bounds the memory
 
 
 @mean_over_rows

@@ -32,7 +32,7 @@ class Network:
     Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. theta (P,) holds
     the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
     Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
-    dropout is off), except batch norm, which runs on batch statistics when `train=True`.
+    dropout is off), except batch norm, which runs on batch statistics when `train=True` unless its weights are frozen.
 
     >>> network = Network(nn.Linear(2, 1))
     >>> network.layout.names, network.layout.size
@@ -80,6 +80,11 @@ class Network:
         self._slots = [(*place, index) for index, part in enumerate(self.layout) for place in self._places(part.name)]
         self._frozen_slots = [(*place, key) for key in self.frozen for place in self._places(key)]
         self._buffer_slots = [(*place, key) for key in self.buffers for place in self._places(key)]
+        trained = {id(table) for table, _, _ in self._slots}
+        self._norms = [  # batch norm, and whether it trains: a layer whose own weights are all frozen does not
+            (norm, not any(True for _ in norm.parameters(recurse=False)) or id(norm._parameters) in trained)
+            for norm in self._batch_norms
+        ]
 
     def __repr__(self) -> str:
         return f"Network({type(self._module).__name__} of {self.layout.size} weights)"
@@ -243,8 +248,8 @@ class Network:
                 table[name] = self.frozen[key]
             for table, name, key in self._buffer_slots:
                 table[name] = buffers[key]
-            for norm in self._batch_norms:
-                norm.training = train
+            for norm, trains in self._norms:
+                norm.training = train and trains
             if isinstance(inputs, Tensor):
                 outputs = self._module(inputs)
             elif isinstance(inputs, Mapping):

@@ -110,7 +110,7 @@ class GroupLasso(Prior):
     def variance(self, like: Tensor) -> Tensor:
         """(n + 1) / rate^2, shaped as theta `like` (..., P)."""
         rate = column(self, "rate", like.shape, like)
-        sizes = [torch.full((part.size,), self._size(part) + 1.0).to(like) for part in self._layout]
+        sizes = [like.new_full((part.size,), self._size(part) + 1.0) for part in self._layout]
         return torch.zeros_like(like) + torch.cat(sizes) / rate**2
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:

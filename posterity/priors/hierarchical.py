@@ -172,7 +172,7 @@ class Hierarchical(Prior):
             strict=True,
         )
         offset, penalty = torch.stack(offsets, dim=-1), torch.stack(penalties, dim=-1)  # (..., T)
-        sizes = penalty.new_tensor([part.size for part in self._layout])
+        sizes = torch.stack([penalty.new_full((), part.size) for part in self._layout])
         known = penalty.detach().clamp_min(1e-300)
         nodes, log_weights = _nodes(self.scale, known.log(), sizes, degree)  # (..., T, points)
         relative = torch.exp((known.log().unsqueeze(-1) - degree * nodes).clamp_max(_LARGEST))

@@ -20,12 +20,12 @@ Rows = tuple[Tensor, Tensor]
 
 
 def inputs(dtype: torch.dtype, rows: int = ROWS) -> Tensor:
-    return Key(1).normal((rows, COLUMNS), torch.float64).to(dtype)
+    return Key(1).normal((rows, COLUMNS), torch.float64, "cpu").to(torch.get_default_device(), dtype)
 
 
 def numbers(dtype: torch.dtype) -> Rows:
     x = inputs(torch.float64)
-    y = torch.sin(x.sum(-1, keepdim=True)) + 0.2 * Key(2).normal((ROWS, 1), torch.float64)
+    y = torch.sin(x.sum(-1, keepdim=True)) + 0.2 * Key(2).normal((ROWS, 1), torch.float64, "cpu").to(x)
     return x.to(dtype), y.to(dtype)
 
 
@@ -39,7 +39,7 @@ def network(sizes: list[int], dtype: torch.dtype) -> MLP:
     net = MLP(sizes, activation="tanh").to(dtype)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
-            parameter.copy_(0.5 * Key(3).fold(name).normal(tuple(parameter.shape), torch.float64))
+            parameter.copy_(0.5 * Key(3).fold(name).normal(tuple(parameter.shape), torch.float64, "cpu"))
     return net
 
 

@@ -60,7 +60,7 @@ def same_bits(first: Posterior, second: Posterior) -> bool:
 
 
 def same_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    return one.keys() == two.keys() and all(torch.equal(one[name].cpu(), two[name].cpu()) for name in one)
 
 
 def assert_close(first: Posterior, second: Posterior, tolerance: float) -> None:
@@ -293,6 +293,7 @@ def test_rows_must_fit_the_model(case: Case) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.cpu  # it has tensors on both
 @every_case
 @every_dtype
 def test_does_the_same_on_a_gpu(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ Build = Callable[[slice, torch.dtype], Predictive]
 
 
 def normal(label: str, *shape: int) -> Tensor:
-    return Key(11).fold(label).normal(shape, dtype=torch.float64)
+    return Key(11).fold(label).normal(shape, torch.float64, torch.get_default_device())
 
 
 def covariances(label: str, size: int) -> Tensor:
@@ -216,7 +216,7 @@ def densities(pred: Predictive, points: Tensor) -> Tensor:
 @pytest.mark.parametrize("build", SCALAR)
 def test_density_integrates_to_one_and_quantiles_invert_it(build: Build) -> None:
     pred = whole(build)
-    nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(160))
+    nodes, weights = (torch.tensor(part.tolist(), dtype=torch.float64) for part in np.polynomial.legendre.leggauss(160))
 
     def mass(lower: Tensor, upper: Tensor) -> Tensor:  # of each row, by Gauss-Legendre
         half = 0.5 * (upper - lower)

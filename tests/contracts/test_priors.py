@@ -29,6 +29,7 @@ from posterity.priors import (
     ScaleMixture,
     StudentT,
 )
+from posterity.storage.values import decode, encode
 
 
 @dataclass(frozen=True)
@@ -355,6 +356,12 @@ def test_is_a_value(name: str) -> None:
         assert hash(twin) == hash(prior)
         assert prior != Normal(123.0)
         assert type(prior).__name__ in repr(prior)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "blocks" not in name])  # Opaque is this file's own
+def test_is_stored_through_its_fields(name: str) -> None:
+    tensors: dict[str, Tensor] = {}
+    assert decode(encode(CASES[name], tensors, "prior"), tensors) == CASES[name]
 
 
 @every_case

@@ -142,8 +142,21 @@ def field_more_or_less(lines, rng):
     return lines
 
 
+@on_lines
+def sign_in_every_line(lines, rng):
+    sign, old = rng.choice(",;\t|"), rng.choice(",;\t ")
+    fields = [line.split(old) for line in lines]
+    return [old.join([row[0] + sign, *row[1:]]) if len(row) > 1 else row[0] for row in fields]
+
+
+@on_lines
+def commas_in_numbers(lines, rng):
+    digits = rng.choice((r"\1,\2", r"\1,\2", r"\1,500", r"\1.\2", r"1.\1,\2"))
+    return [re.sub(r"(\d+)[.,](\d+)", digits, line) if rng.random() < rng.choice((0.5, 1)) else line for line in lines]
+
+
 ANY = [flip, cut, take_out, double, lines_swapped_or_gone, line_cut, strange_field, strange_letter, signs_exchanged]
-ANY.append(field_more_or_less)
+ANY += [field_more_or_less, sign_in_every_line, commas_in_numbers]
 
 
 def mutant(seed):
@@ -177,6 +190,8 @@ def check_fields(table, data, without=None):
     names = rows.pop(0) if table.named else [""] * len(rows[0])
     names = [name or f"x{place}" for place, name in enumerate(names, start=1)]
     assert list(table.names) == names
+    assert len(set(names)) == len(names)
+    assert not table.named or names not in rows
     if without is not None:
         rows = [row for row in rows if row[names.index(without)] not in oracle.MISSING]
     assert [list(row) for row in zip(*(column.fields for column in table.columns), strict=True)] == rows
@@ -222,6 +237,23 @@ def check_values(table, preprocessing, inputs, targets, decimal):
             assert label in (field, field.casefold()) or float(label) == float(field.replace(decimal, "."))
 
 
+def check_decimal(table, decimal):
+    """That a comma is taken as a decimal mark only where it can be nothing else."""
+    numbers = [
+        field
+        for column in table.columns
+        if table.roles.kinds[column.name] == "number"
+        for field in column.fields
+        if field not in oracle.MISSING
+    ]
+    commas = [field for field in numbers if "," in field]
+    assert bool(commas) == (decimal == ",")
+    if commas:
+        assert table.separator != ","
+        assert not any("." in field for field in numbers)
+        assert any(not re.fullmatch(r"[-+]?[1-9]\d?\d?,\d\d\d", field) for field in commas)
+
+
 def check_training(path, data, target):
     """Whether a damaged file is taken for training, after all checks of what was taken."""
     try:
@@ -238,8 +270,10 @@ def check_training(path, data, target):
         if table.roles.kinds[column.name] == "category" and len(present) > 1:
             assert not any(map(oracle.is_numeric, present))  # no number became a word
     check_values(table, preprocessing, inputs, targets, decimal)
-    numbers = [column for column in preprocessing.inputs if column.kind == "number"]
-    for column in numbers:
+    check_decimal(table, decimal)
+    for column in preprocessing.inputs:
+        if column.kind != "number":
+            continue
         known = [float(f.replace(decimal, ".")) for f in table.column(column.name).fields if f not in oracle.MISSING]
         assert column.mean == pytest.approx(math.fsum(known) / len(known), rel=1e-9, abs=1e-9 * max(map(abs, known)))
     return True

@@ -19,7 +19,7 @@ OVERFITS = MAP(steps=120, batch_size=None, optimizer=SGD(0.05))
 
 
 def held_out():
-    x = Key(20).normal((30, 3), FLOAT64)
+    x = Key(20).normal((30, 3), FLOAT64, "cpu").to(torch.get_default_device())
     return x, (x[:, 0] > 0).long()
 
 

@@ -89,6 +89,14 @@ def test_written_when_time_has_passed(steps, expected, writes, monkeypatch, tmp_
     assert writes == expected
 
 
+def test_a_resumed_run_keeps_the_cadence(writes, tmp_path):
+    checkpoint = Checkpoint(tmp_path, steps=3, seconds=None)
+    with pytest.raises(KilledError):
+        po.infer(MAP(steps=10), regression(FLOAT64), numbers(FLOAT64), checkpoint=checkpoint, callbacks=[At(8, kill)])
+    po.infer(MAP(steps=10), regression(FLOAT64), numbers(FLOAT64), checkpoint=checkpoint)
+    assert writes == [3, 6, 9, 10]
+
+
 def test_a_path_is_a_checkpoint(writes, tmp_path):
     po.infer(MAP(steps=2), regression(FLOAT64), numbers(FLOAT64), checkpoint=str(tmp_path / "run"))
     assert writes == [2]
@@ -314,9 +322,9 @@ class RandomWalk(Method):
         value = joint.log_density(proposal, batch).detach()
         chance = key.fold("accept").uniform((self.chains,), state.theta.dtype).log()
         accept = chance < value - state.log_density
-        theta = torch.where(accept.unsqueeze(-1), proposal, state.theta)
+        state.theta[accept] = proposal[accept]  # in place, as a step may
         log_density = torch.where(accept, value, state.log_density)
-        after = Walk(theta, log_density, state.accepted + int(accept.sum()))
+        after = Walk(state.theta, log_density, state.accepted + int(accept.sum()))
         return after, {"accept": accept.double().mean(), "log_density": log_density}
 
     def keeps(self, step):
@@ -340,7 +348,21 @@ def test_a_sampler_keeps_its_draws_in_order():
     assert trace["log_density"].shape == (50, 3)
     last, _ = po.infer(RandomWalk(draws=1, warmup=49), linear_regression(FLOAT64), numbers(FLOAT64))
     assert torch.equal(q.theta[-3:], last.theta)
+    first, _ = po.infer(RandomWalk(draws=1, warmup=10), linear_regression(FLOAT64), numbers(FLOAT64))
+    assert torch.equal(q.theta[:3], first.theta)
     assert 0.05 < float(trace["accept"].mean()) < 1.0
+
+
+def test_every_step_draws_anew():
+    @dataclass(frozen=True)
+    class Dice(RandomWalk):
+        def step(self, joint, state, batch, key):
+            return state, {"draw": key.normal((), FLOAT64)}
+
+    _, trace = po.infer(Dice(), linear_regression(FLOAT64), numbers(FLOAT64))
+    assert len(set(trace["draw"].tolist())) == 50
+    _, other = po.infer(Dice(), linear_regression(FLOAT64), numbers(FLOAT64), seed=1)
+    assert not set(trace["draw"].tolist()) & set(other["draw"].tolist())
 
 
 def test_chains_begin_at_fresh_weights_of_their_own_and_elsewhere_when_told():

@@ -120,6 +120,7 @@ def test_noise_in_theta_is_named_too():
         po.infer(Breaks(entry=size - 1), regression(FLOAT64), numbers(FLOAT64))
 
 
+@pytest.mark.cpu
 def test_on_a_device_where_looking_costs_the_first_bad_step_is_named(monkeypatch):
     """There the loss is looked at once in a while; the step named is that of the first bad loss all the same."""
     from importlib import import_module

@@ -247,7 +247,7 @@ def test_numpy_seed_is_the_seed():
 def test_arrays_and_datasets_are_data():
     x, y = numbers(FLOAT64)
     of_tensors = fit(linear_regression(FLOAT64), (x, y))
-    for data in ((x.numpy(), y.numpy()), TensorDataset(x, y), (x, y[:, 0])):
+    for data in ((x.cpu().numpy(), y.cpu().numpy()), TensorDataset(x, y), (x, y[:, 0])):
         assert torch.equal(fit(linear_regression(FLOAT64), data).point(), of_tensors.point())
 
 

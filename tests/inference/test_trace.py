@@ -22,7 +22,7 @@ def filled(count, members=None, every=1):
 @pytest.mark.parametrize("members", [None, 3])
 def test_columns_hold_every_value_across_blocks(count, members):
     trace = filled(count, members)
-    expected = torch.arange(1.0, count + 1, dtype=torch.float64)
+    expected = torch.arange(1.0, count + 1, dtype=torch.float64, device="cpu")
     if members is not None:
         expected = expected.unsqueeze(1).expand(-1, members)
     assert torch.equal(trace["loss"], expected)
@@ -36,8 +36,10 @@ def test_columns_hold_every_value_across_blocks(count, members):
 @pytest.mark.parametrize("last", [1, 5, BLOCK, 3 * BLOCK])
 def test_recent_is_the_tail_of_the_column(count, last):
     trace = filled(count)
-    assert torch.equal(trace.recent("loss", last).double(), torch.arange(1.0, count + 1, dtype=torch.float64)[-last:])
-    assert torch.equal(trace["loss"], torch.arange(1.0, count + 1, dtype=torch.float64))
+    assert torch.equal(
+        trace.recent("loss", last).double(), torch.arange(1.0, count + 1, dtype=torch.float64, device="cpu")[-last:]
+    )
+    assert torch.equal(trace["loss"], torch.arange(1.0, count + 1, dtype=torch.float64, device="cpu"))
 
 
 def test_columns_may_be_recorded_at_other_steps():

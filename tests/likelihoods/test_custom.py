@@ -23,7 +23,10 @@ def classes(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_is_what_its_function_says() -> None:
-    outputs, targets = Key(0).normal((4, 5, 3), torch.float64), Key(1).normal((5, 3), torch.float64)
+    outputs, targets = (
+        Key(0).normal((4, 5, 3), torch.float64, torch.get_default_device()),
+        Key(1).normal((5, 3), torch.float64, torch.get_default_device()),
+    )
     torch.testing.assert_close(Custom(gaussian).log_prob(outputs, targets), Gaussian().log_prob(outputs, targets))
     torch.testing.assert_close(
         Custom(gaussian).output_hessian(outputs, targets), Gaussian().output_hessian(outputs, targets)
@@ -31,13 +34,19 @@ def test_is_what_its_function_says() -> None:
 
 
 def test_hessian_of_coupled_outputs() -> None:
-    outputs, targets = Key(0).normal((2, 5, 3), torch.float64), torch.tensor([0, 2, 1, 1, 0])
+    outputs, targets = (
+        Key(0).normal((2, 5, 3), torch.float64, torch.get_default_device()),
+        torch.tensor([0, 2, 1, 1, 0]),
+    )
     value = Custom(classes).output_hessian(outputs, targets)
     torch.testing.assert_close(value, Categorical().output_hessian(outputs, targets))
 
 
 def test_an_event_of_several_axes() -> None:
-    outputs, targets = Key(0).normal((4, 5, 3, 2), torch.float64), Key(1).normal((5, 3, 2), torch.float64)
+    outputs, targets = (
+        Key(0).normal((4, 5, 3, 2), torch.float64, torch.get_default_device()),
+        Key(1).normal((5, 3, 2), torch.float64, torch.get_default_device()),
+    )
     image = Custom(gaussian, event_dims=2)
     torch.testing.assert_close(image.log_prob(outputs, targets), Gaussian().log_prob(outputs, targets))
     assert image.output_hessian(outputs, targets).shape == (4, 5, 6, 6)
@@ -47,8 +56,11 @@ def test_an_event_of_several_axes() -> None:
 
 def test_trains_in_a_joint_as_the_built_in_one_does() -> None:
     net = torch.nn.Linear(2, 1).double()
-    batch = Batch(Key(0).normal((6, 2), torch.float64), Key(1).normal((6, 1), torch.float64))
-    theta = Key(2).normal((3, 3), torch.float64)
+    batch = Batch(
+        Key(0).normal((6, 2), torch.float64, torch.get_default_device()),
+        Key(1).normal((6, 1), torch.float64, torch.get_default_device()),
+    )
+    theta = Key(2).normal((3, 3), torch.float64, torch.get_default_device())
     values = [
         Joint(net, likelihood, Normal(), num_data=6).value_and_grad(theta, batch)[:2]
         for likelihood in (Custom(gaussian), Gaussian())
@@ -70,7 +82,7 @@ def test_what_is_missing_is_named(method: str, function: str) -> None:
 
 
 def test_fisher_is_the_same_at_every_call_and_positive() -> None:
-    outputs = Key(0).normal((4, 3), torch.float64)
+    outputs = Key(0).normal((4, 3), torch.float64, torch.get_default_device())
     likelihood = hyperbolic(20)
     assert torch.equal(likelihood.output_fisher(outputs), likelihood.output_fisher(outputs))
     assert torch.linalg.eigvalsh(likelihood.output_fisher(outputs)).min() >= -1e-12

@@ -10,7 +10,7 @@ ENTRYWISE = [Gaussian(0.5), StudentT(5.0, 0.5), Bernoulli(), Poisson()]
 
 
 def test_labels_at_positions_are_those_of_torch() -> None:
-    outputs = Key(0).normal((2, 5, 4, 3, 2), torch.float64)  # (S, N, C, *positions)
+    outputs = Key(0).normal((2, 5, 4, 3, 2), torch.float64, torch.get_default_device())  # (S, N, C, *positions)
     targets = torch.arange(30).reshape(5, 3, 2) % 4
     value = Categorical(positions=2).log_prob(outputs, targets)
     for draw in range(2):
@@ -19,7 +19,7 @@ def test_labels_at_positions_are_those_of_torch() -> None:
 
 
 def test_fisher_at_positions_is_that_of_each_position() -> None:
-    outputs = Key(0).normal((5, 4, 3), torch.float64)
+    outputs = Key(0).normal((5, 4, 3), torch.float64, torch.get_default_device())
     fisher = Categorical(positions=1).output_fisher(outputs).reshape(5, 4, 3, 4, 3)
     for first in range(3):
         for second in range(3):
@@ -44,7 +44,7 @@ def test_positions_are_counted(positions: object) -> None:
 
 @pytest.mark.parametrize("likelihood", ENTRYWISE, ids=lambda likelihood: type(likelihood).__name__)
 def test_flattening_an_event_changes_nothing(likelihood: Likelihood) -> None:
-    outputs = Key(0).normal((5, 3, 2), torch.float64)
+    outputs = Key(0).normal((5, 3, 2), torch.float64, torch.get_default_device())
     targets = likelihood.sample(outputs, Key(1))
     flat = outputs.flatten(1)
     torch.testing.assert_close(likelihood.log_prob(outputs, targets), likelihood.log_prob(flat, targets.flatten(1)))
@@ -53,7 +53,7 @@ def test_flattening_an_event_changes_nothing(likelihood: Likelihood) -> None:
 
 @pytest.mark.parametrize("likelihood", ENTRYWISE, ids=lambda likelihood: type(likelihood).__name__)
 def test_fisher_never_guesses_the_event(likelihood: Likelihood) -> None:
-    outputs = Key(0).normal((4, 1), torch.float64)
+    outputs = Key(0).normal((4, 1), torch.float64, torch.get_default_device())
     assert likelihood.output_fisher(outputs).shape == (4, 1, 1)
     assert likelihood.output_fisher(outputs, 0).shape == (4, 1, 1, 1)  # four draws of one row
     assert likelihood.output_fisher(outputs.squeeze(1), 0).shape == (4, 1, 1)
@@ -63,7 +63,7 @@ def test_fisher_never_guesses_the_event(likelihood: Likelihood) -> None:
 
 @pytest.mark.parametrize("event", [(), (3,), (3, 2)])
 def test_a_scale_for_each_draw_with_any_event(event: tuple[int, ...]) -> None:
-    outputs = Key(0).normal((4, 5, *event), torch.float64)
+    outputs = Key(0).normal((4, 5, *event), torch.float64, torch.get_default_device())
     raw, targets = torch.linspace(-1, 1, 4, dtype=torch.float64).unsqueeze(-1), outputs[0]
     for likelihood in (Gaussian(learn=True), StudentT(6.0, learn=True)):
         held = likelihood.fixed(raw)

@@ -9,7 +9,10 @@ from posterity.numerics.random import Key
 
 def test_equals_a_gaussian_of_that_scale() -> None:
     scale = torch.tensor([0.5, 2.0], dtype=torch.float64)
-    means, targets = Key(0).normal((6, 2), torch.float64), Key(1).normal((6, 2), torch.float64)
+    means, targets = (
+        Key(0).normal((6, 2), torch.float64, torch.get_default_device()),
+        Key(1).normal((6, 2), torch.float64, torch.get_default_device()),
+    )
     outputs = torch.cat([means, scale.log().expand(6, 2)], dim=-1)
     known, learnt = Gaussian((0.5, 2.0)), Heteroscedastic()
     for function in ("log_prob", "cdf"):

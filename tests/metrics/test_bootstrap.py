@@ -25,7 +25,7 @@ from posterity.predictive import ClassPredictive, GaussianPredictive, from_outpu
 def standard(rows: int) -> tuple[GaussianPredictive, torch.Tensor]:
     mean = torch.zeros(rows, 1, dtype=torch.float64)
     pred = GaussianPredictive(mean, mean, torch.tensor(1.0, dtype=torch.float64))
-    return pred, Key(0).normal((rows, 1), torch.float64)
+    return pred, Key(0).normal((rows, 1), torch.float64, torch.get_default_device())
 
 
 def test_width_is_that_of_the_standard_error() -> None:
@@ -42,7 +42,7 @@ def test_width_is_that_of_the_standard_error() -> None:
 def test_it_holds_the_truth_as_often_as_it_says() -> None:
     hits = 0
     for seed in range(300):
-        y = Key(seed).normal((60, 1), torch.float64)
+        y = Key(seed).normal((60, 1), torch.float64, torch.get_default_device())
         pred, _ = standard(60)
         interval = bootstrap(mean_absolute_error, pred, y, level=0.9, resamples=200, seed=seed)
         hits += interval.lower <= math.sqrt(2 / math.pi) <= interval.upper
@@ -55,7 +55,7 @@ def test_metrics_that_are_no_mean_take_the_long_way() -> None:
     error = float(y.square().std()) / (2 * rmse.value * 300**0.5)  # delta method
     assert rmse.lower < rmse.value < rmse.upper
     assert rmse.upper - rmse.lower == pytest.approx(2 * 1.96 * error, rel=0.25)
-    outputs, labels = Key(0).normal((5, 100, 3), torch.float64), torch.arange(100) % 3
+    outputs, labels = Key(0).normal((5, 100, 3), torch.float64, torch.get_default_device()), torch.arange(100) % 3
     classes = from_outputs(Categorical(), outputs)
     calibration = bootstrap(expected_calibration_error, classes, labels, resamples=50)
     assert 0.0 <= calibration.lower <= calibration.upper <= 1.0

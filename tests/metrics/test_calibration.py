@@ -72,8 +72,8 @@ def test_adaptive_bins_hold_equal_numbers() -> None:
 
 
 def test_a_calibrated_model_scores_near_zero_by_every_measure() -> None:
-    probs = (1.5 * Key(0).normal((20_000, 3), torch.float64)).softmax(-1)
-    labels = torch.multinomial(probs, 1, generator=Key(1).generator()).squeeze(1)
+    probs = (1.5 * Key(0).normal((20_000, 3), torch.float64, torch.get_default_device())).softmax(-1)
+    labels = torch.multinomial(probs, 1, generator=Key(1).generator(probs.device)).squeeze(1)
     pred = ClassPredictive(probs)
     # In each of 15 bins |frequency - mean| is about 0.8 sqrt(1 / (4 n)) at most: below 0.012 in all by five times that.
     for metric in (expected_calibration_error, adaptive_calibration_error, classwise_calibration_error):

@@ -73,14 +73,14 @@ def test_sure_predictions_are_scored_by_their_distance() -> None:
 
 
 def test_memory_is_bounded_by_parts_of_rows() -> None:
-    outputs = Key(0).normal((60, 2300, 1), torch.float64)
+    outputs = Key(0).normal((60, 2300, 1), torch.float64, torch.get_default_device())
     pred, y = DrawsPredictive(Gaussian(), outputs), torch.zeros(2300).double()
     whole = crps.rows(pred, y)
     torch.testing.assert_close(whole[2200:], crps.rows(pred.rows(slice(2200, 2300)), y[2200:]))
 
 
 def test_the_truth_scores_best() -> None:
-    y = Key(0).normal((4000, 1), torch.float64)
+    y = Key(0).normal((4000, 1), torch.float64, torch.get_default_device())
 
     def gaussian(mean: float, scale: float) -> Predictive:
         return GaussianPredictive(torch.full_like(y, mean), torch.zeros_like(y), torch.tensor(scale**2).double())
@@ -101,7 +101,7 @@ def test_two_samples_at_least(draws: int) -> None:
     "likelihood", [Gaussian(0.7), StudentT(3.0, 0.7), Heteroscedastic()], ids=lambda item: type(item).__name__
 )
 def test_intervals_against_integration(likelihood: Likelihood, level: float) -> None:
-    outputs = Key(2).normal((5, 1, 2), torch.float64)
+    outputs = Key(2).normal((5, 1, 2), torch.float64, torch.get_default_device())
     pred = DrawsPredictive(likelihood, outputs)
     lower, upper = (end.reshape(-1)[0].item() for end in pred.interval(level))
     edges = torch.linspace(lower, upper, 20_001, dtype=torch.float64)
@@ -130,7 +130,7 @@ def test_counts_lie_on_the_ends_of_their_interval() -> None:
 
 def test_coverage_of_the_truth_is_its_level() -> None:
     size = 20_000
-    outputs = Key(0).normal((8, 1, 1), torch.float64).expand(8, size, 1)
+    outputs = Key(0).normal((8, 1, 1), torch.float64, torch.get_default_device()).expand(8, size, 1)
     pred = DrawsPredictive(StudentT(3.0, 0.5), outputs)
     y = pred.sample(1, Key(1))[0]
     for level in (0.5, 0.95):

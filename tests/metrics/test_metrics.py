@@ -233,7 +233,7 @@ def test_bins_must_be_a_positive_integer(metric: Callable[..., float], bins: int
 
 @pytest.mark.parametrize("metric", [accuracy, brier_score, confidence, gibbs_confidence, *BOTH, *BINNED])
 def test_labels_at_positions_count_one_by_one(metric: Callable[[Predictive, Tensor], float]) -> None:
-    outputs = Key(0).normal((3, 6, 4, 2), torch.float64)  # (S, N, C, positions)
+    outputs = Key(0).normal((3, 6, 4, 2), torch.float64, torch.get_default_device())  # (S, N, C, positions)
     y = torch.arange(12).reshape(6, 2) % 4
     dense = from_outputs(Categorical(positions=1), outputs)
     flat = from_outputs(Categorical(), outputs.movedim(-1, 2).reshape(3, 12, 4))
@@ -243,7 +243,7 @@ def test_labels_at_positions_count_one_by_one(metric: Callable[[Predictive, Tens
 
 @pytest.mark.parametrize("metric", [accuracy, brier_score, confidence, gibbs_confidence, *BOTH])
 def test_scores_of_rows_and_their_mean(metric: Callable[..., float]) -> None:
-    outputs, y = Key(0).normal((3, 6, 4), torch.float64), torch.arange(6) % 4
+    outputs, y = Key(0).normal((3, 6, 4), torch.float64, torch.get_default_device()), torch.arange(6) % 4
     pred = from_outputs(Categorical(), outputs)
     scores = metric.rows(pred, y)
     assert scores.shape == (6,)
@@ -254,7 +254,10 @@ def test_scores_of_rows_and_their_mean(metric: Callable[..., float]) -> None:
 
 @pytest.mark.parametrize("metric", [mean_absolute_error, crps, coverage, interval_width, *BOTH])
 def test_scores_of_rows_of_a_regression(metric: Callable[..., float]) -> None:
-    pred, y = DrawsPredictive(Gaussian(), Key(0).normal((3, 6, 2), torch.float64)), Key(1).normal((6, 2), torch.float64)
+    pred, y = (
+        DrawsPredictive(Gaussian(), Key(0).normal((3, 6, 2), torch.float64, torch.get_default_device())),
+        Key(1).normal((6, 2), torch.float64, torch.get_default_device()),
+    )
     scores = metric.rows(pred, y)
     assert scores.shape == (6,)
     for row in range(6):
@@ -270,8 +273,8 @@ def test_a_random_draw_needs_draws(metric: Callable[[Predictive, Tensor], float]
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), draws=st.integers(1, 5), scale=st.floats(0.1, 5.0))
 def test_the_gibbs_loss_is_never_smaller(seed: int, draws: int, scale: float) -> None:
-    outputs = scale * Key(seed).normal((draws, 7, 3), torch.float64)
-    labels = Key(seed).fold(1).permutation(7) % 3
+    outputs = scale * Key(seed).normal((draws, 7, 3), torch.float64, torch.get_default_device())
+    labels = Key(seed).fold(1).permutation(7, outputs.device) % 3
     classes, numbers_ = from_outputs(Categorical(), outputs), from_outputs(Gaussian(0.5), outputs)
     for pred, y in ((classes, labels), (numbers_, outputs[0] + 0.1)):
         assert gibbs_negative_log_likelihood(pred, y) >= negative_log_likelihood(pred, y) - 1e-12

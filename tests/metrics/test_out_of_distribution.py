@@ -53,7 +53,7 @@ def test_auroc_needs_classes_and_rows() -> None:
 
 
 def test_agreement_and_total_variation_against_loops() -> None:
-    ours, theirs = (Key(seed).normal((30, 4), torch.float64).softmax(-1) for seed in (0, 1))
+    ours, theirs = (Key(seed).normal((30, 4), torch.float64, torch.get_default_device()).softmax(-1) for seed in (0, 1))
     pred = ClassPredictive(ours)
     same = [row.argmax() == other.argmax() for row, other in zip(ours, theirs, strict=True)]
     assert agreement(pred, theirs) == pytest.approx(sum(map(bool, same)) / 30)
@@ -85,5 +85,5 @@ def test_references_that_do_not_fit_are_refused(reference: Tensor, message: str)
 
 
 def test_references_may_be_float32() -> None:
-    probs = Key(0).normal((5, 3), torch.float64).softmax(-1)
+    probs = Key(0).normal((5, 3), torch.float64, torch.get_default_device()).softmax(-1)
     assert total_variation(ClassPredictive(probs), probs.float()) < 1e-7

@@ -308,6 +308,16 @@ def test_batch_norm_in_evaluation_mode_changes_nothing():
     assert not network.mixes_rows
 
 
+def test_a_frozen_batch_norm_does_not_train():
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).double()
+    whole, x = Network(module), torch.linspace(-2.0, 3.0, 12, dtype=torch.float64).view(4, 3)
+    head = whole.with_weights("2.*")
+    outputs, after = head.run(head.views(head.initial), x, train=True)
+    assert torch.equal(outputs, module.eval()(x))
+    assert all(torch.equal(after[name], buffer) for name, buffer in head.buffers.items())
+    assert not torch.equal(whole.run(whole.views(whole.initial), x, train=True)[0], outputs)
+
+
 def test_batch_norm_without_running_statistics_mixes_rows():
     network = Network(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False)).double())
     x = zoo.inputs(zoo.mlp)

@@ -4,13 +4,14 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from posterity.numerics import Constant, Cosine, Steps
 
 
 @given(st.integers(2, 500), st.floats(0.0, 0.9), st.floats(0.0, 0.9))
+@example(2, 0.75, 0.0)  # the warm-up ends within the last step
 @settings(deadline=None, max_examples=50)
 def test_cosine_rises_then_falls_to_its_final_factor(steps, warmup, final):
     schedule = Cosine(warmup=warmup, final=final)

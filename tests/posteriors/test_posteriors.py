@@ -246,7 +246,7 @@ def test_chunks_and_loaders_predict_what_the_whole_predicts(name, size):
         q.predict(x, draws=9, batch_size=size),
         q.predict(loader, draws=9),
         q.predict(bare, draws=9, batch_size=3),
-        q.predict(x.numpy(), draws=9),
+        q.predict(x.cpu().numpy(), draws=9),
     ):
         assert type(pred) is type(whole)
         assert len(pred) == 20

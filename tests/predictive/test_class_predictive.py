@@ -31,14 +31,14 @@ def test_probabilities_are_averaged_not_logits() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 1)])
 def test_one_logit_gives_two_columns(shape: tuple[int, ...]) -> None:
-    outputs = Key(0).normal(shape, dtype=torch.float64)
+    outputs = Key(0).normal(shape, torch.float64, torch.get_default_device())
     pred = from_outputs(Bernoulli(), outputs)
     ones = torch.sigmoid(outputs.reshape(4, 3)).mean(0)
     torch.testing.assert_close(pred.probs, torch.stack([1 - ones, ones], dim=-1))
 
 
 def test_binary_equals_two_classes_with_a_zero_logit() -> None:
-    outputs = Key(0).normal((4, 3, 1), dtype=torch.float64)
+    outputs = Key(0).normal((4, 3, 1), torch.float64, torch.get_default_device())
     binary = from_outputs(Bernoulli(), outputs)
     classes = from_outputs(Categorical(), torch.cat([torch.zeros_like(outputs), outputs], dim=-1))
     torch.testing.assert_close(binary.probs, classes.probs)
@@ -46,7 +46,7 @@ def test_binary_equals_two_classes_with_a_zero_logit() -> None:
 
 
 def test_several_logits_are_several_labels() -> None:
-    outputs = Key(0).normal((4, 3, 2), dtype=torch.float64)
+    outputs = Key(0).normal((4, 3, 2), torch.float64, torch.get_default_device())
     pred = from_outputs(Bernoulli(), outputs)
     ones = torch.sigmoid(outputs).mean(0)
     torch.testing.assert_close(pred.probs, torch.stack([1 - ones, ones], dim=1))
@@ -70,7 +70,7 @@ def test_joint_probability_is_that_of_shared_draws() -> None:
 
 
 def test_joint_probability_of_labels_at_positions_keeps_them_together() -> None:
-    outputs = Key(0).normal((6, 3, 4, 2), torch.float64)
+    outputs = Key(0).normal((6, 3, 4, 2), torch.float64, torch.get_default_device())
     pred = from_outputs(Categorical(positions=1), outputs)
     y = torch.arange(6).reshape(3, 2) % 4
     each = Categorical(positions=1).log_prob(outputs, y)  # (S, N)

@@ -185,7 +185,7 @@ def test_quantile_of_nan_is_nan() -> None:
 
 @pytest.mark.parametrize("likelihood", [Gaussian(0.7), StudentT(5.0), Poisson()], ids=lambda item: type(item).__name__)
 def test_joint_density_is_that_of_shared_draws(likelihood: Gaussian) -> None:
-    outputs = Key(0).normal((5, 4, 2), torch.float64)
+    outputs = Key(0).normal((5, 4, 2), torch.float64, torch.get_default_device())
     y = likelihood.sample(outputs[0], Key(1))
     each = likelihood.log_prob(outputs, y)  # (S, N)
     pred = DrawsPredictive(likelihood, outputs)
@@ -200,7 +200,7 @@ def test_joint_density_is_that_of_shared_draws(likelihood: Gaussian) -> None:
 def test_joint_density_tends_to_that_of_the_gaussian_process() -> None:
     size = 200_000
     root = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [-0.3, 0.2, 0.5]], dtype=torch.float64)
-    outputs = (Key(0).normal((size, 3), torch.float64) @ root.T).unsqueeze(-1)
+    outputs = (Key(0).normal((size, 3), torch.float64, torch.get_default_device()) @ root.T).unsqueeze(-1)
     y = torch.tensor([0.5, 0.2, -1.0], dtype=torch.float64)
     covariance = root @ root.T + 0.25 * torch.eye(3, dtype=torch.float64)
     exact = torch.distributions.MultivariateNormal(torch.zeros(3).double(), covariance).log_prob(y)
@@ -211,7 +211,7 @@ def test_joint_density_tends_to_that_of_the_gaussian_process() -> None:
 
 
 def test_a_density_alone_gives_log_scores() -> None:
-    outputs, y = Key(0).normal((5, 4, 1), torch.float64), torch.zeros(4, 1).double()
+    outputs, y = Key(0).normal((5, 4, 1), torch.float64, torch.get_default_device()), torch.zeros(4, 1).double()
     pred = DrawsPredictive(Custom(log_density), outputs)
     torch.testing.assert_close(pred.log_prob(y), DrawsPredictive(hyperbolic(1), outputs).log_prob(y))
     assert len(pred) == 4

@@ -137,13 +137,13 @@ def test_targets_with_other_event_axes_are_not_reshaped() -> None:
 
 def across_rows(rows: int, size: int) -> tuple[GaussianPredictive, Tensor, Tensor, Tensor]:
     """A predictive that knows the covariance across rows, its flat mean and covariance of targets, and targets."""
-    root = Key(0).normal((rows * size, rows * size + 1), torch.float64)
+    root = Key(0).normal((rows * size, rows * size + 1), torch.float64, torch.get_default_device())
     joint = root @ root.T / (rows * size)
-    mean = Key(1).normal((rows, size), torch.float64)
+    mean = Key(1).normal((rows, size), torch.float64, torch.get_default_device())
     noise = torch.linspace(0.1, 0.5, size, dtype=torch.float64)
     pred = GaussianPredictive(mean, joint.diagonal().reshape(rows, size), noise, joint_covariance=joint)
     total = joint + torch.diag(noise.repeat(rows))
-    return pred, mean.reshape(-1), total, Key(2).normal((rows, size), torch.float64)
+    return pred, mean.reshape(-1), total, Key(2).normal((rows, size), torch.float64, torch.get_default_device())
 
 
 @pytest.mark.parametrize("size", [1, 3])

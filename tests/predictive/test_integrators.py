@@ -191,7 +191,7 @@ def test_monte_carlo_of_singular_covariances() -> None:
 
 
 def test_monte_carlo_of_a_float32_covariance_of_low_rank() -> None:
-    root = Key(1).normal((6, 5, 2))
+    root = Key(1).normal((6, 5, 2), torch.float32, torch.get_default_device())
     pred = MonteCarlo(100)(Categorical(), torch.zeros(6, 5), root @ root.mT, KEY)
     assert pred.draws.dtype == torch.float32
     assert pred.probs.dtype == torch.float64
@@ -260,8 +260,8 @@ def test_monte_carlo_needs_draws(draws: int) -> None:
 
 @pytest.mark.parametrize("integrator", [Probit(), Exact(), LaplaceBridge(), LaplaceBridge(project=True)])
 def test_labels_at_positions_are_integrated_one_by_one(integrator: Integrator) -> None:
-    mean = Key(0).normal((2, 3, 4), torch.float64)  # (N, C, P)
-    root = Key(1).normal((2, 12, 12), torch.float64)
+    mean = Key(0).normal((2, 3, 4), torch.float64, torch.get_default_device())  # (N, C, P)
+    root = Key(1).normal((2, 12, 12), torch.float64, torch.get_default_device())
     covariance = root @ root.mT
     together = integrator(Categorical(positions=1), mean, covariance, KEY)
     blocks = covariance.reshape(2, 3, 4, 3, 4)
@@ -272,8 +272,8 @@ def test_labels_at_positions_are_integrated_one_by_one(integrator: Integrator) -
 
 @pytest.mark.parametrize("integrator", [Probit(), ProbitPhi(), Exact()])
 def test_many_binary_labels_are_integrated_one_by_one(integrator: Integrator) -> None:
-    mean = Key(0).normal((2, 3), torch.float64)
-    root = Key(1).normal((2, 3, 3), torch.float64)
+    mean = Key(0).normal((2, 3), torch.float64, torch.get_default_device())
+    root = Key(1).normal((2, 3, 3), torch.float64, torch.get_default_device())
     covariance = root @ root.mT
     together = integrator(Bernoulli(), mean, covariance, KEY)
     for place in range(3):

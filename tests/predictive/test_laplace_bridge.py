@@ -73,8 +73,8 @@ def test_probabilities_stay_probabilities(mean: list[float], scale: float, proje
 
 
 def test_projection_conditions_on_the_sum() -> None:
-    root = Key(0).normal((3, 4, 4), torch.float64)
-    covariance, mean = root @ root.mT, Key(1).normal((3, 4), torch.float64)
+    root = Key(0).normal((3, 4, 4), torch.float64, torch.get_default_device())
+    covariance, mean = root @ root.mT, Key(1).normal((3, 4), torch.float64, torch.get_default_device())
     centre, spread = projected(mean, covariance)
     torch.testing.assert_close(centre.sum(-1), torch.zeros(3).double())
     torch.testing.assert_close(spread.sum(-1), torch.zeros(3, 4).double())
@@ -84,7 +84,7 @@ def test_projection_conditions_on_the_sum() -> None:
 
 
 def test_projection_does_not_see_what_the_softmax_does_not_see() -> None:
-    root = Key(0).normal((3, 4, 4), torch.float64)
-    covariance, mean = root @ root.mT, Key(1).normal((3, 4), torch.float64)
+    root = Key(0).normal((3, 4, 4), torch.float64, torch.get_default_device())
+    covariance, mean = root @ root.mT, Key(1).normal((3, 4), torch.float64, torch.get_default_device())
     same = projected(mean + 5.0 * covariance.sum(-1), covariance)[0]  # a shift along S 1 is what is conditioned away
     torch.testing.assert_close(same, projected(mean, covariance)[0])

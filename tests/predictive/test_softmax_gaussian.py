@@ -11,8 +11,8 @@ from posterity.predictive import sigmoid_gaussian, softmax_gaussian
 
 
 def moments(rows: int, classes: int, scale: float) -> tuple[Tensor, Tensor]:
-    root = scale * Key(3).normal((rows, classes, classes), torch.float64)
-    return scale * Key(4).normal((rows, classes), torch.float64), root @ root.mT
+    root = scale * Key(3).normal((rows, classes, classes), torch.float64, torch.get_default_device())
+    return scale * Key(4).normal((rows, classes), torch.float64, torch.get_default_device()), root @ root.mT
 
 
 def test_two_classes_are_one_difference() -> None:

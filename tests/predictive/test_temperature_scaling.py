@@ -17,8 +17,8 @@ from posterity.predictive import TemperatureScaling
 
 def noisy(rows: int, classes: int, temperature: float, seed: int) -> tuple[Tensor, Tensor]:
     """Logits that are `temperature` times too large, and labels from the right ones."""
-    logits = 2.0 * Key(seed).normal((rows, classes), torch.float64)
-    labels = torch.multinomial(logits.softmax(-1), 1, generator=Key(seed).fold(1).generator()).squeeze(1)
+    logits = 2.0 * Key(seed).normal((rows, classes), torch.float64, torch.get_default_device())
+    labels = torch.multinomial(logits.softmax(-1), 1, generator=Key(seed).fold(1).generator(logits.device)).squeeze(1)
     return temperature * logits, labels
 
 

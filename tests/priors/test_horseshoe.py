@@ -1,5 +1,6 @@
 """The horseshoe prior."""
 
+import itertools
 import math
 
 import pytest
@@ -67,7 +68,7 @@ def test_cross_entropy_in_spite_of_the_singularity(mean: float, scale: float) ->
     expected = sum(
         scipy.integrate.quad(integrand, low, high, args=(sign,), epsabs=1e-9, epsrel=1e-8)[0]
         for sign in (-1.0, 1.0)
-        for low, high in zip(points[:-1], points[1:], strict=True)
+        for low, high in itertools.pairwise(points)
     )
     assert float(prior.cross_entropy(column(mean), column(scale))) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
@@ -90,9 +91,9 @@ def test_is_infinite_at_zero_and_steeper_towards_it() -> None:
 
 def test_draws_have_the_right_tails() -> None:
     draws = Horseshoe(0.7).sample((200_000,), Key(5), torch.zeros(1).double()).abs()
-    grid = torch.linspace(-60.0, 60.0, 24_001, dtype=torch.float64)
-    mass = 2.0 * Horseshoe(0.7).log_prob(grid.exp().unsqueeze(-1)).exp() * grid.exp() * (grid[1] - grid[0])
     for log_point in (-6.0, -2.0, 0.0, 3.0):
-        below = float(mass[grid < log_point - 1e-9].sum() + 0.5 * mass[(grid - log_point).abs() < 1e-9].sum())
+        grid = torch.linspace(-60.0, log_point, 20_001, dtype=torch.float64)
+        density = 2.0 * Horseshoe(0.7).log_prob(grid.exp().unsqueeze(-1)).exp() * grid.exp()
+        below = float(torch.trapezoid(density, grid))
         spread = math.sqrt(below * (1.0 - below) / len(draws))
         assert abs(float((draws < math.exp(log_point)).double().mean()) - below) <= 5.0 * spread
