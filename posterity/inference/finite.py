@@ -1,5 +1,6 @@
 """Numbers that are not finite, found before anything is made of them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,11 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
     if "loss" not in trace:
         return
     recent = trace.recent("loss", count)
-    if bool(torch.isfinite(recent).all()):
+    if math.isfinite(float(recent.sum())):  # one number to read; it may overflow where no loss does
         return
     bad = ~torch.isfinite(recent).reshape(len(recent), -1).all(1)
+    if not bool(bad.any()):
+        return
     step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
     tensor = _first_bad(joint, state) or "the log-likelihood of the batch"
     raise Diverged(

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import posterity as po
 from posterity.errors import Diverged
-from posterity.inference import Checkpoint, Method
+from posterity.inference import Checkpoint, Method, Trace
+from posterity.inference.finite import check_loss
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP
 from posterity.numerics import SGD
@@ -112,6 +113,17 @@ def test_a_stored_run_that_diverged_diverges_again(tmp_path):
     for _ in range(2):
         with pytest.raises(Diverged, match=r"not finite after step 5 \(first seen in 0\.bias\)"):
             po.infer(Breaks(), joint(), numbers(FLOAT64), checkpoint=Checkpoint(tmp_path, steps=1))
+
+
+def test_huge_losses_whose_sum_overflows_are_finite():
+    trace = Trace()
+    for step in range(1, 5):
+        trace.record(step, {"loss": torch.full((3,), 3e38)})
+    check_loss(joint(), trace, None, 4)
+    trace.record(5, {"loss": torch.tensor([0.0, float("-inf"), 1.0])})
+    with pytest.raises(Diverged, match="at step 5 ") as caught:
+        check_loss(joint(), trace, None, 4)
+    assert caught.value.tensor == "the log-likelihood of the batch"
 
 
 def test_noise_in_theta_is_named_too():

@@ -3,8 +3,12 @@
 import pytest
 import torch
 
+from posterity.curvature import GaussNewton, Hessian
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, StudentT
+from posterity.model import Joint
+from posterity.model.batch import Batch
 from posterity.numerics.random import Key
+from posterity.priors import Normal
 
 ENTRYWISE = [Gaussian(0.5), StudentT(5.0, 0.5), Bernoulli(), Poisson()]
 
@@ -72,3 +76,13 @@ def test_a_scale_for_each_draw_with_any_event(event: tuple[int, ...]) -> None:
             torch.testing.assert_close(function(held, outputs), looped)
         fisher = torch.stack([held.member(draw).output_fisher(outputs[draw], len(event)) for draw in range(4)])
         torch.testing.assert_close(held.output_fisher(outputs, len(event)), fisher)
+
+
+def test_gauss_newton_of_labels_at_positions_is_the_hessian_of_a_linear_network() -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(2, 6), torch.nn.Unflatten(1, (3, 2))).double()
+    joint = Joint(network, Categorical(positions=1), Normal(), num_data=5)
+    inputs = Key(0).normal((5, 2), torch.float64, torch.get_default_device())
+    batch = Batch(inputs, torch.arange(10).reshape(5, 2) % 3)
+    theta = Key(1).normal((18,), torch.float64, torch.get_default_device())
+    exact = Hessian().matrix(joint, theta, batch, None)
+    torch.testing.assert_close(GaussNewton().matrix(joint, theta, batch, None), exact)

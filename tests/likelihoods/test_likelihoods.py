@@ -4,11 +4,22 @@ import math
 
 import pytest
 import torch
+from hyperbolic import log_density
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posterity.likelihoods import Bernoulli, Categorical, Gaussian
+from posterity.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Custom,
+    Gaussian,
+    Heteroscedastic,
+    Likelihood,
+    Poisson,
+    StudentT,
+)
 from posterity.numerics.random import Key
+from posterity.storage import decode, encode
 
 
 def test_gaussian_log_prob_keeps_all_constants() -> None:
@@ -206,3 +217,24 @@ def test_bernoulli_keeps_the_tail_of_a_sure_answer(label: float, logit: float) -
     assert float(value) == pytest.approx(-math.exp(-40.0), rel=1e-10, abs=0.0)
     variance = Bernoulli().variance(torch.tensor([logit], dtype=torch.float64))
     assert float(variance) == pytest.approx(math.exp(-40.0), rel=1e-10, abs=0.0)
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        StudentT(5.0, (0.5, 2.0), learn=True, log_scale_prior=(0.0, 1.0)),
+        StudentT(5.0, torch.ones(3, 1, 2)),
+        Categorical(positions=2),
+        Heteroscedastic(),
+        Poisson(),
+    ],
+    ids=str,
+)
+def test_is_stored_and_read_back(likelihood: Likelihood) -> None:
+    tensors: dict[str, torch.Tensor] = {}
+    assert decode(encode(likelihood, tensors), tensors) == likelihood
+
+
+def test_functions_are_not_stored() -> None:
+    with pytest.raises(TypeError, match=r"likelihood\.log_density must be .* to be stored\. Got function"):
+        encode(Custom(log_density), {}, "likelihood")

@@ -62,6 +62,14 @@ def test_derivatives_near_zero_and_at_the_border(order: int) -> None:
     torch.testing.assert_close(derivatives(values, order, 1), (ahead - behind) / (2.0 * step), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("order", [2, 3])
+def test_derivatives_keep_their_digits_near_zero(order: int) -> None:
+    # The form that is right far out, ((n - 1) G_n - n G_(n+1)) / x, would have lost ten digits here.
+    values = torch.tensor([1e-10], dtype=torch.float64)
+    expected = scaled_exponential_integral(values, order) - scaled_exponential_integral(values, order - 1)
+    torch.testing.assert_close(derivatives(values, order, 1), expected, rtol=1e-12, atol=0.0)
+
+
 def test_ends_of_the_axis() -> None:
     ends = torch.tensor([0.0, torch.inf])
     assert scaled_exponential_integral(ends).tolist() == [torch.inf, 0.0]
