@@ -45,8 +45,7 @@ def projected(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
     total = column.sum(-1, keepdim=True)  # 1^T S 1, (N, 1)
     known = total <= torch.finfo(total.dtype).eps * covariance.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
     share = torch.where(known, 1.0 / mean.shape[-1], column / torch.where(known, 1.0, total))
-    rest = covariance - share.unsqueeze(-1) * column.unsqueeze(-2)
-    return mean - share * mean.sum(-1, keepdim=True), torch.where(known.unsqueeze(-1), covariance, rest)
+    return mean - share * mean.sum(-1, keepdim=True), covariance - share.unsqueeze(-1) * column.unsqueeze(-2)
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,18 @@ def test_a_resumed_run_keeps_the_cadence(writes, tmp_path):
     assert writes == [3, 6, 9, 10]
 
 
+def test_a_run_that_stops_early_is_written_then(writes, tmp_path):
+    class Stop(Callback):
+        def after_step(self, run):
+            run.stopped = "enough" if run.step == 4 else ""
+
+    checkpoint = Checkpoint(tmp_path, seconds=None)
+    q, _ = po.infer(MAP(steps=9), regression(FLOAT64), numbers(FLOAT64), checkpoint=checkpoint, callbacks=[Stop()])
+    assert writes == [4]
+    again, _ = po.infer(MAP(steps=9), regression(FLOAT64), numbers(FLOAT64), checkpoint=checkpoint)
+    assert torch.equal(again.point(), q.point())  # it stays stopped
+
+
 def test_a_path_is_a_checkpoint(writes, tmp_path):
     po.infer(MAP(steps=2), regression(FLOAT64), numbers(FLOAT64), checkpoint=str(tmp_path / "run"))
     assert writes == [2]
