@@ -5,6 +5,7 @@
 ['Density', 'Joint', 'infer', 'load']
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,10 @@ def __getattr__(name: str) -> Any:
         return import_module(f"posterity.{name}")
     if name in _NAMES:
         return getattr(import_module(f"posterity.{_NAMES[name]}"), name)
-    raise AttributeError(f"module 'posterity' has no attribute '{name}'")
+    near = get_close_matches(name, __all__, n=1)
+    raise AttributeError(
+        f"module 'posterity' has no attribute '{name}'." + (f" Did you mean '{near[0]}'?" if near else "")
+    )
 
 
 def __dir__() -> list[str]:

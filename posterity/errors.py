@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 
 import torch
@@ -44,16 +45,18 @@ def positive(name: str, value: object, alternative: str = "") -> None:
     """Raise a ValueError unless `value` is a positive, finite number (or a tensor of such numbers)."""
     if isinstance(value, torch.Tensor):
         good = value.numel() > 0 and bool((torch.isfinite(value) & (value > 0)).all())
+    elif isinstance(value, bool):
+        good = False
     else:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        good = isinstance(value, numbers.Real) and math.isfinite(value) and float(value) > 0
     if not good:
         wanted = f"a positive number{' ' + alternative if alternative else ''}"
         raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
 
 
 def positive_whole(name: str, value: object, alternative: str = "") -> None:
-    """Raise a ValueError unless `value` is a positive int."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """Raise a ValueError unless `value` is a positive whole number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
         wanted = f"a positive whole number{' ' + alternative if alternative else ''}"
         raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
 

@@ -1,5 +1,7 @@
 """Options of the suite: on which device its tensors live."""
 
+import os
+
 import pytest
 import torch
 
@@ -14,6 +16,14 @@ def pytest_configure(config):
     torch.set_num_threads(1)  # workers share the cores; small tensors gain nothing from more
     if config.getoption("--device") == "cuda":
         torch.set_default_device("cuda")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.skipped and "POSTERITY_DATA" in str(report.longrepr) and os.environ.get("POSTERITY_REQUIRE_DATA"):
+        report.outcome = "failed"  # a run that must see all data has not
+    return report
 
 
 def pytest_collection_modifyitems(config, items):

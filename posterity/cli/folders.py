@@ -1,5 +1,6 @@
 """Run folders of the command line: made in stages, finished in one step, read back."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,7 +112,7 @@ class Slot:
             other = self._stages.exists() and self._stages.read("task").config != self.config
         except BadFolder:  # half removed
             other = False
-        if not other:  # another run was begun with --force, and may still go on
+        if not other and _is_ours(self._stages.path):  # another run begun with --force may still go on
             self.discard()
 
 
@@ -123,6 +124,13 @@ def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
     except (KeyError, TypeError, ValueError) as error:
         raise BadFolder(f"Run folder '{path}': its task does not describe a network ({error}). Fit it anew.") from error
     return config, load(path, network)
+
+
+def _is_ours(stages: Path) -> bool:
+    """Whether nothing but what a run puts there is in the folder, be it half removed."""
+    return not stages.is_dir() or all(
+        re.fullmatch(r"\..*|manifest\.json|task-[0-9a-f]+|[0-9]+-[a-z]+", entry.name) for entry in stages.iterdir()
+    )
 
 
 def _is_fresh(stages: Path) -> bool:

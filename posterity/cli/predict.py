@@ -20,7 +20,9 @@ def predict(
     ],
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="DATA", help="Predict at the test inputs of this data set. Default: the run's own."),
+        typer.Option(
+            "--data", metavar="DATA", help="Predict at the test inputs of this data set. Default: the run's own."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the CSV here. Default: standard output.")

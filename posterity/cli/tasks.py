@@ -62,7 +62,7 @@ def make_task(settings: Settings, data: DataSet, device: torch.device) -> Task:
     inputs = data.train.inputs.shape[1]
     outputs = data.train.targets.shape[1] if data.classes is None else len(data.classes)
     with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
-        torch.manual_seed(settings.seed)
+        torch.default_generator.manual_seed(settings.seed)
         network = MLP((inputs, *settings.hidden, outputs), activation=settings.activation)
     network = network.to(device)
     if settings.temperature != 1.0:

@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ class Curvature(ABC):
     Sums over the rows of a batch: untempered, unscaled, without the prior. theta is (P,): `over_members`
     maps either method over a member axis, and over chunks of rows that fit the memory budget.
     """
+
+    forms_matrix: ClassVar[bool] = False
+    """Whether `diagonal` forms the whole matrix on its way."""
 
     @abstractmethod
     def matrix(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:

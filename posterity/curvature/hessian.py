@@ -1,6 +1,7 @@
 """The exact Hessian of the negative log-likelihood."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class Hessian(Curvature):
     >>> Hessian().matrix(density, torch.tensor([3.5], dtype=torch.float64).log(), None, None)
     tensor([[7.]], dtype=torch.float64)
     """
+
+    forms_matrix: ClassVar[bool] = True
 
     def matrix(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:
         """R backward passes."""

@@ -61,6 +61,9 @@ class Checkpointer:
     def resume(self, run: Run) -> None:
         """Bring `run` and the callbacks to where the folder says, if it holds this run."""
         if not self.folder.exists() or "state" not in self.folder.parts():
+            self.folder.commit(
+                {"run": self._identity}
+            )  # a folder that cannot be written is refused before the first step
             return
         self._same_run(self.folder.read("run"))
         template = {

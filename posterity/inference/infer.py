@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown
@@ -64,6 +65,8 @@ def infer(
     True
     """
     _refuse_bad_arguments(method, joint, seed, callbacks)
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("infer needs gradients, and torch.inference_mode() is on. Call it outside of that.")
     key = Key(operator.index(seed))
     rows = as_data(data)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
@@ -76,6 +79,8 @@ def infer(
     keeper = None
     if checkpoint is not None:
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        if isinstance(rows, StreamData):
+            rows.refuse_unrepeatable()
         keeper = Checkpointer(checkpoint, hooks, *_identity(method, joint, rows, validator, theta, key))
         keeper.resume(run)
     _loop(run, feed, key.fold("steps"), hooks, keeper)
@@ -171,7 +176,5 @@ def _identity(
         "seed": key.seed,
         "data": data.fingerprint(),
         "validation": "none" if validator is None else validator.fingerprint(),
-        "model": joint.encode(tensors)
-        if isinstance(joint, Joint)
-        else {"names": list(joint.layout.names), "size": joint.size},
+        "model": joint.encode(tensors) if isinstance(joint, Joint) else joint.encode(),
     }, tensors

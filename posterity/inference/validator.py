@@ -27,6 +27,10 @@ class Validator:
         if isinstance(self._data, TensorData) and self._data.rows.per_member:
             raise BadData("validation rows are the same for all members. Pass them without a member axis.")
         self._example = joint.example_output(joint.check(self._data.first()))
+        self._feed = self._data.passes(ROWS)
+        weights = self._data.rows.weights if isinstance(self._data, TensorData) else None
+        if weights is not None and not bool((weights > 0).any()):
+            raise BadData("validation: the weights of the rows are all 0. Give at least one row a weight.")
 
     def fingerprint(self) -> str:
         """A short text that differs when the rows differ."""
@@ -41,7 +45,7 @@ class Validator:
 
     def _score(self, posterior: Posterior) -> float:
         total = weight = 0.0
-        for rows in self._data.passes(ROWS).from_step(0):
+        for rows in self._feed.from_step(0):
             assert isinstance(rows, Batch)
             batch = self._joint.prepared(rows, self._example)
             log_prob = posterior.predict(batch.inputs).log_prob(batch.targets).double()

@@ -70,6 +70,11 @@ class Likelihood(ABC):
         """Raw values (..., num_free) that give this likelihood the parameters of `other`, where they are of a kind."""
         return self.free(like)
 
+    @property
+    def num_members(self) -> int | None:
+        """M when a parameter differs by member, else None."""
+        return None
+
     def member(self, index: int) -> "Likelihood":
         """The likelihood of one member (itself when all members share it)."""
         return self

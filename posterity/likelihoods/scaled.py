@@ -119,6 +119,11 @@ class Scaled(Likelihood):
         raw = scale.log().squeeze(-2) if scale.dim() > 2 else scale.log().reshape(-1)
         return raw.expand(*raw.shape[:-1], self.num_free).to(like)
 
+    @property
+    def num_members(self) -> int | None:
+        """M for a scale (M, 1, D)."""
+        return self.scale.shape[0] if isinstance(self.scale, Tensor) and self.scale.dim() > 2 else None
+
     def member(self, index: int) -> Self:
         """The likelihood of one member, where they differ."""
         if not isinstance(self.scale, Tensor) or self.scale.dim() < 3:

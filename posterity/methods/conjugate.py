@@ -66,9 +66,9 @@ class Conjugate(Method):
     def init(self, joint: Target, theta: Tensor, key: Key) -> ConjugateState:
         """Zero sums, after a look at whether the problem is conjugate."""
         if not isinstance(joint, Joint) or not isinstance(joint.likelihood, GaussianNoise) or joint.likelihood.learn:
-            raise ValueError("Conjugate needs a Joint with a Gaussian likelihood of fixed scale. Use Laplace or NUTS.")
+            raise ValueError("Conjugate needs a Joint with a Gaussian likelihood of fixed scale. Use Laplace.")
         if not isinstance(joint.bound_prior, Normal):
-            raise ValueError(f"Conjugate needs a Normal prior. Got {joint.prior!r}. Use Laplace or NUTS.")
+            raise ValueError(f"Conjugate needs a Normal prior. Got {joint.prior!r}. Use Laplace.")
         if theta.dim() > 1:
             raise ValueError("Conjugate solves one problem at a time. Use joint.member(i) for each member.")
         size = num_random(joint)

@@ -39,7 +39,8 @@ class Laplace(Method):
     """The Laplace approximation: N(theta*, Lambda^-1) with Lambda the curvature of the negative log posterior.
 
     **Math**: Lambda = lp C + pp diag(-d^2 log p / d theta^2), C the TOTAL curvature of the negative log-likelihood over
-    all data. log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda.
+    all data. log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. The log
+    density there holds the prior of every weight of theta, points included, and that of a learnt noise.
 
     **Limit**: exact for linear models with Gaussian noise; local: it sees nothing but the curvature at theta*, which
     must be a mode (start from MAP).
@@ -83,11 +84,13 @@ class Laplace(Method):
             )
         lead, size = theta.shape[:-1], num_random(joint)
         shape = (*lead, *self.structure.shape(size))
+        formed = (*lead, size, size) if self.curvature.forms_matrix else shape
         refuse_too_large(
-            f"Laplace with {self.structure} over {size:,} weights",
-            4 * 8 * prod(shape),  # the sum, what is added to it, the precision and its factor
+            f"Laplace with {self.curvature} and {self.structure} over {size:,} weights",
+            4 * 8 * prod(formed),  # the sum, what is added to it, the precision and its factor
             theta.device,
-            "Use structure=Diagonal(), or fewer weights: joint.with_weights('<last layer>.*').",
+            "Use curvature=GaussNewton() with structure=Diagonal(), or fewer weights: "
+            "joint.with_weights('<last layer>.*').",
         )
         curvature = theta.new_zeros(shape, dtype=torch.float64)
         log_likelihood = theta.new_zeros(lead, dtype=torch.float64)

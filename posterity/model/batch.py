@@ -1,5 +1,6 @@
 """Batches of rows, and the order in which a run eats them."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,15 @@ class Batch(NamedTuple):
             return self
         weights = None if self.weights is None else self.weights[index]
         return Batch(map_inputs(lambda x: x[index], self.inputs), self.targets[index], weights)
+
+    def fingerprint(self) -> str:
+        """Hash of every byte."""
+        digest = hashlib.blake2b(str(self.per_member).encode(), digest_size=16)
+        for name, tensor in self.tensors.items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy().data)
+        return digest.hexdigest()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """`function` applied to every tensor."""

@@ -1,6 +1,5 @@
 """Data behind one face: tensors, arrays, datasets and loaders."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -76,12 +75,7 @@ class TensorData(Data):
 
     def fingerprint(self) -> str:
         """Hash of every byte."""
-        digest = hashlib.blake2b(str(self.rows.per_member).encode(), digest_size=16)
-        for name, tensor in self.rows.tensors.items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(flat.numpy().data)
-        return digest.hexdigest()
+        return self.rows.fingerprint()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +83,14 @@ class Density:
     def num_weights(self) -> int:
         """Length P of theta; a density has no learnt likelihood parameters."""
         return self.size
+
+    def encode(self) -> dict[str, Any]:
+        """What can be told of the density as JSON: parameters, constraints, dtype. The function itself cannot."""
+        return {
+            "shapes": [[name, list(shape)] for name, shape in self.shapes.items()],
+            "constraints": [[name, repr(self._constraint(name))] for name in self.shapes],
+            "dtype": str(self.dtype),
+        }
 
     def member(self, index: int) -> "Density":
         """Itself: members share the density."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from posterity.errors import BadData, BadFolder, unknown
+from posterity.errors import BadData, BadFolder, positive_whole, unknown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch
 from posterity.model.inputs import Inputs, named_tensors
@@ -76,9 +76,9 @@ class Joint:
                 got = getattr(self, name)
                 hint = f" Call it: {got.__name__}()." if isinstance(got, type) else ""
                 raise TypeError(f"Joint.{name} must be a {kind.__name__}. Got {got!r}.{hint}")
-        if not isinstance(self.num_data, int) or isinstance(self.num_data, bool) or self.num_data < 1:
-            raise ValueError(f"Joint.num_data must be a positive whole number of rows. Got {self.num_data!r}.")
-        if not self.network.layout.matching(self.random):
+        positive_whole("Joint.num_data", self.num_data, "of rows")
+        object.__setattr__(self, "num_data", int(self.num_data))
+        if not self.network.matching(self.random):
             names = self.network.layout.names
             raise ValueError(f"Joint.random: {unknown('parameter', self.random, names)}")
         self.bound_prior  # noqa: B018  refuse a prior that does not fit the weights now, not in the first step
@@ -118,10 +118,13 @@ class Joint:
 
     @cached_property
     def num_members(self) -> int | None:
-        """M when tempering or prior differ by member, else None."""
-        counts = {m for m in (self.tempering.num_members, self.bound_prior.num_members) if m is not None}
+        """M when tempering, prior or likelihood differ by member, else None."""
+        parts = (self.tempering, self.bound_prior, self.likelihood)
+        counts = {part.num_members for part in parts if part.num_members is not None}
         if len(counts) > 1:
-            raise ValueError(f"Joint: tempering and prior must agree on the number of members. Got {sorted(counts)}.")
+            raise ValueError(
+                f"Joint: tempering, prior and likelihood must agree on the number of members. Got {sorted(counts)}."
+            )
         return counts.pop() if counts else None
 
     @cached_property
@@ -129,7 +132,7 @@ class Joint:
         """Flat positions of the weights that get a distribution; None when all network weights do."""
         if self.random == "*":
             return None
-        parts = self.network.layout.matching(self.random)
+        parts = self.network.matching(self.random)
         return torch.cat([torch.arange(p.offset, p.offset + p.size) for p in parts]).to(self.device)
 
     def member(self, index: int) -> "Joint":
@@ -229,9 +232,16 @@ class Joint:
         leaves = [view.requires_grad_() for view in self.network.views(weights)]
         places = self.network.views(grad[..., : self.num_weights])
         with torch.enable_grad():
-            outputs, buffers = self.network.run(
-                leaves, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
-            )
+            try:
+                outputs, buffers = self.network.run(
+                    leaves, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
+                )
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise BadData(
+                    f"Batch norm cannot train on {batch.size} row. Pass more rows, or a loader with drop_last=True."
+                ) from error
             if raw.shape[-1]:
                 leaves.append(raw.requires_grad_())
                 places.append(grad[..., self.num_weights :])

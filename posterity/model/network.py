@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from posterity.errors import unknown
 from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.module import check_one_kind, copied, fresh_weights, private, unique
-from posterity.numerics.layout import Layout
+from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 
 logger = logging.getLogger("posterity")
@@ -58,7 +58,7 @@ class Network:
         self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
         self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
         self._names = {**names, **buffer_names}
-        self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._running = {  # the buffers that batch norm writes into
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
         }
@@ -107,7 +107,8 @@ class Network:
     @property
     def mixes_rows(self) -> bool:
         """Whether an output row depends on the other rows of its batch even in evaluation mode."""
-        return any(not m.track_running_stats for m in self._batch_norms)
+        norms = (m for m in self._batch_norms if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        return any(not m.track_running_stats for m in norms)
 
     def replace(
         self,
@@ -129,11 +130,17 @@ class Network:
         own = {name: b[index] for name, b in self.buffers.items() if b.dim() > self._buffer_dims[name]}
         return self.replace(buffers={**self.buffers, **own}) if own else self
 
+    def matching(self, pattern: str) -> tuple[Slice, ...]:
+        """The slices of theta that match a shell pattern such as `head.*` by any of the names of a tied weight."""
+        return tuple(
+            part for part in self.layout if any(fnmatch.fnmatchcase(name, pattern) for name in self._names[part.name])
+        )
+
     def with_weights(self, *patterns: str) -> "Network":
         """The same network where only the parameters matching a pattern are in theta; the rest is frozen."""
         chosen: set[str] = set()
         for pattern in patterns:
-            found = {name for name in self.layout.names if fnmatch.filter(self._names[name], pattern)}
+            found = {part.name for part in self.matching(pattern)}
             if not found:
                 raise ValueError(f"Network.with_weights: {unknown('parameter', pattern, self.layout.names)}")
             chosen |= found

@@ -81,9 +81,17 @@ class StreamData(Data):
         return next(self._pass(FIRST_ROWS, None, 1))
 
     def fingerprint(self) -> str:
-        """Kind, length and a loader's batch size only: the rows are not read."""
+        """Kind, length, a loader's batch size, and the bytes of the first batch: the other rows are not read."""
         batches = f" in batches of {self.source.batch_size}" if isinstance(self.source, DataLoader) else ""
-        return f"{type(self.source).__name__} of {self.num_data} rows{batches}"
+        return f"{type(self.source).__name__} of {self.num_data} rows{batches}, first {self.first().fingerprint()}"
+
+    def refuse_unrepeatable(self) -> None:
+        """BadData for a loader whose workers carry random states from pass to pass, which no resume can bring back."""
+        if isinstance(self.source, DataLoader) and self.source.persistent_workers:
+            raise BadData(
+                "A run with checkpoints needs a DataLoader whose passes can be repeated, and persistent workers keep "
+                "their random states. Pass one with persistent_workers=False."
+            )
 
     def _each(self, size: int | None, shuffled: bool) -> int:
         """How many batches a pass has."""
@@ -139,6 +147,18 @@ def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
         raise BadData(
             f"This method needs every row once, but the DataLoader has {reason}. Pass one that visits each row in turn."
         )
+
+
+def in_order(loader: "DataLoader[Any]") -> Iterator[object]:
+    """The items of a loader that gives every row once, in order; BadData for any other. No generator is moved."""
+    if isinstance(loader.sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) or (
+        loader.drop_last and check_loader(loader) % (loader.batch_size or 1)
+    ):
+        raise BadData(
+            "The DataLoader shuffles or drops rows, so what comes out would not line up with the rows. "
+            "Pass one with shuffle=False and drop_last=False."
+        )
+    return _keyed(lambda: iter(loader), _generators(loader), Key(0))
 
 
 def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:

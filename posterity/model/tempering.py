@@ -42,6 +42,8 @@ class Tempering:
         for field in fields(self):
             value = getattr(self, field.name)
             positive(f"Tempering.{field.name}", value, "or one for each member, (M,)")
+            if isinstance(value, Tensor) and value.dim() == 0:
+                object.__setattr__(self, field.name, float(value))
             if isinstance(value, Tensor) and value.dim() > 1:
                 raise ValueError(
                     f"Tempering.{field.name} must be a number or one for each member, (M,). Got {shown(value)}."

@@ -17,18 +17,23 @@ from posterity.storage import RunFolder, decode
 def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
     """The posterior in the run folder `path`, for the network (or density) it was fitted with.
 
-    The module gives the architecture and the device; all weights, buffers and settings come from the folder.
+    The module gives the architecture and the device; all weights, buffers and settings come from the folder. The
+    function of a density cannot be compared with the one that was saved: that it is the same is up to the caller.
     """
-    part = RunFolder(path).read("posterior")
+    folder = RunFolder(path)
+    if folder.exists() and "posterior" not in folder.parts() and "run" in folder.parts():
+        raise BadFolder(f"{os.fspath(path)!r} holds a run, no posterior. Run infer to its end, then q.save() it.")
+    part = folder.read("posterior")
     config: dict[str, Any] = dict(part.config)
     tensors = dict(part.tensors)
     shown = repr(os.fspath(path))
     if "density" in config:
         if not isinstance(model, Density):
             raise BadFolder(f"{shown} holds the posterior of a Density. Pass that Density, not {_kind(model)}.")
-        if list(model.layout.names) != config["density"]["names"] or model.size != config["density"]["size"]:
+        if model.encode() != config["density"]:
             raise BadFolder(
-                f"{shown} belongs to another Density: its parameters differ. Pass the one it was fitted with."
+                f"{shown} belongs to another Density: its parameters, constraints or dtype differ. "
+                "Pass the one it was fitted with."
             )
         return _build(config["posterior"], _on(tensors, model), model)
     if not isinstance(model, nn.Module):

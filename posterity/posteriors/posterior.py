@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 
-from posterity.errors import BadData, positive_whole
+from posterity.errors import BadData, positive_whole, shown
 from posterity.model.data import Batch, as_inputs
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.stream import in_order
 from posterity.numerics.random import Key
 from posterity.predictive import Integrator, Predictive, default_integrator, from_outputs
 from posterity.storage import Part, RunFolder, encode
@@ -76,14 +77,16 @@ class Posterior(ABC):
         """The predictive distribution at the inputs: a tensor, an array, a tuple, a dict or a `DataLoader`.
 
         A posterior with closed-form output moments turns them into probabilities by the `integrator` (by default
-        the one that suits the likelihood); any other one averages over `draws`. Rows go in chunks of `batch_size`;
-        all chunks see the same draws of the weights.
+        the one that suits the likelihood) and has no use for `draws`; any other one averages over them. Rows go in
+        chunks of `batch_size`; all chunks see the same draws of the weights.
         """
         self._alone()
         if not isinstance(self.joint, Joint):
             raise TypeError("A Density has no inputs to predict at. Use draws(n) for its parameters.")
         positive_whole("predict: draws", draws)
         positive_whole("predict: batch_size", batch_size)
+        if integrator is not None and not isinstance(integrator, Integrator):
+            raise TypeError(f"predict: integrator must be an Integrator, such as Probit(). Got {shown(integrator)}.")
         key, first, parts = Key(seed), 0, []
         for chunk in self._chunks(inputs, batch_size):
             parts.append(self._predict(chunk, draws, integrator, key, first))
@@ -95,12 +98,9 @@ class Posterior(ABC):
     def _chunks(self, inputs: object, batch_size: int) -> Iterator[Inputs]:
         assert isinstance(self.joint, Joint)
         if isinstance(inputs, DataLoader):
-            if isinstance(inputs.sampler, RandomSampler):
-                raise BadData(
-                    "predict: the DataLoader shuffles, so predictions would not line up with the rows. "
-                    "Pass one with shuffle=False."
-                )
-            whole: Iterator[object] = (item[0] if isinstance(item, (tuple, list)) else item for item in inputs)
+            whole: Iterator[object] = (
+                item[0] if isinstance(item, (tuple, list)) else item for item in in_order(inputs)
+            )
         else:
             whole = iter([inputs])
         for part in whole:
@@ -121,7 +121,7 @@ class Posterior(ABC):
                     "Leave integrator out (it averages over draws), or use a linearised posterior."
                 )
             return from_outputs(self.joint.likelihood, self.outputs(inputs, draws, key))
-        integrator = default_integrator(self.joint.likelihood) if integrator is None else integrator
+        integrator = default_integrator(self.joint.likelihood, moments[0]) if integrator is None else integrator
         return integrator(self.joint.likelihood, *moments, key.fold(first))  # its rows are independent
 
     def _alone(self) -> None:
@@ -137,7 +137,7 @@ class Posterior(ABC):
         if isinstance(self.joint, Joint):
             config["joint"] = self.joint.encode(tensors)
         else:
-            config["density"] = {"names": list(self.joint.layout.names), "size": self.joint.size}
+            config["density"] = self.joint.encode()
         return {"posterior": Part(config, tensors)}
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -46,4 +46,3 @@ def test_is_a_frozen_value(value):
     assert all(inspect.isabstract(base) or base.__name__ == "ABC" for base in bases), (
         "abstract or final, one level deep"
     )
-

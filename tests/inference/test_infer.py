@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import posterity as po
 from posterity.errors import BadData
 from posterity.inference import Callback, EarlyStopping, Validation
+from posterity.inference.start import starting_point
 from posterity.methods import MAP, Conjugate, Laplace
 from posterity.model import Tempering
 
@@ -236,6 +237,16 @@ def test_a_matrix_that_does_not_fit_the_machine_is_refused_before_it_is_made(mon
     with pytest.raises(ValueError, match="over 26 weights"):
         po.infer(Laplace(), classification(FLOAT64), labels(FLOAT64))
     po.infer(Laplace(structure=po.methods.Diagonal()), classification(FLOAT64), labels(FLOAT64))
+
+
+def test_the_starting_point_is_a_copy():
+    given = regression(FLOAT64).initial()
+    for joint, start in ((regression(FLOAT64), given), (regression(FLOAT64), None), (with_members(2), given)):
+        _, theta = starting_point(QUICK, joint, start, po.as_data(numbers(FLOAT64)), po.Key(0))
+        before = given.clone()
+        theta.zero_()
+        assert torch.equal(given, before)
+        assert torch.equal(joint.initial(), before)
 
 
 def test_numpy_seed_is_the_seed():

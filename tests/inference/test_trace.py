@@ -33,7 +33,7 @@ def test_columns_hold_every_value_across_blocks(count, members):
 
 
 @pytest.mark.parametrize("count", [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3])
-@pytest.mark.parametrize("last", [1, 5, BLOCK, 3 * BLOCK])
+@pytest.mark.parametrize("last", [1, 2, 5, BLOCK, BLOCK + 2, 3 * BLOCK])
 def test_recent_is_the_tail_of_the_column(count, last):
     trace = filled(count)
     assert torch.equal(

@@ -272,7 +272,9 @@ def test_member_takes_its_own_of_everything():
     one = joint.member(1)
     assert (one.tempering, one.prior, one.num_members) == (Tempering(2.0, 3.0), Normal(4.0), None)
     assert problem().num_members is None
-    with pytest.raises(ValueError, match=r"tempering and prior must agree on the number of members\. Got \[2, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"tempering, prior and likelihood must agree on the number of members\. Got \[2, 3\]"
+    ):
         problem(tempering=Tempering(torch.tensor([0.5, 2.0]), 1.0), prior=Normal(torch.ones(3)))
 
 

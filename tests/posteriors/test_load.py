@@ -65,7 +65,7 @@ def test_density_posteriors_come_back(tmp_path):
     q.save(tmp_path)
     loaded = po.load(tmp_path, density())
     assert all(torch.equal(one, two) for one, two in zip(loaded.draws(3).values(), q.draws(3).values(), strict=True))
-    with pytest.raises(BadFolder, match="belongs to another Density: its parameters differ"):
+    with pytest.raises(BadFolder, match="belongs to another Density: its parameters, constraints or dtype differ"):
         po.load(tmp_path, density(("a", "c")))
     with pytest.raises(BadFolder, match=r"posterior of a Density\. Pass that Density, not a MLP"):
         po.load(tmp_path, net())
@@ -85,7 +85,7 @@ def test_a_missing_folder(tmp_path):
 
 def test_a_folder_without_a_posterior(tmp_path):
     po.infer(MAP(steps=1), classification(FLOAT64), labels(FLOAT64), checkpoint=tmp_path)
-    with pytest.raises(BadFolder, match="has no part 'posterior'"):
+    with pytest.raises(BadFolder, match="holds a run, no posterior"):
         po.load(tmp_path, net())
 
 

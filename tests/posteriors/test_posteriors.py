@@ -14,7 +14,7 @@ from posterity.methods import MAP, Conjugate, Diagonal, Full, Laplace
 from posterity.numerics import Dense, Key
 from posterity.numerics import Diagonal as DiagonalPrecision
 from posterity.posteriors import Gaussian, Linearized, Point
-from posterity.predictive import MonteCarlo, Probit
+from posterity.predictive import Exact, MonteCarlo, Probit
 
 FLOAT64 = torch.float64
 DRAWS = 20_000
@@ -221,6 +221,21 @@ def test_outputs_with_two_event_axes():
         assert two.output_moments(x)[1].shape == (20, 6, 6)
 
 
+def test_every_posterior_uses_the_statistics_it_holds():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).double()
+    joint = po.Joint(module, po.likelihoods.Categorical(), po.priors.Normal(), num_data=20)
+    theta, x = joint.initial(), inputs(FLOAT64, 4)
+    carried = {**joint.network.buffers, "1.running_mean": torch.tensor([3.0, -2.0], dtype=FLOAT64)}
+    inner = Gaussian(joint, theta, DiagonalPrecision(torch.full_like(theta, 1e12)), carried)
+    expected = joint.outputs(theta, x, carried)
+    assert not torch.allclose(expected, joint.outputs(theta, x))
+    torch.testing.assert_close(Point(joint, theta, carried).outputs(x, 1, Key(0))[0], expected)
+    torch.testing.assert_close(inner.outputs(x, 1, Key(0))[0], expected, rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(Linearized(joint, inner).outputs(x, 1, Key(0))[0], expected, rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(Linearized(joint, inner).output_moments(x)[0], expected)
+
+
 # predict
 
 
@@ -257,8 +272,9 @@ def test_chunks_and_loaders_predict_what_the_whole_predicts(name, size):
 def test_the_integrator_is_the_callers_choice():
     q, x = posteriors()["linearized"], inputs(FLOAT64)
     mean, covariance = q.output_moments(x)
-    by_default, probit = q.predict(x).probs, q.predict(x, integrator=Probit()).probs
-    assert torch.equal(by_default, probit)
+    by_default, exact = q.predict(x).probs, q.predict(x, integrator=Exact()).probs
+    assert torch.equal(by_default, exact)
+    assert not torch.equal(by_default, q.predict(x, integrator=Probit()).probs)
     many = q.predict(x, integrator=MonteCarlo(4000)).probs
     expected = torch.distributions.MultivariateNormal(mean, covariance + 1e-12 * torch.eye(2, dtype=FLOAT64))
     torch.manual_seed(0)

@@ -246,10 +246,12 @@ def test_an_integrator_that_cannot_names_one_that_can(
 
 
 def test_default_integrators() -> None:
-    assert default_integrator(Gaussian(0.3)) == Exact()
-    assert default_integrator(Bernoulli()) == Probit()
-    assert default_integrator(Categorical()) == Probit()
-    assert default_integrator(Counts()) == MonteCarlo(1000)
+    assert default_integrator(Gaussian(0.3), torch.zeros(4, 1)) == Exact()
+    assert default_integrator(Bernoulli(), torch.zeros(4, 1)) == Exact()
+    assert default_integrator(Categorical(), torch.zeros(4, 2)) == Exact()
+    assert default_integrator(Categorical(), torch.zeros(4, 3)) == Probit()
+    assert default_integrator(Categorical(positions=1), torch.zeros(4, 2, 5)) == Probit()
+    assert default_integrator(Counts(), torch.zeros(4, 1)) == MonteCarlo(1000)
 
 
 @pytest.mark.parametrize("draws", [0, -1, 2.5, True])
