@@ -14,13 +14,14 @@ from posterity.cli.doctor import doctor
 from posterity.cli.fit import fit
 from posterity.cli.output import error_line, hint_line, log
 from posterity.cli.predict import predict
+from posterity.cli.study import study
 
 INTERRUPTED = 130
 USAGE = 2
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
-for verb in (compare, fit, predict, doctor):
+for verb in (compare, fit, predict, study, doctor):
     app.command()(verb)
 
 

@@ -25,7 +25,7 @@ def test_help_is_there_at_once(process):
         # Processor time: the wall clock of one process on an idle machine, and on a busy one it is no worse.
         seconds.append(sum(after[2:4]) - sum(before[2:4]))
         assert result.returncode == 0
-        assert all(verb in result.stdout for verb in ("compare", "fit", "predict", "doctor"))
+        assert all(verb in result.stdout for verb in ("compare", "fit", "predict", "study", "doctor"))
     assert 0.0 < min(seconds) < 0.3
 
 
