@@ -20,7 +20,7 @@ def compare(
     ] = None,
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
-    steps: o.Steps = o.STEPS,
+    steps: o.Steps = None,
     batch_size: o.BatchSize = o.BATCH_SIZE,
     step_size: o.StepSize = o.STEP_SIZE,
     prior_scale: o.PriorScale = o.PRIOR_SCALE,
@@ -31,21 +31,42 @@ def compare(
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     as_json: o.Json = False,
+    target: o.Target = None,
+    task_name: o.TaskName = "auto",
+    drop: o.Drop = None,
+    category: o.Category = None,
+    separator: o.Separator = None,
+    decimal: o.Decimal = None,
+    header: o.Header = None,
+    encoding: o.Encoding = None,
+    test_fraction: o.TestFraction = o.TEST_FRACTION,
 ) -> None:
     """Fit several methods to DATA and compare them on its test rows."""
     from posterity.cli.errors import option_values
-    from posterity.cli.output import console, print_json
+    from posterity.cli.output import console, log, print_json
     from posterity.cli.scores import scores
     from posterity.cli.settings import method_names, settings
+    from posterity.cli.sources import say_notes
     from posterity.cli.stages import fitting_threads
-    from posterity.cli.tasks import check_methods, find_data, find_device, make_task
+    from posterity.cli.tasks import check_figure_data, check_methods, find_data, find_device, make_task
     from posterity.report.files import check_figure_path
 
     names = method_names(methods)
-    rows = find_data(data)
+    options = o.TableOptions(
+        target,
+        task_name,
+        tuple(drop or ()),
+        tuple(category or ()),
+        separator,
+        decimal,
+        header,
+        encoding,
+        test_fraction,
+    )
     with option_values("compare"):
+        source = find_data(data, options, seed)
         chosen = settings(
-            rows,
+            source,
             hidden=hidden,
             activation=activation,
             steps=steps,
@@ -57,13 +78,20 @@ def compare(
             eta=eta,
             seed=seed,
         )
-        task = make_task(chosen, rows, find_device(device))
+        task = make_task(chosen, source, find_device(device))
         check_methods(names, task)
         if figure is not None:
             check_figure_path(figure)
+            check_figure_data(task)
+            if source.path is not None:
+                log(
+                    "The figure shows inputs and targets as the network sees them: standardised.",
+                    quiet=quiet,
+                )
+    say_notes(source, quiet=quiet)
     with fitting_threads(task):
         results = _results(names, task, quiet)
-        values = {name: scores(stage.posterior, rows) for name, stage in results.items()}
+        values = {name: scores(stage.posterior, source) for name, stage in results.items()}
         if figure is not None:
             _draw(results, values, task, figure)
     if as_json:
@@ -128,7 +156,8 @@ def _document(
         "train_rows": len(task.data.train),
         "test_rows": len(task.data.test),
         "network": task.network.config,
-        "settings": task.settings.config(),
+        "settings": {**task.settings.config(), **task.source.config},
+        "notes": list(task.source.notes),
         "methods": [
             {
                 "method": name,
@@ -181,16 +210,21 @@ def _print(
         out.print(Text(f"figure: {figure}"), soft_wrap=True)
 
 
+def _units(task: "Task") -> str:
+    fitted = task.source.preprocessing
+    return "" if fitted is None else f", both in the units of {fitted.target.name}"
+
+
 def _caption(names: tuple[str, ...], task: "Task") -> list[str]:
     from posterity.cli.tasks import label
 
     meaning = {
         "classification": "NLL in nats a row and ECE: less is better; accuracy: more is better.",
-        "regression": "NLL in nats a row and RMSE: less is better.",
+        "regression": f"NLL in nats a row and RMSE{_units(task)}: less is better.",
     }[task.data.task]
     lines = [
         f"{len(task.data.train)} training rows, {len(task.data.test)} test rows, seed {task.settings.seed} "
-        "(starting weights and order of rows).",
+        f"({'test rows, ' if task.source.preprocessing else ''}starting weights and order of rows).",
         f"{meaning}{' * best of its column.' if len(names) > 1 else ''}",
     ]
     lines += [

@@ -18,7 +18,7 @@ def fit(
     method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace or conjugate.")] = "laplace",
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
-    steps: o.Steps = o.STEPS,
+    steps: o.Steps = None,
     batch_size: o.BatchSize = o.BATCH_SIZE,
     step_size: o.StepSize = o.STEP_SIZE,
     prior_scale: o.PriorScale = o.PRIOR_SCALE,
@@ -36,6 +36,15 @@ def fit(
     ] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
+    target: o.Target = None,
+    task_name: o.TaskName = "auto",
+    drop: o.Drop = None,
+    category: o.Category = None,
+    separator: o.Separator = None,
+    decimal: o.Decimal = None,
+    header: o.Header = None,
+    encoding: o.Encoding = None,
+    test_fraction: o.TestFraction = o.TEST_FRACTION,
 ) -> None:
     """Fit a posterior to DATA and keep it in the folder RUN.
 
@@ -45,15 +54,27 @@ def fit(
     from posterity.cli.folders import Slot
     from posterity.cli.output import log
     from posterity.cli.settings import method_name, settings
+    from posterity.cli.sources import say_notes
     from posterity.cli.tasks import check_methods, find_data, find_device, make_task
     from posterity.errors import positive
     from posterity.inference import Checkpoint
 
     name = method_name(method)
-    rows = find_data(data)
+    options = o.TableOptions(
+        target,
+        task_name,
+        tuple(drop or ()),
+        tuple(category or ()),
+        separator,
+        decimal,
+        header,
+        encoding,
+        test_fraction,
+    )
     with option_values("fit"):
+        source = find_data(data, options, seed)
         chosen = settings(
-            rows,
+            source,
             hidden=hidden,
             activation=activation,
             steps=steps,
@@ -65,11 +86,12 @@ def fit(
             eta=eta,
             seed=seed,
         )
-        task = make_task(chosen, rows, find_device(device))
+        task = make_task(chosen, source, find_device(device))
         check_methods((name,), task)
         positive("--checkpoint-seconds", checkpoint_seconds)
         positive("--checkpoint-steps", 1 if checkpoint_steps is None else checkpoint_steps)
         every = Checkpoint(out, checkpoint_seconds, checkpoint_steps)
+    say_notes(source, quiet=quiet)
     slot = Slot(out, task.config(name))
     seconds = None
     if slot.finished(force=force):
@@ -101,8 +123,8 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
                     kind, _, rest = column.partition(".")
                     trace[f"{kind}.{stage}.{rest}"] = tensor  # "value.map.loss": `Trace.from_tensors` reads it
             assert posterior is not None
-            result = {"trace": Part({}, trace), "scores": Part({**scores(posterior, task.data)})}
-            slot.finish({**posterior.parts(), **result})
+            result = {"trace": Part({}, trace), "scores": Part({**scores(posterior, task.source)})}
+            slot.finish({**posterior.parts(), **result, **task.source.part()})
     except Diverged:
         slot.discard()  # the same numbers would only come again
         raise
@@ -129,7 +151,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
                 "task": task.data.task,
                 "method": name,
                 "network": task.network.config,
-                "settings": task.settings.config(),
+                "settings": {**task.settings.config(), **task.source.config},
                 "scores": values,
                 "seconds": None if seconds is None else round(seconds, 3),
             }

@@ -85,6 +85,13 @@ class Slot:
     def _same(self, stored: Part, what: str) -> None:
         for name in (*self.config, *stored.config):
             there, wanted = stored.config.get(name), self.config.get(name)
+            if there != wanted and name == "sha256" and there and wanted:
+                changed = BadFolder(
+                    f"'{self.path}' holds {what}: it was fitted to {self.config['data']} with other content. The file "
+                    f"has changed: its SHA-256 was {str(there)[:12]}... and is {str(wanted)[:12]}... now."
+                )
+                changed.add_note(ANEW)
+                raise changed
             if there != wanted:
                 error = BadFolder(
                     f"'{self.path}' holds {what}: its {name} is {shown(there)} and {shown(wanted)} was asked for."

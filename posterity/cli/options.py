@@ -1,18 +1,31 @@
 """The options that several verbs share."""
 
-from typing import Annotated
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 DATA_NAMES = ("two-moons", "sine", "line", "blobs")
 
-Data = Annotated[str, typer.Argument(metavar="DATA", help=f"A data set: {', '.join(DATA_NAMES)}.", show_default=False)]
+Data = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA", help=f"A data set: {', '.join(DATA_NAMES)}, or a CSV or TSV file.", show_default=False
+    ),
+]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
 Hidden = Annotated[
     str | None,
-    typer.Option(metavar="SIZES", help="Hidden layers, as 50,50, or none. Default: 50,50; 50 for sine, none for line."),
+    typer.Option(
+        metavar="SIZES", help="Hidden layers, as 50,50, or none. Default: 50,50; 50 for sine and files, none for line."
+    ),
 ]
 Activation = Annotated[str, typer.Option(metavar="NAME", help="Between the layers: tanh, relu, sigmoid, gelu or silu.")]
-Steps = Annotated[int, typer.Option(metavar="N", help="Steps of the optimiser.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Steps of the optimiser. Default: 2000; for large files more, to 20000 at most."),
+]
 BatchSize = Annotated[str, typer.Option(metavar="N", help="Rows in a step, or all.")]
 StepSize = Annotated[float, typer.Option(metavar="X", help="First step size of Adam; it falls to 0 along a cosine.")]
 PriorScale = Annotated[float, typer.Option(metavar="S", help="Standard deviation of the prior of every weight.")]
@@ -29,13 +42,100 @@ Temperature = Annotated[
 Eta = Annotated[
     float | None, typer.Option(metavar="E", help="Tempered posterior, likelihood^(1/E) x prior. Default: 1.")
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="Fixes the starting weights and the order of rows.")]
+Seed = Annotated[
+    int, typer.Option(metavar="N", help="Fixes the starting weights, the order of rows, and a file's test rows.")
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 ACTIVATION = "tanh"
-STEPS = 2000
 BATCH_SIZE = "128"
 STEP_SIZE = 0.01
 PRIOR_SCALE = 1.0
+
+FILES = "Files"
+Target = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The column to predict; files need it.", rich_help_panel=FILES),
+]
+TaskName = Annotated[
+    str,
+    typer.Option("--task", metavar="NAME", help="auto, regression or classification.", rich_help_panel=FILES),
+]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="Leave this column out; may be given again.", rich_help_panel=FILES),
+]
+Category = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN", help="Its numbers are names of categories; may be given again.", rich_help_panel=FILES
+    ),
+]
+Separator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="comma, semicolon, tab, pipe or whitespace. Default: found out.",
+        rich_help_panel=FILES,
+    ),
+]
+Decimal = Annotated[
+    str | None,
+    typer.Option(metavar="SIGN", help="The decimal mark, . or a comma. Default: found out.", rich_help_panel=FILES),
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="Whether the first line names the columns. Default: found out.",
+        rich_help_panel=FILES,
+    ),
+]
+Encoding = Annotated[
+    str | None, typer.Option(metavar="NAME", help="As utf-8 or cp1252. Default: found out.", rich_help_panel=FILES)
+]
+TestFraction = Annotated[
+    float, typer.Option(metavar="X", help="The part of the rows to test on.", rich_help_panel=FILES)
+]
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How to read a file; None is found out."""
+
+    target: str | None = None
+    task: str = "auto"
+    drop: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    separator: str | None = None
+    decimal: str | None = None
+    header: bool | None = None
+    encoding: str | None = None
+    test_fraction: float = TEST_FRACTION
+
+    def reading(self) -> dict[str, Any]:
+        """What `read_table` takes whatever the file is read for."""
+        return {name: getattr(self, name) for name in READING}
+
+    def given(self) -> tuple[str, ...]:
+        """The names of the options that are not at their default."""
+        default = TableOptions()
+        return tuple(name for name in asdict(self) if getattr(self, name) != getattr(default, name))
+
+    def config(self) -> dict[str, Any]:
+        """As JSON, for the description of a run; whether the task was given does not matter, the task does."""
+        values = {**asdict(self), "drop": list(self.drop), "category": list(self.category)}
+        del values["task"]
+        return values
+
+    @classmethod
+    def stored(cls, config: dict[str, Any]) -> "TableOptions":
+        """The options in the description of a run."""
+        values = {name: config[name] for name in asdict(cls()) if name in config and name != "task"}
+        return cls(**{**values, "drop": tuple(config["drop"]), "category": tuple(config["category"])})
+
+
+READING = ("separator", "decimal", "header", "encoding")

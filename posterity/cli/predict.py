@@ -10,52 +10,48 @@ from posterity.cli import options as o
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from posterity.datasets import DataSet
+    from posterity.cli.sources import Source
     from posterity.predictive.predictive import Predictive
 
 
 def predict(
-    run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)
-    ],
+    run: o.Run,
     data: Annotated[
         str | None,
         typer.Option(
-            "--data", metavar="DATA", help="Predict at the test inputs of this data set. Default: the run's own."
+            "--data",
+            metavar="DATA",
+            help="A file whose rows to predict, or a data set whose test inputs to take. Default: the run's test rows.",
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the CSV here. Default: standard output.")
     ] = None,
     as_json: o.Json = False,
+    separator: o.Separator = None,
+    decimal: o.Decimal = None,
+    header: o.Header = None,
+    encoding: o.Encoding = None,
 ) -> None:
-    """Predict at test inputs with the posterior in RUN; prints CSV.
+    """Predict with the posterior in RUN; prints CSV, the inputs first, in the order of the rows.
 
     Regression: mean, std, and lower and upper, between which 95 % of targets fall.
 
     Classification: a probability p_ for each class, the prediction, and the entropy in nats.
     """
-    from posterity.cli.folders import open_run
     from posterity.cli.output import log, print_json
-    from posterity.cli.tasks import find_data
-    from posterity.errors import BadData, BadFolder
+    from posterity.cli.runs import find_rows, find_run
+    from posterity.cli.sources import say_notes
     from posterity.report.files import write_file
 
-    try:
-        config, posterior = open_run(run)
-    except BadFolder as error:
-        error.add_note("a run folder is made by 'posterity fit DATA --out RUN'.")
-        raise
-    rows = find_data(str(config["data"]) if data is None else data)
-    wanted = config["network"]["sizes"][0]
-    if rows.test.inputs.shape[1:] != (wanted,) or rows.task != config["task"]:
-        misfit = BadData(
-            f"The run was fitted to {config['task']} with {wanted} inputs ({config['data']}). Got {rows.task} with "
-            f"{rows.test.inputs.shape[1]} ({rows.name})."
-        )
-        misfit.add_note("name data of the same kind with --data, or leave it out.")
-        raise misfit
-    columns = _columns(rows, config["classes"], posterior.predict(rows.test.inputs))
+    options = o.TableOptions(separator=separator, decimal=decimal, header=header, encoding=encoding)
+    opened = find_run(run)
+    source = find_rows(opened, data, options, "predict", targets=False)
+    say_notes(source)
+    rows, config = source.data, opened.config
+    inputs = _inputs(source)
+    predicted = _predicted(source, config["classes"], opened.posterior.predict(rows.test.inputs))
+    columns = {**inputs, **{_free(name, inputs): values for name, values in predicted.items()}}
     if out is not None:
         write_file(out, _csv(columns).encode())
         log(f"{len(rows.test)} predictions in {out}", quiet=as_json)
@@ -77,21 +73,34 @@ def predict(
         print(_csv(columns), end="")
 
 
-def _columns(data: "DataSet", classes: list[str] | None, predictive: "Predictive") -> dict[str, list[Any]]:
-    """The table by column: inputs first, then what is predicted for them."""
-    columns: dict[str, list[Any]] = {
-        f"x{index}": column.tolist() for index, column in enumerate(data.test.inputs.T, start=1)
-    }
+def _inputs(source: "Source") -> dict[str, list[Any]]:
+    """The columns of the file as written, or the inputs x1, x2, ..."""
+    if source.table is not None:
+        return {column.name: list(column.fields) for column in source.table.rows(source.test).columns}
+    return {f"x{index}": column.tolist() for index, column in enumerate(source.data.test.inputs.T, start=1)}
+
+
+def _predicted(source: "Source", classes: list[str] | None, predictive: "Predictive") -> dict[str, list[Any]]:
+    """What is predicted, by column, in the units and with the class names of the training rows."""
     if classes is None:
-        lower, upper = predictive.interval(0.95)
-        for name, values in (("mean", predictive.mean), ("std", predictive.std), ("lower", lower), ("upper", upper)):
+        shift, scale = source.shift, source.scale
+        lower, upper = (end.double() * scale + shift for end in predictive.interval(0.95))
+        mean, std = predictive.mean.double() * scale + shift, predictive.std.double() * scale
+        columns: dict[str, list[Any]] = {}
+        for name, values in (("mean", mean), ("std", std), ("lower", lower), ("upper", upper)):
             columns.update(_outputs(name, values))
         return columns
-    for name, column in zip(classes, predictive.probs.T, strict=True):
-        columns[f"p_{name}"] = column.tolist()
+    columns = {f"p_{name}": column.tolist() for name, column in zip(classes, predictive.probs.T, strict=True)}
     columns["prediction"] = [classes[index] for index in predictive.probs.argmax(-1).tolist()]
     columns["entropy"] = predictive.entropy.tolist()
     return columns
+
+
+def _free(name: str, taken: dict[str, list[Any]]) -> str:
+    """`name`, marked where the file has a column that is called so."""
+    while name in taken:
+        name = f"predicted_{name}"
+    return name
 
 
 def _outputs(name: str, values: "Tensor") -> dict[str, list[float]]:

@@ -1,10 +1,12 @@
 """The numbers by which methods are compared on the test rows."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from posterity.cli.sources import Source
 from posterity.datasets import DataSet
 from posterity.metrics import accuracy, expected_calibration_error, negative_log_likelihood, root_mean_squared_error
 from posterity.posteriors import Posterior
@@ -13,16 +15,20 @@ from posterity.predictive.predictive import Predictive
 
 @dataclass(frozen=True)
 class Column:
-    """One score: its key in JSON, its heading, the metric, and whether less of it is better."""
+    """One score: its key in JSON, its heading, the metric, and whether less of it is better.
+
+    `rescaled` turns its value for targets that were divided by a scale into that for the targets themselves.
+    """
 
     key: str
     heading: str
     metric: Callable[[Predictive, Tensor], float]
     lower_is_better: bool = True
+    rescaled: Callable[[float, float], float] = lambda value, scale: value
 
     def shown(self, value: float) -> str:
         """The value as tables show it."""
-        return f"{value:.4f}"
+        return f"{value:.4f}" if value == 0 or abs(value) >= 0.01 else f"{value:.3g}"
 
 
 _CLASSES = (
@@ -31,8 +37,8 @@ _CLASSES = (
     Column("accuracy", "accuracy", accuracy, lower_is_better=False),
 )
 _NUMBERS = (
-    Column("test_nll", "test NLL", negative_log_likelihood),
-    Column("rmse", "RMSE", root_mean_squared_error),
+    Column("test_nll", "test NLL", negative_log_likelihood, rescaled=lambda value, scale: value + math.log(scale)),
+    Column("rmse", "RMSE", root_mean_squared_error, rescaled=lambda value, scale: value * scale),
 )
 
 
@@ -41,10 +47,14 @@ def columns(data: DataSet) -> tuple[Column, ...]:
     return _CLASSES if data.task == "classification" else _NUMBERS
 
 
-def scores(posterior: Posterior, data: DataSet) -> dict[str, float]:
-    """Every score on the test rows, by key."""
+def scores(posterior: Posterior, source: Source) -> dict[str, float]:
+    """Every score on the test rows, by key, in the units of the file if they come from one."""
+    data = source.data
     predictive = posterior.predict(data.test.inputs)
-    return {column.key: column.metric(predictive, data.test.targets) for column in columns(data)}
+    return {
+        column.key: column.rescaled(column.metric(predictive, data.test.targets), source.scale)
+        for column in columns(data)
+    }
 
 
 def best(rows: Mapping[str, Mapping[str, float]], data: DataSet) -> dict[str, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 from posterity.cli.errors import UsageError
-from posterity.datasets import DataSet
+from posterity.cli.sources import Source
 from posterity.errors import positive, unknown
 from posterity.storage.part import JSON
 
@@ -14,6 +14,9 @@ METHODS = MappingProxyType({"map": ("map",), "laplace": ("map", "laplace"), "con
 
 HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
 """Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
+
+FEWEST_STEPS = 2000
+MOST_STEPS = 20_000
 
 LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate"})
 
@@ -43,11 +46,11 @@ class Settings:
 
 
 def settings(
-    data: DataSet,
+    source: Source,
     *,
     hidden: str | None,
     activation: str,
-    steps: int,
+    steps: int | None,
     batch_size: str,
     step_size: float,
     prior_scale: float,
@@ -57,6 +60,7 @@ def settings(
     seed: int,
 ) -> Settings:
     """The settings from the words of the command line; `UsageError` or ValueError where one cannot be used."""
+    data, is_file = source.data, source.path is not None
     classifies = data.task == "classification"
     if temperature is not None and eta is not None:
         raise UsageError(
@@ -68,19 +72,20 @@ def settings(
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be a whole number from 0 to 2^63 - 1. Got {seed}.", "any small number will do.")
     for option, value in (
-        ("--steps", steps),
+        ("--steps", 1 if steps is None else steps),
         ("--step-size", step_size),
         ("--prior-scale", prior_scale),
         ("--temperature", 1.0 if temperature is None else temperature),
         ("--eta", 1.0 if eta is None else eta),
     ):
         positive(option, value)
-    linear = data.name == "line"
+    linear = data.name == "line" and not is_file
+    usual = "50" if is_file else HIDDEN.get(data.name, "50,50")
     return Settings(
         data=data.name,
-        hidden=_sizes(HIDDEN.get(data.name, "50,50") if hidden is None else hidden),
+        hidden=_sizes(usual if hidden is None else hidden),
         activation=activation,
-        steps=steps,
+        steps=_steps(len(data.train) if is_file else 0) if steps is None else steps,
         batch_size=_rows(batch_size),
         step_size=step_size,
         prior_scale=prior_scale,
@@ -89,6 +94,11 @@ def settings(
         eta=1.0 if eta is None else eta,
         seed=seed,
     )
+
+
+def _steps(rows: int) -> int:
+    """100 passes of 128 rows, within bounds: fewer leave large tables half learnt, more learn small ones by heart."""
+    return min(max(FEWEST_STEPS, 100 * rows // 128), MOST_STEPS)
 
 
 def method_name(text: str) -> str:

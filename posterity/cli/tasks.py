@@ -1,12 +1,14 @@
 """From names to things: the data set, the network, the problem and the methods that a command line names."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from posterity.cli.errors import UsageError
-from posterity.cli.options import DATA_NAMES
+from posterity.cli.options import DATA_NAMES, TableOptions
 from posterity.cli.settings import LABELS, METHODS, Settings
+from posterity.cli.sources import Source, is_file, read_source
 from posterity.datasets import TOYS, DataSet, load
 from posterity.errors import unknown
 from posterity.inference import Method
@@ -22,16 +24,23 @@ from posterity.storage.part import JSON
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A problem ready to run: its settings, the data, the network and the joint."""
+    """A problem ready to run: its settings, where its data come from, the network and the joint."""
 
     settings: Settings
-    data: DataSet
+    source: Source
     network: MLP
     joint: Joint
+
+    @property
+    def data(self) -> DataSet:
+        """The rows."""
+        return self.source.data
 
     def config(self, method: str) -> dict[str, JSON]:
         """All that a run of `method` depends on, and what it takes to use its posterior, as JSON."""
         return {
+            "data": self.settings.data,
+            **self.source.config,  # first, so that a changed file is told before what follows from it
             **self.settings.config(),
             "method": method,
             "task": self.data.task,
@@ -40,11 +49,19 @@ class Task:
         }
 
 
-def find_data(name: str) -> DataSet:
-    """The data set that the argument DATA names."""
+def find_data(name: str, options: TableOptions, seed: int = 0) -> Source:
+    """The data that the argument DATA names: a data set made on the spot, or a file, whose test rows the seed draws."""
+    if is_file(name):
+        return read_source(Path(name), options, seed)
     if name not in TOYS:
-        raise UsageError(unknown("data set", name, TOYS), f"the data sets are {', '.join(DATA_NAMES)}.")
-    return load(name)
+        raise UsageError(
+            unknown("data set", name, TOYS),
+            f"the data sets are {', '.join(DATA_NAMES)}; a file is given by its path, as in data.csv.",
+        )
+    if given := options.given():
+        word = given[0].replace("_", "-")
+        raise UsageError(f"--{word} is for files, and {name} is made on the spot.", f"leave --{word} out.")
+    return Source(load(name))
 
 
 def find_device(name: str) -> torch.device:
@@ -57,8 +74,9 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda" if found else "cpu")
 
 
-def make_task(settings: Settings, data: DataSet, device: torch.device) -> Task:
+def make_task(settings: Settings, source: Source, device: torch.device) -> Task:
     """The problem of these settings: a fully connected network that fits the data, and its joint."""
+    data = source.data
     inputs = data.train.inputs.shape[1]
     outputs = data.train.targets.shape[1] if data.classes is None else len(data.classes)
     with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
@@ -70,7 +88,7 @@ def make_task(settings: Settings, data: DataSet, device: torch.device) -> Task:
     else:
         tempering = Tempering.tempered(settings.eta)
     joint = Joint(network, _likelihood(settings), Normal(settings.prior_scale), len(data.train), tempering)
-    return Task(settings, data, network, joint)
+    return Task(settings, source, network, joint)
 
 
 def make_method(stage: str, settings: Settings) -> Method:
@@ -91,6 +109,16 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
         )
     for stage in dict.fromkeys(stage for name in names for stage in METHODS[name]):
         make_method(stage, settings)
+
+
+def check_figure_data(task: Task) -> None:
+    """`UsageError` where no figure can be drawn of the task."""
+    wanted = 1 if task.data.task == "regression" else 2
+    if (count := task.data.train.inputs.shape[1]) != wanted:
+        raise UsageError(
+            f"--figure draws {task.data.task} with {wanted} input{'s' * (wanted > 1)}. Got {count} ({task.data.name}).",
+            "leave --figure out.",
+        )
 
 
 def describe(task: Task) -> str:
