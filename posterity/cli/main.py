@@ -10,6 +10,7 @@ from typer.main import get_command
 
 import posterity
 from posterity.cli.compare import compare
+from posterity.cli.data import data
 from posterity.cli.doctor import doctor
 from posterity.cli.evaluate import evaluate
 from posterity.cli.fit import fit
@@ -22,7 +23,7 @@ USAGE = 2
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
-for verb in (compare, fit, predict, evaluate, study, doctor):
+for verb in (compare, fit, predict, evaluate, data, study, doctor):
     app.command()(verb)
 
 

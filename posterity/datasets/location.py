@@ -18,10 +18,15 @@ def cache_folder() -> Path:
     return user_cache_path("posterity", appauthor=False)
 
 
+def data_places() -> tuple[Path, ...]:
+    """Where folders of data sets are looked for, in order: POSTERITY_DATA, if it is set, and the user's cache."""
+    given = os.environ.get("POSTERITY_DATA", "")
+    return (Path(given).expanduser(), cache_folder()) if given else (cache_folder(),)
+
+
 def data_folder(name: str) -> Path:
     """The folder of the data set `name`: in POSTERITY_DATA, else in the user's cache; BadData when in neither."""
-    given = os.environ.get("POSTERITY_DATA", "")
-    places = ([Path(given).expanduser()] if given else []) + [cache_folder()]
+    given, places = os.environ.get("POSTERITY_DATA", ""), data_places()
     for place in places:
         if (place / name).is_dir():
             return place / name
