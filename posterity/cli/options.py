@@ -33,7 +33,8 @@ Noise = Annotated[
     str | None,
     typer.Option(
         metavar="S",
-        help="Standard deviation of the noise in regression, or learn. Default: learn; 0.5, the true one, for line.",
+        help="Standard deviation of the noise in regression, in units of the target, or learn. "
+        "Default: learn; 0.5, the true one, for line.",
     ),
 ]
 Temperature = Annotated[

@@ -87,7 +87,9 @@ def make_task(settings: Settings, source: Source, device: torch.device) -> Task:
         tempering = Tempering.cold(settings.temperature)
     else:
         tempering = Tempering.tempered(settings.eta)
-    joint = Joint(network, _likelihood(settings), Normal(settings.prior_scale), len(data.train), tempering)
+    joint = Joint(
+        network, _likelihood(settings, source.scale), Normal(settings.prior_scale), len(data.train), tempering
+    )
     return Task(settings, source, network, joint)
 
 
@@ -133,9 +135,10 @@ def label(method: str) -> str:
     return LABELS[method]
 
 
-def _likelihood(settings: Settings) -> Likelihood:
+def _likelihood(settings: Settings, scale: float) -> Likelihood:
+    """The noise is given in the units of the targets; the network sees them divided by `scale`."""
     if settings.noise is None:
         return Categorical()
     if isinstance(settings.noise, str):
         return Gaussian(scale=1.0, learn=True)
-    return Gaussian(scale=settings.noise)
+    return Gaussian(scale=settings.noise / scale)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import posterity as po
+from posterity.cli import stages
 from posterity.cli.settings import _steps
 from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
@@ -69,6 +70,14 @@ def test_scores_are_in_the_units_of_the_file(run, prices):
     assert document["settings"]["target"] == "price"
     assert any("'colour' is taken as 2 categories" in note for note in document["notes"])
     assert "'colour' is taken as 2 categories" in result.err
+
+
+def test_the_noise_is_in_the_units_of_the_file(run, prices, tmp_path):
+    words = ("--target", "price", "--drop", "id", "--method", "conjugate", "--hidden", "none", "--noise", "30")
+    assert run("fit", prices, *words, "--out", tmp_path / "run", "--device", "cpu").code == 0
+    rows = table(run("predict", tmp_path / "run").out)
+    assert all(30 < float(row["std"]) < 40 for row in rows)
+    assert all(abs(float(row["mean"]) - float(row["price"])) < 150 for row in rows)
 
 
 def test_a_table_says_the_units(run, prices):
@@ -148,6 +157,24 @@ def test_a_repeated_fit_is_finished_and_one_on_a_changed_file_is_refused(run, fi
     assert "The file has changed" in result.err
     assert "--force" in result.err
     assert content(fitted_prices) == before
+
+
+def test_an_unfinished_fit_goes_on_only_with_the_same_file(run, prices, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    words = ("fit", prices, "--target", "price", "--out", tmp_path / "run", *TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(stages, "infer", interrupted)
+        assert run(*words).code == 130
+    written = prices.read_text()
+    prices.write_text(written.replace("red", "blue", 1))
+    result = run(*words)
+    assert result.code == 4
+    assert "another run, unfinished" in result.err
+    assert "The file has changed" in result.err
+    prices.write_text(written)
+    assert run(*words).code == 0
 
 
 def test_predictions_of_the_own_test_rows_have_all_columns_as_written(run, fitted_prices, prices):
