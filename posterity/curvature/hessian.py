@@ -50,7 +50,9 @@ class Hessian(Curvature):
             rows = likelihood.log_prob(outputs, batch.targets)
             return -(rows.sum() if batch.weights is None else (rows * batch.weights).sum())
 
-        return dense_hessian(negative, random).to(torch.float64)
+        # cuDNN's recurrent layers have no second derivatives; torch's own do.
+        with torch.backends.cudnn.flags(enabled=not joint.network.recurrent):
+            return dense_hessian(negative, random).to(torch.float64)
 
     def diagonal(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:
         """The diagonal of `matrix`, which is formed."""

@@ -105,6 +105,11 @@ class Network:
         return re.sub(r" at 0x[0-9a-f]+", "", str(self._module))  # an address differs from run to run
 
     @property
+    def recurrent(self) -> bool:
+        """Whether it has layers of torch's recurrent kinds."""
+        return any(isinstance(m, nn.RNNBase) for m in self._module.modules())
+
+    @property
     def mixes_rows(self) -> bool:
         """Whether an output row depends on the other rows of its batch even in evaluation mode."""
         norms = (m for m in self._batch_norms if isinstance(m, nn.modules.batchnorm._BatchNorm))

@@ -15,6 +15,7 @@ import textwrap
 import time
 
 import pytest
+import torch
 
 KILLS = int(os.environ.get("POSTERITY_KILLS", "4"))
 SPAWNER = """
@@ -58,6 +59,7 @@ def words(folder):
 
 @pytest.mark.cpu
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a forked process cannot look for CUDA devices again")
 def test_killed_runs_end_bit_identical(spawner, content, tmp_path):
     def run(folder, kill_after=None):
         spawner.stdin.write(words(folder))

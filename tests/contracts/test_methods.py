@@ -245,6 +245,7 @@ def test_a_loader_gives_what_its_tensors_give(case: Case) -> None:
     assert same_tensors(trace.tensors(), tensor_trace.tensors())
 
 
+@pytest.mark.cpu  # torch's sampler draws by a generator of the CPU
 @drawing_cases
 def test_a_shuffling_loader_is_keyed_by_the_seed_and_resumes(case: Case, tmp_path: Path) -> None:
     def fit(seed: int, **options: object) -> Posterior:

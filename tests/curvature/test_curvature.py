@@ -181,8 +181,9 @@ def problem(network: str, loss: str, weighted: bool = False) -> Problem:
             parameters["0.head.weight"] = parameters["0.embedding.weight"]
         return functional_call(module, parameters, (x,))
 
-    exact = hessian(lambda flat: (each * case.rows(outputs(flat), case.targets)).sum(), theta)
-    slopes, values = jacobian(outputs, theta).flatten(1, -2), outputs(theta).flatten(1)  # (n, D, P), (n, D)
+    with torch.backends.cudnn.flags(enabled=False):  # its recurrent layers have no second derivatives
+        exact = hessian(lambda flat: (each * case.rows(outputs(flat), case.targets)).sum(), theta)
+        slopes, values = jacobian(outputs, theta).flatten(1, -2), outputs(theta).flatten(1)  # (n, D, P), (n, D)
     gauss_newton = torch.zeros_like(exact)
     for row in range(ROWS):
         one = case.targets[row : row + 1]

@@ -37,7 +37,8 @@ def test_columns_hold_every_value_across_blocks(count, members):
 def test_recent_is_the_tail_of_the_column(count, last):
     trace = filled(count)
     assert torch.equal(
-        trace.recent("loss", last).double(), torch.arange(1.0, count + 1, dtype=torch.float64, device="cpu")[-last:]
+        trace.recent("loss", last).double().cpu(),
+        torch.arange(1.0, count + 1, dtype=torch.float64, device="cpu")[-last:],
     )
     assert torch.equal(trace["loss"], torch.arange(1.0, count + 1, dtype=torch.float64, device="cpu"))
 
