@@ -22,9 +22,11 @@ from posterity.networks import MLP
 from posterity.numerics.adam import Adam
 from posterity.numerics.random import Key
 
-NUM_DATA, BATCH, STEPS = 50_000, 128, 60
+NUM_DATA, BATCH = 50_000, 128
+STEPS = NUM_DATA // BATCH  # one epoch
 STEP_SIZE = 1e-3
-TOLERANCE = 0.1
+TOLERANCE = 0.01
+ORDER = Key(0).fold("batches").fold(0)  # the order of rows in the first pass of a run with seed 0
 LIMIT = "torch.optim.Adam(fused=True) loop"
 OURS = "posterity.infer(MAP)"
 LIMIT_BATCHES = "index_select by hand"
@@ -47,7 +49,7 @@ def by_hand(net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], nn.Module]:
         trained = copy.deepcopy(net)
         optimizer = torch.optim.Adam(trained.parameters(), lr=STEP_SIZE, weight_decay=1 / NUM_DATA, fused=True)
         losses = []
-        order = torch.randperm(NUM_DATA)
+        order = ORDER.permutation(NUM_DATA)  # that of `infer`, so that both must end alike
         for step in range(STEPS):
             index = order[step * BATCH : (step + 1) * BATCH]
             loss = nn.functional.cross_entropy(trained(x.index_select(0, index)), y.index_select(0, index))
@@ -150,8 +152,8 @@ def main() -> None:
         "it checks all rows and copies weights.",
         f"Data path: drawing one epoch's {epoch} batches takes {share:.1%} of its training, "
         f"{drawing:.3g} ms of {training:.4g} ms.",
-        "Checksum: mean cross-entropy on 2,000 rows after the call. The sides shuffle differently, which moves it by a "
-        f"few per cent; they must agree within {TOLERANCE:.0%}.",
+        "Checksum: mean cross-entropy on 2,000 rows after the call, from the same batches on both sides; they must agree "
+        f"within {TOLERANCE:.0%} (roundings grow in training).",
     ]
     write("map_step", [steps, draws], context(options), facts, notes, options.results)
 
