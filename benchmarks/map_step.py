@@ -152,8 +152,8 @@ def main() -> None:
         "it checks all rows and copies weights.",
         f"Data path: drawing one epoch's {epoch} batches takes {share:.1%} of its training, "
         f"{drawing:.3g} ms of {training:.4g} ms.",
-        "Checksum: mean cross-entropy on 2,000 rows after the call, from the same batches on both sides; they must agree "
-        f"within {TOLERANCE:.0%} (roundings grow in training).",
+        "Checksum: mean cross-entropy on 2,000 rows after the call, from the same batches on both sides; they must "
+        f"agree within {TOLERANCE:.0%} (roundings grow in training).",
     ]
     write("map_step", [steps, draws], context(options), facts, notes, options.results)
 
