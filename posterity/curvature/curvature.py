@@ -1,8 +1,10 @@
 """What every curvature of the negative log-likelihood can do."""
 
 import logging
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import ClassVar
 
@@ -14,7 +16,7 @@ from posterity.model.data import Batch
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs, map_inputs
 from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.model.network import Buffers, Network
 from posterity.numerics.autodiff import chunk_rows
 
 logger = logging.getLogger("posterity")
@@ -132,6 +134,22 @@ def log_refusal(what: str, error: Exception) -> None:
 @cache
 def _log_once(what: str, reason: str) -> None:
     logger.warning("%s go one after the other, which is slow, because vmap refused this module: %s", what, reason)
+
+
+@contextmanager
+def torch_kernels(network: Network) -> Iterator[None]:
+    """Where torch.func differentiates recurrent layers: by torch's own kernels, since cuDNN's take no such tensors.
+
+    On CUDA they have no batching rule, so vmap goes through them one by one: said once, in place of torch's warning.
+    """
+    if not network.recurrent:
+        yield
+        return
+    if network.device.type == "cuda":
+        _log_once("derivatives of recurrent layers", "their kernels have no batching rule")
+    with torch.backends.cudnn.flags(enabled=False), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 def weights_function(joint: Joint, theta: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:

@@ -14,6 +14,7 @@ from posterity.curvature.curvature import (
     likelihood_at,
     log_refusal,
     num_random,
+    torch_kernels,
     weights_function,
 )
 from posterity.model.data import Batch
@@ -97,11 +98,12 @@ def jacobian_chunks(
     chunk = chunk_rows(GaussNewton().row_bytes(joint, inputs))
     for low in range(0, num_rows(inputs), chunk):
         part = map_inputs(lambda t, low=low: t[low : low + chunk], inputs)  # type: ignore[misc]
-        try:
-            outputs, jacobian = row_jacobians(one, random, part)  # type: ignore[arg-type]
-        except VMAP_REFUSALS as error:
-            outputs, jacobian = _looped_jacobians(one, random, part)  # raises if the model is at fault
-            log_refusal("rows", error)
+        with torch_kernels(joint.network):
+            try:
+                outputs, jacobian = row_jacobians(one, random, part)  # type: ignore[arg-type]
+            except VMAP_REFUSALS as error:
+                outputs, jacobian = _looped_jacobians(one, random, part)  # raises if the model is at fault
+                log_refusal("rows", error)
         yield low, jacobian.detach(), outputs.detach().reshape(-1, *event)
 
 

@@ -6,7 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import Curvature, first_row, likelihood_at, num_random, weights_function
+from posterity.curvature.curvature import (
+    Curvature,
+    first_row,
+    likelihood_at,
+    num_random,
+    torch_kernels,
+    weights_function,
+)
 from posterity.model.data import Batch
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs
@@ -50,8 +57,7 @@ class Hessian(Curvature):
             rows = likelihood.log_prob(outputs, batch.targets)
             return -(rows.sum() if batch.weights is None else (rows * batch.weights).sum())
 
-        # cuDNN's recurrent layers have no second derivatives; torch's own do.
-        with torch.backends.cudnn.flags(enabled=not joint.network.recurrent):
+        with torch_kernels(joint.network):
             return dense_hessian(negative, random).to(torch.float64)
 
     def diagonal(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:

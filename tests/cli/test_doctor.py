@@ -9,6 +9,7 @@ import torch
 import posterity
 from posterity.cli import doctor
 
+pytest.importorskip("platformdirs")  # without it something required is missing
 pytestmark = pytest.mark.cpu
 
 
