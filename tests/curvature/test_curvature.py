@@ -398,6 +398,7 @@ def test_float32_is_summed_in_float64() -> None:
         torch.testing.assert_close(matrix, p.matrix[name], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cpu  # which kernels refuse differs by device
 def test_a_fallback_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     import_module("posterity.curvature.curvature")._log_once.cache_clear()
     p = problem("recurrent", "gaussian")
