@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 
 def compare(
+    context: typer.Context,
     data: o.Data,
     methods: Annotated[str, typer.Option(metavar="NAMES", help="Of map, laplace and conjugate.")] = "map,laplace",
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the predictions: a PNG, PDF or SVG file.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all of it as one HTML page, with figures.")
     ] = None,
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
@@ -49,7 +53,7 @@ def compare(
     from posterity.cli.sources import say_notes
     from posterity.cli.stages import fitting_threads
     from posterity.cli.tasks import check_figure_data, check_methods, find_data, find_device, make_task
-    from posterity.report.files import check_figure_path
+    from posterity.report.files import check_figure_path, check_report_path
 
     names = method_names(methods)
     options = o.TableOptions(
@@ -80,6 +84,8 @@ def compare(
         )
         task = make_task(chosen, source, find_device(device))
         check_methods(names, task)
+        if report is not None:
+            check_report_path(report)
         if figure is not None:
             check_figure_path(figure)
             check_figure_data(task)
@@ -94,10 +100,16 @@ def compare(
         values = {name: scores(stage.posterior, source) for name, stage in results.items()}
         if figure is not None:
             _draw(results, values, task, figure)
+        document = _document(names, task, results, values, figure, report)
+        if report is not None:
+            from posterity.cli.report import write_report
+
+            posteriors = {name: stage.posterior for name, stage in results.items()}
+            write_report(report, document, task, posteriors, remarks=_caption(names, task), words=context.obj)
     if as_json:
-        print_json(_document(names, task, results, values, figure))
+        print_json(document)
     else:
-        _print(console(), names, task, results, values, figure)
+        _print(console(), names, task, results, values, figure, report)
 
 
 def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "Stage"]:
@@ -120,7 +132,7 @@ def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "St
                 done[path] = run_stage(path[-1], task, start, quiet=quiet)
             if before is None or count > len(METHODS[before]):
                 seconds += done[path].seconds
-        results[name] = Stage(done[stages].posterior, done[stages].trace, seconds)
+        results[name] = Stage(done[stages].posterior, done[stages].trace, round(seconds, 3))
     return results
 
 
@@ -146,6 +158,7 @@ def _document(
     results: dict[str, "Stage"],
     values: dict[str, dict[str, float]],
     figure: Path | None,
+    report: Path | None,
 ) -> dict[str, Any]:
     from posterity.cli.scores import best
 
@@ -162,13 +175,14 @@ def _document(
             {
                 "method": name,
                 **values[name],
-                "seconds": round(results[name].seconds, 3),
+                "seconds": results[name].seconds,
                 "starts_from": _shares(name, names),
                 "best": [key for key, who in winners.items() if name in who],
             }
             for name in names
         ],
         "figure": None if figure is None else str(figure),
+        "report": None if report is None else str(report),
     }
 
 
@@ -179,6 +193,7 @@ def _print(
     results: dict[str, "Stage"],
     values: dict[str, dict[str, float]],
     figure: Path | None,
+    report: Path | None,
 ) -> None:
     from rich import box
     from rich.table import Table
@@ -206,8 +221,9 @@ def _print(
     out.print(table)
     for line in _caption(names, task):
         out.print(Text(line, "dim"), soft_wrap=True)
-    if figure is not None:
-        out.print(Text(f"figure: {figure}"), soft_wrap=True)
+    for kind, path in (("figure", figure), ("report", report)):
+        if path is not None:
+            out.print(Text(f"{kind}: {path}"), soft_wrap=True)
 
 
 def _units(task: "Task") -> str:

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     try:
         code = get_command(app).main(
-            args=[word for word in words if word != "--debug"], prog_name="posterity", standalone_mode=False
+            args=[word for word in words if word != "--debug"], prog_name="posterity", standalone_mode=False, obj=words
         )
         sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):

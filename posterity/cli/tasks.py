@@ -115,12 +115,21 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
 
 def check_figure_data(task: Task) -> None:
     """`UsageError` where no figure can be drawn of the task."""
-    wanted = 1 if task.data.task == "regression" else 2
-    if (count := task.data.train.inputs.shape[1]) != wanted:
+    if not has_figure(task):
+        wanted, count = _drawn_inputs(task), task.data.train.inputs.shape[1]
         raise UsageError(
             f"--figure draws {task.data.task} with {wanted} input{'s' * (wanted > 1)}. Got {count} ({task.data.name}).",
             "leave --figure out.",
         )
+
+
+def has_figure(task: Task) -> bool:
+    """Whether what is predicted can be drawn over the inputs: one of them for regression, two for classes."""
+    return task.data.train.inputs.shape[1] == _drawn_inputs(task)
+
+
+def _drawn_inputs(task: Task) -> int:
+    return 1 if task.data.task == "regression" else 2
 
 
 def describe(task: Task) -> str:

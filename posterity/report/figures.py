@@ -49,7 +49,7 @@ def class_probability_maps(
         value=lambda probs: probs[:, 1],
         colours="RdBu_r",
         bounds=(0.0, 1.0),
-        label=f"p(y = {classes[1]} | x)",
+        label=f"p(y = {_plain(classes[1])} | x)",
         contours={0.5: ("solid", 1.4), 0.1: ("dotted", 0.9), 0.9: ("dotted", 0.9)},
     )
 
@@ -208,7 +208,7 @@ def _points(place: "Axes", data: DataSet) -> None:
             color=COLOURS[index % len(COLOURS)],
             edgecolor="white",
             linewidth=0.3,
-            label=f"training rows: {name}",
+            label=f"training rows: {_plain(name)}",
         )
 
 
@@ -247,6 +247,11 @@ def _classes(data: DataSet) -> tuple[str, ...]:
     if data.classes is None:
         raise ValueError(f"This figure needs data with classes. Got '{data.name}', a regression. Use regression_bands.")
     return data.classes
+
+
+def _plain(name: str) -> str:
+    """A name from the data, none of it taken for maths."""
+    return name.replace("$", r"\$")
 
 
 def _array(values: Tensor) -> "NDArray[Any]":

@@ -26,8 +26,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 def check_figure_path(path: Path) -> None:
     """Refuse a figure that could not be drawn in the end: no matplotlib, or a file name of an unknown format."""
-    if find_spec("matplotlib") is None:
-        raise PosterityError("Figures need matplotlib. Install it with: pip install 'posterity[report]'.")
+    _check_matplotlib()
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         raise ValueError(
@@ -37,3 +36,17 @@ def check_figure_path(path: Path) -> None:
         )
     if path.is_dir():
         raise ValueError(f"A figure must be a file. Got the folder '{path}'. Give a file name in it.")
+
+
+def check_report_path(path: Path) -> None:
+    """Refuse a report that could not be written in the end: no matplotlib for its figures, or no HTML file."""
+    _check_matplotlib()
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"A report must be an .html file. Got '{path}'. Give a name that ends in .html.")
+    if path.is_dir():
+        raise ValueError(f"A report must be a file. Got the folder '{path}'. Give a file name in it.")
+
+
+def _check_matplotlib() -> None:
+    if find_spec("matplotlib") is None:
+        raise PosterityError("Figures need matplotlib. Install it with: pip install 'posterity[report]'.")

@@ -207,3 +207,63 @@ def test_there_is_no_best_where_all_are_equal():
     row = {"test_nll": 1.0, "rmse": 2.0}
     assert best({"a": row, "b": row}, load("line")) == {"test_nll": (), "rmse": ()}
     assert best({"a": row}, load("line")) == {"test_nll": (), "rmse": ()}
+
+
+@pytest.mark.parametrize(("data", "pictures"), [("two-moons", 2), ("sine", 2), ("blobs", 2), ("line", 2)])
+def test_the_report_holds_the_table_and_the_pictures(run, tmp_path, data, pictures):
+    path = tmp_path / "new" / "report.html"
+    result = run("compare", data, *TINY, "--report", path)
+    assert result.code == 0
+    assert f"report: {path}" in result.out.splitlines()
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    text = path.read_text(encoding="utf-8")
+    assert text.count('src="data:image/png;base64,') == text.count("<img") == pictures
+    assert "://" not in text
+    for cells in rows(result.out).values():
+        for cell in cells:
+            marked = f'<td class="best">{cell[:-1]}<' if cell.endswith("*") else f"<td>{cell}</td>"
+            assert marked in text
+    assert f"posterity compare {data} --hidden 6 --steps 40 --device cpu --report {path}" in text
+
+
+def test_the_report_of_a_file_is_in_its_units_and_escapes_its_names(run, tmp_path):
+    file, path = tmp_path / "a&b <i>.csv", tmp_path / "report.html"
+    lines = [f"{x},{x * x % 7},{'' if x == 3 else x % 5},{1000 * x}" for x in range(60)]
+    file.write_text("\n".join(["a,b,<script>alert(1)</script>,$price$", *lines]))
+    result = run("compare", file, "--target", "$price$", *TINY, "--report", path, "--json", "--quiet")
+    assert result.code == 0
+    document = json.loads(result.out)
+    assert document["report"] == str(path)
+    text = path.read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "<i>" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "both in the units of $price$" in text
+    assert text.count("<img") == 1  # three inputs: no bands
+    assert f"RMSE: MAP {document['methods'][0]['rmse']:.4g}" in text
+
+
+def test_classes_with_dollars_are_drawn_as_they_are_written(run, tmp_path):
+    file, path = tmp_path / "data.csv", tmp_path / "report.html"
+    lines = [f"{x},{x * x % 7},{('$a_$', '$^$')[x % 2]}" for x in range(60)]
+    file.write_text("\n".join(["a,b,c", *lines]))
+    result = run("compare", file, "--target", "c", *TINY, "--report", path, "--quiet")
+    assert (result.code, result.err) == (0, "")
+    assert path.read_text(encoding="utf-8").count("<img") == 2
+
+
+def test_without_matplotlib_there_is_no_report_and_nothing_is_fitted(run, monkeypatch, stages_run, tmp_path):
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    result = run("compare", "line", "--report", tmp_path / "line.html")
+    assert result.code == 1
+    assert result.err == "error: Figures need matplotlib. Install it with: pip install 'posterity[report]'.\n"
+    assert stages_run == []
+
+
+@pytest.mark.parametrize(("name", "words"), [("a.pdf", "must be an .html file"), ("folder.html", "must be a file")])
+def test_a_report_that_cannot_be_written_is_refused_before_any_fit(run, stages_run, tmp_path, name, words):
+    (tmp_path / "folder.html").mkdir()
+    result = run("compare", "line", "--report", tmp_path / name)
+    assert result.code == 2
+    assert words in result.err
+    assert stages_run == []
