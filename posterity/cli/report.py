@@ -5,7 +5,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def write_report(
         versions={
             "posterity": posterity.__version__,
             "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "numpy", "matplotlib")},
+            **{name: import_module(name).__version__ for name in ("torch", "numpy", "matplotlib")},
         },
     )
     write_file(path, page.encode("utf-8", "replace"))  # a path may hold bytes that are no text
@@ -60,8 +60,8 @@ def _pictures(document: Mapping[str, Any], task: Task, panels: Mapping[str, Post
         png = _png(lambda file: comparison(panels, data, file, nll))
         if classes:
             alt = f"Map of the predicted class over the two inputs, one panel each for {names}, with the training rows."
-            read = "Colour is the predicted probability, well beyond the data; a method that knows its limits pales "
-            pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}away from the rows."))
+            read = "Colours reach well beyond the data: there, a method that knows its limits is less sure."
+            pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}"))
         else:
             alt = f"Predicted mean and 95 % bands over the input, one panel each for {names}, with the training rows."
             read = "The outer band should hold 95 % of new targets; the inner one is what the weights leave open. "

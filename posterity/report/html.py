@@ -195,11 +195,17 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    words = {
-        name.replace("_", " "): value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in settings.items()
-    }
+    words = {name.replace("_", " "): _value(value) for name, value in settings.items()}
     return f"<details>\n<summary>All settings</summary>\n{_facts(words)}\n</details>"
+
+
+def _value(value: Any) -> str:
+    """A value of JSON in words; a dash where nothing was given."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return ", ".join(map(_value, value)) or "-"
+    return "-" if value is None else json.dumps(value)
 
 
 def _figure(picture: Picture) -> str:

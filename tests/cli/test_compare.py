@@ -267,3 +267,11 @@ def test_a_report_that_cannot_be_written_is_refused_before_any_fit(run, stages_r
     assert result.code == 2
     assert words in result.err
     assert stages_run == []
+
+
+def test_a_report_of_one_method_marks_nothing(run, tmp_path):
+    path = tmp_path / "report.html"
+    assert run("compare", "line", *TINY, "--methods", "map", "--report", path, "--quiet").code == 0
+    text = path.read_text(encoding="utf-8")
+    assert "<h1>MAP on line</h1>" in text
+    assert 'class="best"' not in text

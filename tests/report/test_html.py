@@ -67,7 +67,7 @@ def page(name="data", notes=(), **changes):
         "task": "classification",
         "train_rows": 12,
         "test_rows": 34,
-        "settings": {"seed": 5, "step_size": 0.01, "target": name},
+        "settings": {"seed": 5, "step_size": 0.01, "target": name, "hidden": [6, 7], "drop": [], "header": None},
         "notes": list(notes),
         "methods": [first, second],
     }
@@ -112,6 +112,9 @@ def test_the_page_says_what_was_compared():
     for score in ("NLL, the negative log-likelihood", "ECE, the expected calibration error"):
         assert score in words
     assert "RMSE" not in words
+    shown = Page(page()).texts
+    values = {shown[at - 1][1]: part for at, (tag, part) in enumerate(shown) if tag == "dd"}
+    assert (values["hidden"], values["drop"], values["header"], values["seed"]) == ("6, 7", "-", "-", "5")
     assert "How the file was read" not in words  # made data have no file
 
 
