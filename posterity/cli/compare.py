@@ -49,55 +49,30 @@ def compare(
     from posterity.cli.errors import option_values
     from posterity.cli.output import console, log, print_json
     from posterity.cli.scores import scores
-    from posterity.cli.settings import method_names, settings
+    from posterity.cli.settings import method_names
     from posterity.cli.sources import say_notes
     from posterity.cli.stages import fitting_threads
-    from posterity.cli.tasks import check_figure_data, check_methods, find_data, find_device, make_task
+    from posterity.cli.tasks import asked, check_figure_data, check_methods
     from posterity.report.files import check_figure_path, check_report_path
 
     names = method_names(methods)
-    options = o.TableOptions(
-        target,
-        task_name,
-        tuple(drop or ()),
-        tuple(category or ()),
-        separator,
-        decimal,
-        header,
-        encoding,
-        test_fraction,
-    )
     with option_values("compare"):
-        source = find_data(data, options, seed)
-        chosen = settings(
-            source,
-            hidden=hidden,
-            activation=activation,
-            steps=steps,
-            batch_size=batch_size,
-            step_size=step_size,
-            prior_scale=prior_scale,
-            noise=noise,
-            temperature=temperature,
-            eta=eta,
-            seed=seed,
-        )
-        task = make_task(chosen, source, find_device(device))
+        task = asked(context.params)  # all options of data, network and optimiser, by name
         check_methods(names, task)
         if report is not None:
             check_report_path(report)
         if figure is not None:
             check_figure_path(figure)
             check_figure_data(task)
-            if source.path is not None:
+            if task.source.path is not None:
                 log(
                     "The figure shows inputs and targets as the network sees them: standardised.",
                     quiet=quiet,
                 )
-    say_notes(source, quiet=quiet)
+    say_notes(task.source, quiet=quiet)
     with fitting_threads(task):
         results = _results(names, task, quiet)
-        values = {name: scores(stage.posterior, source) for name, stage in results.items()}
+        values = {name: scores(stage.posterior, task.source) for name, stage in results.items()}
         if figure is not None:
             _draw(results, values, task, figure)
         document = _document(names, task, results, values, figure, report)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def fit(
+    context: typer.Context,
     data: o.Data,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
     method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace or conjugate.")] = "laplace",
@@ -53,45 +54,20 @@ def fit(
     from posterity.cli.errors import option_values
     from posterity.cli.folders import Slot
     from posterity.cli.output import log
-    from posterity.cli.settings import method_name, settings
+    from posterity.cli.settings import method_name
     from posterity.cli.sources import say_notes
-    from posterity.cli.tasks import check_methods, find_data, find_device, make_task
+    from posterity.cli.tasks import asked, check_methods
     from posterity.errors import positive
     from posterity.inference import Checkpoint
 
     name = method_name(method)
-    options = o.TableOptions(
-        target,
-        task_name,
-        tuple(drop or ()),
-        tuple(category or ()),
-        separator,
-        decimal,
-        header,
-        encoding,
-        test_fraction,
-    )
     with option_values("fit"):
-        source = find_data(data, options, seed)
-        chosen = settings(
-            source,
-            hidden=hidden,
-            activation=activation,
-            steps=steps,
-            batch_size=batch_size,
-            step_size=step_size,
-            prior_scale=prior_scale,
-            noise=noise,
-            temperature=temperature,
-            eta=eta,
-            seed=seed,
-        )
-        task = make_task(chosen, source, find_device(device))
+        task = asked(context.params)  # all options of data, network and optimiser, by name
         check_methods((name,), task)
         positive("--checkpoint-seconds", checkpoint_seconds)
         positive("--checkpoint-steps", 1 if checkpoint_steps is None else checkpoint_steps)
         every = Checkpoint(out, checkpoint_seconds, checkpoint_steps)
-    say_notes(source, quiet=quiet)
+    say_notes(task.source, quiet=quiet)
     slot = Slot(out, task.config(name))
     seconds = None
     if slot.finished(force=force):

@@ -1,13 +1,15 @@
 """From names to things: the data set, the network, the problem and the methods that a command line names."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from posterity.cli.errors import UsageError
 from posterity.cli.options import DATA_NAMES, TableOptions
-from posterity.cli.settings import LABELS, METHODS, Settings
+from posterity.cli.settings import LABELS, METHODS, Settings, settings
 from posterity.cli.sources import Source, is_file, read_source
 from posterity.datasets import TOYS, DataSet, load
 from posterity.errors import unknown
@@ -74,23 +76,34 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda" if found else "cpu")
 
 
-def make_task(settings: Settings, source: Source, device: torch.device) -> Task:
+def asked(words: Mapping[str, Any]) -> Task:
+    """The problem that the options of `fit` and `compare` describe, from their values by name."""
+    options = TableOptions(
+        words["target"],
+        words["task_name"],
+        tuple(words["drop"] or ()),
+        tuple(words["category"] or ()),
+        *(words[name] for name in ("separator", "decimal", "header", "encoding", "test_fraction")),
+    )
+    source = find_data(words["data"], options, words["seed"])
+    names = ("hidden", "activation", "steps", "batch_size", "step_size", "prior_scale")
+    chosen_by = {name: words[name] for name in (*names, "noise", "temperature", "eta", "seed")}
+    return make_task(settings(source, **chosen_by), source, find_device(words["device"]))
+
+
+def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
     """The problem of these settings: a fully connected network that fits the data, and its joint."""
     data = source.data
     inputs = data.train.inputs.shape[1]
     outputs = data.train.targets.shape[1] if data.classes is None else len(data.classes)
     with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
-        torch.default_generator.manual_seed(settings.seed)
-        network = MLP((inputs, *settings.hidden, outputs), activation=settings.activation)
+        torch.default_generator.manual_seed(chosen.seed)
+        network = MLP((inputs, *chosen.hidden, outputs), activation=chosen.activation)
     network = network.to(device)
-    if settings.temperature != 1.0:
-        tempering = Tempering.cold(settings.temperature)
-    else:
-        tempering = Tempering.tempered(settings.eta)
-    joint = Joint(
-        network, _likelihood(settings, source.scale), Normal(settings.prior_scale), len(data.train), tempering
-    )
-    return Task(settings, source, network, joint)
+    cold = chosen.temperature != 1.0
+    tempering = Tempering.cold(chosen.temperature) if cold else Tempering.tempered(chosen.eta)
+    joint = Joint(network, _likelihood(chosen, source.scale), Normal(chosen.prior_scale), len(data.train), tempering)
+    return Task(chosen, source, network, joint)
 
 
 def make_method(stage: str, settings: Settings) -> Method:
