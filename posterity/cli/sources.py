@@ -142,8 +142,12 @@ def own_source(path: Path, config: dict[str, Any]) -> Source:
 def other_source(path: Path, preprocessing: Preprocessing, options: TableOptions, *, targets: bool) -> Source:
     """The rows of another file for a run: every row without `targets`, else those that have one."""
     table = read_table(path, **options.reading())
-    if targets and preprocessing.target.name not in table.names:
-        table.column(preprocessing.target.name)  # raises, with the nearest name
+    if targets:
+        try:
+            table.column(preprocessing.target.name)
+        except BadData as error:  # it names the nearest column
+            error.add_note("scores need the target; 'posterity predict' does not.")
+            raise
     inputs, found, notes = preprocessing.transform(table, targets=targets)
     if not targets:
         found = torch.zeros(len(inputs), dtype=torch.int64 if preprocessing.target.classes else inputs.dtype)

@@ -40,7 +40,15 @@ class Dense(Precision):
             lowest = float(torch.linalg.eigvalsh(self.matrix).min())
             raise NotPositiveDefinite(
                 f"The precision matrix is not positive definite: its smallest eigenvalue is {lowest:.3g}. The weights "
-                "are not at a mode: train longer, use the Gauss-Newton curvature, or a smaller prior scale."
+                "are not at a mode: train longer, use the Gauss-Newton curvature, or a prior that is curved there, "
+                "such as a Normal of smaller scale."
+            )
+        # The share of each weight's precision that the weights before it leave: below this, rounding decides its sign.
+        left = factor.diagonal(dim1=-2, dim2=-1).square() / self.matrix.diagonal(dim1=-2, dim2=-1)
+        if bool((left <= 4 * self.size * torch.finfo(torch.float64).eps).any()):
+            raise NotPositiveDefinite(
+                "The precision matrix is singular: data and prior leave some direction of the weights free. Use a "
+                "prior that is curved at the mode, such as Normal; Laplace and group lasso priors are flat there."
             )
         return factor
 

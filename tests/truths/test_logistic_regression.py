@@ -6,6 +6,7 @@ from goldcases import load
 from torch import nn
 
 import posterity as po
+from posterity.errors import NotPositiveDefinite
 from posterity.predictive import Exact, MonteCarlo, Probit, ProbitPhi
 
 
@@ -167,3 +168,16 @@ def test_multiclass_predictives(multiclass):
         case.check(f"predictive.{row}.logit_cov", covariance[row])
         case.check(f"predictive.{row}.meanfield_probit", probit[row])
         case.check(f"predictive.{row}.plugin", plugin[row])
+
+
+@pytest.mark.parametrize("prior", [po.priors.Laplace(), po.priors.GroupLasso(1.0)], ids=["laplace", "group lasso"])
+@pytest.mark.parametrize("steps", [5, 200, 1500])
+def test_a_flat_prior_that_leaves_the_common_shift_of_the_logits_free_is_refused(prior, steps):
+    """Adding one number to all biases changes no probability: without curvature of the prior nothing holds it."""
+    x = torch.linspace(-3.0, 3.0, 30, dtype=torch.float64).unsqueeze(1)
+    y = (x.squeeze(1) > -1).long() + (x.squeeze(1) > 1).long()
+    net = nn.Linear(1, 3).double()
+    joint = po.Joint(net, po.likelihoods.Categorical(), prior, num_data=30)
+    start, _ = po.infer(po.methods.MAP(steps=steps, batch_size=None), joint, (x, y), progress=False)
+    with pytest.raises(NotPositiveDefinite):
+        po.infer(po.methods.Laplace(), joint, (x, y), start=start, progress=False)
