@@ -55,7 +55,8 @@ def test_kl_is_cross_entropy_minus_entropy(mean: float, scale: float, mean0: flo
 @given(numbers, scales)
 @settings(deadline=None, max_examples=40)
 def test_kl_is_zero_at_the_prior(mean: float, scale: float) -> None:
-    assert float(Normal(scale, mean).kl(column(mean), column(scale))) < 1e-30
+    rounding = 0.0 if torch.get_default_device().type == "cpu" else 1e-30  # a GPU's s / s may miss 1 by one rounding
+    assert 0.0 <= float(Normal(scale, mean).kl(column(mean), column(scale))) <= rounding
 
 
 @pytest.mark.parametrize("shift", [1e-3, 1e-5, 1e-7])
