@@ -4,11 +4,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from posterity.numerics.jacobian import Jacobian
+
 
 class Precision(ABC):
-    """A precision matrix Lambda (..., R, R), possibly one for each member, in float64.
+    """A precision matrix Lambda = C + diag(prior) (..., R, R), possibly one for each member, in float64.
 
-    With Sigma = Lambda^-1. Implementations differ in structure only; every one is tested against the dense one.
+    C is the curvature of the data in some structure, `prior` (..., R) the diagonal of the prior. With Sigma =
+    Lambda^-1. Implementations differ in structure only; every one is tested against the dense one.
     """
 
     @property
@@ -20,6 +23,13 @@ class Precision(ABC):
     @abstractmethod
     def logdet(self) -> Tensor:
         """log det Lambda, (...)."""
+
+    @abstractmethod
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Precision":
+        """scale C + diag(prior): the same curvature times a number, with another prior (R,).
+
+        Its `logdet` is differentiable in both.
+        """
 
     @abstractmethod
     def matvec(self, vector: Tensor) -> Tensor:
@@ -38,8 +48,12 @@ class Precision(ABC):
         """Diagonal of Sigma, (..., R)."""
 
     @abstractmethod
-    def quadratic(self, jacobian: Tensor) -> Tensor:
-        """J Sigma J^T for J (N, D, R): (..., N, D, D)."""
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J Sigma J^T for each row, (..., N, D, D), of J (N, D, R)."""
+
+    @abstractmethod
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J Sigma J^T between all rows, (..., N D, N D), of J (N, D, R)."""
 
     @abstractmethod
     def covariance(self) -> Tensor:
