@@ -1,6 +1,7 @@
 """Numerical pieces with no knowledge of models: randomness, layouts, matrices, optimisers, schedules."""
 
 from posterity.numerics.adam import Adam
+from posterity.numerics.block import Block
 from posterity.numerics.dense import Dense
 from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.layout import Layout
@@ -13,6 +14,7 @@ from posterity.numerics.sgd import SGD
 __all__ = [
     "SGD",
     "Adam",
+    "Block",
     "Constant",
     "Cosine",
     "Dense",

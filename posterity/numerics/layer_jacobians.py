@@ -1,0 +1,178 @@
+"""Derivatives in the weights of one layer: matrices and tables."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.numerics.jacobian import Jacobian
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix(Jacobian):
+    """Derivatives in weights that act as matrices: z_t = W a_t + b at T positions of each row, in G groups.
+
+    J[n, d, (g, o, i)] = sum_t gradients[d, n, t, g, o] features[n, t, g, i], with a last i of feature 1 for the bias.
+    `features` (N, T, G, I) has no such column; it is None where only the bias is wanted. Convolutions have T output
+    positions and the patches below them as features.
+
+    >>> part = Matrix(torch.ones(1, 1, 1, 2), torch.full((1, 1, 1, 1, 1), 3.0), bias=True)
+    >>> part.rows()
+    tensor([[[3., 3., 3.]]])
+    """
+
+    features: Tensor | None
+    gradients: Tensor
+    bias: bool
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.gradients.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        """D."""
+        return self.gradients.shape[0]
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.gradients.shape[2]
+
+    @property
+    def width(self) -> int:
+        """Features with the 1 of the bias."""
+        return (0 if self.features is None else self.features.shape[3]) + int(self.bias)
+
+    @property
+    def size(self) -> int:
+        """G O I, the bias counted in I."""
+        return self.gradients.shape[3] * self.gradients.shape[4] * self.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the gradients."""
+        return self.gradients.dtype
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """Features with the 1 of the bias, (N, T, G, I)."""
+        if self.features is not None and not self.bias:
+            return self.features
+        ones = self.gradients.new_ones(*self.gradients.shape[1:4], 1)
+        return ones if self.features is None else torch.cat([self.features, ones], -1)
+
+    def rows(self) -> Tensor:
+        """Sum over positions of the outer products."""
+        if self.positions == 1:
+            outer = self.gradients[:, :, 0, :, :, None] * self.inputs[:, 0, :, None, :]  # (D, N, G, O, I)
+        else:
+            left = self.gradients.permute(0, 1, 3, 4, 2)  # (D, N, G, O, T)
+            outer = left @ self.inputs.permute(0, 2, 1, 3)  # times (N, G, T, I)
+        return outer.flatten(2).transpose(0, 1)
+
+    def narrow(self, low: int, high: int) -> "Matrix":
+        """Those rows."""
+        features = None if self.features is None else self.features[low:high]
+        return Matrix(features, self.gradients[:, low:high], self.bias)
+
+    def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
+        """J in the coordinates W -> outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
+        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer.to(self.dtype))
+        features = torch.einsum("ntgi,gij->ntgj", self.inputs, inner.to(self.dtype))
+        return Matrix(features, gradients, bias=False)
+
+    def squares(self) -> Tensor:
+        """Where each row has one position, a product of the squares of the factors."""
+        if self.positions > 1:
+            return super().squares()
+        outer = self.gradients[:, :, 0].square().sum(0)  # (N, G, O)
+        inner = self.inputs[:, 0].square()  # (N, G, I)
+        if outer.shape[1] == 1:
+            return (outer[:, 0].T @ inner[:, 0]).flatten()
+        return torch.einsum("ngo,ngi->goi", outer, inner).flatten()
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """Where each row has one position: U diag(inner^2 variance) U^T with U the gradients."""
+        if self.positions > 1:
+            return super().weighted_gram(variance)
+        _, _, _, groups, out = self.gradients.shape
+        inner = self.inputs[:, 0].square()  # (N, G, I)
+        table = variance.to(self.dtype).view(groups, out, -1)  # (G, O, I)
+        if groups == 1:
+            weights = inner[:, 0] @ table[0].T  # (N, O)
+        else:
+            weights = torch.einsum("ngi,goi->ngo", inner, table).flatten(1)
+        half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
+        return (half * weights.unsqueeze(1)) @ half.mT
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(Jacobian):
+    """Derivatives in the rows of a table (V, E) that are looked up at T positions: an embedding.
+
+    J[n, d, (v, e)] = sum over t with index[n, t] = v of gradients[d, n, t, e].
+
+    >>> part = Lookup(torch.tensor([[2, 2]]), torch.ones(1, 1, 2, 1), entries=3)
+    >>> part.rows()
+    tensor([[[0., 0., 2.]]])
+    """
+
+    index: Tensor  # (N, T)
+    gradients: Tensor  # (D, N, T, E)
+    entries: int
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.index.shape[0]
+
+    @property
+    def num_outputs(self) -> int:
+        """D."""
+        return self.gradients.shape[0]
+
+    @property
+    def size(self) -> int:
+        """V E."""
+        return self.entries * self.gradients.shape[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the gradients."""
+        return self.gradients.dtype
+
+    @cached_property
+    def merged(self) -> Tensor:
+        """Gradients (D, N, T, E) in which the first position of each entry of a row has the sum of all its positions."""
+        same = self.index.unsqueeze(1) == self.index.unsqueeze(2)  # (N, T, T)
+        first = same.to(torch.int8).argmax(-1) == torch.arange(self.index.shape[1], device=self.index.device)
+        return (same & first.unsqueeze(-1)).to(self.dtype) @ self.gradients
+
+    def rows(self) -> Tensor:
+        """The gradients, added at their places."""
+        outputs, num, positions, width = self.gradients.shape
+        dense = self.gradients.new_zeros(num, outputs, self.entries, width)
+        place = self.index[:, None, :, None].expand(num, outputs, positions, width)
+        return dense.scatter_add(2, place, self.gradients.transpose(0, 1)).flatten(2)
+
+    def narrow(self, low: int, high: int) -> "Lookup":
+        """Those rows."""
+        return Lookup(self.index[low:high], self.gradients[:, low:high], self.entries)
+
+    def rotated(self, inner: Tensor) -> "Lookup":
+        """J in the coordinates table -> table inner, for inner (E, E)."""
+        return Lookup(self.index, self.gradients @ inner.to(self.dtype), self.entries)
+
+    def squares(self) -> Tensor:
+        """Squares of the merged gradients, added at their places."""
+        values = self.merged.square().sum(0).flatten(0, 1)  # (N T, E)
+        return values.new_zeros(self.entries, values.shape[-1]).index_add(0, self.index.flatten(), values).flatten()
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """Over the merged gradients, which share no entry."""
+        table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
+        half = self.merged.transpose(0, 1)  # (N, D, T, E)
+        return (half * table.unsqueeze(1)).flatten(2) @ half.flatten(2).mT
