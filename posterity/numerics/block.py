@@ -36,12 +36,14 @@ class Block:
 
     def gather(self, vector: Tensor) -> Tensor:
         """The block's entries (..., size) of a vector (..., R)."""
+        if vector.stride(-1) == 0:  # one number expanded stays one
+            return vector[..., :1].expand(*vector.shape[:-1], self.size)
         parts = [self._view(vector, offset, width) for offset, width in self._parts()]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).flatten(-2)
 
     def scatter(self, entries: Tensor, vector: Tensor) -> None:
         """Write the block's entries (..., size) into their places of a vector (..., R)."""
-        entries = entries.unflatten(-1, (self.rows, self.width))
+        entries = entries.reshape(*entries.shape[:-1], self.rows, self.width)
         first = 0
         for offset, width in self._parts():
             self._view(vector, offset, width).copy_(entries[..., first : first + width])
@@ -60,4 +62,4 @@ class Block:
         return parts if self.bias is None else [*parts, (self.bias, 1)]
 
     def _view(self, vector: Tensor, offset: int, width: int) -> Tensor:
-        return vector.narrow(-1, offset, self.rows * width).unflatten(-1, (self.rows, width))
+        return vector.narrow(-1, offset, self.rows * width).view(*vector.shape[:-1], self.rows, width)

@@ -64,6 +64,11 @@ class Jacobian(ABC):
             parts.append(scaled @ scaled.mT)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """J diag(variance) J^T between all rows, (N D, N D), of variances (R,)."""
+        scaled = (self.rows() * variance.sqrt().to(self.dtype)).flatten(0, 1)
+        return scaled @ scaled.mT
+
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
@@ -107,6 +112,11 @@ class Explicit(Jacobian):
     def narrow(self, low: int, high: int) -> "Explicit":
         """Those rows."""
         return Explicit(self.dense[low:high])
+
+
+def as_jacobian(value: Tensor | Jacobian) -> Jacobian:
+    """A dense tensor (N, D, R) as a Jacobian; a Jacobian as it is."""
+    return Explicit(value) if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +206,10 @@ class Stacked(Jacobian):
         touching = [other for other in self.blocks if not set(other.names).isdisjoint(block.names)]
         if len(found) == 1 and len(touching) == 1:
             return found[0]
-        return Explicit(block.gather(self.restricted(touching).rows()))
+        if not touching:  # weights that the outputs do not depend on
+            zero = self.parts[0].narrow(0, 0).rows().new_zeros(())
+            return Explicit(zero.expand(self.num_rows, self.num_outputs, block.size))
+        return Selected(self.restricted(touching), block.index)
 
     def restricted(self, blocks: list[Block]) -> "Stacked":
         """The parts of these blocks alone, the others zero."""
@@ -228,6 +241,17 @@ class Stacked(Jacobian):
         total: Tensor | None = None
         for block, part in zip(self.blocks, self.parts, strict=True):
             value = part.weighted_gram(block.gather(variance))
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """Part by part where no weight is in two of them."""
+        if not self.separate:
+            return super().joint_gram(variance)
+        total: Tensor | None = None
+        for block, part in zip(self.blocks, self.parts, strict=True):
+            value = part.joint_gram(block.gather(variance))
             total = value if total is None else total + value
         assert total is not None
         return total

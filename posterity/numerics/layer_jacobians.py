@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from posterity.numerics import jacobian
 from posterity.numerics.jacobian import Jacobian
 
 
@@ -101,12 +102,25 @@ class Matrix(Jacobian):
         _, _, _, groups, out = self.gradients.shape
         inner = self.inputs[:, 0].square()  # (N, G, I)
         table = variance.to(self.dtype).view(groups, out, -1)  # (G, O, I)
-        if groups == 1:
-            weights = inner[:, 0] @ table[0].T  # (N, O)
-        else:
-            weights = torch.einsum("ngi,goi->ngo", inner, table).flatten(1)
+        weights = torch.einsum("ngi,goi->ngo", inner, table).flatten(1)  # (N, G O)
         half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
         return (half * weights.unsqueeze(1)) @ half.mT
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """Some rows of the weight matrix after the other, so that the dense form is of bounded size."""
+        _, _, _, groups, out = self.gradients.shape
+        table = variance.view(groups, out, -1)
+        step = max(1, jacobian.CHUNK // max(1, self.num_rows * self.num_outputs * self.width))
+        total = self.gradients.new_zeros(self.num_rows * self.num_outputs, self.num_rows * self.num_outputs)
+        for group in range(groups):
+            features = None if self.features is None else self.features[:, :, group : group + 1]
+            for low in range(0, out, step):
+                gradients = self.gradients[:, :, :, group : group + 1, low : low + step]
+                rows = Matrix(features, gradients, self.bias).rows() * table[
+                    group, low : low + step
+                ].flatten().sqrt().to(self.dtype)
+                total = total + rows.flatten(0, 1) @ rows.flatten(0, 1).mT
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +160,7 @@ class Lookup(Jacobian):
 
     @cached_property
     def merged(self) -> Tensor:
-        """Gradients (D, N, T, E) in which the first position of each entry of a row has the sum of all its positions."""
+        """Gradients (D, N, T, E) where the first position of each entry of a row has the sum of all its positions."""
         same = self.index.unsqueeze(1) == self.index.unsqueeze(2)  # (N, T, T)
         first = same.to(torch.int8).argmax(-1) == torch.arange(self.index.shape[1], device=self.index.device)
         return (same & first.unsqueeze(-1)).to(self.dtype) @ self.gradients
@@ -176,3 +190,10 @@ class Lookup(Jacobian):
         table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
         half = self.merged.transpose(0, 1)  # (N, D, T, E)
         return (half * table.unsqueeze(1)).flatten(2) @ half.flatten(2).mT
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """Over the entries that are looked up."""
+        used, index = torch.unique(self.index, return_inverse=True)
+        rows = Lookup(index, self.gradients, used.numel()).rows()
+        rows = (rows * variance.view(self.entries, -1)[used].flatten().sqrt().to(self.dtype)).flatten(0, 1)
+        return rows @ rows.mT
