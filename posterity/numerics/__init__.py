@@ -2,9 +2,13 @@
 
 from posterity.numerics.adam import Adam
 from posterity.numerics.block import Block
+from posterity.numerics.block_diagonal import BlockDiagonal
 from posterity.numerics.dense import Dense
 from posterity.numerics.diagonal import Diagonal
+from posterity.numerics.factor import Factor
+from posterity.numerics.kronecker import Kronecker
 from posterity.numerics.layout import Layout
+from posterity.numerics.low_rank import LowRank
 from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
@@ -15,12 +19,16 @@ __all__ = [
     "SGD",
     "Adam",
     "Block",
+    "BlockDiagonal",
     "Constant",
     "Cosine",
     "Dense",
     "Diagonal",
+    "Factor",
     "Key",
+    "Kronecker",
     "Layout",
+    "LowRank",
     "Optimizer",
     "Precision",
     "Schedule",

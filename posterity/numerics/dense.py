@@ -1,31 +1,55 @@
 """Dense precision matrices through one Cholesky factor."""
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
+from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.precision import Precision
+from posterity.numerics.spectrum import Spectrum, double, is_one_number, not_definite, number, pick, singular
 
 
 @dataclass(frozen=True, eq=False)
 class Dense(Precision):
-    """Lambda (..., R, R), factored as L L^T in float64.
+    """Lambda = scale curvature + diag(prior), (..., R, R), factored as L L^T in float64.
 
     Takes the symmetric matrix; refuses one that is not positive definite with `NotPositiveDefinite`, never a NaN.
+    Under priors of one number (..., R) the log determinants of all `rescaled` forms share the eigenvalues of the
+    curvature.
 
-    >>> matrix = Dense(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
+    >>> matrix = Dense(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), prior=torch.ones(2))
     >>> matrix.variance()
     tensor([0.2500, 1.0000], dtype=torch.float64)
+    >>> matrix.rescaled(2.0, torch.ones(2)).variance()
+    tensor([0.1429, 1.0000], dtype=torch.float64)
     """
 
-    matrix: Tensor
+    curvature: Tensor
+    prior: Tensor | None = None
+    scale: Tensor | float = 1.0
+    spectrum: InitVar[Spectrum | None] = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "matrix", self.matrix.to(torch.float64))
-        self.cholesky  # noqa: B018  refuse now
+    def __post_init__(self, spectrum: Spectrum | None) -> None:
+        object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
+        object.__setattr__(self, "scale", number(self.scale, self.curvature))
+        if self.prior is not None:
+            object.__setattr__(self, "prior", double(self.prior))
+        if spectrum is not None:
+            vars(self)["eigenvalues"] = spectrum
+        if spectrum is not None and self.prior is not None and is_one_number(self.prior):
+            vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.curvature), self.prior)
+        else:
+            self.cholesky  # noqa: B018  refuse now
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        """Lambda."""
+        scale = number(self.scale, self.curvature)
+        scaled = self.curvature * scale[..., None, None]
+        return scaled if self.prior is None else scaled + torch.diag_embed(self.prior)
 
     @cached_property
     def cholesky(self) -> Tensor:
@@ -37,30 +61,31 @@ class Dense(Precision):
                 raise NotPositiveDefinite(
                     "The precision matrix has entries that are not finite. Look for NaN or infinite weights or data."
                 )
-            lowest = float(torch.linalg.eigvalsh(self.matrix).min())
-            raise NotPositiveDefinite(
-                f"The precision matrix is not positive definite: its smallest eigenvalue is {lowest:.3g}. The weights "
-                "are not at a mode: train longer, use the Gauss-Newton curvature, or a prior that is curved there, "
-                "such as a Normal of smaller scale."
-            )
+            raise not_definite(float(torch.linalg.eigvalsh(self.matrix).min()))
         # The share of each weight's precision that the weights before it leave: below this, rounding decides its sign.
         left = factor.diagonal(dim1=-2, dim2=-1).square() / self.matrix.diagonal(dim1=-2, dim2=-1)
         if bool((left <= 4 * self.size * torch.finfo(torch.float64).eps).any()):
-            raise NotPositiveDefinite(
-                "The precision matrix is singular: data and prior leave some direction of the weights free. Use a "
-                "prior that is curved at the mode, such as Normal; Laplace and group lasso priors are flat there."
-            )
+            raise singular()
         return factor
+
+    @cached_property
+    def eigenvalues(self) -> Spectrum:
+        """Those of the curvature alone, shared with the rescaled forms."""
+        return Spectrum(self.curvature)
 
     @property
     def size(self) -> int:
         """R."""
-        return self.matrix.shape[-1]
+        return self.curvature.shape[-1]
 
-    @property
+    @cached_property
     def logdet(self) -> Tensor:
-        """Twice the sum of the logs of the factor's diagonal."""
+        """Twice the sum of the logs of the factor's diagonal, or the sum of the logs of shared eigenvalues."""
         return 2.0 * self.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Dense":
+        """The same curvature, not copied."""
+        return Dense(self.curvature, prior, self.scale * number(scale, self.curvature), self.eigenvalues)
 
     def matvec(self, vector: Tensor) -> Tensor:
         """Lambda v."""
@@ -85,13 +110,30 @@ class Dense(Precision):
         """Diagonal of the inverse."""
         return self.covariance().diagonal(dim1=-2, dim2=-1)
 
-    def quadratic(self, jacobian: Tensor) -> Tensor:
-        """(L^-1 J^T)^T (L^-1 J^T)."""
-        columns = jacobian.to(torch.float64).flatten(0, 1).transpose(-2, -1)  # (R, N D)
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(L^-1 J^T)^T (L^-1 J^T), some rows after the other."""
+        parts = []
+        for _, part in as_jacobian(jacobian).chunks():
+            half = self._half(part.rows())
+            half = half.reshape(*half.shape[:-2], part.num_rows, part.num_outputs, self.size)  # (..., n, D, R)
+            parts.append(half @ half.mT)
+        return torch.cat(parts, -3)
+
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(L^-1 J^T)^T (L^-1 J^T) of all rows."""
+        half = self._half(as_jacobian(jacobian).rows())
+        return half @ half.mT
+
+    def _half(self, rows: Tensor) -> Tensor:
+        """J L^-T, (..., N D, R), of J (N, D, R)."""
+        columns = rows.to(torch.float64).flatten(0, 1).mT  # (R, N D)
         half: Tensor = torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
-        half = half.transpose(-2, -1).reshape(*half.shape[:-2], *jacobian.shape)  # (..., N, D, R)
-        return half @ half.transpose(-2, -1)
+        return half.mT
 
     def member(self, index: int) -> "Dense":
         """One member's matrix."""
-        return Dense(self.matrix[index])
+        lead = self.matrix.shape[:-2]
+        prior = None if self.prior is None else pick(self.prior, lead, 1, index)
+        return Dense(
+            pick(self.curvature, lead, 2, index), prior, pick(number(self.scale, self.curvature), lead, 0, index)
+        )

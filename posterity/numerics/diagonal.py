@@ -1,26 +1,32 @@
 """Diagonal precision matrices."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
+from posterity.numerics.jacobian import Explicit, Jacobian
 from posterity.numerics.precision import Precision
+from posterity.numerics.spectrum import double, number, pick
 
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Precision):
-    """Lambda = diag(entries), entries (..., R) positive, in float64.
+    """Lambda = diag(curvature + prior), (..., R) each, in float64; the sums must be positive.
 
-    >>> Diagonal(torch.tensor([4.0, 1.0])).solve(torch.ones(2))
+    >>> Diagonal(torch.tensor([3.0, 0.0]), prior=torch.ones(2)).solve(torch.ones(2))
     tensor([0.2500, 1.0000], dtype=torch.float64)
     """
 
-    entries: Tensor
+    curvature: Tensor
+    prior: Tensor | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "entries", self.entries.to(torch.float64))
+        object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
+        if self.prior is not None:
+            object.__setattr__(self, "prior", double(self.prior))
         if not bool(torch.isfinite(self.entries).all()):
             raise NotPositiveDefinite(
                 "The diagonal precision has entries that are not finite. Look for NaN or infinite weights or data."
@@ -31,15 +37,24 @@ class Diagonal(Precision):
                 "The weights are not at a mode: train longer, use the Gauss-Newton curvature, or a smaller prior scale."
             )
 
+    @cached_property
+    def entries(self) -> Tensor:
+        """The diagonal of Lambda, (..., R)."""
+        return self.curvature if self.prior is None else self.curvature + self.prior
+
     @property
     def size(self) -> int:
         """R."""
-        return self.entries.shape[-1]
+        return self.curvature.shape[-1]
 
     @property
     def logdet(self) -> Tensor:
         """Sum of logs."""
         return self.entries.log().sum(-1)
+
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Diagonal":
+        """Entry by entry."""
+        return Diagonal(number(scale, self.curvature).unsqueeze(-1) * self.curvature, prior)
 
     def matvec(self, vector: Tensor) -> Tensor:
         """Entry times entry."""
@@ -57,10 +72,15 @@ class Diagonal(Precision):
         """1 / entries."""
         return 1.0 / self.entries
 
-    def quadratic(self, jacobian: Tensor) -> Tensor:
-        """J diag(1/entries) J^T."""
-        half = jacobian.to(torch.float64) / self.entries.sqrt()[..., None, None, :]
-        return half @ half.transpose(-2, -1)
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J diag(1/entries) J^T, in the number type of a factored J."""
+        grams = [_in_factors(jacobian).weighted_gram(v) for v in self.variance().reshape(-1, self.size)]
+        return torch.stack(grams).to(torch.float64).reshape(*self.entries.shape[:-1], *grams[0].shape)
+
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J diag(1/entries) J^T between all rows."""
+        grams = [_in_factors(jacobian).joint_gram(v) for v in self.variance().reshape(-1, self.size)]
+        return torch.stack(grams).to(torch.float64).reshape(*self.entries.shape[:-1], *grams[0].shape)
 
     def covariance(self) -> Tensor:
         """diag(1/entries)."""
@@ -68,4 +88,11 @@ class Diagonal(Precision):
 
     def member(self, index: int) -> "Diagonal":
         """One member's matrix."""
-        return Diagonal(self.entries[index])
+        lead = self.entries.shape[:-1]
+        prior = None if self.prior is None else pick(self.prior, lead, 1, index)
+        return Diagonal(pick(self.curvature, lead, 1, index), prior)
+
+
+def _in_factors(jacobian: Tensor | Jacobian) -> Jacobian:
+    """Dense derivatives in float64, factored ones as they are."""
+    return Explicit(jacobian.to(torch.float64)) if isinstance(jacobian, Tensor) else jacobian

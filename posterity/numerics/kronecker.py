@@ -1,0 +1,277 @@
+"""Precision matrices of one layer: a Kronecker product of two small matrices, and a prior."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.errors import NotPositiveDefinite
+from posterity.numerics.factor import Factor
+from posterity.numerics.jacobian import Jacobian, as_jacobian
+from posterity.numerics.layer_jacobians import Lookup, Matrix
+from posterity.numerics.precision import Precision
+from posterity.numerics.spectrum import check_positive, double, not_definite, number, pick
+
+_SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Precision):
+    """Lambda = scale outer (x) inner + diag(prior) over weights (..., G, O, I), for each group g of G, in float64.
+
+    Weights are row-major matrices O x I, a bias being the last column. The prior (..., G O I) must be a multiple m of
+    the outer product of the factors' patterns. Then Lambda = B^-T diag(scale values + m) B^-1 with B the Kronecker
+    product of the factors' bases, where `values` (..., G, O, I) are the products of the factors' eigenvalues, or
+    given: those of an eigenvalue-corrected approximation in that basis. With `factored_damping` it is instead
+    (sqrt(scale) outer + sqrt(m) P) (x) (sqrt(scale) inner + sqrt(m) P), Ritter's approximation, which depends on
+    how the curvature is divided among the factors: means over data in both and scale = number of data are his.
+
+    >>> outer, inner = torch.tensor([[[2.0]]]), torch.tensor([[[3.0, 0.0], [0.0, 0.5]]])
+    >>> Kronecker.of(outer, inner, prior=torch.ones(2)).variance()
+    tensor([0.1429, 0.5000], dtype=torch.float64)
+    """
+
+    outer: Factor
+    inner: Factor
+    prior: Tensor
+    values: Tensor | None = None
+    scale: Tensor | float = 1.0
+    factored_damping: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prior", double(self.prior))
+        object.__setattr__(self, "scale", number(self.scale, self.prior))
+        if self.values is not None:
+            object.__setattr__(self, "values", self.values.to(torch.float64))
+            if self.factored_damping:
+                raise ValueError(
+                    "Kronecker: factored_damping needs the factors' own eigenvalues. Got corrected ones. "
+                    "Leave one of the two out."
+                )
+        if not _is_multiple(self._ratio):
+            raise ValueError(
+                "Kronecker.prior must be a multiple of the outer product of the factors' patterns. Got another. "
+                "Use Kronecker.of or rescaled, which fit the patterns to the prior."
+            )
+        check_positive(self.eigenvalues)
+
+    @classmethod
+    def of(
+        cls,
+        outer: Tensor,
+        inner: Tensor,
+        prior: Tensor,
+        scale: Tensor | float = 1.0,
+        factored_damping: bool = False,
+    ) -> "Kronecker":
+        """From the matrices outer (..., G, O, O) and inner (..., G, I, I), and a prior (..., G O I).
+
+        The prior must be an outer product, such as one number, one for weights and one for the bias, or one for each
+        row or column.
+        """
+        rows, columns = _patterns(prior.detach(), (*outer.shape[-3:-1], inner.shape[-1]))
+        return cls(Factor.of(outer, rows), Factor.of(inner, columns), prior, None, scale, factored_damping)
+
+    @classmethod
+    def table(cls, counts: Tensor, inner: Tensor, prior: Tensor, scale: Tensor | float = 1.0) -> "Kronecker":
+        """diag(counts) (x) inner over a table of weights (V, E), for counts (..., V) and inner (..., E, E).
+
+        >>> Kronecker.table(torch.tensor([2.0, 0.0]), torch.eye(1), prior=torch.ones(2)).variance()
+        tensor([0.3333, 1.0000], dtype=torch.float64)
+        """
+        rows, columns = _patterns(prior.detach(), (1, counts.shape[-1], inner.shape[-1]))
+        outer = Factor.diagonal(counts.unsqueeze(-2), rows)
+        return cls(outer, Factor.of(inner.unsqueeze(-3), columns), prior, None, scale)
+
+    def corrected(self, values: Tensor) -> "Kronecker":
+        """The same basis with eigenvalues (..., G, O, I) of the curvature given: the diagonal of B^T C B."""
+        return Kronecker(self.outer, self.inner, self.prior, values, self.scale, self.factored_damping)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, O, I)."""
+        return self.outer.values.shape[-2], self.outer.size, self.inner.size
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes, of members."""
+        return tuple(self.eigenvalues.shape[:-3])
+
+    @property
+    def size(self) -> int:
+        """G O I."""
+        return self.prior.shape[-1]
+
+    @cached_property
+    def _ratio(self) -> Tensor:
+        """The prior over the patterns, (..., G, O, I)."""
+        prior = self.prior.reshape(*self.prior.shape[:-1], *self.shape)
+        return prior / (self.outer.pattern.unsqueeze(-1) * self.inner.pattern.unsqueeze(-2))
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Those of B^T Lambda B, (..., G, O, I)."""
+        scale = number(self.scale, self.prior)[..., None, None, None]
+        outer, inner = self.outer.values.unsqueeze(-1), self.inner.values.unsqueeze(-2)
+        multiple = self._ratio.mean((-3, -2, -1), keepdim=True)
+        if self.factored_damping:
+            if bool((multiple < 0).any()):
+                raise not_definite(float(multiple.min()))
+            return (scale.sqrt() * outer + multiple.sqrt()) * (scale.sqrt() * inner + multiple.sqrt())
+        if self.prior.requires_grad and self.prior.stride(-1) != 0:
+            # Equal to the multiple, and with the right first derivatives in every entry of the prior.
+            multiple = self.outer.averaged(self.inner.averaged(self._ratio).mT).mT
+        return scale * (outer * inner if self.values is None else self.values) + multiple
+
+    @cached_property
+    def logdet(self) -> Tensor:
+        """Sum of the logs of the eigenvalues and of the patterns."""
+        _, rows, columns = self.shape
+        patterns = columns * self.outer.pattern.log().sum((-2, -1)) + rows * self.inner.pattern.log().sum((-2, -1))
+        return self.eigenvalues.log().sum((-3, -2, -1)) + patterns
+
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Kronecker":
+        """The same factors where the prior is a multiple of the old one, else decomposed anew."""
+        total = self.scale * number(scale, self.prior)
+        pattern = self.outer.pattern.unsqueeze(-1) * self.inner.pattern.unsqueeze(-2)
+        fixed = double(prior.detach())
+        if _is_multiple(fixed.reshape(*fixed.shape[:-1], *self.shape) / pattern):
+            return Kronecker(self.outer, self.inner, prior, self.values, total, self.factored_damping)
+        if self.values is not None:
+            raise ValueError(
+                "Kronecker: corrected eigenvalues belong to one basis, and hence to multiples of one prior. Got a "
+                "prior of other proportions. Use one prior precision for the layer, or plain Kronecker factors."
+            )
+        rows, columns = _patterns(fixed, self.shape)
+        outer, inner = self.outer.repatterned(rows), self.inner.repatterned(columns)
+        return Kronecker(outer, inner, prior, None, total, self.factored_damping)
+
+    def matvec(self, vector: Tensor) -> Tensor:
+        """B^-T diag(eigenvalues) B^-1 v."""
+        turned = self._into(vector, 1, self.outer, self.inner) * self.eigenvalues
+        return self._out_of(turned, 1, self.outer, self.inner)
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """B diag(1 / eigenvalues) B^T v."""
+        turned = self._into(vector, -1, self.outer, self.inner) / self.eigenvalues
+        return self._out_of(turned, -1, self.outer, self.inner)
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """B diag(eigenvalues^-1/2) noise."""
+        table = noise.to(torch.float64).reshape(*noise.shape[:-1], *self.shape)
+        scaled = table * self.eigenvalues.rsqrt().unsqueeze(-4)
+        return self._out_of(scaled, -1, self.outer.spread(), self.inner.spread())
+
+    def variance(self) -> Tensor:
+        """Squares of the bases around 1 / eigenvalues."""
+        table = self.outer.marginal(self.inner.marginal(1.0 / self.eigenvalues).mT).mT
+        return table.flatten(-3)
+
+    def covariance(self) -> Tensor:
+        """From the coloured identity."""
+        half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.prior.device))
+        whole = half.mT @ half
+        return 0.5 * (whole + whole.mT)
+
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Over J B, which for a `Matrix` or `Lookup` is as factored as J and of its number type."""
+        if self.lead:
+            return torch.stack([self.member(index).quadratic(jacobian) for index in range(self.lead[0])])
+        turned, variance = self._turned(jacobian)
+        return turned.weighted_gram(variance).to(torch.float64)
+
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Over J B."""
+        if self.lead:
+            return torch.stack([self.member(index).joint_quadratic(jacobian) for index in range(self.lead[0])])
+        turned, variance = self._turned(jacobian)
+        return turned.joint_gram(variance).to(torch.float64)
+
+    def member(self, index: int) -> "Kronecker":
+        """One member's matrix."""
+        lead = self.lead
+        return Kronecker(
+            self.outer.member(lead, index),
+            self.inner.member(lead, index),
+            pick(self.prior, lead, 1, index),
+            None if self.values is None else pick(self.values, lead, 3, index),
+            pick(number(self.scale, self.prior), lead, 0, index),
+            self.factored_damping,
+        )
+
+    def whitened(self, rows: Tensor) -> Tensor:
+        """J B, (..., R), of J (..., R) in float64."""
+        return self._into(rows, -1, self.outer, self.inner).flatten(-3)
+
+    def _turned(self, jacobian: Tensor | Jacobian) -> tuple[Jacobian, Tensor]:
+        """J in coordinates where Sigma is diagonal, and that diagonal (R,)."""
+        variance = 1.0 / self.eigenvalues
+        if isinstance(jacobian, Matrix):
+            return jacobian.rotated(self.outer.basis, self.inner.basis), variance.flatten()
+        if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # rows are not mixed: only scaled
+            return jacobian.rotated(self.inner.basis[0]), (variance / self.outer.pattern.unsqueeze(-1)).flatten()
+        return _Turned(self, as_jacobian(jacobian)), variance.flatten()
+
+    def _into(self, vector: Tensor, power: int, outer: Factor, inner: Factor) -> Tensor:
+        """B^T v (power -1) or B^-1 v (power 1), as (..., G, O, I)."""
+        table = vector.to(torch.float64).reshape(*vector.shape[:-1], *self.shape)
+        return outer.into(inner.into(table, power).mT, power).mT
+
+    def _out_of(self, table: Tensor, power: int, outer: Factor, inner: Factor) -> Tensor:
+        """B y (power -1) or B^-T y (power 1) of y (..., G, O, I)."""
+        return outer.out_of(inner.out_of(table, power).mT, power).mT.flatten(-3)
+
+
+@dataclass(frozen=True, eq=False)
+class _Turned(Jacobian):
+    """J B for a Jacobian without factors that fit."""
+
+    matrix: Kronecker
+    whole: Jacobian
+
+    @property
+    def num_rows(self) -> int:
+        return self.whole.num_rows
+
+    @property
+    def num_outputs(self) -> int:
+        return self.whole.num_outputs
+
+    @property
+    def size(self) -> int:
+        return self.whole.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64
+
+    def rows(self) -> Tensor:
+        return self.matrix.whitened(self.whole.rows())
+
+    def narrow(self, low: int, high: int) -> "_Turned":
+        return _Turned(self.matrix, self.whole.narrow(low, high))
+
+
+def _is_multiple(ratio: Tensor) -> bool:
+    """Whether a prior over a pattern (..., G, O, I) is one number up to rounding."""
+    first = ratio[..., :1, :1, :1]
+    return bool(((ratio - first).abs() <= _SAME * first.abs()).all())
+
+
+def _patterns(prior: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """rows (..., G, O) and columns (..., G, I) whose outer products are a multiple of the prior (..., G O I)."""
+    table = double(prior).reshape(*prior.shape[:-1], *shape)
+    if not bool(torch.isfinite(table).all()):
+        raise NotPositiveDefinite("The prior has precisions that are not finite. Look for NaN or infinite weights.")
+    if _is_multiple(table):
+        return torch.ones_like(table[..., 0]), torch.ones_like(table[..., 0, :])
+    root = table[..., :1, :1].abs().sqrt()
+    rows, columns = table[..., :1] / root, table[..., :1, :] / root
+    if not bool((table > 0).all()) or bool(((table - rows * columns).abs() > _SAME * table).any()):
+        raise ValueError(
+            "Kronecker.prior must be positive and an outer product over the rows and columns of a layer: one number, "
+            "one for weights and one for the bias, or one for each row or column. Got another. Use the structure "
+            "Diagonal or Full with this prior, or a Normal prior with one scale for each layer."
+        )
+    return rows.squeeze(-1), columns.squeeze(-2)

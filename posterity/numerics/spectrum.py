@@ -1,0 +1,121 @@
+"""Eigenvalues of a curvature, found once, for log determinants under one prior precision after the other."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.errors import NotPositiveDefinite
+
+
+class Spectrum:
+    """Eigenvalues of C (..., R, R), or of F^T F for F (..., K, R), when first asked for; eigenvectors only if needed.
+
+    Eigenvalues within rounding of zero count as zero.
+    """
+
+    def __init__(self, curvature: Tensor, factored: bool = False) -> None:
+        self._curvature, self._factored = curvature.detach(), factored
+
+    @cached_property
+    def _gram(self) -> Tensor:
+        return self._curvature @ self._curvature.mT if self._factored else self._curvature
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Eigenvalues (..., K), in rising order."""
+        return _without_rounding(torch.linalg.eigvalsh(self._gram))
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """Squares of the eigenvectors (..., R, K): how much of each is in each weight; zero for eigenvalues of zero."""
+        vectors: Tensor = torch.linalg.eigh(self._gram)[1]
+        if not self._factored:
+            return vectors.square()
+        found = self.values > 0
+        inverse = torch.where(found, 1.0 / torch.where(found, self.values, 1.0), 0.0)
+        return (self._curvature.mT @ vectors).square() * inverse.unsqueeze(-2)
+
+    def logdet(self, scale: Tensor, prior: Tensor) -> Tensor:
+        """log det(scale C + diag(prior)), (...), for a prior (..., R) of one number.
+
+        Its first derivatives in scale (...) and in every entry of the prior are exact: with the eigenvectors v_k it is
+        the sum of log(scale e_k + sum_i v_ki^2 prior_i).
+        """
+        size, rank = self._curvature.shape[-1], self.values.shape[-1]
+        if not prior.requires_grad or prior.stride(-1) == 0:  # the entries need no derivatives of their own
+            inside = prior[..., :1]
+            outside = prior[..., 0]
+        else:
+            inside = (prior.unsqueeze(-2) @ self.shares).squeeze(-2)  # (..., K)
+            if self._factored:
+                found = self.values > 0
+                rest = (size - found.sum(-1)).clamp(min=1)
+                outside = (prior.sum(-1) - inside.sum(-1)) / rest
+                inside = torch.where(found, inside, outside.unsqueeze(-1))
+            else:
+                outside = prior[..., 0]
+        entries = scale.unsqueeze(-1) * self.values + inside
+        check_positive(entries)
+        inner = entries.log().sum(-1)
+        return inner + (size - rank) * outside.log() if size != rank else inner
+
+
+def _without_rounding(values: Tensor) -> Tensor:
+    """Eigenvalues, those within rounding of zero made zero."""
+    rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
+    return torch.where(values.abs() <= rounding, 0.0, values)
+
+
+def check_positive(values: Tensor) -> None:
+    """Refuse eigenvalues of a precision matrix that are not positive and finite."""
+    values = values.detach()
+    if not bool(torch.isfinite(values).all()):
+        raise NotPositiveDefinite(
+            "The precision matrix has entries that are not finite. Look for NaN or infinite weights or data."
+        )
+    lowest = float(values.min()) if values.numel() else 1.0
+    if lowest < 0:
+        raise not_definite(lowest)
+    if lowest == 0:
+        raise singular()
+
+
+def not_definite(lowest: float) -> NotPositiveDefinite:
+    """The error for a precision matrix with a negative eigenvalue."""
+    return NotPositiveDefinite(
+        f"The precision matrix is not positive definite: its smallest eigenvalue is {lowest:.3g}. The weights are not "
+        "at a mode: train longer, use the Gauss-Newton curvature, or a prior that is curved there, such as a Normal of "
+        "smaller scale."
+    )
+
+
+def singular() -> NotPositiveDefinite:
+    """The error for a precision matrix with an eigenvalue of zero."""
+    return NotPositiveDefinite(
+        "The precision matrix is singular: data and prior leave some direction of the weights free. Use a prior that "
+        "is curved at the mode, such as Normal; Laplace and group lasso priors are flat there."
+    )
+
+
+def is_one_number(prior: Tensor) -> bool:
+    """Whether all entries of a prior (..., R) are equal along the last axis."""
+    return prior.stride(-1) == 0 or bool((prior == prior[..., :1]).all())
+
+
+def double(values: Tensor) -> Tensor:
+    """In float64; what is one number expanded stays so, for `is_one_number` and derivatives are then cheap."""
+    if values.stride(-1) == 0 and values.shape[-1] > 0:
+        return values[..., :1].to(torch.float64).expand_as(values)
+    return values.to(torch.float64)
+
+
+def number(scale: Tensor | float, like: Tensor) -> Tensor:
+    """The scale (...) as a tensor in float64."""
+    return torch.as_tensor(scale, dtype=torch.float64, device=like.device)
+
+
+def pick(values: Tensor, lead: tuple[int, ...], kept: int, index: int) -> Tensor:
+    """One member of values (..., *last) whose leading axes broadcast to `lead`, the last `kept` axes being its own."""
+    own = values.shape[values.dim() - kept :]
+    return values.expand(*lead, *own)[index]
