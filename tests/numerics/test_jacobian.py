@@ -1,0 +1,203 @@
+"""Factored Jacobians against naive loops, and blocks of weights against their places."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matrixcases import FLOAT64, between, normal
+
+from posterity.numerics import Block, Key, jacobian
+from posterity.numerics.jacobian import Explicit, Selected, Stacked, as_jacobian
+from posterity.numerics.layer_jacobians import Lookup, Matrix
+
+ROWS, OUTPUTS = 5, 2
+
+
+def matrix_part(seed, positions, groups, bias, features=True):
+    return Matrix(
+        normal(seed, "a", ROWS, positions, groups, 3) if features else None,
+        normal(seed, "g", OUTPUTS, ROWS, positions, groups, 2),
+        bias,
+    )
+
+
+def lookup_part(seed, positions):
+    index = (Key(seed).uniform((ROWS, positions), FLOAT64, "cpu") * 4).long().to(torch.get_default_device())
+    return Lookup(index, normal(seed, "e", OUTPUTS, ROWS, positions, 3), entries=4)
+
+
+def stacked(seed, tied):
+    """A layer, a table and a vector; with `tied` the table's weights are used by a layer too."""
+    blocks = [Block(("w", "b"), 2, 3, weight=14, bias=0), Block(("t",), 4, 3, weight=2), Block(("v",), 1, 2, weight=20)]
+    parts = [matrix_part(seed, 1, 1, True), lookup_part(seed, 3), Explicit(normal(seed, "v", ROWS, OUTPUTS, 2))]
+    if tied:
+        blocks.append(Block(("t",), 4, 3, weight=2))
+        parts.append(Matrix(normal(seed, "x", ROWS, 2, 1, 3), normal(seed, "y", OUTPUTS, ROWS, 2, 1, 4), False))
+        blocks.append(Block(("t", "v"), 2, 6, weight=2, bias=20))  # a view in another shape, overlapping two others
+        parts.append(Explicit(normal(seed, "z", ROWS, OUTPUTS, 14)))
+    return Stacked(tuple(blocks), tuple(parts), 23)  # no part has the last weight
+
+
+JACOBIANS = {
+    "explicit": lambda: Explicit(normal(0, "j", ROWS, OUTPUTS, 6)),
+    "matrix": lambda: matrix_part(0, 1, 1, False),
+    "matrix, bias": lambda: matrix_part(0, 1, 1, True),
+    "matrix, groups": lambda: matrix_part(0, 1, 2, True),
+    "matrix, positions": lambda: matrix_part(0, 3, 1, True),
+    "matrix, positions, groups": lambda: matrix_part(0, 3, 2, False),
+    "bias alone": lambda: matrix_part(0, 3, 1, True, features=False),
+    "lookup": lambda: lookup_part(0, 1),
+    "lookup, positions": lambda: lookup_part(0, 6),  # more positions than entries: some are looked up twice
+    "stacked": lambda: stacked(0, tied=False),
+    "stacked, tied": lambda: stacked(0, tied=True),
+    "selected": lambda: Selected(stacked(0, tied=True), torch.tensor([3, 0, 21])),
+}
+
+
+def naive_matrix(part):
+    """The definition, one number after the other."""
+    _, _, positions, groups, out = part.gradients.shape
+    dense = torch.zeros(ROWS, OUTPUTS, groups, out, part.width, dtype=FLOAT64)
+    for n in range(ROWS):
+        for t in range(positions):
+            for g in range(groups):
+                features = [] if part.features is None else list(part.features[n, t, g])
+                for d in range(OUTPUTS):
+                    for o in range(out):
+                        for i, feature in enumerate([*features, 1.0] if part.bias else features):
+                            dense[n, d, g, o, i] += part.gradients[d, n, t, g, o] * feature
+    return dense.flatten(2)
+
+
+@pytest.mark.parametrize("name", [name for name in JACOBIANS if name.startswith(("matrix", "bias"))])
+def test_rows_of_a_matrix(name):
+    part = JACOBIANS[name]()
+    torch.testing.assert_close(part.rows(), naive_matrix(part), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["lookup", "lookup, positions"])
+def test_rows_of_a_lookup(name):
+    part = JACOBIANS[name]()
+    wanted = torch.zeros(ROWS, OUTPUTS, 4, 3, dtype=FLOAT64)
+    for n in range(ROWS):
+        for t in range(part.index.shape[1]):
+            wanted[n, :, int(part.index[n, t])] += part.gradients[:, n, t]
+    torch.testing.assert_close(part.rows(), wanted.flatten(2), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_of_stacked_parts(tied):
+    whole = stacked(1, tied)
+    wanted = torch.zeros(ROWS, OUTPUTS, 23, dtype=FLOAT64)
+    for block, part in zip(whole.blocks, whole.parts, strict=True):
+        rows = part.rows()
+        for place, index in enumerate(block.index.tolist()):
+            wanted[..., index] += rows[..., place]
+    torch.testing.assert_close(whole.rows(), wanted, rtol=1e-13, atol=1e-13)
+    assert whole.separate is not tied
+    for block in (*whole.blocks, Block(("none",), 1, 1, weight=22)):
+        torch.testing.assert_close(whole.part(block).rows(), block.gather(wanted), rtol=1e-13, atol=1e-13)
+    touched = whole.restricted([whole.blocks[0]]).rows()
+    assert torch.equal(touched[..., whole.blocks[0].index], wanted[..., whole.blocks[0].index])
+    assert float(touched[..., 2:14].abs().max()) == 0
+
+
+def test_the_part_of_a_block_keeps_its_factors():
+    whole = stacked(1, tied=False)
+    assert all(whole.part(block) is part for block, part in zip(whole.blocks, whole.parts, strict=True))
+
+
+def test_selected_columns():
+    whole = stacked(0, tied=True)
+    index = torch.tensor([3, 0, 21])
+    assert torch.equal(Selected(whole, index).rows(), whole.rows()[..., index])
+
+
+@pytest.mark.parametrize("chunk", [1, 40, 1 << 24])
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_sums_of_squares_and_gram_matrices(name, chunk, monkeypatch):
+    monkeypatch.setattr(jacobian, "CHUNK", chunk)
+    part = JACOBIANS[name]()
+    rows, variance = part.rows(), between(0, "v", part.size)
+    assert rows.shape == (part.num_rows, part.num_outputs, part.size) == (ROWS, OUTPUTS, part.size)
+    assert part.dtype == rows.dtype
+    flat = rows.flatten(0, 1)
+    for got, wanted in (
+        (part.squares(), rows.square().sum((0, 1))),
+        (part.weighted_gram(variance), (rows * variance) @ rows.mT),
+        (part.joint_gram(variance), (flat * variance) @ flat.mT),
+    ):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    pieces = list(part.chunks())
+    assert [low for low, _ in pieces] == list(range(0, ROWS, max(1, chunk // (OUTPUTS * part.size))))
+    torch.testing.assert_close(torch.cat([piece.rows() for _, piece in pieces]), rows, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_some_rows(name):
+    part = JACOBIANS[name]()
+    narrow = part.narrow(1, 3)
+    assert (narrow.num_rows, narrow.num_outputs, narrow.size) == (2, OUTPUTS, part.size)
+    torch.testing.assert_close(narrow.rows(), part.rows()[1:3], rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", [name for name in JACOBIANS if name.startswith(("matrix", "bias"))])
+def test_a_rotated_matrix(name):
+    part = JACOBIANS[name]()
+    groups, out = part.gradients.shape[3:]
+    outer, inner = normal(0, "o", groups, out, out), normal(0, "i", groups, part.width, part.width)
+    table = part.rows().view(ROWS, OUTPUTS, groups, out, part.width)
+    wanted = torch.einsum("ndgoi,gop,gij->ndgpj", table, outer, inner).flatten(2)
+    torch.testing.assert_close(part.rotated(outer, inner).rows(), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_rotated_lookup():
+    part, inner = lookup_part(0, 6), normal(0, "i", 3, 3)
+    wanted = (part.rows().view(ROWS, OUTPUTS, 4, 3) @ inner).flatten(2)
+    torch.testing.assert_close(part.rotated(inner).rows(), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_tensor_as_a_jacobian():
+    dense = torch.ones(2, 1, 3)
+    part = Explicit(dense)
+    assert as_jacobian(dense).rows() is dense
+    assert as_jacobian(part) is part
+
+
+BLOCKS = st.builds(
+    lambda rows, columns, bias, gap: Block(
+        ("w",), rows, columns, None if columns == 0 else gap, gap + rows * columns + 1 if bias or columns == 0 else None
+    ),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(0, 2),
+)
+
+
+@given(BLOCKS, st.sampled_from([(), (3,), (2, 3)]))
+@settings(deadline=None, max_examples=40)
+def test_gather_and_scatter_are_indexing(block, lead):
+    total = block.rows * (block.columns + 1) + 5
+    vector = normal(0, "v", *lead, total)
+    entries = block.gather(vector)
+    assert entries.shape == (*lead, block.size)
+    assert torch.equal(entries, vector[..., block.index])
+    empty = torch.zeros_like(vector)
+    block.scatter(entries, empty)
+    wanted = torch.zeros_like(vector)
+    wanted[..., block.index] = entries
+    assert torch.equal(empty, wanted)
+
+
+def test_the_bias_is_the_last_column():
+    block = Block(("weight", "bias"), rows=2, columns=3, weight=2, bias=0)
+    assert block.index.view(2, 4).tolist() == [[2, 3, 4, 0], [5, 6, 7, 1]]
+    assert (block.width, block.size) == (4, 8)
+
+
+def test_one_number_stays_one_number():
+    number = torch.tensor(2.0).expand(9)
+    entries = Block(("weight", "bias"), rows=2, columns=3, weight=2, bias=0).gather(number)
+    assert entries.stride() == (0,)
+    assert torch.equal(entries, torch.full((8,), 2.0))
