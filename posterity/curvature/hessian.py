@@ -3,23 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import (
-    Curvature,
-    first_row,
-    likelihood_at,
-    num_random,
-    torch_kernels,
-    weights_function,
-)
-from posterity.model.data import Batch
-from posterity.model.density import Density
-from posterity.model.inputs import Inputs
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
-from posterity.numerics.autodiff import chunk_rows, dense_hessian
+from posterity.curvature.curvature import Curvature
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.numerics.random import Key
 
 
 @dataclass(frozen=True)
@@ -31,53 +19,25 @@ class Hessian(Curvature):
     **Limit**: exact, but indefinite away from a mode of the likelihood; with the prior it must be positive
     definite at a mode of the posterior.
 
-    **Cost**: R backward passes of the gradient, in chunks.
+    **Cost**: R backward passes of the gradient, in chunks; with a structure that asks for products only (`LowRank`,
+    `Hutchinson`), one for each product.
 
     **References**: MacKay (1992), A practical Bayesian framework for backpropagation networks.
 
     **Example**:
 
+    >>> import torch
+    >>> from posterity import Density
     >>> density = Density(lambda u: 7.0 * u - 2.0 * u.exp(), {"u": ()}, dtype=torch.float64)
     >>> Hessian().matrix(density, torch.tensor([3.5], dtype=torch.float64).log(), None, None)
     tensor([[7.]], dtype=torch.float64)
     """
 
-    forms_matrix: ClassVar[bool] = True
+    factored: ClassVar[bool] = False
 
-    def matrix(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:
-        """R backward passes."""
-        if isinstance(joint, Density):
-            return dense_hessian(lambda t: -joint.log_density(t), theta).to(torch.float64)
-        assert batch is not None
-        rebuild, random = weights_function(joint, theta)
-        likelihood = likelihood_at(joint, theta)
-
-        def negative(weights: Tensor) -> Tensor:
-            outputs = joint.network.outputs(rebuild(weights), batch.inputs, buffers)
-            rows = likelihood.log_prob(outputs, batch.targets)
-            return -(rows.sum() if batch.weights is None else (rows * batch.weights).sum())
-
-        with torch_kernels(joint.network):
-            return dense_hessian(negative, random).to(torch.float64)
-
-    def diagonal(self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None) -> Tensor:
-        """The diagonal of `matrix`, which is formed."""
-        return self.matrix(joint, theta, batch, buffers).diagonal()
-
-    def row_bytes(self, joint: Joint, inputs: Inputs) -> int:
-        """What the graph of one row keeps, twice, for each of the backward passes that go together."""
-        network = joint.network.member(0)
-        theta = network.initial.detach().requires_grad_()
-        shared = {t.untyped_storage().data_ptr() for t in (theta, *network.frozen.values(), *network.buffers.values())}
-        kept = 0
-
-        def count(tensor: Tensor) -> Tensor:
-            nonlocal kept
-            if tensor.untyped_storage().data_ptr() not in shared:  # weights are there once, whatever the rows
-                kept += tensor.numel() * tensor.element_size()
-            return tensor
-
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            network.outputs(theta, first_row(inputs))
-        size = num_random(joint)
-        return 2 * kept * min(size, chunk_rows(4 * joint.dtype.itemsize * size))
+    def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
+        """There are none: it is no sum of squares."""
+        raise TypeError(
+            "The Hessian has no columns, because it need not be positive semi-definite. Use GaussNewton() for "
+            "structures made of them, or one of Full(), BlockDiagonal(), Diagonal(), LowRank() and Hutchinson()."
+        )

@@ -136,3 +136,20 @@ class Categorical(Likelihood):
         spread = torch.diag_embed(blocks.movedim(-3, -1))  # (..., N, C, C, P, P), nothing between positions
         size = p.shape[-1] * p.shape[-2]
         return spread.transpose(-3, -2).reshape(*p.shape[:-2], size, size)
+
+    def output_root(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        """C - 1 columns: the Cholesky factor of diag(p) - p p^T, with r_k = p_k + ... + p_C the rest of the stick.
+
+        Entry k of column k is sqrt(p_k r_{k+1} / r_k), and entry j > k is -p_j sqrt(p_k / (r_k r_{k+1})).
+        """
+        if self.positions or event_dims not in (None, 1):
+            return super().output_root(outputs, event_dims)
+        p = outputs.softmax(-1)
+        rest = p.flip(-1).cumsum(-1).flip(-1)  # r_1 .. r_C
+        tiny = torch.finfo(p.dtype).tiny
+        here, after = rest[..., :-1].clamp_min(tiny), rest[..., 1:].clamp_min(tiny)
+        lead = p[..., :-1]
+        below = -p.unsqueeze(-1) * (lead / here / after).sqrt().unsqueeze(-2)  # (..., C, C - 1)
+        columns = below.tril(-1)
+        columns.diagonal(dim1=-2, dim2=-1).copy_((lead * (after / here)).sqrt())
+        return columns.movedim(-1, 0)

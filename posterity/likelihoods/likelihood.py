@@ -50,6 +50,17 @@ class Likelihood(ABC):
         tell; None is what the likelihood usually has (one axis, or (C, *positions) for classes at positions).
         """
 
+    def output_root(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
+        """Columns s_k, (K, ..., N, *event), with sum_k s_k s_k^T the Fisher information of each row of outputs."""
+        fisher = self.output_fisher(outputs, event_dims).to(torch.float64)
+        diagonal = fisher.diagonal(dim1=-2, dim2=-1)
+        if torch.equal(fisher, torch.diag_embed(diagonal)):
+            root = torch.diag_embed(diagonal.sqrt())
+        else:
+            values, vectors = torch.linalg.eigh(fisher)
+            root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+        return root.movedim(-1, 0).reshape(-1, *outputs.shape).to(outputs.dtype)
+
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """P(Y <= y | f), entry by entry, shaped as `mean` of the outputs; targets broadcast against it."""
         raise TypeError(

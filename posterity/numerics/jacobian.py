@@ -10,7 +10,13 @@ from torch import Tensor
 
 from posterity.numerics.block import Block
 
-CHUNK = 1 << 24  # entries of dense rows that are formed at a time
+CHUNK = 1 << 21  # entries of dense rows that are formed at a time on a CPU, whose caches are small
+CACHED = 8  # share of such a chunk that a cache holds, for work that goes over it twice
+
+
+def chunk_size(device: torch.device) -> int:
+    """How many entries are formed at a time on this device."""
+    return CHUNK if device.type == "cpu" else 32 * CHUNK
 
 
 class Jacobian(ABC):
@@ -39,16 +45,16 @@ class Jacobian(ABC):
     def narrow(self, low: int, high: int) -> "Jacobian":
         """The rows `low` to `high`."""
 
-    def chunks(self) -> Iterator[tuple[int, "Jacobian"]]:
-        """(first row, rows) in pieces whose dense form is of bounded size."""
-        step = max(1, CHUNK // max(1, self.num_outputs * self.size))
+    def chunks(self, share: int = 1) -> Iterator[tuple[int, "Jacobian"]]:
+        """(first row, rows) in pieces whose dense form is of bounded size, or of a part of that, one in `share`."""
+        step = max(1, chunk_size(self.device) // share // max(1, self.num_outputs * self.size))
         for low in range(0, self.num_rows, step):
             yield low, self.narrow(low, min(self.num_rows, low + step))
 
     def squares(self) -> Tensor:
         """Sum of J^2 over rows and outputs, (R,)."""
         total = None
-        for _, part in self.chunks():
+        for _, part in self.chunks(CACHED):
             rows = part.rows().flatten(0, 1)
             value = torch.einsum("nr,nr->r", rows, rows)
             total = value if total is None else total + value
@@ -73,6 +79,11 @@ class Jacobian(ABC):
     @abstractmethod
     def dtype(self) -> torch.dtype:
         """Number type of the factors."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the factors are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +115,11 @@ class Explicit(Jacobian):
     def dtype(self) -> torch.dtype:
         """That of the tensor."""
         return self.dense.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the tensor."""
+        return self.dense.device
 
     def rows(self) -> Tensor:
         """The tensor."""
@@ -146,6 +162,11 @@ class Selected(Jacobian):
         """That of the whole."""
         return self.whole.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """That of the whole."""
+        return self.whole.device
+
     def rows(self) -> Tensor:
         """The columns, from pieces of the whole of bounded size."""
         return torch.cat([part.rows()[..., self.index] for _, part in self.whole.chunks()])
@@ -187,6 +208,11 @@ class Stacked(Jacobian):
     def dtype(self) -> torch.dtype:
         """That of the parts."""
         return self.parts[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the parts."""
+        return self.parts[0].device
 
     def rows(self) -> Tensor:
         """The parts, added at their places."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
+from posterity.numerics.convolution_jacobian import Convolution
 from posterity.numerics.factor import Factor
 from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
@@ -207,7 +208,7 @@ class Kronecker(Precision):
     def _turned(self, jacobian: Tensor | Jacobian) -> tuple[Jacobian, Tensor]:
         """J in coordinates where Sigma is diagonal, and that diagonal (R,)."""
         variance = 1.0 / self.eigenvalues
-        if isinstance(jacobian, Matrix):
+        if isinstance(jacobian, (Matrix, Convolution)):
             return jacobian.rotated(self.outer.basis, self.inner.basis), variance.flatten()
         if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # rows are not mixed: only scaled
             return jacobian.rotated(self.inner.basis[0]), (variance / self.outer.pattern.unsqueeze(-1)).flatten()
@@ -245,6 +246,10 @@ class _Turned(Jacobian):
     @property
     def dtype(self) -> torch.dtype:
         return torch.float64
+
+    @property
+    def device(self) -> torch.device:
+        return self.whole.device
 
     def rows(self) -> Tensor:
         return self.matrix.whitened(self.whole.rows())

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics import jacobian
+from posterity.numerics.gram import gram
 from posterity.numerics.jacobian import Jacobian
 
 
@@ -57,6 +58,11 @@ class Matrix(Jacobian):
         """That of the gradients."""
         return self.gradients.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """That of the gradients."""
+        return self.gradients.device
+
     @cached_property
     def inputs(self) -> Tensor:
         """Features with the 1 of the bias, (N, T, G, I)."""
@@ -70,14 +76,41 @@ class Matrix(Jacobian):
         if self.positions == 1:
             outer = self.gradients[:, :, 0, :, :, None] * self.inputs[:, 0, :, None, :]  # (D, N, G, O, I)
         else:
-            left = self.gradients.permute(0, 1, 3, 4, 2)  # (D, N, G, O, T)
-            outer = left @ self.inputs.permute(0, 2, 1, 3)  # times (N, G, T, I)
+            left = self.gradients.permute(1, 3, 0, 4, 2)  # (N, G, D, O, T)
+            outer = left.flatten(2, 3) @ self.inputs.permute(0, 2, 1, 3)  # times (N, G, T, I)
+            outer = outer.unflatten(2, left.shape[2:4]).permute(2, 0, 1, 3, 4)
         return outer.flatten(2).transpose(0, 1)
 
     def narrow(self, low: int, high: int) -> "Matrix":
         """Those rows."""
         features = None if self.features is None else self.features[low:high]
         return Matrix(features, self.gradients[:, low:high], self.bias)
+
+    def inner_gram(self, weights: Tensor | None) -> Tensor:
+        """Sum over rows of the mean over positions of a a^T, (G, I, I), rows counting with `weights` (N,)."""
+        features, groups = self.features, self.gradients.shape[3]
+        total = float(self.num_rows) if weights is None else float(weights.sum())
+        if features is None:
+            return self.gradients.new_full((groups, 1, 1), total)
+        weighted = features if weights is None else features * weights.to(self.dtype).view(-1, 1, 1, 1)
+        if groups == 1 and weights is None:
+            square = gram(features.flatten(2).flatten(0, 1)).unsqueeze(0)
+        else:
+            square = torch.einsum("ntgi,ntgj->gij", features, weighted)
+        if self.bias:
+            inner = square.new_full((groups, square.shape[-1] + 1, square.shape[-1] + 1), total)
+            inner[:, :-1, :-1] = square
+            inner[:, -1, :-1] = inner[:, :-1, -1] = weighted.sum((0, 1))
+            inner[:, -1, -1] *= self.positions
+            square = inner
+        return square if self.positions == 1 else square / self.positions
+
+    def outer_gram(self) -> Tensor:
+        """Sum of g g^T over outputs, rows and positions, (G, O, O)."""
+        flat = self.gradients.transpose(0, 1).flatten(0, 2)  # (N D T, G, O)
+        if flat.shape[1] == 1:
+            return gram(flat[:, 0]).unsqueeze(0)
+        return torch.einsum("ngo,ngp->gop", flat, flat)
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
         """J in the coordinates W -> outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
@@ -89,7 +122,9 @@ class Matrix(Jacobian):
         """Where each row has one position, a product of the squares of the factors."""
         if self.positions > 1:
             return super().squares()
-        outer = self.gradients[:, :, 0].square().sum(0)  # (N, G, O)
+        outer = self.gradients.new_zeros(self.gradients.shape[1], *self.gradients.shape[3:])  # (N, G, O)
+        for column in self.gradients[:, :, 0]:  # small enough to stay in the cache, which all of them are not
+            outer.addcmul_(column, column)
         inner = self.inputs[:, 0].square()  # (N, G, I)
         if outer.shape[1] == 1:
             return (outer[:, 0].T @ inner[:, 0]).flatten()
@@ -110,7 +145,7 @@ class Matrix(Jacobian):
         """Some rows of the weight matrix after the other, so that the dense form is of bounded size."""
         _, _, _, groups, out = self.gradients.shape
         table = variance.view(groups, out, -1)
-        step = max(1, jacobian.CHUNK // max(1, self.num_rows * self.num_outputs * self.width))
+        step = max(1, jacobian.chunk_size(self.device) // max(1, self.num_rows * self.num_outputs * self.width))
         total = self.gradients.new_zeros(self.num_rows * self.num_outputs, self.num_rows * self.num_outputs)
         for group in range(groups):
             features = None if self.features is None else self.features[:, :, group : group + 1]
@@ -137,6 +172,7 @@ class Lookup(Jacobian):
     index: Tensor  # (N, T)
     gradients: Tensor  # (D, N, T, E)
     entries: int
+    padding: int | None = None  # an entry that is looked up without being learnt: its gradients are zero
 
     @property
     def num_rows(self) -> int:
@@ -158,6 +194,11 @@ class Lookup(Jacobian):
         """That of the gradients."""
         return self.gradients.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """That of the gradients."""
+        return self.gradients.device
+
     @cached_property
     def merged(self) -> Tensor:
         """Gradients (D, N, T, E) where the first position of each entry of a row has the sum of all its positions."""
@@ -174,11 +215,24 @@ class Lookup(Jacobian):
 
     def narrow(self, low: int, high: int) -> "Lookup":
         """Those rows."""
-        return Lookup(self.index[low:high], self.gradients[:, low:high], self.entries)
+        return Lookup(self.index[low:high], self.gradients[:, low:high], self.entries, self.padding)
+
+    def counts(self, weights: Tensor | None) -> Tensor:
+        """Sum over rows of the share of positions at which each entry is looked up, (V,)."""
+        each = self.index.new_ones(self.num_rows, dtype=self.dtype) if weights is None else weights.to(self.dtype)
+        found = each.new_zeros(self.entries).index_add(0, self.index.flatten(), each.repeat_interleave(self.index.shape[1]))
+        if self.padding is not None:
+            found[self.padding] = 0.0
+        return found / self.index.shape[1]
+
+    def outer_gram(self) -> Tensor:
+        """Sum of g g^T over outputs, rows and positions, (E, E)."""
+        flat = self.gradients.flatten(0, 2)
+        return flat.T @ flat
 
     def rotated(self, inner: Tensor) -> "Lookup":
         """J in the coordinates table -> table inner, for inner (E, E)."""
-        return Lookup(self.index, self.gradients @ inner.to(self.dtype), self.entries)
+        return Lookup(self.index, self.gradients @ inner.to(self.dtype), self.entries, self.padding)
 
     def squares(self) -> Tensor:
         """Squares of the merged gradients, added at their places."""

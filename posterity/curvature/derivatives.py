@@ -1,0 +1,160 @@
+"""Derivatives of network outputs in the random weights, in factors, for many rows and columns."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from posterity.curvature.explicit import explicit_jacobian
+from posterity.curvature.survey import Survey, survey
+from posterity.model.inputs import Inputs, map_inputs, num_rows
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.autodiff import MEMORY_BUDGET
+from posterity.numerics.block import Block
+from posterity.numerics.jacobian import Explicit, Jacobian, Selected, Stacked
+from posterity.numerics.weight_uses import Use, WeightUses
+
+logger = logging.getLogger("posterity")
+
+CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
+LEAST_ROWS = 16
+
+Columns = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Derivatives of some columns at some rows: `jacobian` (n, K, R) of the rows from `low` on.
+
+    `outputs` (n, *event) are those of the rows; `fresh` says that these rows come for the first time.
+    """
+
+    low: int
+    outputs: Tensor
+    jacobian: Jacobian
+    fresh: bool
+
+
+def derivatives(
+    joint: Joint,
+    theta: Tensor,
+    inputs: Inputs,
+    buffers: Buffers | None = None,
+    columns: Columns | None = None,
+    *,
+    count: int | None = None,
+    budget: int | None = None,
+) -> Iterator[Piece]:
+    """Pieces of the derivatives at theta (P,) of the sums columns * outputs, in the random weights.
+
+    `columns(outputs, low)` gives (K, n, *event) for the rows from `low` on; None stands for the unit vectors, so that
+    the pieces are Jacobians with K = D. Rows go in chunks of about `budget` bytes; where one column fits only, columns
+    go one after the other. Where inputs require a gradient and gradients are on, all results are differentiable.
+    """
+    known = survey(joint, inputs)
+    count = max(1, prod(known.event)) if count is None else count
+    on_cpu = joint.device.type == "cpu"
+    budget = (CACHE if on_cpu else MEMORY_BUDGET) if budget is None else budget
+    entry_bytes = joint.dtype.itemsize * max(1, known.row_entries)
+    at_once = count if columns is None or on_cpu else 1
+    rows = max(LEAST_ROWS, budget // (entry_bytes * (2 + at_once)))
+    differentiable = torch.is_grad_enabled() and _requires_grad(inputs)
+    for low in range(0, num_rows(inputs), rows):
+        part = map_inputs(lambda tensor, low=low: tensor[low : low + rows], inputs)  # type: ignore[misc]
+        together = max(1, budget // (entry_bytes * num_rows(part)) - 2)
+        yield from _pieces(joint, theta, part, buffers, columns, known, low, together, differentiable)
+
+
+def _requires_grad(inputs: Inputs) -> bool:
+    flags: list[bool] = []
+    map_inputs(lambda tensor: flags.append(tensor.requires_grad) or tensor, inputs)  # type: ignore[func-returns-value]
+    return any(flags)
+
+
+def _pieces(
+    joint: Joint,
+    theta: Tensor,
+    inputs: Inputs,
+    buffers: Buffers | None,
+    columns: Columns | None,
+    known: Survey,
+    low: int,
+    together: int,
+    differentiable: bool,
+) -> Iterator[Piece]:
+    weights = [view.detach() for view in joint.network.views(theta[: joint.num_weights].detach())]
+    wanted = set(known.tracked)
+    tracked = {n: w for n, w in zip(joint.network.layout.names, weights, strict=True) if n in wanted}
+    with torch.enable_grad(), WeightUses(tracked) as seen:
+        outputs = joint.network.run(weights, inputs, buffers)[0]
+    uses = [use for use in seen.uses if use.names]
+    plain = outputs if differentiable else outputs.detach()
+    seeds = _units(plain) if columns is None else columns(plain, low)
+    whole = None
+    if known.explicit:
+        names = [place.block.names[0] for place in known.places if place.block.names[0] in known.explicit]
+        whole = explicit_jacobian(joint, theta, names, inputs, buffers)  # (n, D, size)
+    for first in range(0, len(seeds), together):
+        some = seeds[first : first + together]
+        last = first + together >= len(seeds)
+        parts = _used(outputs, uses, some, known, last, differentiable)
+        if whole is not None:
+            parts += _explicit(whole, some, known)
+        if not parts:  # none of the weights is used at all
+            zeros = plain.new_zeros(len(plain), len(some), known.total)
+            parts = [(Block(tuple(known.offsets), known.total, 1, 0), Explicit(zeros))]
+        jacobian: Jacobian = Stacked(*zip(*parts, strict=True), known.total)  # type: ignore[arg-type]
+        if known.select is not None:
+            jacobian = Selected(jacobian, known.select)
+        yield Piece(low, plain, jacobian, first == 0)
+
+
+def _units(outputs: Tensor) -> Tensor:
+    """The D unit vectors for every row, (D, n, *event)."""
+    size = max(1, prod(outputs.shape[1:]))
+    eye = torch.eye(size, dtype=outputs.dtype, device=outputs.device)
+    return eye.view(size, 1, *outputs.shape[1:]).expand(size, *outputs.shape)
+
+
+def _used(
+    outputs: Tensor, uses: list[Use], seeds: Tensor, known: Survey, last: bool, differentiable: bool
+) -> list[tuple[Block, Jacobian]]:
+    """The parts of the weights with rules, by one backward pass for each seed."""
+    if not uses:
+        return []
+    edges = [use.edge for use in uses]
+    collected = []
+    for number, seed in enumerate(seeds):
+        collected.append(
+            torch.autograd.grad(
+                outputs,
+                edges,
+                seed,
+                retain_graph=not last or number + 1 < len(seeds) or differentiable,
+                create_graph=differentiable,
+                allow_unused=True,
+            )
+        )
+    parts = []
+    for use, grads in zip(uses, zip(*collected, strict=True), strict=True):
+        full = [outputs.new_zeros(use.output_shape) if grad is None else grad for grad in grads]
+        stacked = torch.stack(full, 1).transpose(0, 1)  # in memory the columns of a row lie together
+        parts.append((known.block(use), use.jacobian(stacked, differentiable)))
+    return parts
+
+
+def _explicit(whole: Tensor, seeds: Tensor, known: Survey) -> list[tuple[Block, Jacobian]]:
+    """The parts of the weights without rules, from their whole Jacobian (n, D, size)."""
+    flat = seeds.flatten(2) if seeds.dim() > 2 else seeds.unsqueeze(-1)  # (K, n, D)
+    rows = torch.einsum("knd,ndr->nkr", flat, whole)
+    parts: list[tuple[Block, Jacobian]] = []
+    first = 0
+    for place in known.places:
+        if place.block.names[0] in known.explicit:
+            parts.append((place.block, Explicit(rows[..., first : first + place.block.size])))
+            first += place.block.size
+    return parts

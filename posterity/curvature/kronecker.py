@@ -1,0 +1,139 @@
+"""Kronecker-factored curvature: one product of two small matrices for each layer."""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from posterity.curvature.rows import Rows
+from posterity.curvature.structure import Structure, Sums, added
+from posterity.curvature.survey import Place, Survey, survey
+from posterity.model.joint import Joint
+from posterity.numerics.block_diagonal import BlockDiagonal
+from posterity.numerics.convolution_jacobian import Convolution
+from posterity.numerics.dense import Dense
+from posterity.numerics.diagonal import Diagonal as DiagonalPrecision
+from posterity.numerics.jacobian import Jacobian, Stacked
+from posterity.numerics.kronecker import Kronecker as KroneckerPrecision
+from posterity.numerics.layer_jacobians import Lookup, Matrix
+from posterity.numerics.precision import Precision
+
+logger = logging.getLogger("posterity")
+
+SMALL = 512  # weights of a layer without Kronecker factors up to which its block is kept whole
+
+
+@dataclass(frozen=True)
+class Kronecker(Structure):
+    """Independent layers, each with a Kronecker product for its curvature (KFAC).
+
+    **Math**: the block of a layer z = W a + b is N G (x) A over the row-major (W b), where A is the mean over rows of
+    a a^T, a with a 1 for the bias, and G that of sum_k g_k g_k^T, g_k the gradient of column k in z. Layers that act at
+    T positions (convolutions, sequences) take the mean over positions in A and their sum in G. `factored_damping` adds
+    the prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place of the exact t I.
+
+    **Limit**: exact for one row, and when G does not depend on the row (linear networks with Gaussian noise). Norm
+    layers, and tied or unknown weights, have whole blocks up to 512 weights, beyond that their exact diagonal.
+
+    **Cost**: K backward passes, products a a^T and g g^T; eigenvalues once, O^3 + I^3 a layer.
+
+    **References**: Martens and Grosse (2015); Grosse and Martens (2016), for convolutions; Ritter et al. (2018).
+
+    **Example**:
+
+    >>> Kronecker().passes
+    1
+    """
+
+    factored_damping: bool = False
+
+    @property
+    def needs_columns(self) -> bool:
+        """Both factors come from them."""
+        return True
+
+    def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
+        """The factors of these rows."""
+        return add_factors(sums, rows)
+
+    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+        """Block diagonal, Kronecker in most blocks."""
+        assert survey is not None
+        parts = [
+            block_precision(sums, index, place, scale, place.block.gather(prior), self.factored_damping)
+            for index, place in enumerate(survey.places)
+        ]
+        return BlockDiagonal(tuple(place.block for place in survey.places), tuple(parts), survey.total)
+
+    def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
+        """Both factors, their eigenvectors, what is added to them, and a few numbers a weight."""
+        return 8 * sum(5 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
+
+
+def _factor_entries(place: Place) -> int:
+    rows, width = place.block.rows // place.groups, place.block.width
+    if place.kind == "matrix":
+        return place.groups * (rows**2 + width**2)
+    if place.kind == "table":
+        return place.block.rows + width**2
+    return place.block.size**2 if place.block.size <= SMALL else place.block.size
+
+
+def add_factors(sums: Sums, rows: Rows) -> Sums:
+    """The sums of the factors of every layer with these rows added; those of one batch are made in its own dtype."""
+    assert isinstance(rows.joint, Joint)
+    assert rows.batch is not None
+    places = survey(rows.joint, rows.batch.inputs).places
+    here: Sums = {}
+    for piece in rows.jacobians():
+        jacobian = piece.jacobian
+        if not isinstance(jacobian, Stacked):
+            raise TypeError("Kronecker factors are of whole tensors. Got single weights. Use Full() or Diagonal().")
+        weights = None if rows.weights is None else rows.weights[piece.low : piece.low + jacobian.num_rows]
+        for index, place in enumerate(places):
+            for name, value in _factors(place, jacobian.part(place.block), weights, piece.fresh).items():
+                added(here, **{f"{index}.{name}": value})
+    count = rows.batch.size if rows.weights is None else float(rows.weights.sum())
+    here["count"] = torch.tensor(count, dtype=torch.float64, device=rows.theta.device)
+    return added(sums, **{name: value.to(torch.float64) for name, value in here.items()})
+
+
+def _factors(place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> Sums:
+    """What one piece adds to the sums of one layer; inputs of a layer are seen once for all columns."""
+    if isinstance(part, (Matrix, Convolution)):
+        found = {"outer": part.outer_gram()}
+        return {**found, "inner": part.inner_gram(weights)} if fresh else found
+    if isinstance(part, Lookup):
+        found = {"outer": part.outer_gram()}
+        return {**found, "counts": part.counts(weights)} if fresh else found
+    if place.block.size > SMALL:
+        say_diagonal(place.block.names, place.block.size)
+        return {"diagonal": part.squares()}
+    dense = part.rows().flatten(0, 1)
+    return {"matrix": dense.T @ dense}
+
+
+@cache
+def say_diagonal(names: tuple[str, ...], size: int) -> None:
+    """Say once that a layer without a Kronecker rule keeps its diagonal only."""
+    logger.warning(
+        "%s: %d weights without Kronecker factors keep the diagonal of their curvature alone", ", ".join(names), size
+    )
+
+
+def block_precision(
+    sums: Sums, index: int, place: Place, scale: float | Tensor, prior: Tensor, factored_damping: bool
+) -> Precision:
+    """The precision of one layer, in the order of its block."""
+    count = sums["count"]
+    if f"{index}.inner" in sums:
+        outer, inner = sums[f"{index}.outer"] / count, sums[f"{index}.inner"] / count
+        return KroneckerPrecision.of(outer, inner, prior, scale * count, factored_damping)
+    if f"{index}.counts" in sums:
+        outer, counts = sums[f"{index}.outer"] / count, sums[f"{index}.counts"] / count
+        return KroneckerPrecision.table(counts, outer, prior, scale * count)
+    if f"{index}.diagonal" in sums:
+        return DiagonalPrecision(sums[f"{index}.diagonal"] * scale, prior)
+    return Dense(sums[f"{index}.matrix"] * scale, prior)

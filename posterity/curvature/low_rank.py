@@ -1,0 +1,93 @@
+"""The largest eigenvalues of a curvature matrix and their eigenvectors."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.curvature.rows import Rows
+from posterity.curvature.structure import Structure, Sums, added
+from posterity.curvature.survey import Survey
+from posterity.errors import positive_whole
+from posterity.numerics.low_rank import LowRank as LowRankPrecision
+from posterity.numerics.precision import Precision
+
+
+@dataclass(frozen=True)
+class LowRank(Structure):
+    """The part of the curvature along its largest eigenvalues, by Lanczos iteration over whole passes.
+
+    **Math**: C ~ V diag(t) V^T, where T = Q^T C Q is tridiagonal in the Krylov basis Q of `iterations` vectors, (t, V) its
+    `rank` largest positive eigenvalues with their vectors Q y.
+
+    **Limit**: exact when the rank of C is no larger than `rank`; else the rest of C is left out, so variances are too
+    large there (those of the prior).
+
+    **Cost**: `iterations` passes, each with one product with the curvature (about three backward passes).
+
+    **References**: Golub and Van Loan (2013), chapter 10, with full reorthogonalisation.
+
+    **Example**:
+
+    >>> LowRank(rank=10).passes
+    20
+    """
+
+    rank: int = 20
+    iterations: int | None = None
+
+    def __post_init__(self) -> None:
+        positive_whole("LowRank.rank", self.rank)
+        if self.iterations is not None:
+            positive_whole("LowRank.iterations", self.iterations, "or None")
+            if self.iterations < self.rank:
+                raise ValueError(
+                    f"LowRank.iterations must be at least rank = {self.rank}. Got {self.iterations}. "
+                    "Twice the rank is a good number."
+                )
+
+    @property
+    def passes(self) -> int:
+        """One for each iteration: twice the rank unless told otherwise."""
+        return 2 * self.rank if self.iterations is None else self.iterations
+
+    def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
+        """The product with the newest vector of the basis."""
+        if "basis" not in sums:
+            start = rows.key.fold("lanczos").normal((1, rows.size), torch.float64, rows.theta.device)
+            sums["basis"] = start / start.norm()
+            sums["tridiagonal"] = start.new_zeros(0, 2)
+        if len(sums["basis"]) <= number:  # the basis spans all that the curvature reaches
+            return sums
+        return added(sums, product=rows.products(sums["basis"][-1:])[0])
+
+    def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
+        """The next vector of the basis."""
+        if "product" not in sums:
+            return sums
+        basis, vector = sums["basis"], sums.pop("product")
+        size = vector.norm()
+        diagonal = basis[-1] @ vector
+        for _ in range(2):  # twice is enough to be orthogonal to rounding
+            vector = vector - basis.T @ (basis @ vector)
+        beside = vector.norm()
+        sums["tridiagonal"] = torch.cat([sums["tridiagonal"], torch.stack([diagonal, beside])[None]])
+        if bool(beside > 1e-10 * size) and number + 1 < min(self.passes, basis.shape[1]):
+            sums["basis"] = torch.cat([basis, (vector / beside)[None]])
+        return sums
+
+    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+        """Low rank plus diagonal."""
+        diagonal, beside = sums["tridiagonal"].unbind(-1)
+        matrix = torch.diag(diagonal)
+        if len(diagonal) > 1:
+            matrix = matrix + torch.diag(beside[:-1], 1) + torch.diag(beside[:-1], -1)
+        values, vectors = torch.linalg.eigh(matrix)
+        keep = values > len(values) * torch.finfo(torch.float64).eps * values.abs().max()
+        values, vectors = values[keep][-self.rank :], vectors[:, keep][:, -self.rank :]
+        factor = (values * scale).sqrt().unsqueeze(-1) * (vectors.T @ sums["basis"])
+        return LowRankPrecision(factor, prior)
+
+    def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
+        """The basis, and the factor three times."""
+        return 8 * (self.passes + 3 * self.rank) * survey.size

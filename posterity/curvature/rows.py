@@ -1,0 +1,197 @@
+"""The curvature of a batch of rows, in whatever form a structure asks for."""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from posterity.curvature.derivatives import Piece, derivatives
+from posterity.curvature.explicit import torch_kernels
+from posterity.curvature.survey import survey
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.data import Batch
+from posterity.model.density import Density
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.autodiff import dense_hessian
+from posterity.numerics.random import Key
+
+if TYPE_CHECKING:
+    from posterity.curvature.curvature import Curvature
+
+
+class Rows:
+    """Takes a curvature, a problem, one theta (P,), a batch and a key; everything is computed when it is asked for."""
+
+    def __init__(
+        self,
+        curvature: "Curvature",
+        joint: Joint | Density,
+        theta: Tensor,
+        batch: Batch | None,
+        buffers: Buffers | None,
+        key: Key,
+        budget: int | None = None,
+    ) -> None:
+        """Nothing is computed yet."""
+        self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
+        self.buffers, self.key, self.budget = buffers, key, budget
+        self._outputs: list[Tensor] = []
+
+    @property
+    def factored(self) -> bool:
+        """Whether `jacobians` are to be had."""
+        return self.curvature.factored
+
+    @property
+    def weights(self) -> Tensor | None:
+        """Weights of the rows, None where each counts once."""
+        return None if self.batch is None else self.batch.weights
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return self.theta.shape[-1] if isinstance(self.joint, Density) else num_random(self.joint)
+
+    def jacobians(self) -> Iterator[Piece]:
+        """Factors J_n^T S_n whose products add up to the curvature."""
+        if not isinstance(self.joint, Joint):
+            raise TypeError(
+                f"A Density has no network outputs, so no {type(self.curvature).__name__} matrix. "
+                "Use the curvature Hessian()."
+            )
+        assert self.batch is not None
+        self._outputs = []
+        inputs = self.batch.inputs
+        count = self.curvature.num_columns(max(1, prod(survey(self.joint, inputs).event)))
+        for piece in derivatives(
+            self.joint, self.theta, inputs, self.buffers, self._columns, count=count, budget=self.budget
+        ):
+            if piece.fresh:
+                self._outputs.append(piece.outputs)
+            yield piece
+
+    def _columns(self, outputs: Tensor, low: int) -> Tensor:
+        assert self.batch is not None
+        targets = self.batch.targets[low : low + len(outputs)]
+        columns = self.curvature.columns(self._likelihood, outputs, targets, self.key.fold(low)).detach()
+        if self.weights is None:
+            return columns
+        root = self.weights[low : low + len(outputs)].sqrt().to(columns.dtype)
+        return columns * root.view(-1, *[1] * (outputs.dim() - 1))
+
+    @property
+    def _likelihood(self) -> Likelihood:
+        """The joint's likelihood with the learnt parameters that theta (P,) ends in."""
+        joint = self.joint
+        assert isinstance(joint, Joint)
+        return joint.likelihood.with_free(joint.split(self.theta)[1]) if joint.likelihood.num_free else joint.likelihood
+
+    def log_likelihood(self) -> Tensor:
+        """Sum over the rows of w_n log p(y_n | f_n), in float64; from the outputs of `jacobians` where it was called."""
+        if not isinstance(self.joint, Joint):
+            return self.joint.log_density(self.theta).detach().to(torch.float64)
+        assert self.batch is not None
+        with torch.no_grad():
+            if not self._outputs:
+                self._outputs = [self.joint.outputs(self.theta, self.batch.inputs, self.buffers)]
+            rows = self._likelihood.log_prob(torch.cat(self._outputs), self.batch.targets).to(torch.float64)
+            return rows.sum() if self.weights is None else (rows * self.weights).sum()
+
+    def matrix(self) -> Tensor:
+        """The dense matrix (R, R), in float64."""
+        if not self.factored:
+            return self._hessian().to(torch.float64)
+        total: Tensor | None = None
+        for piece in self.jacobians():
+            for _, part in piece.jacobian.chunks():
+                rows = part.rows().flatten(0, 1).to(torch.float64)
+                value = rows.T @ rows
+                total = value if total is None else total.add_(value)
+        assert total is not None
+        return total
+
+    def diagonal(self) -> Tensor:
+        """The diagonal (R,), in float64; of a curvature without columns it comes from the whole matrix."""
+        if not self.factored:
+            return self.matrix().diagonal()
+        total: Tensor | None = None
+        for piece in self.jacobians():
+            value = piece.jacobian.squares().to(torch.float64)
+            total = value if total is None else total.add_(value)
+        assert total is not None
+        return total
+
+    def _negative(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+        """(-log-likelihood of the rows as a function of the random weights, their values)."""
+        joint, batch = self.joint, self.batch
+        if isinstance(joint, Density):
+            return (lambda theta: -joint.log_density(theta)), self.theta.detach()
+        assert batch is not None
+        rebuild, random = weights_function(joint, self.theta)
+        likelihood = self._likelihood
+
+        def negative(weights: Tensor) -> Tensor:
+            outputs = joint.network.outputs(rebuild(weights), batch.inputs, self.buffers)
+            rows = likelihood.log_prob(outputs, batch.targets)
+            return -(rows.sum() if batch.weights is None else (rows * batch.weights).sum())
+
+        return negative, random
+
+    def _hessian(self) -> Tensor:
+        negative, random = self._negative()
+        if isinstance(self.joint, Density):
+            return dense_hessian(negative, random)
+        with torch_kernels(self.joint.network):
+            return dense_hessian(negative, random)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """The curvature times each of the vectors (m, R), in float64, without forming it."""
+        if isinstance(self.joint, Density):
+            return vectors.to(torch.float64) @ self.matrix()
+        with torch_kernels(self.joint.network), torch.enable_grad():
+            wanted = vectors.to(self.theta.dtype)
+            found = self._factored_products(wanted) if self.factored else self._hessian_products(wanted)
+        return found.to(torch.float64)
+
+    def _hessian_products(self, vectors: Tensor) -> Tensor:
+        negative, random = self._negative()
+        leaf = random.requires_grad_()
+        (grad,) = torch.autograd.grad(negative(leaf), leaf, create_graph=True)
+        return torch.stack([torch.autograd.grad(grad, leaf, vector, retain_graph=True)[0] for vector in vectors])
+
+    def _factored_products(self, vectors: Tensor) -> Tensor:
+        """J^T S S^T J v: J v is the derivative in u of v . (J^T u), which is linear in u."""
+        joint, batch = self.joint, self.batch
+        assert isinstance(joint, Joint)
+        assert batch is not None
+        rebuild, random = weights_function(joint, self.theta)
+        leaf = random.requires_grad_()
+        outputs = joint.network.outputs(rebuild(leaf), batch.inputs, self.buffers)
+        self._outputs = [outputs.detach()]
+        columns = self._columns(outputs.detach(), 0).flatten(2)  # (K, n, D)
+        dummy = torch.zeros_like(outputs, requires_grad=True)
+        (pulled,) = torch.autograd.grad(outputs, leaf, dummy, create_graph=True)
+        results = []
+        for vector in vectors:
+            (pushed,) = torch.autograd.grad(pulled, dummy, vector, retain_graph=True)  # J v
+            inner = torch.einsum("knd,nd->kn", columns, pushed.flatten(1))
+            back = torch.einsum("knd,kn->nd", columns, inner).view_as(outputs)
+            results.append(torch.autograd.grad(outputs, leaf, back, retain_graph=True)[0])
+        return torch.stack(results)
+
+
+def weights_function(joint: Joint, theta: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """(rebuild, random): `rebuild(random)` is the whole weight vector with the random weights replaced."""
+    index = joint.random_indices
+    weights = theta[: joint.num_weights].detach()
+    if index is None:
+        return (lambda random: random), weights.clone()
+    return (lambda random: weights.index_copy(0, index, random)), weights[index]
+
+
+def num_random(joint: Joint | Density) -> int:
+    """How many weights R the curvature is over."""
+    return joint.num_weights if joint.random_indices is None else joint.random_indices.numel()

@@ -1,0 +1,51 @@
+"""Which part of a curvature matrix is kept, and the precision made of it."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from posterity.curvature.rows import Rows
+from posterity.curvature.survey import Survey
+from posterity.numerics.precision import Precision
+
+Sums = dict[str, Tensor]
+
+
+class Structure(ABC):
+    """How the curvature over R weights is held while it is summed over rows, in one or more passes over the data.
+
+    `add` takes the sums so far (empty at first) and gives new ones; it may overwrite those it is given.
+    """
+
+    @property
+    def passes(self) -> int:
+        """Passes over the data."""
+        return 1
+
+    @property
+    def needs_columns(self) -> bool:
+        """Whether it can be had of curvatures with columns only."""
+        return False
+
+    @abstractmethod
+    def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
+        """The sums with these rows added, in pass `number`."""
+
+    def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
+        """The sums after pass `number`, whose last rows were `rows`; `prior` (R,) is the prior's precision."""
+        return sums
+
+    @abstractmethod
+    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+        """scale C + diag(prior) for the sums C over all rows; a `Density` has no survey."""
+
+    @abstractmethod
+    def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
+        """What the sums and the precision take at most, for `columns` columns a row."""
+
+
+def added(sums: Sums, **values: Tensor) -> Sums:
+    """The sums with each value added to the one of its name, in place."""
+    for name, value in values.items():
+        sums[name] = sums[name].add_(value) if name in sums else value
+    return sums

@@ -1,0 +1,144 @@
+"""Derivatives in the weights of a convolution, whose patches are formed for a few rows at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from posterity.numerics.jacobian import CACHED, Jacobian, chunk_size
+from posterity.numerics.layer_jacobians import Matrix
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution moves over one or two axes."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def patches(self, images: Tensor) -> Tensor:
+        """What is seen at each output pixel: (N, C, *size) -> (N, G, C / G times kernel, pixels)."""
+        kernel, stride, padding, dilation = self.kernel, self.stride, self.padding, self.dilation
+        if len(kernel) == 1:
+            images = images.unsqueeze(2)
+            kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
+        if all(length == 1 for length in kernel) and not any(padding):
+            columns = images[:, :, :: stride[0], :: stride[1]].flatten(2)
+        else:
+            columns = functional.unfold(images, kernel, dilation, padding, stride)
+        return columns.unflatten(1, (self.groups, -1))
+
+
+@dataclass(frozen=True, eq=False)
+class Convolution(Jacobian):
+    """As `Matrix`, with the pixels of the output as positions and the patches of `images` below them as features.
+
+    `images` (N, C, *size), None where only the bias is wanted; `gradients` (D, N, G, O, T). `turned` holds rotations
+    (outer, inner) of the coordinates, see `Matrix.rotated`.
+
+    >>> window = Window((2,), (1,), (0,), (1,), groups=1)
+    >>> part = Convolution(torch.tensor([[[1.0, 2.0, 3.0]]]), torch.ones(1, 1, 1, 1, 2), window, bias=True)
+    >>> part.rows()
+    tensor([[[3., 5., 2.]]])
+    """
+
+    images: Tensor | None
+    gradients: Tensor
+    window: Window
+    bias: bool
+    turned: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.gradients.shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        """D."""
+        return self.gradients.shape[0]
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.gradients.shape[4]
+
+    @property
+    def width(self) -> int:
+        """Features with the 1 of the bias."""
+        if self.images is None:
+            return 1
+        kernel = 1
+        for length in self.window.kernel:
+            kernel *= length
+        return self.images.shape[1] // self.window.groups * kernel + int(self.bias)
+
+    @property
+    def size(self) -> int:
+        """G O I, the bias counted in I."""
+        return self.gradients.shape[2] * self.gradients.shape[3] * self.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the gradients."""
+        return self.gradients.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the gradients."""
+        return self.gradients.device
+
+    def rows(self) -> Tensor:
+        """Sum over pixels of the outer products."""
+        return torch.cat([part.rows() for _, part in self.chunks()])
+
+    def narrow(self, low: int, high: int) -> Jacobian:
+        """Those rows, with their patches."""
+        features = None
+        if self.images is not None:
+            features = self.window.patches(self.images[low:high]).permute(0, 3, 1, 2)  # (N, T, G, I)
+        part = Matrix(features, self.gradients[:, low:high].permute(0, 1, 4, 2, 3), self.bias)
+        return part if self.turned is None else part.rotated(*self.turned)
+
+    def chunks(self, share: int = CACHED) -> Iterator[tuple[int, Jacobian]]:
+        """(first row, rows) in pieces whose patches and dense form are of bounded size."""
+        entries = max(self.num_outputs * self.size, self.width * self.positions * self.gradients.shape[2])
+        step = max(1, chunk_size(self.device) // share // max(1, entries))
+        for low in range(0, self.num_rows, step):
+            yield low, self.narrow(low, min(self.num_rows, low + step))
+
+    def inner_gram(self, weights: Tensor | None) -> Tensor:
+        """As of `Matrix`, some rows after the other."""
+        total: Tensor | None = None
+        entries = self.width * self.positions * self.gradients.shape[2]
+        step = max(1, chunk_size(self.device) // CACHED // max(1, entries))
+        for low in range(0, self.num_rows, step):
+            part = self.narrow(low, min(self.num_rows, low + step))
+            assert isinstance(part, Matrix)
+            value = part.inner_gram(None if weights is None else weights[low : low + step])
+            total = value if total is None else total.add_(value)
+        assert total is not None
+        return total
+
+    def outer_gram(self) -> Tensor:
+        """As of `Matrix`, without moving the pixels."""
+        flat = self.gradients.transpose(0, 1).flatten(0, 1)  # (N D, G, O, T)
+        step = max(1, chunk_size(self.device) // CACHED // max(1, flat[0].numel()))
+        total = flat.new_zeros(flat.shape[1], flat.shape[2], flat.shape[2])
+        for part in flat.split(step):
+            total += (part @ part.mT).sum(0)
+        return total
+
+    def rotated(self, outer: Tensor, inner: Tensor) -> "Convolution":
+        """J in the coordinates W -> outer^T W inner."""
+        assert self.turned is None
+        return Convolution(self.images, self.gradients, self.window, self.bias, (outer, inner))
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """From the patches of all rows at once."""
+        return self.narrow(0, self.num_rows).joint_gram(variance)
