@@ -74,7 +74,14 @@ class Kronecker(Precision):
         return cls(Factor.of(outer, rows), Factor.of(inner, columns), prior, None, scale, factored_damping)
 
     @classmethod
-    def table(cls, counts: Tensor, inner: Tensor, prior: Tensor, scale: Tensor | float = 1.0) -> "Kronecker":
+    def table(
+        cls,
+        counts: Tensor,
+        inner: Tensor,
+        prior: Tensor,
+        scale: Tensor | float = 1.0,
+        factored_damping: bool = False,
+    ) -> "Kronecker":
         """diag(counts) (x) inner over a table of weights (V, E), for counts (..., V) and inner (..., E, E).
 
         >>> Kronecker.table(torch.tensor([2.0, 0.0]), torch.eye(1), prior=torch.ones(2)).variance()
@@ -82,7 +89,7 @@ class Kronecker(Precision):
         """
         rows, columns = _patterns(prior.detach(), (1, counts.shape[-1], inner.shape[-1]))
         outer = Factor.diagonal(counts.unsqueeze(-2), rows)
-        return cls(outer, Factor.of(inner.unsqueeze(-3), columns), prior, None, scale)
+        return cls(outer, Factor.of(inner.unsqueeze(-3), columns), prior, None, scale, factored_damping)
 
     def corrected(self, values: Tensor) -> "Kronecker":
         """The same basis with eigenvalues (..., G, O, I) of the curvature given: the diagonal of B^T C B."""

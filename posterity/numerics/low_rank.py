@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics.jacobian import Jacobian, as_jacobian
+from posterity.numerics.block import Block
+from posterity.numerics.jacobian import Jacobian, Stacked, as_jacobian, taken
 from posterity.numerics.precision import Precision
 from posterity.numerics.spectrum import Spectrum, double, is_one_number, number, pick
 
@@ -108,8 +109,8 @@ class LowRank(Precision):
         """prior^-1 (1 - diag(X^T (I + X X^T)^-1 X))."""
         turned, values = self._turned
         share = 1.0 - (turned.square() / (1.0 + values).unsqueeze(-1)).sum(-2)
-        # Rounding may leave less than what even the best determined direction keeps.
-        least = 1.0 / (1.0 + values.amax(-1, keepdim=True))
+        # Rounding may leave less than what even the best determined direction keeps, which is at least this.
+        least = 1.0 / (1.0 + values.sum(-1, keepdim=True))
         return torch.maximum(share, least) / self.prior
 
     def covariance(self) -> Tensor:
@@ -128,9 +129,28 @@ class LowRank(Precision):
         return torch.cat(parts, -3)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(J prior^-1/2 S)(...)^T of all rows."""
-        half = self._half(as_jacobian(jacobian).rows())
-        return half @ half.mT
+        """(J prior^-1/2 S)(...)^T of all rows, block after block of a `Stacked`."""
+        if not isinstance(jacobian, Stacked):
+            half = self._half(as_jacobian(jacobian).rows())
+            return half @ half.mT
+        turned, values = self._turned
+        root = self.prior.rsqrt()
+        inside: Tensor | None = None  # J prior^-1/2 X^T U, (..., N D, K)
+        for places, piece in jacobian.pieces:
+            value = self._scaled(piece, taken(root, places)) @ taken(turned, places).mT
+            inside = value if inside is None else inside + value
+        assert inside is not None
+        shrink = inside / ((1.0 + values).sqrt() * ((1.0 + values).sqrt() + 1.0)).unsqueeze(-2)
+        total, left = torch.zeros_like(inside @ inside.mT), torch.ones(self.size, dtype=torch.bool)
+        for places, piece in jacobian.pieces:
+            half = self._scaled(piece, taken(root, places)) - shrink @ taken(turned, places)
+            total = total + half @ half.mT
+            left[places.index if isinstance(places, Block) else places] = False
+        rest = shrink @ turned[..., left.to(turned.device)]  # where J is zero
+        return total + rest @ rest.mT
+
+    def _scaled(self, piece: Jacobian, root: Tensor) -> Tensor:
+        return piece.rows().to(torch.float64).flatten(0, 1) * root.unsqueeze(-2)
 
     def member(self, index: int) -> "LowRank":
         """One member's matrix."""

@@ -63,6 +63,8 @@ class Spectrum:
 
 def _without_rounding(values: Tensor) -> Tensor:
     """Eigenvalues, those within rounding of zero made zero."""
+    if values.shape[-1] == 0:
+        return values
     rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
     return torch.where(values.abs() <= rounding, 0.0, values)
 

@@ -109,6 +109,14 @@ def test_a_low_rank_factor_of_fewer_independent_rows():
     torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
+def test_a_low_rank_factor_without_rows_is_the_prior():
+    prior = torch.full((3,), 2.0, dtype=FLOAT64, requires_grad=True)
+    rescaled = LowRank(torch.zeros(0, 3), torch.ones(3)).rescaled(5.0, prior)
+    torch.testing.assert_close(rescaled.logdet, prior.log().sum())
+    torch.testing.assert_close(torch.autograd.grad(rescaled.logdet, prior)[0], 1.0 / prior)
+    torch.testing.assert_close(rescaled.variance(), 1.0 / prior)
+
+
 def test_tiny_prior_precisions_leave_the_null_space_to_the_prior():
     """Where the data say nothing the log determinant is that of the prior, however small it is."""
     factor = gram(5, "f", 6)[:3]
