@@ -9,7 +9,16 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.precision import Precision
-from posterity.numerics.spectrum import Spectrum, double, is_one_number, not_definite, number, pick, singular
+from posterity.numerics.spectrum import (
+    Spectrum,
+    check_size,
+    double,
+    is_one_number,
+    not_definite,
+    number,
+    pick,
+    singular,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +26,8 @@ class Dense(Precision):
     """Lambda = scale curvature + diag(prior), (..., R, R), factored as L L^T in float64.
 
     Takes the symmetric matrix; refuses one that is not positive definite with `NotPositiveDefinite`, never a NaN.
-    Under priors of one number (..., R) the log determinants of all `rescaled` forms share the eigenvalues of the
-    curvature.
+    Under priors (..., R) of one number the log determinants of all `rescaled` forms share the eigenvalues of the
+    curvature, which they hand on as `spectrum`.
 
     >>> matrix = Dense(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), prior=torch.ones(2))
     >>> matrix.variance()
@@ -36,10 +45,12 @@ class Dense(Precision):
         object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
         object.__setattr__(self, "scale", number(self.scale, self.curvature))
         if self.prior is not None:
+            check_size("Dense.prior", self.prior, self.size)
             object.__setattr__(self, "prior", double(self.prior))
         if spectrum is not None:
             vars(self)["eigenvalues"] = spectrum
-        if spectrum is not None and self.prior is not None and is_one_number(self.prior):
+        fixed = not self.curvature.requires_grad  # eigenvalues have no derivatives in the curvature
+        if fixed and spectrum is not None and self.prior is not None and is_one_number(self.prior):
             vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.curvature), self.prior)
         else:
             self.cholesky  # noqa: B018  refuse now

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from posterity.numerics.factor import Factor
 from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
-from posterity.numerics.spectrum import check_positive, double, not_definite, number, pick
+from posterity.numerics.spectrum import check_positive, check_size, double, not_definite, number, pick
 
 _SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
 
@@ -143,6 +144,7 @@ class Kronecker(Precision):
         total = self.scale * number(scale, self.prior)
         pattern = self.outer.pattern.unsqueeze(-1) * self.inner.pattern.unsqueeze(-2)
         fixed = double(prior.detach())
+        check_size("Kronecker.prior", fixed, self.size)
         if _is_multiple(fixed.reshape(*fixed.shape[:-1], *self.shape) / pattern):
             return Kronecker(self.outer, self.inner, prior, self.values, total, self.factored_damping)
         if self.values is not None:
@@ -268,6 +270,7 @@ def _is_multiple(ratio: Tensor) -> bool:
 
 def _patterns(prior: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """rows (..., G, O) and columns (..., G, I) whose outer products are a multiple of the prior (..., G O I)."""
+    check_size("Kronecker.prior", prior, prod(shape))
     table = double(prior).reshape(*prior.shape[:-1], *shape)
     if not bool(torch.isfinite(table).all()):
         raise NotPositiveDefinite("The prior has precisions that are not finite. Look for NaN or infinite weights.")

@@ -10,7 +10,7 @@ from posterity.errors import NotPositiveDefinite
 from posterity.numerics.block import Block
 from posterity.numerics.jacobian import Jacobian, Stacked, as_jacobian, taken
 from posterity.numerics.precision import Precision
-from posterity.numerics.spectrum import Spectrum, double, is_one_number, number, pick
+from posterity.numerics.spectrum import Spectrum, check_size, double, is_one_number, number, pick
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class LowRank(Precision):
     Everything goes through K x K matrices: with X = scale^1/2 factor prior^-1/2, whose rows span K directions,
     Sigma = prior^-1/2 S S prior^-1/2 and S = I - X^T U diag(1 / (r (r + 1))) U^T X, where X X^T = U diag(e) U^T and
     r = (1 + e)^1/2. Under priors of one number the log determinants of all `rescaled` forms share the eigenvalues of
-    factor factor^T.
+    factor factor^T, which they hand on as `spectrum`.
 
     >>> LowRank(torch.tensor([[3.0, 0.0, 0.0]]), torch.ones(3)).variance()
     tensor([0.1000, 1.0000, 1.0000], dtype=torch.float64)
@@ -33,6 +33,7 @@ class LowRank(Precision):
 
     def __post_init__(self, spectrum: Spectrum | None) -> None:
         object.__setattr__(self, "factor", self.factor.to(torch.float64))
+        check_size("LowRank.prior", self.prior, self.size)
         object.__setattr__(self, "prior", double(self.prior))
         object.__setattr__(self, "scale", number(self.scale, self.factor))
         shown = self.prior[..., :1] if self.prior.stride(-1) == 0 else self.prior
@@ -50,7 +51,7 @@ class LowRank(Precision):
                 )
             return
         vars(self)["eigenvalues"] = spectrum
-        if is_one_number(self.prior):
+        if not self.factor.requires_grad and is_one_number(self.prior):  # else derivatives in the factor, too
             vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.factor), self.prior)
 
     @cached_property
