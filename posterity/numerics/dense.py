@@ -59,8 +59,12 @@ class Dense(Precision):
     def matrix(self) -> Tensor:
         """Lambda."""
         scale = number(self.scale, self.curvature)
-        scaled = self.curvature * scale[..., None, None]
-        return scaled if self.prior is None else scaled + torch.diag_embed(self.prior)
+        plain = scale.dim() == 0 and not scale.requires_grad and float(scale) == 1.0  # no copy of a large matrix
+        scaled = self.curvature if plain else self.curvature * scale[..., None, None]
+        if self.prior is None:
+            return scaled
+        entries = scaled.diagonal(dim1=-2, dim2=-1) + self.prior  # (..., R), of all members
+        return torch.diagonal_scatter(scaled.expand(*entries.shape, self.size), entries, dim1=-2, dim2=-1)
 
     @cached_property
     def cholesky(self) -> Tensor:
