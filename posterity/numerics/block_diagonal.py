@@ -10,6 +10,7 @@ from torch import Tensor
 from posterity.numerics.block import Block
 from posterity.numerics.jacobian import Explicit, Jacobian, Selected, Stacked
 from posterity.numerics.precision import Precision
+from posterity.numerics.spectrum import check_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class BlockDiagonal(Precision):
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "BlockDiagonal":
         """Part by part."""
+        check_size("BlockDiagonal.prior", prior, self.total)
         pairs = zip(self.blocks, self.parts, strict=True)
         return self._with(tuple(part.rescaled(scale, block.gather(prior)) for block, part in pairs))
 

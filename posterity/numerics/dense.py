@@ -9,7 +9,16 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.precision import Precision
-from posterity.numerics.spectrum import Spectrum, double, is_one_number, not_definite, number, pick, singular
+from posterity.numerics.spectrum import (
+    Spectrum,
+    check_size,
+    double,
+    is_one_number,
+    not_definite,
+    number,
+    pick,
+    singular,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,8 +26,8 @@ class Dense(Precision):
     """Lambda = scale curvature + diag(prior), (..., R, R), factored as L L^T in float64.
 
     Takes the symmetric matrix; refuses one that is not positive definite with `NotPositiveDefinite`, never a NaN.
-    Under priors of one number (..., R) the log determinants of all `rescaled` forms share the eigenvalues of the
-    curvature.
+    Under priors (..., R) of one number the log determinants of all `rescaled` forms share the eigenvalues of the
+    curvature, which they hand on as `spectrum`.
 
     >>> matrix = Dense(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), prior=torch.ones(2))
     >>> matrix.variance()
@@ -36,10 +45,12 @@ class Dense(Precision):
         object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
         object.__setattr__(self, "scale", number(self.scale, self.curvature))
         if self.prior is not None:
+            check_size("Dense.prior", self.prior, self.size)
             object.__setattr__(self, "prior", double(self.prior))
         if spectrum is not None:
             vars(self)["eigenvalues"] = spectrum
-        if spectrum is not None and self.prior is not None and is_one_number(self.prior):
+        fixed = not self.curvature.requires_grad  # eigenvalues have no derivatives in the curvature
+        if fixed and spectrum is not None and self.prior is not None and is_one_number(self.prior):
             vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.curvature), self.prior)
         else:
             self.cholesky  # noqa: B018  refuse now
@@ -48,8 +59,12 @@ class Dense(Precision):
     def matrix(self) -> Tensor:
         """Lambda."""
         scale = number(self.scale, self.curvature)
-        scaled = self.curvature * scale[..., None, None]
-        return scaled if self.prior is None else scaled + torch.diag_embed(self.prior)
+        plain = scale.dim() == 0 and not scale.requires_grad and float(scale) == 1.0  # no copy of a large matrix
+        scaled = self.curvature if plain else self.curvature * scale[..., None, None]
+        if self.prior is None:
+            return scaled
+        entries = scaled.diagonal(dim1=-2, dim2=-1) + self.prior  # (..., R), of all members
+        return torch.diagonal_scatter(scaled.expand(*entries.shape, self.size), entries, dim1=-2, dim2=-1)
 
     @cached_property
     def cholesky(self) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics.jacobian import Explicit, Jacobian
 from posterity.numerics.precision import Precision
-from posterity.numerics.spectrum import double, number, pick
+from posterity.numerics.spectrum import check_size, double, number, pick
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +26,7 @@ class Diagonal(Precision):
     def __post_init__(self) -> None:
         object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
         if self.prior is not None:
+            check_size("Diagonal.prior", self.prior, self.size)
             object.__setattr__(self, "prior", double(self.prior))
         if not bool(torch.isfinite(self.entries).all()):
             raise NotPositiveDefinite(

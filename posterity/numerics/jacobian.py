@@ -243,41 +243,55 @@ class Stacked(Jacobian):
         return Stacked(tuple(block for block, _ in pairs), tuple(part for _, part in pairs), self.total)
 
     @cached_property
-    def separate(self) -> bool:
-        """Whether no weight is in two parts."""
-        names = [name for block in self.blocks for name in block.names]
-        return len(set(names)) == len(names)
+    def pieces(self) -> tuple[tuple[Block | Tensor, Jacobian], ...]:
+        """Places and derivatives of weights, no weight twice: parts alone, or those that share weights together."""
+        groups: list[tuple[set[str], list[Block]]] = []
+        for block in dict.fromkeys(self.blocks):
+            touching = [group for group in groups if not group[0].isdisjoint(block.names)]
+            groups = [group for group in groups if group not in touching]
+            names = set(block.names).union(*(group[0] for group in touching))
+            groups.append((names, [*(other for group in touching for other in group[1]), block]))
+        pieces: list[tuple[Block | Tensor, Jacobian]] = []
+        for _, blocks in groups:
+            if len(blocks) == 1 and self.blocks.count(blocks[0]) == 1:
+                pieces.append((blocks[0], self.parts[self.blocks.index(blocks[0])]))
+            else:
+                index: Tensor = torch.unique(torch.cat([block.index for block in blocks]))
+                pieces.append((index, Selected(self.restricted(blocks), index)))
+        return tuple(pieces)
 
     def squares(self) -> Tensor:
-        """Part by part where no weight is in two of them."""
-        if not self.separate:
-            return super().squares()
+        """Piece by piece."""
         total: Tensor | None = None
-        for block, part in zip(self.blocks, self.parts, strict=True):
-            values = part.squares()
+        for places, piece in self.pieces:
+            values = piece.squares()
             total = values.new_zeros(self.total) if total is None else total
-            block.scatter(values, total)
+            if isinstance(places, Block):
+                places.scatter(values, total)
+            else:
+                total[places.to(total.device)] = values
         assert total is not None
         return total
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """Part by part where no weight is in two of them."""
-        if not self.separate:
-            return super().weighted_gram(variance)
+        """Piece by piece."""
         total: Tensor | None = None
-        for block, part in zip(self.blocks, self.parts, strict=True):
-            value = part.weighted_gram(block.gather(variance))
+        for places, piece in self.pieces:
+            value = piece.weighted_gram(taken(variance, places))
             total = value if total is None else total + value
         assert total is not None
         return total
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """Part by part where no weight is in two of them."""
-        if not self.separate:
-            return super().joint_gram(variance)
+        """Piece by piece."""
         total: Tensor | None = None
-        for block, part in zip(self.blocks, self.parts, strict=True):
-            value = part.joint_gram(block.gather(variance))
+        for places, piece in self.pieces:
+            value = piece.joint_gram(taken(variance, places))
             total = value if total is None else total + value
         assert total is not None
         return total
+
+
+def taken(vector: Tensor, places: Block | Tensor) -> Tensor:
+    """The entries (..., size) of a vector (..., R) at some places."""
+    return places.gather(vector) if isinstance(places, Block) else vector[..., places.to(vector.device)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from posterity.numerics.factor import Factor
 from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
-from posterity.numerics.spectrum import check_positive, double, not_definite, number, pick
+from posterity.numerics.spectrum import check_positive, check_size, double, not_definite, number, pick
 
 _SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
 
@@ -75,7 +76,14 @@ class Kronecker(Precision):
         return cls(Factor.of(outer, rows), Factor.of(inner, columns), prior, None, scale, factored_damping)
 
     @classmethod
-    def table(cls, counts: Tensor, inner: Tensor, prior: Tensor, scale: Tensor | float = 1.0) -> "Kronecker":
+    def table(
+        cls,
+        counts: Tensor,
+        inner: Tensor,
+        prior: Tensor,
+        scale: Tensor | float = 1.0,
+        factored_damping: bool = False,
+    ) -> "Kronecker":
         """diag(counts) (x) inner over a table of weights (V, E), for counts (..., V) and inner (..., E, E).
 
         >>> Kronecker.table(torch.tensor([2.0, 0.0]), torch.eye(1), prior=torch.ones(2)).variance()
@@ -83,7 +91,7 @@ class Kronecker(Precision):
         """
         rows, columns = _patterns(prior.detach(), (1, counts.shape[-1], inner.shape[-1]))
         outer = Factor.diagonal(counts.unsqueeze(-2), rows)
-        return cls(outer, Factor.of(inner.unsqueeze(-3), columns), prior, None, scale)
+        return cls(outer, Factor.of(inner.unsqueeze(-3), columns), prior, None, scale, factored_damping)
 
     def corrected(self, values: Tensor) -> "Kronecker":
         """The same basis with eigenvalues (..., G, O, I) of the curvature given: the diagonal of B^T C B."""
@@ -137,6 +145,7 @@ class Kronecker(Precision):
         total = self.scale * number(scale, self.prior)
         pattern = self.outer.pattern.unsqueeze(-1) * self.inner.pattern.unsqueeze(-2)
         fixed = double(prior.detach())
+        check_size("Kronecker.prior", fixed, self.size)
         if _is_multiple(fixed.reshape(*fixed.shape[:-1], *self.shape) / pattern):
             return Kronecker(self.outer, self.inner, prior, self.values, total, self.factored_damping)
         if self.values is not None:
@@ -266,6 +275,7 @@ def _is_multiple(ratio: Tensor) -> bool:
 
 def _patterns(prior: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """rows (..., G, O) and columns (..., G, I) whose outer products are a multiple of the prior (..., G O I)."""
+    check_size("Kronecker.prior", prior, prod(shape))
     table = double(prior).reshape(*prior.shape[:-1], *shape)
     if not bool(torch.isfinite(table).all()):
         raise NotPositiveDefinite("The prior has precisions that are not finite. Look for NaN or infinite weights.")

@@ -142,19 +142,43 @@ class Matrix(Jacobian):
         return (half * weights.unsqueeze(1)) @ half.mT
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """Some rows of the weight matrix after the other, so that the dense form is of bounded size."""
+        """Where each row has one position, from U diag(inner inner' variance) U'^T for each pair of rows.
+
+        Elsewhere some rows of the weight matrix after the other, so that the dense form is of bounded size.
+        """
         _, _, _, groups, out = self.gradients.shape
-        table = variance.view(groups, out, -1)
-        step = max(1, jacobian.chunk_size(self.device) // max(1, self.num_rows * self.num_outputs * self.width))
-        total = self.gradients.new_zeros(self.num_rows * self.num_outputs, self.num_rows * self.num_outputs)
+        table = variance.to(self.dtype).view(groups, out, -1)
+        count = self.num_rows * self.num_outputs
+        total = self.gradients.new_zeros(count, count)
         for group in range(groups):
-            features = None if self.features is None else self.features[:, :, group : group + 1]
-            for low in range(0, out, step):
-                gradients = self.gradients[:, :, :, group : group + 1, low : low + step]
-                rows = Matrix(features, gradients, self.bias).rows() * table[
-                    group, low : low + step
-                ].flatten().sqrt().to(self.dtype)
-                total = total + rows.flatten(0, 1) @ rows.flatten(0, 1).mT
+            total = total + (
+                self._pairs(group, table[group]) if self.positions == 1 else self._sums(group, table[group])
+            )
+        return total
+
+    def _pairs(self, group: int, table: Tensor) -> Tensor:
+        """The Gram matrix of one group, of variances (O, I), for one position."""
+        inner, outer = self.inputs[:, 0, group], self.gradients[:, :, 0, group].transpose(0, 1)  # (N, I), (N, D, O)
+        num, outputs, out = outer.shape
+        step = max(1, jacobian.chunk_size(self.device) // max(1, num * (inner.shape[-1] + outputs * out)))
+        parts = []
+        for low in range(0, num, step):
+            weights = (inner[low : low + step, None] * inner) @ table.T  # (n, N, O)
+            left = outer[low : low + step, None] * weights.unsqueeze(2)  # (n, N, D, O)
+            parts.append((left @ outer.mT).transpose(1, 2).flatten(2).flatten(0, 1))  # (n D, N D)
+        whole = torch.cat(parts)
+        return 0.5 * (whole + whole.mT)
+
+    def _sums(self, group: int, table: Tensor) -> Tensor:
+        """The Gram matrix of one group, of variances (O, I), for any positions."""
+        features = None if self.features is None else self.features[:, :, group : group + 1]
+        count = self.num_rows * self.num_outputs
+        step = max(1, jacobian.chunk_size(self.device) // max(1, count * self.width))
+        total = self.gradients.new_zeros(count, count)
+        for low in range(0, table.shape[0], step):
+            part = Matrix(features, self.gradients[:, :, :, group : group + 1, low : low + step], self.bias)
+            scaled = (part.rows() * table[low : low + step].flatten().sqrt()).flatten(0, 1)
+            total = total + scaled @ scaled.mT
         return total
 
 

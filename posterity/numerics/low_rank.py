@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics.jacobian import Jacobian, as_jacobian
+from posterity.numerics.block import Block
+from posterity.numerics.jacobian import Jacobian, Stacked, as_jacobian, taken
 from posterity.numerics.precision import Precision
-from posterity.numerics.spectrum import Spectrum, double, is_one_number, number, pick
+from posterity.numerics.spectrum import Spectrum, check_size, double, is_one_number, number, pick
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,7 @@ class LowRank(Precision):
     Everything goes through K x K matrices: with X = scale^1/2 factor prior^-1/2, whose rows span K directions,
     Sigma = prior^-1/2 S S prior^-1/2 and S = I - X^T U diag(1 / (r (r + 1))) U^T X, where X X^T = U diag(e) U^T and
     r = (1 + e)^1/2. Under priors of one number the log determinants of all `rescaled` forms share the eigenvalues of
-    factor factor^T.
+    factor factor^T, which they hand on as `spectrum`.
 
     >>> LowRank(torch.tensor([[3.0, 0.0, 0.0]]), torch.ones(3)).variance()
     tensor([0.1000, 1.0000, 1.0000], dtype=torch.float64)
@@ -32,6 +33,7 @@ class LowRank(Precision):
 
     def __post_init__(self, spectrum: Spectrum | None) -> None:
         object.__setattr__(self, "factor", self.factor.to(torch.float64))
+        check_size("LowRank.prior", self.prior, self.size)
         object.__setattr__(self, "prior", double(self.prior))
         object.__setattr__(self, "scale", number(self.scale, self.factor))
         shown = self.prior[..., :1] if self.prior.stride(-1) == 0 else self.prior
@@ -49,7 +51,7 @@ class LowRank(Precision):
                 )
             return
         vars(self)["eigenvalues"] = spectrum
-        if is_one_number(self.prior):
+        if not self.factor.requires_grad and is_one_number(self.prior):  # else derivatives in the factor, too
             vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.factor), self.prior)
 
     @cached_property
@@ -108,8 +110,8 @@ class LowRank(Precision):
         """prior^-1 (1 - diag(X^T (I + X X^T)^-1 X))."""
         turned, values = self._turned
         share = 1.0 - (turned.square() / (1.0 + values).unsqueeze(-1)).sum(-2)
-        # Rounding may leave less than what even the best determined direction keeps.
-        least = 1.0 / (1.0 + values.amax(-1, keepdim=True))
+        # Rounding may leave less than what even the best determined direction keeps, which is at least this.
+        least = 1.0 / (1.0 + values.sum(-1, keepdim=True))
         return torch.maximum(share, least) / self.prior
 
     def covariance(self) -> Tensor:
@@ -128,9 +130,28 @@ class LowRank(Precision):
         return torch.cat(parts, -3)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(J prior^-1/2 S)(...)^T of all rows."""
-        half = self._half(as_jacobian(jacobian).rows())
-        return half @ half.mT
+        """(J prior^-1/2 S)(...)^T of all rows, block after block of a `Stacked`."""
+        if not isinstance(jacobian, Stacked):
+            half = self._half(as_jacobian(jacobian).rows())
+            return half @ half.mT
+        turned, values = self._turned
+        root = self.prior.rsqrt()
+        inside: Tensor | None = None  # J prior^-1/2 X^T U, (..., N D, K)
+        for places, piece in jacobian.pieces:
+            value = self._scaled(piece, taken(root, places)) @ taken(turned, places).mT
+            inside = value if inside is None else inside + value
+        assert inside is not None
+        shrink = inside / ((1.0 + values).sqrt() * ((1.0 + values).sqrt() + 1.0)).unsqueeze(-2)
+        total, left = torch.zeros_like(inside @ inside.mT), torch.ones(self.size, dtype=torch.bool)
+        for places, piece in jacobian.pieces:
+            half = self._scaled(piece, taken(root, places)) - shrink @ taken(turned, places)
+            total = total + half @ half.mT
+            left[places.index if isinstance(places, Block) else places] = False
+        rest = shrink @ turned[..., left.to(turned.device)]  # where J is zero
+        return total + rest @ rest.mT
+
+    def _scaled(self, piece: Jacobian, root: Tensor) -> Tensor:
+        return piece.rows().to(torch.float64).flatten(0, 1) * root.unsqueeze(-2)
 
     def member(self, index: int) -> "LowRank":
         """One member's matrix."""

@@ -5,7 +5,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from posterity.errors import NotPositiveDefinite
+from posterity.errors import NotPositiveDefinite, shown
 
 
 class Spectrum:
@@ -23,18 +23,19 @@ class Spectrum:
 
     @cached_property
     def values(self) -> Tensor:
-        """Eigenvalues (..., K), in rising order."""
-        return _without_rounding(torch.linalg.eigvalsh(self._gram))
+        """Eigenvalues (..., K), K at most R, in rising order."""
+        return _without_rounding(torch.linalg.eigvalsh(self._gram)[..., -self._curvature.shape[-1] :])
 
     @cached_property
     def shares(self) -> Tensor:
         """Squares of the eigenvectors (..., R, K): how much of each is in each weight; zero for eigenvalues of zero."""
-        vectors: Tensor = torch.linalg.eigh(self._gram)[1]
+        vectors: Tensor = torch.linalg.eigh(self._gram)[1][..., -self._curvature.shape[-1] :]
         if not self._factored:
             return vectors.square()
-        found = self.values > 0
-        inverse = torch.where(found, 1.0 / torch.where(found, self.values, 1.0), 0.0)
-        return (self._curvature.mT @ vectors).square() * inverse.unsqueeze(-2)
+        squares = (self._curvature.mT @ vectors).square()
+        found = (self.values > 0).unsqueeze(-2)
+        # Divided by their own sums, not by the eigenvalues, small ones of which are known less well.
+        return torch.where(found, squares / torch.where(found, squares.sum(-2, keepdim=True), 1.0), 0.0)
 
     def logdet(self, scale: Tensor, prior: Tensor) -> Tensor:
         """log det(scale C + diag(prior)), (...), for a prior (..., R) of one number.
@@ -63,6 +64,8 @@ class Spectrum:
 
 def _without_rounding(values: Tensor) -> Tensor:
     """Eigenvalues, those within rounding of zero made zero."""
+    if values.shape[-1] == 0:
+        return values
     rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
     return torch.where(values.abs() <= rounding, 0.0, values)
 
@@ -119,3 +122,9 @@ def pick(values: Tensor, lead: tuple[int, ...], kept: int, index: int) -> Tensor
     """One member of values (..., *last) whose leading axes broadcast to `lead`, the last `kept` axes being its own."""
     own = values.shape[values.dim() - kept :]
     return values.expand(*lead, *own)[index]
+
+
+def check_size(name: str, prior: Tensor, size: int) -> None:
+    """Refuse a prior that has not one entry for each of `size` weights."""
+    if prior.shape[-1:] != (size,):
+        raise ValueError(f"{name} must have one entry for each of the {size} weights. Got {shown(prior)}.")

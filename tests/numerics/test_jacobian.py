@@ -94,7 +94,11 @@ def test_rows_of_stacked_parts(tied):
         for place, index in enumerate(block.index.tolist()):
             wanted[..., index] += rows[..., place]
     torch.testing.assert_close(whole.rows(), wanted, rtol=1e-13, atol=1e-13)
-    assert whole.separate is not tied
+    assert len(whole.pieces) == (2 if tied else 3)
+    joined = torch.zeros_like(wanted)
+    for places, piece in whole.pieces:
+        joined[..., places.index if isinstance(places, Block) else places] += piece.rows()
+    torch.testing.assert_close(joined, wanted, rtol=1e-13, atol=1e-13)
     for block in (*whole.blocks, Block(("none",), 1, 1, weight=22)):
         torch.testing.assert_close(whole.part(block).rows(), block.gather(wanted), rtol=1e-13, atol=1e-13)
     touched = whole.restricted([whole.blocks[0]]).rows()

@@ -109,6 +109,14 @@ def test_a_low_rank_factor_of_fewer_independent_rows():
     torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
+def test_a_low_rank_factor_without_rows_is_the_prior():
+    prior = torch.full((3,), 2.0, dtype=FLOAT64, requires_grad=True)
+    rescaled = LowRank(torch.zeros(0, 3), torch.ones(3)).rescaled(5.0, prior)
+    torch.testing.assert_close(rescaled.logdet, prior.log().sum())
+    torch.testing.assert_close(torch.autograd.grad(rescaled.logdet, prior)[0], 1.0 / prior)
+    torch.testing.assert_close(rescaled.variance(), 1.0 / prior)
+
+
 def test_tiny_prior_precisions_leave_the_null_space_to_the_prior():
     """Where the data say nothing the log determinant is that of the prior, however small it is."""
     factor = gram(5, "f", 6)[:3]
@@ -140,6 +148,49 @@ def test_an_indefinite_curvature_is_refused_under_a_small_prior(prior):
 def test_a_prior_that_is_not_finite_is_refused(build, message, bad):
     with pytest.raises(NotPositiveDefinite, match=message):
         build(torch.tensor(bad))
+
+
+@pytest.mark.parametrize("structure", SCALABLE)
+@pytest.mark.parametrize("entries", [1, 2])
+def test_a_prior_of_another_size_is_refused(structure, entries):
+    precision = SCALABLE[structure](0, ()).precision
+    with pytest.raises(
+        ValueError, match=rf"one entry for each of the {precision.size} weights\. Got tensor\({entries},\)"
+    ):
+        precision.rescaled(1.0, torch.ones(entries))
+
+
+@pytest.mark.parametrize("rank", [1, 4, 7])
+def test_low_rank_factors_with_more_rows_than_weights(rank):
+    factor = gram(6, "f", 7)[:rank, :4]
+    prior = torch.full((4,), 0.7, dtype=FLOAT64, requires_grad=True)
+    got = LowRank(factor, torch.ones(4)).rescaled(2.0, prior).logdet
+    wanted = torch.logdet(2.0 * factor.T @ factor + torch.diag(prior))
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+    mine, theirs = (torch.autograd.grad(value, prior) for value in (got, wanted))
+    torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("number", [1e-3, 1.0, 1e3])
+def test_small_eigenvalues_do_not_blur_the_prior(number):
+    """Derivatives asked for or not, the value is the same, eigenvalues near rounding included."""
+    rows = torch.linalg.qr(gram(7, "q", 6))[0][:4]
+    factor = torch.tensor([1.0, 1e-3, 1e-6, 2e-7], dtype=FLOAT64).unsqueeze(-1) * rows
+    precision = LowRank(factor, torch.ones(6))
+    prior = torch.full((6,), number, dtype=FLOAT64)
+    with_gradient = precision.rescaled(1.0, prior.clone().requires_grad_())
+    torch.testing.assert_close(with_gradient.logdet, precision.rescaled(1.0, prior).logdet, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(with_gradient.logdet, Dense(factor.T @ factor, prior).logdet, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [Dense, LowRank])
+def test_derivatives_in_the_curvature_are_not_lost(kind):
+    """A curvature that depends on something keeps its derivatives, at the price of a decomposition each time."""
+    leaf = torch.tensor(2.0, dtype=FLOAT64, requires_grad=True)
+    root = leaf * torch.tensor([[1.0, 2.0]], dtype=FLOAT64)
+    precision = Dense(root.T @ root, torch.ones(2)) if kind is Dense else LowRank(root, torch.ones(2))
+    (got,) = torch.autograd.grad(precision.rescaled(1.0, torch.full((2,), 3.0)).logdet, leaf)
+    assert float(got) == pytest.approx(20.0 / 23.0)  # d log(3 + 5 leaf^2) / d leaf
 
 
 def test_singular_matrices_are_refused():
