@@ -12,6 +12,7 @@ from posterity.curvature.hutchinson import Hutchinson
 from posterity.curvature.kronecker import Kronecker
 from posterity.curvature.low_rank import LowRank
 from posterity.curvature.structure import Structure
+from posterity.curvature.survey import Place
 
 __all__ = [
     "BlockDiagonal",
@@ -26,5 +27,6 @@ __all__ = [
     "Kronecker",
     "LowRank",
     "MonteCarloFisher",
+    "Place",
     "Structure",
 ]

@@ -1,5 +1,6 @@
 """Whole curvature matrices of single layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
-from posterity.curvature.survey import Survey, survey
+from posterity.curvature.survey import Place, Survey, survey
 from posterity.model.joint import Joint
 from posterity.numerics.block_diagonal import BlockDiagonal as BlockDiagonalPrecision
 from posterity.numerics.dense import Dense
@@ -53,12 +54,11 @@ class BlockDiagonal(Structure):
                     added(sums, **{str(number_): dense.T @ dense})
         return sums
 
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Block diagonal."""
-        assert survey is not None
-        blocks = tuple(place.block for place in survey.places)
+        blocks = tuple(place.block for place in places)
         parts = tuple(Dense(sums[str(i)] * scale, block.gather(prior)) for i, block in enumerate(blocks))
-        return BlockDiagonalPrecision(blocks, parts, survey.total)
+        return BlockDiagonalPrecision(blocks, parts, prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         """Matrix, what is added to it, precision and factor of each layer."""

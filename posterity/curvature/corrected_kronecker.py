@@ -1,5 +1,6 @@
 """Kronecker factors with exact variances along their eigenvectors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -7,7 +8,7 @@ from torch import Tensor
 from posterity.curvature.kronecker import Kronecker, add_factors, block_precision
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
-from posterity.curvature.survey import Survey, survey
+from posterity.curvature.survey import Place, Survey, survey
 from posterity.model.joint import Joint
 from posterity.numerics.block_diagonal import BlockDiagonal
 from posterity.numerics.convolution_jacobian import Convolution
@@ -80,11 +81,10 @@ class CorrectedKronecker(Structure):
                 sums[f"{index}.outer_basis"], sums[f"{index}.inner_basis"] = found.outer.basis, found.inner.basis
         return sums
 
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Block diagonal, corrected Kronecker in most blocks."""
-        assert survey is not None
         parts = []
-        for index, place in enumerate(survey.places):
+        for index, place in enumerate(places):
             found = block_precision(sums, index, place, scale, place.block.gather(prior), factored_damping=False)
             if isinstance(found, KroneckerPrecision):
                 values = sums[f"{index}.values"].view(found.shape)
@@ -92,7 +92,7 @@ class CorrectedKronecker(Structure):
                     values = values / found.outer.pattern.unsqueeze(-1)
                 found = found.corrected(values / sums["count"])
             parts.append(found)
-        return BlockDiagonal(tuple(place.block for place in survey.places), tuple(parts), survey.total)
+        return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         """As `Kronecker`, with the eigenvectors in the sums."""

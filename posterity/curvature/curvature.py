@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from posterity.curvature.rows import Rows
@@ -44,12 +43,3 @@ class Curvature(ABC):
     ) -> Tensor:
         """Its diagonal (R,) in float64, for one theta (P,)."""
         return Rows(self, joint, theta, batch, buffers, Key(seed)).diagonal()
-
-
-def score(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
-    """d log p(y | f) / d f for each row, (n, *event)."""
-    leaf = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        value = likelihood.log_prob(leaf, targets).sum()
-    (grad,) = torch.autograd.grad(value, leaf)
-    return grad

@@ -16,7 +16,8 @@ from posterity.model.network import Buffers
 from posterity.numerics.autodiff import MEMORY_BUDGET
 from posterity.numerics.block import Block
 from posterity.numerics.jacobian import Explicit, Jacobian, Selected, Stacked
-from posterity.numerics.weight_uses import Use, WeightUses
+from posterity.numerics.uses import Use
+from posterity.numerics.weight_uses import WeightUses
 
 logger = logging.getLogger("posterity")
 
@@ -107,7 +108,8 @@ def _pieces(
         if not parts:  # none of the weights is used at all
             zeros = plain.new_zeros(len(plain), len(some), known.total)
             parts = [(Block(tuple(known.offsets), known.total, 1, 0), Explicit(zeros))]
-        jacobian: Jacobian = Stacked(*zip(*parts, strict=True), known.total)  # type: ignore[arg-type]
+        blocks, jacobians = zip(*parts, strict=True)
+        jacobian: Jacobian = Stacked(tuple(blocks), tuple(jacobians), known.total)
         if known.select is not None:
             jacobian = Selected(jacobian, known.select)
         yield Piece(low, plain, jacobian, first == 0)

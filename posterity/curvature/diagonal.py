@@ -1,12 +1,13 @@
 """The diagonal of a curvature matrix."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
-from posterity.curvature.survey import Survey
+from posterity.curvature.survey import Place, Survey
 from posterity.numerics.diagonal import Diagonal as DiagonalPrecision
 from posterity.numerics.precision import Precision
 
@@ -34,7 +35,7 @@ class Diagonal(Structure):
         """The diagonal of these rows."""
         return added(sums, diagonal=rows.diagonal())
 
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Diagonal."""
         return DiagonalPrecision(sums["diagonal"] * scale, prior)
 

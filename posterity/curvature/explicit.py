@@ -35,7 +35,7 @@ def explicit_jacobian(
 
     with torch_kernels(joint.network):
         try:
-            outputs, jacobian = row_jacobians(one, weights[index], inputs)  # type: ignore[arg-type]
+            _, jacobian = row_jacobians(one, weights[index], inputs)  # type: ignore[arg-type]
         except VMAP_REFUSALS as error:
             jacobian = _looped_jacobians(one, weights[index], inputs)  # raises if the model is at fault
             _log_once("rows", str(error).splitlines()[0] if str(error) else type(error).__name__)

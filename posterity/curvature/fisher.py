@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import Curvature, score
+from posterity.curvature.curvature import Curvature
+from posterity.curvature.score import score
 from posterity.errors import positive_whole
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
@@ -48,7 +49,8 @@ class MonteCarloFisher(Curvature):
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
         """Scores at drawn targets, over sqrt(K)."""
         drawn = (likelihood.sample(outputs, key.fold(number)) for number in range(self.samples))
-        return torch.stack([score(likelihood, outputs, y) for y in drawn]) / self.samples**0.5
+        columns = torch.stack([score(likelihood, outputs, y) for y in drawn])
+        return columns / float(self.samples**0.5)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The whole curvature matrix."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
-from posterity.curvature.survey import Survey
+from posterity.curvature.survey import Place, Survey
 from posterity.numerics.dense import Dense
 from posterity.numerics.low_rank import LowRank as LowRankPrecision
 from posterity.numerics.precision import Precision
@@ -47,7 +48,7 @@ class Full(Structure):
                 sums = added(sums, matrix=part.T @ part)
         return sums
 
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Dense, or low rank plus diagonal."""
         if "matrix" in sums:
             return Dense(sums["matrix"] * scale, prior)

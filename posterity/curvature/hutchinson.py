@@ -1,5 +1,7 @@
 """A random estimate of the diagonal of any curvature."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
-from posterity.curvature.survey import Survey
+from posterity.curvature.survey import Place, Survey
 from posterity.errors import positive_whole
 from posterity.numerics.diagonal import Diagonal as DiagonalPrecision
 from posterity.numerics.precision import Precision
@@ -19,8 +21,9 @@ class Hutchinson(Structure):
 
     **Math**: C_rr is estimated by 1/m sum_j v_jr (C v_j)_r with m = `probes` vectors v_j of independent signs.
 
-    **Limit**: unbiased; the variance of an entry is sum_{s != r} C_rs^2 / m. Where it comes out so that the precision
-    is not positive, it is refused: take more probes.
+    **Limit**: unbiased; the variance of an entry is sum_{s != r} C_rs^2 / m. Of a curvature that is a sum of squares,
+    estimates below zero count as zero (its own `Diagonal` is exact and no dearer); of a Hessian, those that leave the
+    precision not positive are refused: take more probes.
 
     **Cost**: m products with the curvature for each batch, each about two backward passes.
 
@@ -44,11 +47,13 @@ class Hutchinson(Structure):
             noise = rows.key.fold("signs").uniform((self.probes, size), torch.float32, rows.theta.device)
             sums["signs"] = (noise > 0.5).to(torch.int8)
         signs = 2.0 * sums["signs"].to(torch.float64) - 1.0
-        return added(sums, diagonal=(signs * rows.products(signs)).mean(0))
+        sums = added(sums, diagonal=(signs * rows.products(signs)).mean(0))
+        sums["least"] = sums["diagonal"].new_tensor(0.0 if rows.factored else -math.inf)
+        return sums
 
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Diagonal."""
-        return DiagonalPrecision(sums["diagonal"] * scale, prior)
+        return DiagonalPrecision(torch.maximum(sums["diagonal"], sums["least"]) * scale, prior)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         """Signs and products of all probes."""

@@ -1,6 +1,7 @@
 """Kronecker-factored curvature: one product of two small matrices for each layer."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -58,14 +59,13 @@ class Kronecker(Structure):
         """The factors of these rows."""
         return add_factors(sums, rows)
 
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Block diagonal, Kronecker in most blocks."""
-        assert survey is not None
         parts = [
             block_precision(sums, index, place, scale, place.block.gather(prior), self.factored_damping)
-            for index, place in enumerate(survey.places)
+            for index, place in enumerate(places)
         ]
-        return BlockDiagonal(tuple(place.block for place in survey.places), tuple(parts), survey.total)
+        return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         """Both factors, their eigenvectors, what is added to them, and a few numbers a weight."""

@@ -1,5 +1,6 @@
 """The largest eigenvalues of a curvature matrix and their eigenvectors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
-from posterity.curvature.survey import Survey
+from posterity.curvature.survey import Place, Survey
 from posterity.errors import positive_whole
 from posterity.numerics.low_rank import LowRank as LowRankPrecision
 from posterity.numerics.precision import Precision
@@ -17,8 +18,8 @@ from posterity.numerics.precision import Precision
 class LowRank(Structure):
     """The part of the curvature along its largest eigenvalues, by Lanczos iteration over whole passes.
 
-    **Math**: C ~ V diag(t) V^T, where T = Q^T C Q is tridiagonal in the Krylov basis Q of `iterations` vectors, (t, V) its
-    `rank` largest positive eigenvalues with their vectors Q y.
+    **Math**: C ~ V diag(t) V^T, where T = Q^T C Q is tridiagonal in the Krylov basis Q of `iterations` vectors and (t, V)
+    are its `rank` largest positive eigenvalues with their vectors Q y.
 
     **Limit**: exact when the rank of C is no larger than `rank`; else the rest of C is left out, so variances are too
     large there (those of the prior).
@@ -76,7 +77,7 @@ class LowRank(Structure):
             sums["basis"] = torch.cat([basis, (vector / beside)[None]])
         return sums
 
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Low rank plus diagonal."""
         diagonal, beside = sums["tridiagonal"].unbind(-1)
         matrix = torch.diag(diagonal)

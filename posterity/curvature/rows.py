@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posterity.curvature.derivatives import Piece, derivatives
 from posterity.curvature.explicit import torch_kernels
+from posterity.curvature.score import score
 from posterity.curvature.survey import survey
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch
@@ -16,7 +17,12 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.autodiff import dense_hessian
+from posterity.numerics.block import Block
+from posterity.numerics.jacobian import Stacked
+from posterity.numerics.layer_jacobians import Matrix
 from posterity.numerics.random import Key
+
+WHOLE_SLOPE = 20_000  # weights up to which the gradient is taken in all of them, by a backward pass of its own
 
 if TYPE_CHECKING:
     from posterity.curvature.curvature import Curvature
@@ -39,6 +45,7 @@ class Rows:
         self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
         self.buffers, self.key, self.budget = buffers, key, budget
         self._outputs: list[Tensor] = []
+        self._head_slope: Tensor | None = None
 
     @property
     def factored(self) -> bool:
@@ -63,41 +70,77 @@ class Rows:
                 "Use the curvature Hessian()."
             )
         assert self.batch is not None
-        self._outputs = []
+        self._outputs, self._head_slope = [], None
         inputs = self.batch.inputs
-        count = self.curvature.num_columns(max(1, prod(survey(self.joint, inputs).event)))
+        known = survey(self.joint, inputs)
+        count = self.curvature.num_columns(max(1, prod(known.event)))
         for piece in derivatives(
             self.joint, self.theta, inputs, self.buffers, self._columns, count=count, budget=self.budget
         ):
             if piece.fresh:
                 self._outputs.append(piece.outputs)
+                if known.head is not None and isinstance(piece.jacobian, Stacked):
+                    self._add_head_slope(piece, known.head)
             yield piece
+
+    def _add_head_slope(self, piece: Piece, head: Block) -> None:
+        """Add the gradient of the log-likelihood in the weights of the output layer, for which no pass is needed."""
+        assert isinstance(piece.jacobian, Stacked)
+        assert self.batch is not None
+        part = piece.jacobian.part(head)
+        assert isinstance(part, Matrix)
+        rows = slice(piece.low, piece.low + len(piece.outputs))
+        slope = score(self.likelihood, piece.outputs, self.batch.targets[rows])
+        if self.weights is not None:
+            slope = slope * self.weights[rows].unsqueeze(-1).to(slope.dtype)
+        found = (slope.T @ part.inputs[:, 0, 0]).flatten().to(torch.float64)
+        self._head_slope = found if self._head_slope is None else self._head_slope + found
+
+    def slope(self) -> Tensor:
+        """Gradient of the log-likelihood (R,) in float64; of large networks in the output layer alone, by its block."""
+        head = self._head_slope
+        if head is not None and (self.size > WHOLE_SLOPE or head.numel() == self.size):
+            return head
+        if not isinstance(self.joint, Joint) or self.size > WHOLE_SLOPE:
+            return self.theta.new_zeros(0, dtype=torch.float64)
+        negative, random = self._negative()
+        leaf = random.requires_grad_()
+        with torch.enable_grad():
+            (grad,) = torch.autograd.grad(-negative(leaf), leaf)
+        return grad.to(torch.float64)
+
+    def outputs(self) -> Tensor:
+        """Outputs at the rows (n, *event); those of `jacobians` where it was called."""
+        assert isinstance(self.joint, Joint)
+        assert self.batch is not None
+        if not self._outputs:
+            with torch.no_grad():
+                self._outputs = [self.joint.outputs(self.theta, self.batch.inputs, self.buffers)]
+        return torch.cat(self._outputs)
 
     def _columns(self, outputs: Tensor, low: int) -> Tensor:
         assert self.batch is not None
         targets = self.batch.targets[low : low + len(outputs)]
-        columns = self.curvature.columns(self._likelihood, outputs, targets, self.key.fold(low)).detach()
+        columns = self.curvature.columns(self.likelihood, outputs, targets, self.key.fold(low)).detach()
         if self.weights is None:
             return columns
         root = self.weights[low : low + len(outputs)].sqrt().to(columns.dtype)
         return columns * root.view(-1, *[1] * (outputs.dim() - 1))
 
     @property
-    def _likelihood(self) -> Likelihood:
+    def likelihood(self) -> Likelihood:
         """The joint's likelihood with the learnt parameters that theta (P,) ends in."""
         joint = self.joint
         assert isinstance(joint, Joint)
         return joint.likelihood.with_free(joint.split(self.theta)[1]) if joint.likelihood.num_free else joint.likelihood
 
     def log_likelihood(self) -> Tensor:
-        """Sum over the rows of w_n log p(y_n | f_n), in float64; from the outputs of `jacobians` where it was called."""
+        """Sum over the rows of w_n log p(y_n | f_n), in float64; from the outputs of `jacobians` if it was called."""
         if not isinstance(self.joint, Joint):
             return self.joint.log_density(self.theta).detach().to(torch.float64)
         assert self.batch is not None
         with torch.no_grad():
-            if not self._outputs:
-                self._outputs = [self.joint.outputs(self.theta, self.batch.inputs, self.buffers)]
-            rows = self._likelihood.log_prob(torch.cat(self._outputs), self.batch.targets).to(torch.float64)
+            rows = self.likelihood.log_prob(self.outputs(), self.batch.targets).to(torch.float64)
             return rows.sum() if self.weights is None else (rows * self.weights).sum()
 
     def matrix(self) -> Tensor:
@@ -131,7 +174,7 @@ class Rows:
             return (lambda theta: -joint.log_density(theta)), self.theta.detach()
         assert batch is not None
         rebuild, random = weights_function(joint, self.theta)
-        likelihood = self._likelihood
+        likelihood = self.likelihood
 
         def negative(weights: Tensor) -> Tensor:
             outputs = joint.network.outputs(rebuild(weights), batch.inputs, self.buffers)

@@ -1,11 +1,12 @@
 """Which part of a curvature matrix is kept, and the precision made of it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from posterity.curvature.rows import Rows
-from posterity.curvature.survey import Survey
+from posterity.curvature.survey import Place, Survey
 from posterity.numerics.precision import Precision
 
 Sums = dict[str, Tensor]
@@ -36,8 +37,8 @@ class Structure(ABC):
         return sums
 
     @abstractmethod
-    def precision(self, sums: Sums, survey: Survey | None, scale: float | Tensor, prior: Tensor) -> Precision:
-        """scale C + diag(prior) for the sums C over all rows; a `Density` has no survey."""
+    def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
+        """scale C + diag(prior) for the sums C over all rows; `places` as in the survey, none for a `Density`."""
 
     @abstractmethod
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:

@@ -13,8 +13,8 @@ from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Network
 from posterity.numerics.block import Block
-from posterity.numerics.layout import Slice
-from posterity.numerics.weight_uses import ConvolutionUse, EmbeddingUse, LinearUse, Use, WeightUses
+from posterity.numerics.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use
+from posterity.numerics.weight_uses import WeightUses
 
 logger = logging.getLogger("posterity")
 
@@ -27,6 +27,7 @@ class Place:
     kind: str  # "matrix", "table" or "plain"
     groups: int = 1
     positions: int = 1
+    head: bool = False  # whether the output of the layer is that of the network
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,11 @@ class Survey:
     row_features: int = 0  # numbers that its features take, patches of convolutions included
 
     @property
+    def head(self) -> Block | None:
+        """Where the weights of the output layer lie, if the network ends in a linear one."""
+        return next((place.block for place in self.places if place.head), None)
+
+    @property
     def size(self) -> int:
         """R."""
         return self.total if self.select is None else self.select.numel()
@@ -65,7 +71,7 @@ _KNOWN: WeakKeyDictionary[Network, dict[tuple[object, ...], Survey]] = WeakKeyDi
 def survey(joint: Joint, inputs: Inputs) -> Survey:
     """The survey of a joint's network at inputs of this kind, made once for each."""
     shapes = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in named_tensors(inputs).items())
-    key = (joint.random if isinstance(joint.random, str) else id(joint.random), shapes)
+    key = (id(joint.random) if isinstance(joint.random, Tensor) else joint.random, shapes)
     known = _KNOWN.setdefault(joint.network, {})
     if key not in known:
         known[key] = _survey(joint, inputs)
@@ -87,19 +93,6 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
     return layers[-1].names
 
 
-def random_slices(joint: Joint) -> tuple[Slice, ...]:
-    """The tensors in which there are random weights, in order."""
-    if isinstance(joint.random, str):
-        return joint.network.matching(joint.random)
-    chosen = joint.random_indices
-    assert chosen is not None
-    return tuple(
-        part
-        for part in joint.network.layout
-        if bool(((chosen >= part.offset) & (chosen < part.offset + part.size)).any())
-    )
-
-
 def _few(inputs: Inputs, count: int) -> Inputs:
     """`count` rows, beginning again where there are fewer."""
     index = torch.arange(count) % num_rows(inputs)
@@ -108,17 +101,17 @@ def _few(inputs: Inputs, count: int) -> Inputs:
 
 def _survey(joint: Joint, inputs: Inputs) -> Survey:
     network = joint.network.member(0)
-    slices = random_slices(joint)
+    slices = joint.random_slices
     offsets, total = {}, 0
     for part in slices:
         offsets[part.name] = total
         total += part.size
     select = None
-    if not isinstance(joint.random, str):
+    if isinstance(joint.random, Tensor):
         assert joint.random_indices is not None
         where = torch.cat([torch.arange(p.offset, p.offset + p.size) for p in slices]).to(joint.device)
         select = torch.searchsorted(where, joint.random_indices)
-    uses, outputs, explicit = _look(network, tuple(offsets), inputs)
+    uses, outputs, last, explicit = _look(network, tuple(offsets), inputs)
     count = Counter(name for use in uses for name in use.names)
     tied = {name for name, times in count.items() if times > 1}
     draft = Survey(offsets, total, select, (), tuple(n for n in offsets if n not in explicit), explicit, outputs)
@@ -127,7 +120,8 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
         if tied.isdisjoint(use.names) and not any(name in explicit for name in use.names):
             kind = {LinearUse: "matrix", ConvolutionUse: "matrix", EmbeddingUse: "table"}.get(type(use), "plain")
             groups = use.window.groups if isinstance(use, ConvolutionUse) else 1
-            places.append(Place(draft.block(use), kind, groups, _positions(use)))
+            head = use is last and isinstance(use, LinearUse) and use.weight is not None and len(use.output_shape) == 2
+            places.append(Place(draft.block(use), kind, groups, _positions(use), head))
             placed |= set(use.names)
     sizes = {part.name: part.size for part in slices}
     places += [Place(Block((name,), sizes[name], 1, offsets[name]), "plain") for name in offsets if name not in placed]
@@ -149,8 +143,8 @@ def _positions(use: Use) -> int:
 
 def _look(
     network: Network, names: tuple[str, ...], inputs: Inputs
-) -> tuple[list[Use], tuple[int, ...], dict[str, str]]:
-    """(uses with a rule, shape of an output row, {weight without a rule: why}) from runs on two and three rows."""
+) -> tuple[list[Use], tuple[int, ...], Use | None, dict[str, str]]:
+    """(uses with a rule, shape of an output row, the use that makes the outputs, {weight without a rule: why})."""
     weights = [view.detach().clone() for view in network.views(network.initial)]
     tracked = {n: w.requires_grad_() for n, w in zip(network.layout.names, weights, strict=True) if n in names}
     leading: dict[str, list[int]] = {}
@@ -172,19 +166,20 @@ def _look(
         if use.overwritten:
             explicit.update(dict.fromkeys(use.names, "the input of its layer is overwritten in place later"))
     if outputs.requires_grad:
-        grads = torch.autograd.grad(outputs.sum(), list(tracked.values()), allow_unused=True)
+        grads = torch.autograd.grad(outputs, list(tracked.values()), torch.ones_like(outputs), allow_unused=True)
         for name, grad in zip(tracked, grads, strict=True):
             if grad is not None:
                 explicit.setdefault(name, "it acts through an operation that could not be seen")
-    return seen.uses, tuple(outputs.shape[1:]), explicit
+    made = [use for use in seen.uses if use.edge.node is outputs.grad_fn]
+    return seen.uses, tuple(outputs.shape[1:]), made[0] if made else None, explicit
 
 
 def _refuse_random(first: Tensor, again: Tensor, more: Tensor) -> None:
     """A ValueError where equal inputs give unequal outputs, or a row depends on those beside it."""
     if not torch.allclose(first, again, rtol=1e-6, atol=1e-8, equal_nan=True):
         raise ValueError(
-            "The module draws random numbers even in evaluation mode: two runs on the same rows differ. Curvature needs "
-            "a fixed function: draw with torch.nn.Dropout, which is off here, or remove the noise."
+            "The module draws random numbers even in evaluation mode: two runs on the same rows differ. Curvature "
+            "needs a fixed function: draw with torch.nn.Dropout, which is off here, or remove the noise."
         )
     if not torch.allclose(first, more[:2], rtol=1e-3, atol=1e-5 * float(first.detach().abs().max()), equal_nan=True):
         raise ValueError(

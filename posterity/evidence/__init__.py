@@ -1,5 +1,27 @@
-"""Evidence: log p(D) and its bounds."""
+"""Evidence: log p(D) and its bounds, and hyper-parameters that maximise it."""
 
+from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
 from posterity.evidence.laplace_evidence import laplace_evidence
+from posterity.evidence.mackay import MacKay
+from posterity.evidence.marginal import Marginal, residual_sums
+from posterity.evidence.maximise import Evidence
+from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint, tuned_members
+from posterity.evidence.validation_grid import ValidationGrid
 
-__all__ = ["laplace_evidence"]
+__all__ = [
+    "Evidence",
+    "Groups",
+    "MacKay",
+    "Marginal",
+    "PerLayer",
+    "PerTensor",
+    "Shared",
+    "Tuned",
+    "Tuning",
+    "ValidationGrid",
+    "laplace_evidence",
+    "present_precision",
+    "residual_sums",
+    "tuned_joint",
+    "tuned_members",
+]

@@ -71,6 +71,7 @@ def infer(
     rows = as_data(data)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = _checked(joint, rows.to(joint.device))
+    joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))
     state = method.init(joint, theta, key.fold("init"))
     validator = None if validation is None else Validator(joint, validation)

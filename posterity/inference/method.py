@@ -28,6 +28,10 @@ class Method(ABC):
     # Whether the state before the last step makes a posterior worth looking at (a sum over half the rows does not).
     anytime: ClassVar[bool] = True
 
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """The problem that the run works on, once the data are known; by default the one given."""
+        return joint
+
     @abstractmethod
     def batches(self, data: Data, key: Key) -> Feed:
         """What the method eats, one batch a step."""

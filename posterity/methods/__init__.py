@@ -1,8 +1,8 @@
-"""Inference methods: one file each."""
+"""Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
-from posterity.methods.structure import Diagonal, Full, Structure
+from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 
-__all__ = ["MAP", "Conjugate", "Diagonal", "Full", "Laplace", "Structure"]
+__all__ = ["MAP", "AllWeights", "Conjugate", "Laplace", "LargestVariance", "LastLayer", "Matching", "Subset"]

@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import num_random
-from posterity.curvature.gauss_newton import jacobian_chunks
+from posterity.curvature.derivatives import derivatives
+from posterity.curvature.rows import num_random
 from posterity.evidence import laplace_evidence
 from posterity.inference.method import Info, Method, Target
 from posterity.likelihoods import Gaussian as GaussianNoise
@@ -84,9 +84,10 @@ class Conjugate(Method):
         """Add these rows to the sums."""
         assert isinstance(joint, Joint)
         precision, linear, log_likelihood = state.precision, state.linear, state.log_likelihood
-        for low, jacobian, outputs in jacobian_chunks(joint, state.theta, batch.inputs, None):
-            rows = batch.map(lambda tensor, low=low, size=outputs.shape[0]: tensor[low : low + size])  # type: ignore[misc]
-            jacobian, outputs, targets = jacobian.double(), outputs.double(), rows.targets.double()
+        for piece in derivatives(joint, state.theta, batch.inputs):
+            low, size = piece.low, len(piece.outputs)
+            rows = batch.map(lambda tensor, low=low, size=size: tensor[low : low + size])  # type: ignore[misc]
+            jacobian, outputs, targets = piece.jacobian.rows().double(), piece.outputs.double(), rows.targets.double()
             _refuse_curved(joint, state.theta, rows, jacobian, outputs)
             each = joint.likelihood.log_prob(outputs, targets)
             information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D)

@@ -8,29 +8,43 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.curvature import Curvature, GaussNewton
-from posterity.curvature.curvature import num_random, over_members
-from posterity.evidence import laplace_evidence
+from posterity.curvature import Curvature, Diagonal, Full, GaussNewton, Kronecker, Structure
+from posterity.curvature.rows import Rows, num_random
+from posterity.curvature.structure import Sums
+from posterity.curvature.survey import Place, survey
+from posterity.evidence import Evidence, Tuning, residual_sums
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
+from posterity.methods.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
 from posterity.methods.memory import refuse_too_large
-from posterity.methods.structure import Full, Structure
-from posterity.model.data import Batch, Data, Feed, check_batch_size
+from posterity.methods.subset import AllWeights, Subset, largest, narrowed
+from posterity.model.data import Batch, Data, Feed, NoData, check_batch_size
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 
+WHOLE = 3000  # weights up to which the whole matrix is kept where nothing else is asked for
+
 
 class LaplaceState(NamedTuple):
-    """theta, and the sums over the rows seen so far: curvature and log-likelihood, both untempered, in float64."""
+    """theta, and for each member the sums over the rows seen so far, untempered, in float64.
+
+    `data` (M, 3) has the log-likelihood, the squared residuals and their number, `slopes` gradients of the
+    log-likelihood (see `Rows.slope`). `places` say where the weights lie among the R. `chosen` (S,) are the single
+    weights taken after a first pass, none where that is not asked for; `passes` are done, `rows` seen in this one.
+    """
 
     theta: Tensor
-    curvature: Tensor
-    log_likelihood: Tensor
+    sums: list[Sums]
+    data: Tensor
+    slopes: list[Tensor]
+    places: list[Place]
+    chosen: Tensor
+    rows: int
+    passes: int
     buffers: Buffers
 
 
@@ -39,15 +53,19 @@ class Laplace(Method):
     """The Laplace approximation: N(theta*, Lambda^-1) with Lambda the curvature of the negative log posterior.
 
     **Math**: Lambda = lp C + pp diag(-d^2 log p / d theta^2), C the TOTAL curvature of the negative log-likelihood over
-    all data. log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. The log
-    density there holds the prior of every weight of theta, points included, and that of a learnt noise.
+    all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
+    log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. `tuning` moves prior precision and Gaussian
+    noise to the maximum of the log evidence afterwards; None leaves them. The log density there holds the prior of
+    every weight of theta, points included, and that of a learnt noise. `subset` chooses the weights.
 
     **Limit**: exact for linear models with Gaussian noise; local: it sees nothing but the curvature at theta*, which
-    must be a mode (start from MAP).
+    must be a mode (start from MAP); the log names the distance where it is not. theta* stays where it is when the
+    prior is tuned.
 
-    **Cost**: one pass over the data; `Full` holds R x R numbers and factors them once, R^3 / 3.
+    **Cost**: one pass over the data with `GaussNewton` and most structures, see those; `Full` holds R x R numbers and
+    factors them once, R^3 / 3.
 
-    **References**: MacKay (1992); Ritter et al. (2018); Immer et al. (2021).
+    **References**: MacKay (1992); Ritter et al. (2018); Immer et al. (2021); Daxberger et al. (2021).
 
     **Example**:
 
@@ -55,81 +73,187 @@ class Laplace(Method):
     >>> x = torch.linspace(-1, 1, 10).unsqueeze(1)
     >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.1), po.priors.Normal(), num_data=10)
     >>> q, _ = po.infer(po.methods.MAP(steps=500, batch_size=None), joint, (x, 2 * x))
-    >>> q, _ = po.infer(po.methods.Laplace(), joint, (x, 2 * x), start=q)
+    >>> q, _ = po.infer(po.methods.Laplace(tuning=None), joint, (x, 2 * x), start=q)
     >>> bool(q.predict(torch.tensor([[10.0]])).std > q.predict(torch.tensor([[0.0]])).std)
     True
     """
 
     anytime: ClassVar[bool] = False
     curvature: Curvature = field(default_factory=GaussNewton)
-    structure: Structure = field(default_factory=Full)
+    structure: Structure | None = None
+    subset: Subset = field(default_factory=AllWeights)
+    tuning: Tuning | None = field(default_factory=Evidence)
     batch_size: int | None = 1024
 
     def __post_init__(self) -> None:
         check_batch_size("Laplace.batch_size", self.batch_size)
-        for name, kind in (("curvature", Curvature), ("structure", Structure)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"Laplace.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        for name, kind, optional in (
+            ("curvature", Curvature, False),
+            ("structure", Structure, True),
+            ("subset", Subset, False),
+            ("tuning", Tuning, True),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (optional and value is None):
+                hint = f" Call it: {value.__name__}()." if isinstance(value, type) else ""
+                raise TypeError(f"Laplace.{name} must be of kind {kind.__name__}. Got {value!r}.{hint}")
+        if self.structure is not None and self.structure.needs_columns and not self.curvature.factored:
+            raise ValueError(
+                f"Laplace: {self.structure} is made of the columns of a curvature, and {self.curvature} has none. "
+                "Use GaussNewton(), MonteCarloFisher() or EmpiricalFisher(), or another structure."
+            )
 
-    def batches(self, data: Data, key: Key) -> Feed:
-        """One pass over all rows."""
-        return data.passes(self.batch_size)
+    def structure_for(self, joint: Target) -> Structure:
+        """The structure, chosen by the number of weights where none is given."""
+        if self.structure is not None:
+            return self.structure
+        single = isinstance(joint, Joint) and isinstance(joint.random, Tensor)
+        whole = num_random(joint) <= WHOLE or not self.curvature.factored or single
+        return Full() if whole else Kronecker()
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> LaplaceState:
-        """Zero sums at theta."""
-        if isinstance(joint, Joint) and joint.network.mixes_rows:
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """The joint over the subset, once it is known that the network and the machine can do this."""
+        if isinstance(data, NoData):
+            return joint
+        assert isinstance(joint, Joint)
+        inputs = data.first().member(0).inputs
+        if joint.network.mixes_rows:
             raise ValueError(
                 "Laplace needs a likelihood that factorises over rows, but a batch norm layer uses batch statistics in "
                 "evaluation mode. Make it with track_running_stats=True."
             )
-        lead, size = theta.shape[:-1], num_random(joint)
-        shape = (*lead, *self.structure.shape(size))
-        formed = (*lead, size, size) if self.curvature.forms_matrix else shape
+        joint = self.subset.of(joint, inputs)
         refuse_too_large(
-            f"Laplace with {self.curvature} and {self.structure} over {size:,} weights",
-            4 * 8 * prod(formed),  # the sum, what is added to it, the precision and its factor
-            theta.device,
-            "Use curvature=GaussNewton() with structure=Diagonal(), or fewer weights: "
-            "joint.with_weights('<last layer>.*').",
+            f"Laplace with {self.curvature} and {self.structure_for(joint)} over {num_random(joint):,} weights",
+            self.bytes(joint, data),
+            joint.device,
+            "Use structure=Kronecker() or Diagonal() with curvature=GaussNewton(), or fewer weights: "
+            "subset=LastLayer().",
         )
-        curvature = theta.new_zeros(shape, dtype=torch.float64)
-        log_likelihood = theta.new_zeros(lead, dtype=torch.float64)
-        return LaplaceState(theta.clone(), curvature, log_likelihood, starting_buffers(joint, theta))
+        return joint
+
+    def bytes(self, joint: Joint, data: Data) -> int:
+        """What the sums and the precision take at most."""
+        known = survey(joint, data.first().member(0).inputs)
+        columns = self.curvature.num_columns(max(1, prod(known.event)))
+        if not self.curvature.factored:
+            formed = 4 * 8 * known.size**2
+            return max(formed, self.structure_for(joint).bytes(known, joint.num_data, columns))
+        return self.structure_for(joint).bytes(known, joint.num_data, columns)
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """As many passes over all rows as structure and subset take."""
+        extra = 0 if self.subset.count is None else 1
+        return data.passes(self.batch_size, extra + (1 if self.structure is None else self.structure.passes))
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> LaplaceState:
+        """Zero sums at theta."""
+        members = 1 if theta.dim() == 1 else theta.shape[0]
+        if self.subset.count is not None and theta.dim() > 1:
+            raise ValueError(f"{self.subset} chooses weights for one theta at a time. Use joint.member(i) for each.")
+        return LaplaceState(
+            theta.clone(),
+            [],
+            theta.new_zeros(members, 3, dtype=torch.float64),
+            [],
+            [],
+            theta.new_zeros(0, dtype=torch.int64),
+            0,
+            0,
+            starting_buffers(joint, theta),
+        )
 
     def step(self, joint: Target, state: LaplaceState, batch: Batch, key: Key) -> tuple[LaplaceState, Info]:
-        """Add the curvature and the log-likelihood of these rows."""
+        """Add the curvature and the log-likelihood of these rows; at the end of a pass, do what its structure wants."""
+        choosing = self.subset.count is not None and state.passes == 0
+        number = state.passes if self.subset.count is None else max(0, state.passes - 1)
+        members = [self._rows(joint, state, batch, key, index) for index in range(len(state.data))]
+        structure = Diagonal() if choosing else self.structure_for(members[0].joint)
+        so_far: list[Sums] = state.sums or [{} for _ in members]
+        sums = [structure.add(held, rows, number) for held, rows in zip(so_far, members, strict=True)]
+        data, slopes = state.data, state.slopes
+        if state.passes == 0:
+            data = data + torch.stack([_data_terms(rows) for rows in members])
+            found = [rows.slope() for rows in members]
+            slopes = [old + new for old, new in zip(slopes, found, strict=True)] if slopes else found
+        places = state.places if batch is None else _places(members[0])
+        seen = state.rows + (1 if batch is None else batch.size)
+        ended = batch is None or (isinstance(joint, Joint) and seen == joint.num_data)
+        after = state._replace(
+            sums=sums, data=data, slopes=slopes, places=places, rows=0 if ended else seen, passes=state.passes + ended
+        )
+        info = {"log_likelihood": data[:, 0] if state.theta.dim() > 1 else data[0, 0]}
+        if not ended:
+            return after, info
+        if choosing:
+            return self._choose(joint, after), info
+        ends = [
+            structure.end(held, rows, number, prior_precision(rows.joint, rows.theta))
+            for held, rows in zip(sums, members, strict=True)
+        ]
+        return after._replace(sums=ends), info
+
+    def _choose(self, joint: Target, state: LaplaceState) -> LaplaceState:
+        """The state for the second pass, over the weights of largest variance in the first."""
+        assert isinstance(joint, Joint)
+        assert self.subset.count is not None
+        prior = prior_precision(joint, state.theta)
+        variance = Diagonal().precision(state.sums[0], state.places, 1.0, prior).variance()
+        best = largest(joint, variance, self.subset.count)
+        slopes = state.slopes
+        if slopes[0].numel() == variance.numel():
+            slopes = [slopes[0][best if joint.random_indices is None else torch.isin(joint.random_indices, best)]]
+        else:
+            slopes = [slopes[0][:0]]
+        return state._replace(sums=[], slopes=slopes, places=[], chosen=best)
+
+    def _rows(self, joint: Target, state: LaplaceState, batch: Batch, key: Key, index: int) -> Rows:
+        """These rows for one member."""
         buffers = state.buffers or None
-
-        def kept(joint: Target, theta: Tensor, rows: Batch | None, buffers: Buffers | None) -> Tensor:
-            return self.structure.of(self.curvature, joint, theta, rows, buffers)
-
-        with torch.no_grad():
-            row_bytes = self.curvature.row_bytes(joint, batch.member(0).inputs) if isinstance(joint, Joint) else 0
-            part = over_members(kept, joint, state.theta, batch, buffers, row_bytes)
-            rows = joint.log_likelihood(state.theta, batch, buffers)
-            if isinstance(joint, Joint):
-                rows = rows * (batch.size / joint.num_data)  # the sum over these rows, not its estimate of the whole
-        log_likelihood = state.log_likelihood + rows.to(torch.float64)
-        after = state._replace(curvature=state.curvature + part, log_likelihood=log_likelihood)
-        return after, {"log_likelihood": log_likelihood}
+        if state.theta.dim() == 1:
+            return Rows(self.curvature, narrowed(joint, state.chosen), state.theta, batch, buffers, key)
+        own = None if buffers is None else {name: b[index] for name, b in buffers.items()}
+        rows = None if batch is None else batch.member(index)
+        return Rows(self.curvature, joint.member(index), state.theta[index], rows, own, key)
 
     def posterior(self, joint: Target, kept: Sequence[LaplaceState]) -> Posterior:
         """The Gaussian, seen through the network's linearisation where there is a network."""
-        theta, curvature, log_likelihood, buffers = kept[-1]
-        weights = theta[..., : joint.num_weights].detach().clone()
-        likelihood_power, prior_power = (
-            power.to(log_likelihood) if isinstance(power, Tensor) else power
-            for power in (joint.tempering.likelihood_power, joint.tempering.prior_power)
-        )
-        total = self.structure.tempered(curvature, likelihood_power)
-        if isinstance(joint, Joint):
-            prior = joint.bound_prior.precision(weights.to(torch.float64))
-            if joint.random_indices is not None:
-                prior = prior.index_select(-1, joint.random_indices)
-            prior = prior * (prior_power.unsqueeze(-1) if isinstance(prior_power, Tensor) else prior_power)
-            total = self.structure.with_diagonal(total, prior)
-        precision = self.structure.precision(total)
-        log_joint = likelihood_power * log_likelihood + prior_power * joint.log_prior(theta.to(torch.float64))
-        fitted = joint.fitted(theta)
-        gaussian = Gaussian(fitted, weights, precision, buffers, laplace_evidence(log_joint, precision))
-        return gaussian if isinstance(joint, Density) else Linearized(fitted, gaussian)
+        state = kept[-1]
+        problem = narrowed(joint, state.chosen)
+        structure = self.structure_for(problem)
+        if state.theta.dim() == 1:
+            fit = Fit(state.theta, state.sums[0], state.data[0], state.slopes[0], state.places, state.buffers)
+            gaussian = gaussian_at_mode(problem, fit, structure, self.tuning)
+        else:
+            each = [
+                gaussian_at_mode(
+                    problem.member(i),
+                    Fit(
+                        state.theta[i],
+                        state.sums[i],
+                        state.data[i],
+                        state.slopes[i],
+                        state.places,
+                        {name: b[i] for name, b in state.buffers.items()},
+                    ),
+                    structure,
+                    self.tuning,
+                )
+                for i in range(len(state.data))
+            ]
+            gaussian = side_by_side(problem, each, state.buffers)
+        return gaussian if isinstance(joint, Density) else Linearized(gaussian.joint, gaussian)
+
+
+def _data_terms(rows: Rows) -> Tensor:
+    """Log-likelihood, squared residuals and their number, (3,)."""
+    terms = rows.log_likelihood().reshape(1)
+    if rows.batch is None:
+        return torch.cat([terms, terms.new_zeros(2)])
+    return torch.cat([terms, residual_sums(rows.likelihood, rows.outputs(), rows.batch)])
+
+
+def _places(rows: Rows) -> list[Place]:
+    assert isinstance(rows.joint, Joint)
+    assert rows.batch is not None
+    return list(survey(rows.joint, rows.batch.inputs).places)

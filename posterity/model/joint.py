@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from posterity.errors import BadData, positive_whole, unknown
+from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch
 from posterity.model.inputs import Inputs, named_tensors
 from posterity.model.network import Buffers, Network, OutputError
 from posterity.model.saved import like_saved
 from posterity.model.tempering import Tempering
-from posterity.numerics.layout import Layout
+from posterity.numerics.layout import Layout, Slice
 from posterity.priors.prior import Prior
 from posterity.storage import decode, encode
 
@@ -52,7 +52,7 @@ class Joint:
     prior: Prior
     num_data: int
     tempering: Tempering = field(default_factory=Tempering.bayes)
-    random: str = "*"
+    random: str | tuple[str, ...] | Tensor = "*"
 
     if TYPE_CHECKING:  # a module is taken and becomes a Network
 
@@ -63,7 +63,7 @@ class Joint:
             prior: Prior,
             num_data: int,
             tempering: Tempering = ...,
-            random: str = ...,
+            random: str | tuple[str, ...] | Tensor = ...,
         ) -> None:
             """Take the parts of the problem."""
 
@@ -78,9 +78,7 @@ class Joint:
                 raise TypeError(f"Joint.{name} must be a {kind.__name__}. Got {got!r}.{hint}")
         positive_whole("Joint.num_data", self.num_data, "of rows")
         object.__setattr__(self, "num_data", int(self.num_data))
-        if not self.network.matching(self.random):
-            names = self.network.layout.names
-            raise ValueError(f"Joint.random: {unknown('parameter', self.random, names)}")
+        self.random_slices  # noqa: B018  refuse patterns and places that are not there now
         self.bound_prior  # noqa: B018  refuse a prior that does not fit the weights now, not in the first step
         self.num_members  # noqa: B018  refuse unequal member counts now
 
@@ -128,11 +126,36 @@ class Joint:
         return counts.pop() if counts else None
 
     @cached_property
+    def random_slices(self) -> tuple[Slice, ...]:
+        """The tensors that have weights with a distribution, in order."""
+        if isinstance(self.random, Tensor):
+            places = self.random
+            if places.dim() != 1 or places.dtype != torch.int64 or not places.numel():
+                raise ValueError(f"Joint.random must be patterns or places in theta, int64 (R,). Got {shown(places)}.")
+            if int(places[0]) < 0 or int(places[-1]) >= self.num_weights or not bool((places.diff() > 0).all()):
+                raise ValueError(
+                    f"Joint.random: places must rise within 0..{self.num_weights - 1}. Got {shown(places)}."
+                )
+            ends = torch.tensor([part.offset for part in self.network.layout] + [self.num_weights])
+            counts = torch.histogram(places.cpu().double(), ends.double())[0]
+            return tuple(part for part, count in zip(self.network.layout, counts, strict=True) if count)
+        patterns = (self.random,) if isinstance(self.random, str) else self.random
+        found: set[str] = set()
+        for pattern in patterns:
+            matching = {part.name for part in self.network.matching(pattern)}
+            if not matching:
+                raise ValueError(f"Joint.random: {unknown('parameter', pattern, self.network.layout.names)}")
+            found |= matching
+        return tuple(part for part in self.network.layout if part.name in found)
+
+    @cached_property
     def random_indices(self) -> Tensor | None:
         """Flat positions of the weights that get a distribution; None when all network weights do."""
-        if self.random == "*":
+        if isinstance(self.random, Tensor):
+            return self.random.to(self.device)
+        parts = self.random_slices
+        if len(parts) == len(self.network.layout.slices):
             return None
-        parts = self.network.matching(self.random)
         return torch.cat([torch.arange(p.offset, p.offset + p.size) for p in parts]).to(self.device)
 
     def member(self, index: int) -> "Joint":
@@ -145,7 +168,7 @@ class Joint:
             tempering=self.tempering.member(index),
         )
 
-    def with_weights(self, *patterns: str, random: str | None = None) -> "Joint":
+    def with_weights(self, *patterns: str, random: str | tuple[str, ...] | None = None) -> "Joint":
         """The joint over part of the weights.
 
         Patterns choose what stays in theta; the rest is frozen. `random` chooses which of those get a
@@ -331,7 +354,7 @@ class Joint:
             "prior": encode(self.prior, tensors, "joint.prior"),
             "tempering": encode(self.tempering, tensors, "joint.tempering"),
             "num_data": self.num_data,
-            "random": self.random,
+            "random": encode(self.random, tensors, "joint.random"),
             "dtype": str(self.dtype),
             "weights": [[part.name, list(part.shape)] for part in self.network.layout],
             "frozen": [[name, list(value.shape)] for name, value in self.network.frozen.items()],
@@ -350,7 +373,7 @@ class Joint:
             cast(Prior, decode(config["prior"], tensors)),
             config["num_data"],
             cast(Tempering, decode(config["tempering"], tensors)),
-            config["random"],
+            cast(Any, decode(config["random"], tensors)),
         )
 
 

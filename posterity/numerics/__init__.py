@@ -10,6 +10,7 @@ from posterity.numerics.kronecker import Kronecker
 from posterity.numerics.layout import Layout
 from posterity.numerics.low_rank import LowRank
 from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.per_member import PerMember
 from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
 from posterity.numerics.schedules import Constant, Cosine, Schedule, Steps
@@ -30,6 +31,7 @@ __all__ = [
     "Layout",
     "LowRank",
     "Optimizer",
+    "PerMember",
     "Precision",
     "Schedule",
     "Steps",

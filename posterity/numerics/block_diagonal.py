@@ -50,6 +50,10 @@ class BlockDiagonal(Precision):
         pairs = zip(self.blocks, self.parts, strict=True)
         return self._with(tuple(part.rescaled(scale, block.gather(prior)) for block, part in pairs))
 
+    def diagonal(self) -> Tensor:
+        """Part by part."""
+        return self._joined(lambda _, part: part.diagonal())
+
     def matvec(self, vector: Tensor) -> Tensor:
         """Part by part."""
         return self._joined(lambda block, part: part.matvec(block.gather(vector)))

@@ -31,7 +31,7 @@ class Window:
             columns = images[:, :, :: stride[0], :: stride[1]].flatten(2)
         else:
             columns = functional.unfold(images, kernel, dilation, padding, stride)
-        return columns.unflatten(1, (self.groups, -1))
+        return columns.view(len(columns), self.groups, -1, columns.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,8 @@ class Convolution(Jacobian):
         flat = self.gradients.transpose(0, 1).flatten(0, 1)  # (N D, G, O, T)
         step = max(1, chunk_size(self.device) // CACHED // max(1, flat[0].numel()))
         total = flat.new_zeros(flat.shape[1], flat.shape[2], flat.shape[2])
-        for part in flat.split(step):
+        for low in range(0, len(flat), step):
+            part = flat[low : low + step]
             total += (part @ part.mT).sum(0)
         return total
 

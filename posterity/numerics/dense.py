@@ -102,6 +102,10 @@ class Dense(Precision):
         """The same curvature, not copied."""
         return Dense(self.curvature, prior, self.scale * number(scale, self.curvature), self.eigenvalues)
 
+    def diagonal(self) -> Tensor:
+        """That of the matrix."""
+        return self.matrix.diagonal(dim1=-2, dim2=-1)
+
     def matvec(self, vector: Tensor) -> Tensor:
         """Lambda v."""
         return (self.matrix @ vector.to(torch.float64).unsqueeze(-1)).squeeze(-1)

@@ -57,6 +57,10 @@ class Diagonal(Precision):
         """Entry by entry."""
         return Diagonal(number(scale, self.curvature).unsqueeze(-1) * self.curvature, prior)
 
+    def diagonal(self) -> Tensor:
+        """The entries."""
+        return self.entries
+
     def matvec(self, vector: Tensor) -> Tensor:
         """Entry times entry."""
         return self.entries * vector

@@ -87,6 +87,11 @@ class Factor:
         turned = rows if self.vectors is None else rows @ self.vectors.square().mT
         return turned / self.pattern.unsqueeze(-2)
 
+    def lifted(self, rows: Tensor) -> Tensor:
+        """y (V^2)^T P: precisions of entries from precisions y (..., G, m, n) along the eigenvectors."""
+        turned = rows if self.vectors is None else rows @ self.vectors.square().mT
+        return turned * self.pattern.unsqueeze(-2)
+
     def spread(self) -> "Factor":
         """With an axis for draws before G."""
         vectors = None if self.vectors is None else self.vectors.unsqueeze(-4)

@@ -157,6 +157,10 @@ class Kronecker(Precision):
         outer, inner = self.outer.repatterned(rows), self.inner.repatterned(columns)
         return Kronecker(outer, inner, prior, None, total, self.factored_damping)
 
+    def diagonal(self) -> Tensor:
+        """Squares of the inverse bases around the eigenvalues."""
+        return self.outer.lifted(self.inner.lifted(self.eigenvalues).mT).mT.flatten(-3)
+
     def matvec(self, vector: Tensor) -> Tensor:
         """B^-T diag(eigenvalues) B^-1 v."""
         turned = self._into(vector, 1, self.outer, self.inner) * self.eigenvalues

@@ -78,7 +78,7 @@ class Matrix(Jacobian):
         else:
             left = self.gradients.permute(1, 3, 0, 4, 2)  # (N, G, D, O, T)
             outer = left.flatten(2, 3) @ self.inputs.permute(0, 2, 1, 3)  # times (N, G, T, I)
-            outer = outer.unflatten(2, left.shape[2:4]).permute(2, 0, 1, 3, 4)
+            outer = outer.view(*outer.shape[:2], *left.shape[2:4], -1).permute(2, 0, 1, 3, 4)
         return outer.flatten(2).transpose(0, 1)
 
     def narrow(self, low: int, high: int) -> "Matrix":
@@ -244,7 +244,9 @@ class Lookup(Jacobian):
     def counts(self, weights: Tensor | None) -> Tensor:
         """Sum over rows of the share of positions at which each entry is looked up, (V,)."""
         each = self.index.new_ones(self.num_rows, dtype=self.dtype) if weights is None else weights.to(self.dtype)
-        found = each.new_zeros(self.entries).index_add(0, self.index.flatten(), each.repeat_interleave(self.index.shape[1]))
+        found = each.new_zeros(self.entries).index_add(
+            0, self.index.flatten(), each.repeat_interleave(self.index.shape[1])
+        )
         if self.padding is not None:
             found[self.padding] = 0.0
         return found / self.index.shape[1]

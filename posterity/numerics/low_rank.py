@@ -88,6 +88,10 @@ class LowRank(Precision):
         """The same factor, not copied."""
         return LowRank(self.factor, prior, self.scale * number(scale, self.factor), self.eigenvalues)
 
+    def diagonal(self) -> Tensor:
+        """prior + scale times the sums of squares of the factor's columns."""
+        return self.prior + number(self.scale, self.factor).unsqueeze(-1) * self.factor.square().sum(-2)
+
     def matvec(self, vector: Tensor) -> Tensor:
         """prior v + scale factor^T (factor v)."""
         column = vector.to(torch.float64).unsqueeze(-1)

@@ -32,6 +32,10 @@ class Precision(ABC):
         """
 
     @abstractmethod
+    def diagonal(self) -> Tensor:
+        """Diagonal of Lambda, (..., R)."""
+
+    @abstractmethod
     def matvec(self, vector: Tensor) -> Tensor:
         """Lambda v for v (..., R)."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.curvature.gauss_newton import jacobian_chunks
+from posterity.curvature.derivatives import Piece, derivatives
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs
 from posterity.model.joint import Joint
@@ -73,23 +73,28 @@ class Linearized(Posterior):
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Linear functions of shared weight draws, so that rows are correlated as they should be."""
-        assert isinstance(self.joint, Joint)
         deviations = self.gaussian.deviations(draws, key)  # (S, R)
         parts = []
-        for _, jacobian, outputs in self._jacobians(inputs):
-            shift = torch.einsum("ndr,sr->snd", jacobian.to(torch.float64), deviations)
-            parts.append(outputs + shift.reshape(draws, *outputs.shape).to(outputs.dtype))
+        for piece in self._pieces(inputs):
+            shift = torch.cat(
+                [
+                    torch.einsum("ndr,sr->snd", part.rows().to(torch.float64), deviations)
+                    for _, part in piece.jacobian.chunks()
+                ],
+                1,
+            )  # (S, n, D)
+            parts.append(piece.outputs + shift.reshape(draws, *piece.outputs.shape).to(piece.outputs.dtype))
         return torch.cat(parts, dim=1)
 
     def output_moments(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Mean f(x, m) and covariance J Sigma J^T."""
         means, covariances = [], []
-        for _, jacobian, outputs in self._jacobians(inputs):
-            means.append(outputs)
-            covariances.append(self.gaussian.precision.quadratic(jacobian).to(outputs.dtype))
+        for piece in self._pieces(inputs):
+            means.append(piece.outputs)
+            covariances.append(self.gaussian.precision.quadratic(piece.jacobian).to(piece.outputs.dtype))
         return torch.cat(means), torch.cat(covariances)
 
-    def _jacobians(self, inputs: Inputs) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def _pieces(self, inputs: Inputs) -> Iterator[Piece]:
         self._alone()
         assert isinstance(self.joint, Joint)
-        return jacobian_chunks(self.joint, self.gaussian.mean, inputs, self.gaussian.buffers or None)
+        return derivatives(self.joint, self.gaussian.mean, inputs, self.gaussian.buffers or None)

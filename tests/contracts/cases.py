@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from posterity import Joint
-from posterity.curvature import Hessian
+from posterity.curvature import Diagonal, Hessian
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Conjugate, Diagonal, Laplace
+from posterity.methods import MAP, Conjugate, Laplace
 from posterity.networks import MLP
 from posterity.numerics import SGD, Cosine, Key
 from posterity.priors import Normal
@@ -88,12 +88,12 @@ CASES = [
         draws=True,
         every_row=False,
     ),
-    Case("laplace", Laplace(batch_size=6), classification, labels),
-    Case("laplace, hessian", Laplace(curvature=Hessian(), batch_size=6), narrow_regression, numbers),
-    Case("laplace, diagonal", Laplace(structure=Diagonal(), batch_size=6), regression, numbers),
+    Case("laplace", Laplace(tuning=None, batch_size=6), classification, labels),
+    Case("laplace, hessian", Laplace(tuning=None, curvature=Hessian(), batch_size=6), narrow_regression, numbers),
+    Case("laplace, diagonal", Laplace(tuning=None, structure=Diagonal(), batch_size=6), regression, numbers),
     Case(
         "laplace, diagonal of the hessian",
-        Laplace(curvature=Hessian(), structure=Diagonal(), batch_size=6),
+        Laplace(tuning=None, curvature=Hessian(), structure=Diagonal(), batch_size=6),
         narrow_regression,
         numbers,
     ),

@@ -377,7 +377,9 @@ def test_laplace_in_chunks_is_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fits() -> list[Tensor]:
         return [
-            po.infer(po.methods.Laplace(curvature=c), joint, p.batch[:2], start=s)[0].gaussian.precision.matrix
+            po.infer(po.methods.Laplace(tuning=None, curvature=c), joint, p.batch[:2], start=s)[
+                0
+            ].gaussian.precision.matrix
             for c in CURVATURES.values()
             for s in (p.theta, members_of(p))
         ]

@@ -31,7 +31,7 @@ PRIORS = {
 def test_laplace_at_the_mode_is_conjugate(prior, tempering, curvature):
     joint = dataclasses.replace(linear_regression(FLOAT64), prior=PRIORS[prior], tempering=TEMPERINGS[tempering])
     exact, _ = po.infer(Conjugate(), joint, numbers(FLOAT64))
-    laplace, _ = po.infer(Laplace(curvature=curvature), joint, numbers(FLOAT64), start=exact)
+    laplace, _ = po.infer(Laplace(tuning=None, curvature=curvature), joint, numbers(FLOAT64), start=exact)
     torch.testing.assert_close(
         laplace.gaussian.precision.matrix, exact.gaussian.precision.matrix, rtol=1e-11, atol=1e-11
     )
@@ -81,7 +81,7 @@ def test_conjugate_on_the_last_layer_of_a_network():
     module = po.networks.MLP([3, 4, 1], activation="tanh").double()
     joint = po.Joint(module, po.likelihoods.Gaussian(0.3), po.priors.Normal(0.7), num_data=20).with_weights("2.*")
     exact, _ = po.infer(Conjugate(batch_size=6), joint, numbers(FLOAT64))
-    laplace, _ = po.infer(Laplace(), joint, numbers(FLOAT64), start=exact)
+    laplace, _ = po.infer(Laplace(tuning=None), joint, numbers(FLOAT64), start=exact)
     torch.testing.assert_close(laplace.log_evidence, exact.log_evidence, rtol=1e-11, atol=1e-11)
     features = module[1](module[0](numbers(FLOAT64)[0])).detach()
     design = torch.cat([features, torch.ones(20, 1, dtype=FLOAT64)], 1)

@@ -127,7 +127,9 @@ def test_each_member_is_validated():
 
 
 def test_a_sum_over_rows_is_validated_when_it_is_complete():
-    _, trace = po.infer(Laplace(batch_size=6), classification(FLOAT64), labels(FLOAT64), validation=held_out())
+    _, trace = po.infer(
+        Laplace(tuning=None, batch_size=6), classification(FLOAT64), labels(FLOAT64), validation=held_out()
+    )
     assert trace.steps("validation_nll").tolist() == [4]
 
 

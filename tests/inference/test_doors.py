@@ -67,7 +67,7 @@ def test_members_of_a_fitted_noise_are_members_of_the_joint():
 def test_a_power_without_an_axis_is_a_number():
     tempering = po.Tempering.tempered(torch.tensor(4.0))
     assert tempering == po.Tempering.tempered(4.0)
-    q, _ = po.infer(po.methods.Laplace(), problem(tempering=tempering), (X, X))
+    q, _ = po.infer(po.methods.Laplace(tuning=None), problem(tempering=tempering), (X, X))
     assert q.num_members is None
 
 
@@ -118,7 +118,7 @@ def test_numbers_of_numpy_are_numbers():
 
 def test_the_diagonal_of_a_hessian_is_weighed_as_the_matrix_it_forms(monkeypatch):
     monkeypatch.setattr("posterity.methods.memory.device_memory", lambda device: 1000)
-    method = po.methods.Laplace(curvature=po.curvature.Hessian(), structure=po.methods.Diagonal())
+    method = po.methods.Laplace(tuning=None, curvature=po.curvature.Hessian(), structure=po.methods.Diagonal())
     net = nn.Linear(1, 20)
     joint = po.Joint(net.double(), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=12)
     with pytest.raises(ValueError, match="GaussNewton"):

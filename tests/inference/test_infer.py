@@ -63,7 +63,7 @@ REFUSALS = [
     (lambda: po.infer(QUICK, density(), numbers(FLOAT64)), BadData, r"data inside\. Pass None"),
     (lambda: po.infer(QUICK, regression(FLOAT64), None), BadData, r"needs data\. Pass \(inputs, targets\)"),
     (lambda: po.infer(QUICK, density(), None, validation=numbers(FLOAT64)), TypeError, r"Leave validation out"),
-    (lambda: po.infer(Laplace(), density(), None), TypeError, r"Use the curvature Hessian\(\)"),
+    (lambda: po.infer(Laplace(tuning=None), density(), None), TypeError, r"Use the curvature Hessian\(\)"),
     (
         lambda: po.infer(QUICK, regression(FLOAT64), tuple(t[:15] for t in numbers(FLOAT64))),
         BadData,
@@ -221,7 +221,7 @@ def test_map_refuses(options, error, message):
 def test_laplace_refuses_names_in_the_place_of_objects(options):
     (name,) = options
     with pytest.raises(TypeError, match=f"Laplace.{name} must be of kind {name.capitalize()}"):
-        Laplace(**options)
+        Laplace(tuning=None, **options)
 
 
 def test_a_matrix_that_does_not_fit_the_machine_is_refused_before_it_is_made(monkeypatch):
@@ -230,13 +230,13 @@ def test_a_matrix_that_does_not_fit_the_machine_is_refused_before_it_is_made(mon
     )  # 1.2 million weights: 46 TB
     rows = (numbers(torch.float32)[0], torch.zeros(20, 300_000))
     with pytest.raises(ValueError, match=r"Full\(\) over 1,200,000 weights needs about 4\.61e\+04 GB.*Diagonal\(\)"):
-        po.infer(Laplace(), wide, rows)
+        po.infer(Laplace(tuning=None), wide, rows)
     monkeypatch.setattr("posterity.methods.memory.device_memory", lambda device: None)  # a system that cannot tell
-    po.infer(Laplace(), classification(FLOAT64), labels(FLOAT64))
+    po.infer(Laplace(tuning=None), classification(FLOAT64), labels(FLOAT64))
     monkeypatch.setattr("posterity.methods.memory.device_memory", lambda device: 26 * 26 * 32 - 1)
     with pytest.raises(ValueError, match="over 26 weights"):
-        po.infer(Laplace(), classification(FLOAT64), labels(FLOAT64))
-    po.infer(Laplace(structure=po.methods.Diagonal()), classification(FLOAT64), labels(FLOAT64))
+        po.infer(Laplace(tuning=None), classification(FLOAT64), labels(FLOAT64))
+    po.infer(Laplace(tuning=None, structure=po.methods.Diagonal()), classification(FLOAT64), labels(FLOAT64))
 
 
 def test_the_starting_point_is_a_copy():
@@ -308,10 +308,10 @@ def test_methods_can_be_stepped_by_hand():
 def test_a_density_is_inferred_without_data():
     q, _ = po.infer(MAP(steps=300, optimizer=po.numerics.SGD(0.1)), density(), None, start=torch.ones(3, dtype=FLOAT64))
     assert q.point().abs().max() < 1e-6
-    laplace, _ = po.infer(Laplace(curvature=po.curvature.Hessian()), density(), None, start=q)
+    laplace, _ = po.infer(Laplace(tuning=None, curvature=po.curvature.Hessian()), density(), None, start=q)
     torch.testing.assert_close(laplace.precision.matrix, torch.eye(3, dtype=FLOAT64))
     members, _ = po.infer(
-        Laplace(curvature=po.curvature.Hessian()), density(), None, start=torch.zeros(2, 3, dtype=FLOAT64)
+        Laplace(tuning=None, curvature=po.curvature.Hessian()), density(), None, start=torch.zeros(2, 3, dtype=FLOAT64)
     )
     torch.testing.assert_close(members.precision.matrix, torch.eye(3, dtype=FLOAT64).expand(2, 3, 3))
 
@@ -328,7 +328,7 @@ def test_inputs_of_several_tensors():
     torch.manual_seed(0)
     module, (x, y) = Two().double(), numbers(FLOAT64)
     joint = po.Joint(copy.deepcopy(module), po.likelihoods.Gaussian(0.3), po.priors.Normal(0.5), num_data=20)
-    by_place, _ = po.infer(Laplace(batch_size=7), joint, ((x, y), y))
-    by_name, _ = po.infer(Laplace(batch_size=7), joint, ({"a": x, "b": y}, y))
+    by_place, _ = po.infer(Laplace(tuning=None, batch_size=7), joint, ((x, y), y))
+    by_name, _ = po.infer(Laplace(tuning=None, batch_size=7), joint, ({"a": x, "b": y}, y))
     assert torch.equal(by_place.gaussian.precision.matrix, by_name.gaussian.precision.matrix)
     assert torch.equal(by_place.predict((x, y)).variance, by_name.predict({"b": y, "a": x}).variance)

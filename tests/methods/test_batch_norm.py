@@ -43,16 +43,16 @@ def test_map_carries_the_statistics_that_torch_training_would():
 
 def test_laplace_runs_in_evaluation_mode_at_the_carried_statistics():
     q, _ = po.infer(MAP(steps=30, batch_size=None), joint(), numbers(FLOAT64))
-    laplace, _ = po.infer(Laplace(), joint(), numbers(FLOAT64), start=q)
+    laplace, _ = po.infer(Laplace(tuning=None), joint(), numbers(FLOAT64), start=q)
     x = inputs(FLOAT64)
     assert all(torch.equal(laplace.buffers[name], q.buffers[name]) for name in q.buffers)
     torch.testing.assert_close(laplace.predict(x).mean, q.predict(x).mean, rtol=1e-12, atol=1e-12)
     # Rows do not see each other: one batch of all, or one row at a time.
-    by_row, _ = po.infer(Laplace(batch_size=1), joint(), numbers(FLOAT64), start=q)
+    by_row, _ = po.infer(Laplace(tuning=None, batch_size=1), joint(), numbers(FLOAT64), start=q)
     torch.testing.assert_close(
         by_row.gaussian.precision.matrix, laplace.gaussian.precision.matrix, rtol=1e-12, atol=1e-12
     )
-    without, _ = po.infer(Laplace(), joint(), numbers(FLOAT64), start=q.point())
+    without, _ = po.infer(Laplace(tuning=None), joint(), numbers(FLOAT64), start=q.point())
     assert not torch.allclose(without.gaussian.precision.matrix, laplace.gaussian.precision.matrix, rtol=1e-3)
 
 
@@ -60,22 +60,22 @@ def test_laplace_runs_in_evaluation_mode_at_the_carried_statistics():
 def test_members_have_statistics_of_their_own(structure):
     start = joint().initial() + 0.3 * Key(5).normal((3, joint().size), FLOAT64)
     together, _ = po.infer(MAP(steps=5, batch_size=None), joint(), numbers(FLOAT64), start=start)
-    laplace, _ = po.infer(Laplace(structure=structure), joint(), numbers(FLOAT64), start=together)
+    laplace, _ = po.infer(Laplace(tuning=None, structure=structure), joint(), numbers(FLOAT64), start=together)
     assert together.buffers["1.running_mean"].shape == (3, 4)
     x = inputs(FLOAT64, 4)
     for index in range(3):
         alone, _ = po.infer(MAP(steps=5, batch_size=None), joint(), numbers(FLOAT64), start=start[index])
         for name, buffer in alone.buffers.items():
             torch.testing.assert_close(together.member(index).buffers[name], buffer, rtol=1e-10, atol=1e-10)
-        its_laplace, _ = po.infer(Laplace(structure=structure), joint(), numbers(FLOAT64), start=alone)
+        its_laplace, _ = po.infer(Laplace(tuning=None, structure=structure), joint(), numbers(FLOAT64), start=alone)
         first, second = laplace.member(index).predict(x), its_laplace.predict(x)
         torch.testing.assert_close(first.variance, second.variance, rtol=1e-10, atol=1e-10)
 
 
 def test_members_of_laplace_that_share_statistics():
     start = joint().initial().expand(2, -1)
-    together, _ = po.infer(Laplace(), joint(), numbers(FLOAT64), start=start)
-    alone, _ = po.infer(Laplace(), joint(), numbers(FLOAT64))
+    together, _ = po.infer(Laplace(tuning=None), joint(), numbers(FLOAT64), start=start)
+    alone, _ = po.infer(Laplace(tuning=None), joint(), numbers(FLOAT64))
     x = inputs(FLOAT64, 4)
     assert torch.equal(together.member(1).buffers["1.running_var"], alone.buffers["1.running_var"])
     torch.testing.assert_close(together.member(1).predict(x).variance, alone.predict(x).variance, rtol=1e-10, atol=0.0)
@@ -97,4 +97,4 @@ def test_statistics_are_stored(tmp_path):
 def test_laplace_refuses_rows_that_see_each_other():
     mixed = joint(network(track_running_stats=False))
     with pytest.raises(ValueError, match=r"factorises over rows.*track_running_stats=True"):
-        po.infer(Laplace(), mixed, numbers(FLOAT64))
+        po.infer(Laplace(tuning=None), mixed, numbers(FLOAT64))

@@ -47,13 +47,15 @@ def test_a_prior_of_the_noise_moves_its_mode():
 
 def test_laplace_uses_the_fitted_noise(fitted):
     joint, q = fitted
-    learnt, _ = po.infer(Laplace(), joint, numbers(FLOAT64), start=q)
-    held, _ = po.infer(Laplace(), q.joint, numbers(FLOAT64), start=q)
+    learnt, _ = po.infer(Laplace(tuning=None), joint, numbers(FLOAT64), start=q)
+    held, _ = po.infer(Laplace(tuning=None), q.joint, numbers(FLOAT64), start=q)
     assert learnt.joint.likelihood == held.joint.likelihood
     assert learnt.joint.likelihood.scale == pytest.approx(q.joint.likelihood.scale, rel=1e-14)
     torch.testing.assert_close(learnt.gaussian.precision.matrix, held.gaussian.precision.matrix, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(learnt.log_evidence, held.log_evidence, rtol=1e-12, atol=1e-12)
-    fresh, _ = po.infer(Laplace(), joint, numbers(FLOAT64), start=q.point())  # weights alone: the noise starts anew
+    fresh, _ = po.infer(
+        Laplace(tuning=None), joint, numbers(FLOAT64), start=q.point()
+    )  # weights alone: the noise starts anew
     assert fresh.joint.likelihood.scale == pytest.approx(0.3)
 
 
@@ -64,10 +66,10 @@ def test_each_member_fits_its_own_noise():
     assert together.joint.likelihood.scale.shape == (2, 1, 1)
     scales = [together.member(i).joint.likelihood.scale for i in range(2)]
     assert scales[0] > 1.5 * scales[1]  # a prior that narrow leaves the signal in the noise
-    through_start, _ = po.infer(Laplace(), joint, numbers(FLOAT64), start=together)
-    through_joint, _ = po.infer(Laplace(), together.joint, numbers(FLOAT64), start=together)
+    through_start, _ = po.infer(Laplace(tuning=None), joint, numbers(FLOAT64), start=together)
+    through_joint, _ = po.infer(Laplace(tuning=None), together.joint, numbers(FLOAT64), start=together)
     for index in range(2):
-        alone, _ = po.infer(Laplace(), joint.member(index), numbers(FLOAT64), start=together.member(index))
+        alone, _ = po.infer(Laplace(tuning=None), joint.member(index), numbers(FLOAT64), start=together.member(index))
         for q in (through_start, through_joint):
             one = q.member(index)
             assert one.joint.likelihood.scale == pytest.approx(scales[index], rel=1e-12)

@@ -5,7 +5,8 @@ import torch
 from contracts.cases import classification, inputs, labels, linear_regression, numbers
 
 import posterity as po
-from posterity.methods import MAP, Conjugate, Diagonal, Laplace
+from posterity.curvature import Diagonal
+from posterity.methods import MAP, Conjugate, Laplace
 from posterity.numerics import Key
 
 FLOAT64 = torch.float64
@@ -23,7 +24,9 @@ def named(q):
     return {**q.joint.network.frozen, **q.joint.network.layout.unflatten(q.point())}
 
 
-@pytest.mark.parametrize("method", [MAP(steps=5, batch_size=None), Laplace(), Laplace(structure=Diagonal())], ids=str)
+@pytest.mark.parametrize(
+    "method", [MAP(steps=5, batch_size=None), Laplace(tuning=None), Laplace(tuning=None, structure=Diagonal())], ids=str
+)
 def test_the_rest_is_frozen_at_the_values_of_the_start(fitted, method):
     joint, q = fitted
     head, _ = po.infer(method, joint.with_weights("2.*"), labels(FLOAT64), start=q)
@@ -39,9 +42,9 @@ def test_the_rest_is_frozen_at_the_values_of_the_start(fitted, method):
 
 def test_laplace_of_a_part_is_a_block_of_the_whole(fitted):
     joint, q = fitted
-    whole, _ = po.infer(Laplace(), joint, labels(FLOAT64), start=q)
+    whole, _ = po.infer(Laplace(tuning=None), joint, labels(FLOAT64), start=q)
     for part in (joint.with_weights("2.*"), joint.with_weights(random="2.*")):
-        head, _ = po.infer(Laplace(), part, labels(FLOAT64), start=q)
+        head, _ = po.infer(Laplace(tuning=None), part, labels(FLOAT64), start=q)
         assert head.gaussian.precision.size == 10
         torch.testing.assert_close(
             head.gaussian.precision.matrix, whole.gaussian.precision.matrix[-10:, -10:], rtol=1e-12, atol=1e-12
@@ -50,8 +53,8 @@ def test_laplace_of_a_part_is_a_block_of_the_whole(fitted):
 
 def test_frozen_and_point_weights_predict_alike_and_differ_in_the_prior_alone(fitted):
     joint, q = fitted
-    frozen, _ = po.infer(Laplace(), joint.with_weights("2.*"), labels(FLOAT64), start=q)
-    points, _ = po.infer(Laplace(), joint.with_weights(random="2.*"), labels(FLOAT64), start=q)
+    frozen, _ = po.infer(Laplace(tuning=None), joint.with_weights("2.*"), labels(FLOAT64), start=q)
+    points, _ = po.infer(Laplace(tuning=None), joint.with_weights(random="2.*"), labels(FLOAT64), start=q)
     x = inputs(FLOAT64, 5)
     torch.testing.assert_close(frozen.predict(x).probs, points.predict(x).probs, rtol=1e-12, atol=0.0)
     prior_of_points = joint.prior.log_prob(q.point()[:-10])
@@ -61,7 +64,9 @@ def test_frozen_and_point_weights_predict_alike_and_differ_in_the_prior_alone(fi
 @pytest.mark.parametrize("structure", [po.methods.Full(), Diagonal()], ids=str)
 def test_draws_move_the_random_weights_alone(fitted, structure):
     joint, q = fitted
-    points, _ = po.infer(Laplace(structure=structure), joint.with_weights(random="2.*"), labels(FLOAT64), start=q)
+    points, _ = po.infer(
+        Laplace(tuning=None, structure=structure), joint.with_weights(random="2.*"), labels(FLOAT64), start=q
+    )
     draws = points.sample(6, Key(0))
     assert draws.shape == (6, joint.num_weights)
     assert torch.equal(draws[:, :-10], q.point()[:-10].expand(6, -1))
@@ -80,8 +85,8 @@ def test_map_trains_the_points_too(fitted):
 
 def test_random_weights_in_the_middle_of_theta():
     joint = classification(FLOAT64).with_weights(random="0.bias")
-    points, _ = po.infer(Laplace(), joint, labels(FLOAT64))
-    whole, _ = po.infer(Laplace(), classification(FLOAT64), labels(FLOAT64))
+    points, _ = po.infer(Laplace(tuning=None), joint, labels(FLOAT64))
+    whole, _ = po.infer(Laplace(tuning=None), classification(FLOAT64), labels(FLOAT64))
     index = slice(12, 16)
     torch.testing.assert_close(
         points.gaussian.precision.matrix, whole.gaussian.precision.matrix[index, index], rtol=1e-12, atol=1e-12
@@ -107,7 +112,7 @@ def test_conjugate_solves_for_the_random_weights_given_the_points():
 def test_start_from_a_part_brings_its_frozen_weights(fitted):
     joint, q = fitted
     head, _ = po.infer(MAP(steps=5, batch_size=None), joint.with_weights("2.*"), labels(FLOAT64), start=q)
-    whole, _ = po.infer(Laplace(), joint, labels(FLOAT64), start=head)
+    whole, _ = po.infer(Laplace(tuning=None), joint, labels(FLOAT64), start=head)
     expected = named(head)
     for name, value in named(whole).items():
         assert torch.equal(value, expected[name])
@@ -117,6 +122,6 @@ def test_several_members_cannot_be_frozen(fitted):
     joint, q = fitted
     members, _ = po.infer(MAP(steps=2, batch_size=None), joint, labels(FLOAT64), start=q.point().expand(2, -1))
     with pytest.raises(ValueError, match=r"frozen weights would differ by member. Start from q.member\(0\)"):
-        po.infer(Laplace(), joint.with_weights("2.*"), labels(FLOAT64), start=members)
-    one, _ = po.infer(Laplace(), joint.with_weights("2.*"), labels(FLOAT64), start=members.member(1))
+        po.infer(Laplace(tuning=None), joint.with_weights("2.*"), labels(FLOAT64), start=members)
+    one, _ = po.infer(Laplace(tuning=None), joint.with_weights("2.*"), labels(FLOAT64), start=members.member(1))
     assert torch.equal(one.joint.network.frozen["0.bias"], members.theta[1, 12:16])

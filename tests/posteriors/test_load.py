@@ -6,8 +6,9 @@ from contracts.cases import classification, inputs, labels, network, numbers, re
 from torch import nn
 
 import posterity as po
+from posterity.curvature import Diagonal
 from posterity.errors import BadFolder
-from posterity.methods import MAP, Diagonal, Laplace
+from posterity.methods import MAP, Laplace
 from posterity.numerics import Key
 from posterity.storage import Part, RunFolder
 
@@ -16,7 +17,7 @@ FLOAT64 = torch.float64
 
 @pytest.fixture
 def folder(tmp_path):
-    q, _ = po.infer(Laplace(), classification(FLOAT64), labels(FLOAT64))
+    q, _ = po.infer(Laplace(tuning=None), classification(FLOAT64), labels(FLOAT64))
     q.save(tmp_path / "run")
     return tmp_path / "run"
 
@@ -34,7 +35,7 @@ def test_what_was_saved_comes_back(structure, part, tmp_path):
         "frozen": joint.with_weights("2.*"),
         "points": joint.with_weights(random="0.*"),
     }[part]
-    q, _ = po.infer(Laplace(structure=structure), joint, labels(FLOAT64))
+    q, _ = po.infer(Laplace(tuning=None, structure=structure), joint, labels(FLOAT64))
     q.save(tmp_path)
     other = net()
     with torch.no_grad():
@@ -61,7 +62,7 @@ def test_density_posteriors_come_back(tmp_path):
             lambda **v: -sum(t.square().sum() for t in v.values()), {n: (2,) for n in names}, dtype=FLOAT64
         )
 
-    q, _ = po.infer(Laplace(curvature=po.curvature.Hessian()), density(), None)
+    q, _ = po.infer(Laplace(tuning=None, curvature=po.curvature.Hessian()), density(), None)
     q.save(tmp_path)
     loaded = po.load(tmp_path, density())
     assert all(torch.equal(one, two) for one, two in zip(loaded.draws(3).values(), q.draws(3).values(), strict=True))
@@ -169,6 +170,6 @@ def test_a_module_of_ones_own(tmp_path):
             return self.layer(x).tanh()
 
     joint = po.Joint(Own().double(), po.likelihoods.Categorical(), po.priors.Normal(), num_data=20)
-    q, _ = po.infer(Laplace(), joint, labels(FLOAT64))
+    q, _ = po.infer(Laplace(tuning=None), joint, labels(FLOAT64))
     q.save(tmp_path)
     assert torch.equal(po.load(tmp_path, Own().double()).point(), q.point())

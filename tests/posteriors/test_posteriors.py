@@ -9,8 +9,9 @@ from contracts.cases import classification, inputs, labels, linear_regression, n
 from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
+from posterity.curvature import Diagonal, Full
 from posterity.errors import BadData
-from posterity.methods import MAP, Conjugate, Diagonal, Full, Laplace
+from posterity.methods import MAP, Conjugate, Laplace
 from posterity.numerics import Dense, Key
 from posterity.numerics import Diagonal as DiagonalPrecision
 from posterity.posteriors import Gaussian, Linearized, Point
@@ -35,7 +36,7 @@ def gaussian(structure, random="*", joint=None):
 
 
 def laplace(joint, rows, **options):
-    return po.infer(Laplace(**options), joint, rows)[0]
+    return po.infer(Laplace(tuning=None, **options), joint, rows)[0]
 
 
 # Point
@@ -119,7 +120,7 @@ def test_draws_of_a_density_are_constrained():
         dtype=FLOAT64,
     )
     start, _ = po.infer(MAP(steps=200, optimizer=po.numerics.SGD(0.1)), density, None)
-    q, _ = po.infer(Laplace(curvature=po.curvature.Hessian()), density, None, start=start)
+    q, _ = po.infer(Laplace(tuning=None, curvature=po.curvature.Hessian()), density, None, start=start)
     draws = q.draws(1000)["rate"]
     assert draws.shape == (1000,)
     assert bool((draws > 0).all())
@@ -213,7 +214,7 @@ def test_outputs_with_two_event_axes():
     y = Key(9).normal((20, 2, 3), FLOAT64)
     wide = po.Joint(network([3, 6], FLOAT64), po.likelihoods.Gaussian(0.3), po.priors.Normal(0.5), num_data=20)
     tall = po.Joint(Image(), po.likelihoods.Gaussian(0.3), po.priors.Normal(0.5), num_data=20)
-    for method in (Laplace(), Conjugate()):
+    for method in (Laplace(tuning=None), Conjugate()):
         one, two = po.infer(method, wide, (x, y.flatten(1)))[0], po.infer(method, tall, (x, y))[0]
         torch.testing.assert_close(one.gaussian.precision.matrix, two.gaussian.precision.matrix)
         torch.testing.assert_close(one.log_evidence, two.log_evidence)
@@ -348,7 +349,7 @@ def test_predict_refuses(ask, error, message):
 def members():
     start = classification(FLOAT64).initial() + 0.2 * Key(6).normal((3, 26), FLOAT64)
     point, _ = po.infer(MAP(steps=2), classification(FLOAT64), labels(FLOAT64), start=start)
-    laplaces, _ = po.infer(Laplace(), classification(FLOAT64), labels(FLOAT64), start=point)
+    laplaces, _ = po.infer(Laplace(tuning=None), classification(FLOAT64), labels(FLOAT64), start=point)
     return {"point": point, "gaussian": laplaces.gaussian, "linearized": laplaces}
 
 

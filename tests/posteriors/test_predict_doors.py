@@ -16,7 +16,7 @@ def two_classes():
     y = (x.sum(1) + 0.5 * po.Key(1).normal((30,), torch.float64) > 0).long()
     net = nn.Linear(2, 2).double()
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(scale=3.0), num_data=30)
-    return po.infer(po.methods.Laplace(), joint, (x, y))[0], x
+    return po.infer(po.methods.Laplace(tuning=None), joint, (x, y))[0], x
 
 
 def test_the_default_for_two_classes_is_the_integral():

@@ -27,7 +27,7 @@ def point(data, seed=0):
 
 def laplace(data):
     q = point(data)
-    return po.infer(po.methods.Laplace(), q.joint, data.train.pair, start=q, progress=False)[0]
+    return po.infer(po.methods.Laplace(tuning=None), q.joint, data.train.pair, start=q, progress=False)[0]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ def test_mode_precision_and_normaliser():
     sgd = po.numerics.SGD(step_size=0.1, momentum=0.0)
     start, _ = po.infer(po.methods.MAP(steps=500, batch_size=None, optimizer=sgd), density, None, progress=False)
     case.check("mode", start.theta.squeeze())
-    laplace = po.methods.Laplace(curvature=po.curvature.Hessian())
+    laplace = po.methods.Laplace(tuning=None, curvature=po.curvature.Hessian())
     q, _ = po.infer(laplace, density, None, start=start, progress=False)
     case.check("precision", q.precision.matrix.squeeze())
     case.check("laplace_log_normaliser", q.log_evidence)

@@ -35,7 +35,7 @@ def exact(joint, data):
 def laplace(curvature):
     def fit(joint, data):
         start = newton_free_map(joint, data)
-        method = po.methods.Laplace(curvature=curvature, batch_size=3)
+        method = po.methods.Laplace(tuning=None, curvature=curvature, batch_size=3)
         return po.infer(method, joint, data, start=start, progress=False)[0]
 
     return fit
@@ -97,7 +97,7 @@ def test_all_temperatures_at_once_are_the_same_posteriors():
     joint, data = problem(case, po.Tempering.tempered(temperatures))
     sgd = po.numerics.SGD(step_size=0.02, momentum=0.9)  # small enough for the coldest member
     start, _ = po.infer(po.methods.MAP(steps=1500, batch_size=None, optimizer=sgd), joint, data, progress=False)
-    q, _ = po.infer(po.methods.Laplace(), joint, data, start=start, progress=False)
+    q, _ = po.infer(po.methods.Laplace(tuning=None), joint, data, start=start, progress=False)
     for member, row in enumerate(rows):
         case.check(f"rows.{row}.lik_mean", q.member(member).point())
         case.check(f"rows.{row}.lik_cov", q.member(member).gaussian.precision.covariance())

@@ -27,7 +27,9 @@ def binary():
     case = load("logistic_map_laplace")
     joint, data = problem(case)
     start = find_map(joint, data)
-    q, _ = po.infer(po.methods.Laplace(curvature=po.curvature.Hessian()), joint, data, start=start, progress=False)
+    q, _ = po.infer(
+        po.methods.Laplace(tuning=None, curvature=po.curvature.Hessian()), joint, data, start=start, progress=False
+    )
     return case, joint, data, start, q
 
 
@@ -49,7 +51,7 @@ def test_laplace_precision_is_the_total_hessian_with_prior(binary):
 
 def test_gauss_newton_is_the_hessian_of_a_linear_model(binary):
     case, joint, data, start, _ = binary
-    q, _ = po.infer(po.methods.Laplace(batch_size=4), joint, data, start=start, progress=False)
+    q, _ = po.infer(po.methods.Laplace(tuning=None, batch_size=4), joint, data, start=start, progress=False)
     case.check("hessian", q.gaussian.precision.matrix)
     case.check("laplace_log_evidence", q.log_evidence)
 
@@ -147,7 +149,9 @@ def multiclass():
     joint = po.Joint(net, po.likelihoods.Categorical(), prior, num_data=len(case.inputs["y"]))
     data = (case.inputs["X"], case.inputs["y"].long())
     start = find_map(joint, data)
-    q, _ = po.infer(po.methods.Laplace(curvature=po.curvature.Hessian()), joint, data, start=start, progress=False)
+    q, _ = po.infer(
+        po.methods.Laplace(tuning=None, curvature=po.curvature.Hessian()), joint, data, start=start, progress=False
+    )
     return case, joint, data, start, q
 
 
@@ -180,4 +184,4 @@ def test_a_flat_prior_that_leaves_the_common_shift_of_the_logits_free_is_refused
     joint = po.Joint(net, po.likelihoods.Categorical(), prior, num_data=30)
     start, _ = po.infer(po.methods.MAP(steps=steps, batch_size=None), joint, (x, y), progress=False)
     with pytest.raises(NotPositiveDefinite):
-        po.infer(po.methods.Laplace(), joint, (x, y), start=start, progress=False)
+        po.infer(po.methods.Laplace(tuning=None), joint, (x, y), start=start, progress=False)

@@ -25,9 +25,9 @@ class Augmented(nn.Module):
 
 
 CURVATURES = {
-    "full_hessian": po.methods.Laplace(curvature=po.curvature.Hessian(), batch_size=3),
-    "ggn": po.methods.Laplace(curvature=po.curvature.GaussNewton(), batch_size=3),
-    "diag_ggn": po.methods.Laplace(structure=po.methods.Diagonal(), batch_size=3),
+    "full_hessian": po.methods.Laplace(tuning=None, curvature=po.curvature.Hessian(), batch_size=3),
+    "ggn": po.methods.Laplace(tuning=None, curvature=po.curvature.GaussNewton(), batch_size=3),
+    "diag_ggn": po.methods.Laplace(tuning=None, structure=po.methods.Diagonal(), batch_size=3),
 }
 
 

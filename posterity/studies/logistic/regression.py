@@ -65,7 +65,7 @@ def fit(inputs: Tensor, targets: Tensor, prior_scale: float, num_classes: int = 
     rate = 2.0 / float(inputs.square().sum(1).mean().clamp_min(1.0))
     method = MAP(steps=1000, batch_size=None, optimizer=SGD(step_size=rate, momentum=0.8))
     mode, _ = infer(method, joint, (inputs, targets), progress=False)
-    laplace, _ = infer(Laplace(curvature=Hessian()), joint, (inputs, targets), start=mode, progress=False)
+    laplace, _ = infer(Laplace(tuning=None, curvature=Hessian()), joint, (inputs, targets), start=mode, progress=False)
     assert isinstance(mode, Point)
     assert isinstance(laplace, Linearized)
     return Regression(joint, inputs, targets, mode, laplace)

@@ -39,7 +39,7 @@ def laplace_curve() -> Curve:
     density = Density(lambda u: SHAPE * u - RATE * u.exp(), {"u": ()}, dtype=torch.float64)
     method = MAP(steps=300, batch_size=None, optimizer=SGD(step_size=0.1, momentum=0.2))
     mode, _ = infer(method, density, None, progress=False)
-    fitted, _ = infer(Laplace(curvature=Hessian()), density, None, start=mode, progress=False)
+    fitted, _ = infer(Laplace(tuning=None, curvature=Hessian()), density, None, start=mode, progress=False)
     assert isinstance(fitted, Gaussian)
     assert fitted.log_evidence is not None
     return Curve(

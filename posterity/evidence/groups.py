@@ -1,0 +1,66 @@
+"""Which weights share one prior precision."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.numerics.layout import Layout, Slice
+
+
+class Groups(ABC):
+    """A partition of the weights by the tensor that they are in; each part has a prior precision of its own."""
+
+    @abstractmethod
+    def name(self, part: Slice) -> str:
+        """Name of the group that a tensor belongs to."""
+
+    def names(self, layout: Layout) -> tuple[str, ...]:
+        """The groups of these tensors, in the order of the weights."""
+        return tuple(dict.fromkeys(self.name(part) for part in layout))
+
+    def index(self, layout: Layout) -> Tensor:
+        """Number of the group of each weight, (P,)."""
+        names = self.names(layout)
+        places = torch.tensor([names.index(self.name(part)) for part in layout])
+        return places.repeat_interleave(torch.tensor([part.size for part in layout]))
+
+
+@dataclass(frozen=True)
+class Shared(Groups):
+    """One prior precision for all weights.
+
+    >>> Shared().names(Layout.of({"0.weight": (2, 1), "0.bias": (2,)}))
+    ('all weights',)
+    """
+
+    def name(self, part: Slice) -> str:
+        """The same for all."""
+        return "all weights"
+
+
+@dataclass(frozen=True)
+class PerLayer(Groups):
+    """One prior precision for each layer, its bias included.
+
+    >>> PerLayer().names(Layout.of({"0.weight": (2, 1), "0.bias": (2,), "2.weight": (1, 2)}))
+    ('0', '2')
+    """
+
+    def name(self, part: Slice) -> str:
+        """The module that the tensor is in; that of a module's own tensor is the whole."""
+        return part.name.rpartition(".")[0] or "the module"
+
+
+@dataclass(frozen=True)
+class PerTensor(Groups):
+    """One prior precision for each named tensor.
+
+    >>> PerTensor().names(Layout.of({"0.weight": (2, 1), "0.bias": (2,)}))
+    ('0.weight', '0.bias')
+    """
+
+    def name(self, part: Slice) -> str:
+        """The tensor's own."""
+        return part.name

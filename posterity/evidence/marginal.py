@@ -1,0 +1,209 @@
+"""The log evidence of a Gaussian at a mode, as a function of prior precision and observation noise."""
+
+import logging
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.evidence.groups import Groups, Shared
+from posterity.evidence.laplace_evidence import laplace_evidence
+from posterity.likelihoods import Gaussian, Heteroscedastic
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.likelihoods.scaled import Scaled
+from posterity.model.data import Batch
+from posterity.model.joint import Joint
+from posterity.numerics.precision import Precision
+from posterity.priors import Normal
+
+logger = logging.getLogger("posterity")
+
+_LOG_TWO_PI = math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """The noise of a Gaussian likelihood with one scale, and what the data say about it at the mode.
+
+    `squares` is sum_n w_n |y_n - f_n|^2, `count` the number of observed entries sum_n w_n D; `log_scale_prior` as in
+    the likelihood that learnt the scale.
+    """
+
+    scale: float
+    squares: float
+    count: float
+    log_scale_prior: tuple[float, float] | None = None
+
+    def log_likelihood_gain(self, scale: Tensor) -> Tensor:
+        """log p(D | theta*, scale) minus that at the present scale."""
+        return self.count * (math.log(self.scale) - scale.log()) - 0.5 * self.squares * (scale**-2 - self.scale**-2)
+
+    def log_prior(self, scale: Tensor) -> Tensor:
+        """Log density of log(scale) under its prior; zero for the flat one."""
+        if self.log_scale_prior is None:
+            return torch.zeros_like(scale)
+        mean, deviation = self.log_scale_prior
+        return -0.5 * ((scale.log() - mean) / deviation).square() - math.log(deviation) - 0.5 * _LOG_TWO_PI
+
+
+@dataclass(frozen=True, eq=False)
+class Marginal:
+    """The log marginal likelihood of a Laplace approximation as a function of its hyper-parameters, at a fixed mode.
+
+    With a prior precision alpha_g for each group g of weights, and noise of scale s, it is
+
+        lp log p(D | theta*, s) + pp log p(theta* | alpha) + R/2 log 2 pi - 1/2 logdet(lp C(s) + pp diag(prior)),
+
+    C(s) = C (scale / s)^2. The prior precision of weight i is alpha_g pattern_i, where the pattern, of geometric
+    mean one in each group, is that of the present prior. All weights have their prior term, the R random ones are in
+    the determinant. For positive semi-definite C it is concave in log alpha and log s together: a determinant of
+    sums of such matrices is a polynomial of positive coefficients, whose log is convex in the logs.
+
+    `precision` is any one whose curvature is C, that of the UNTEMPERED likelihood, summed over all data, at the
+    present noise. A prior that is not normal has no group; its precision and log density are constants.
+    """
+
+    precision: Precision
+    log_likelihood: Tensor  # () untempered, at the mode and the present noise
+    names: tuple[str, ...]  # of the groups
+    prior_precision: Tensor  # (G,) the present one
+    sizes: Tensor  # (G,) number of weights
+    squares: Tensor  # (G,) sum of pattern (theta* - mean)^2
+    pattern: Tensor  # (R,) of the random weights
+    group: Tensor  # (R,) of the random weights
+    constant: Tensor  # () the part of the log prior that no hyper-parameter changes
+    noise: Noise | None = None
+    likelihood_power: float = 1.0
+    prior_power: float = 1.0
+
+    @classmethod
+    def of(
+        cls,
+        joint: Joint,
+        theta: Tensor,
+        precision: Precision,
+        log_likelihood: Tensor,
+        residuals: Tensor | None = None,
+        groups: Groups | None = None,
+    ) -> "Marginal":
+        """From the mode theta (P,) of a joint, learnt parameters of the likelihood at its end.
+
+        `residuals` is the sum of `residual_sums` over all rows; None leaves the noise out.
+        """
+        if theta.dim() != 1:
+            raise ValueError(f"Marginal.of takes one theta (P,). Got {tuple(theta.shape)}. Use joint.member(i).")
+        weights, raw = joint.split(theta.detach().to(torch.float64))
+        prior, index = joint.bound_prior, joint.random_indices
+        likelihood = joint.fitted(theta).likelihood
+        noise = None if residuals is None else _noise(joint.likelihood, likelihood, residuals)
+        of_noise = noise is not None and joint.likelihood.num_free > 0
+        free = weights.new_zeros(()) if of_noise else joint.likelihood.free_log_prior(raw)
+        present = prior.precision(weights)  # (P,)
+        if isinstance(prior, Normal):
+            groups = Shared() if groups is None else groups
+            names = groups.names(joint.network.layout)
+            group = groups.index(joint.network.layout).to(theta.device)
+            alpha, pattern = parted(present, group, len(names))
+            mean = prior.mean.to(weights) if isinstance(prior.mean, Tensor) else prior.mean
+            squares = pattern * (weights - mean).reshape(-1).square()
+            constant = 0.5 * (pattern.log().sum() - weights.numel() * _LOG_TWO_PI)
+        else:
+            names, group = (), torch.zeros_like(weights, dtype=torch.long)
+            alpha, pattern, squares = present.new_zeros(0), present, torch.zeros_like(weights)
+            constant = prior.log_prob(weights)
+        return cls(
+            precision,
+            log_likelihood.detach().to(torch.float64),
+            names,
+            alpha,
+            torch.bincount(group, minlength=len(names))[: len(names)].to(torch.float64),
+            alpha.new_zeros(max(len(names), 1)).index_add(0, group, squares)[: len(names)],
+            pattern if index is None else pattern[index],
+            group if index is None else group[index],
+            constant + free,
+            noise,
+            float(joint.tempering.likelihood_power),
+            float(joint.tempering.prior_power),
+        )
+
+    def log_evidence(self, prior_precision: Tensor | None = None, noise_scale: Tensor | None = None) -> Tensor:
+        """The log evidence, (), differentiable in prior_precision (G,) and noise_scale (); None is the present one."""
+        alpha = self.prior_precision if prior_precision is None else prior_precision
+        log_likelihood = self.log_likelihood
+        log_prior = self.constant + 0.5 * (self.sizes * alpha.log() - alpha * self.squares).sum()
+        if self.noise is not None:
+            noise = log_likelihood.new_tensor(self.noise.scale) if noise_scale is None else noise_scale
+            log_likelihood = log_likelihood + self.noise.log_likelihood_gain(noise)
+            log_prior = log_prior + self.noise.log_prior(noise)
+        log_joint = self.likelihood_power * log_likelihood + self.prior_power * log_prior
+        return laplace_evidence(log_joint, self.precision_at(alpha, noise_scale))
+
+    def precision_at(self, prior_precision: Tensor | None = None, noise_scale: Tensor | None = None) -> Precision:
+        """The tempered precision of the Gaussian under these hyper-parameters; None is the present one."""
+        alpha = self.prior_precision if prior_precision is None else prior_precision
+        scale = self.likelihood_power * torch.ones_like(self.log_likelihood)
+        if noise_scale is not None:
+            if self.noise is None:
+                raise ValueError("Marginal: this likelihood has no noise of one scale. Give noise_scale=None.")
+            scale = scale * (self.noise.scale / noise_scale) ** 2
+        return self.precision.rescaled(scale, self._prior(alpha))
+
+    def _prior(self, prior_precision: Tensor) -> Tensor:
+        """Prior precision of each random weight times the prior's power, (R,)."""
+        if not self.names:
+            return self.prior_power * self.pattern
+        tempered = self.prior_power * prior_precision
+        if len(self.names) == 1 and self._is_plain:
+            return tempered.expand(self.pattern.numel())  # one number: structured matrices know it by its stride
+        return tempered[self.group] * self.pattern
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return bool((self.pattern == 1.0).all())
+
+
+def residual_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tensor:
+    """(sum_n w_n |y_n - f_n|^2, sum_n w_n D), (2,) or (M, 2) in float64, for outputs (n, *event) or (M, n, *event).
+
+    Zeros for a likelihood that is not Gaussian.
+
+    >>> batch = Batch(torch.zeros(2, 1), torch.ones(2, 3), torch.tensor([1.0, 2.0]))
+    >>> residual_sums(Gaussian(), torch.zeros(2, 3), batch)
+    tensor([9., 9.], dtype=torch.float64)
+    """
+    if not isinstance(likelihood, Gaussian):
+        return outputs.new_zeros(2, dtype=torch.float64)
+    targets, weights = batch.targets, batch.weights
+    event_dims = targets.dim() - (2 if batch.per_member else 1)
+    squares = (targets.to(torch.float64) - outputs.to(torch.float64)).square()
+    rows = squares.flatten(-event_dims) if event_dims else squares.unsqueeze(-1)  # (..., n, D)
+    entries = torch.stack([rows.sum(-1), torch.full_like(rows[..., 0], rows.shape[-1])])  # (2, ..., n)
+    total = (entries if weights is None else entries * weights).sum(-1)
+    return total.movedim(0, -1)
+
+
+def _noise(declared: Likelihood, fitted: Likelihood, residuals: Tensor) -> Noise | None:
+    """The noise where it is that of a Gaussian likelihood with one scale."""
+    if not isinstance(fitted, Gaussian) or not isinstance(declared, Gaussian):
+        if isinstance(fitted, (Scaled, Heteroscedastic)):
+            logger.info("The noise is left as it is: only that of a Gaussian likelihood is tuned. Got %s.", fitted)
+        return None
+    scale = torch.as_tensor(fitted.scale, dtype=torch.float64)
+    if scale.numel() > 1:
+        logger.info("The noise is left as it is: only one scale for all outputs is tuned. Got %d.", scale.numel())
+        return None
+    squares, count = residuals.tolist()
+    return Noise(float(scale), squares, count, declared.log_scale_prior)
+
+
+def parted(precision: Tensor, group: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(alpha (G,), pattern (P,)): geometric means, and exact ones where a group has one value."""
+    log = precision.log()
+    sizes = torch.bincount(group, minlength=count)
+    mean = log.new_zeros(count).index_add(0, group, log) / sizes
+    first = torch.stack([precision[group == each][0] for each in range(count)])
+    plain = torch.stack([(precision[group == each] == first[each]).all() for each in range(count)])
+    alpha = torch.where(plain, first, mean.exp())
+    return alpha, precision / alpha[group]

@@ -1,0 +1,173 @@
+"""What a search for hyper-parameters found, and the problem with it."""
+
+import dataclasses
+import glob
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.evidence.groups import Groups
+from posterity.evidence.marginal import Marginal, parted
+from posterity.likelihoods import Gaussian
+from posterity.model.joint import Joint
+from posterity.priors import Layerwise, Normal, Prior, ScaleRule
+
+logger = logging.getLogger("posterity")
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """Hyper-parameters after a search: those found, or, if it failed, those from before.
+
+    `before` and `after` are what was made as large as possible: the log evidence in nats, or minus the validation loss.
+    `reason` says why a search failed. `noise_scale` is None where there is no noise to tune.
+    """
+
+    groups: Groups
+    names: tuple[str, ...]
+    prior_precision: Tensor  # (G,)
+    noise_scale: float | None
+    before: float
+    after: float
+    evaluations: int
+    reason: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the search found an optimum."""
+        return not self.reason
+
+
+class Tuning(ABC):
+    """A way to choose hyper-parameters after a fit, from the evidence of the Gaussian at its mode."""
+
+    groups: Groups
+    noise: bool
+
+    @abstractmethod
+    def tune(self, marginal: Marginal) -> Tuned:
+        """Search from the present hyper-parameters; a failed search gives those back and logs a warning."""
+
+
+def unchanged(groups: Groups, marginal: Marginal, evaluations: int, reason: str, value: float) -> Tuned:
+    """What a failed search gives: everything as before; the reason goes to the log."""
+    logger.warning("The hyper-parameters stay as they were: %s", reason)
+    scale = None if marginal.noise is None else marginal.noise.scale
+    return Tuned(groups, marginal.names, marginal.prior_precision, scale, value, value, evaluations, reason)
+
+
+def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
+    """The joint with the prior and the noise found; the joint itself if the search failed.
+
+    The pattern of scales and means inside a group is kept: every scale of a group is multiplied by one factor. One
+    group keeps the kind of prior (a `Normal`, or a `Layerwise` with its rules); several make a `Layerwise` with one
+    normal prior for each tensor.
+    """
+    if not tuned.succeeded:
+        return joint
+    likelihood = joint.likelihood
+    if tuned.noise_scale is not None:
+        likelihood = Gaussian(scale=tuned.noise_scale)
+    return dataclasses.replace(joint, prior=_tuned_prior(joint, tuned), likelihood=likelihood)
+
+
+def tuned_members(joint: Joint, tuned: Sequence[Tuned]) -> Joint:
+    """The joint of M members, each with what was found for it; those whose search failed stay as they were."""
+    members = [tuned_joint(joint.member(index), found) for index, found in enumerate(tuned)]
+    likelihood = joint.likelihood
+    if any(found.succeeded and found.noise_scale is not None for found in tuned):
+        scales = torch.tensor([found.noise_scale for found in tuned], dtype=torch.float64, device=joint.device)
+        likelihood = Gaussian(scale=scales.view(-1, 1, 1))
+    prior = joint.prior
+    if any(found.succeeded and found.names for found in tuned):
+        prior = _stacked([member.prior for member in members], [member.bound_prior for member in members])
+    return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
+
+
+def _stacked(priors: Sequence[Prior], bound: Sequence[Prior]) -> Prior:
+    """One prior of all members; rules for scales, which know no members, become scales of single weights."""
+    if all(isinstance(prior, Normal) for prior in priors):
+        return Normal(_rows([p.scale for p in priors]), _rows([p.mean for p in priors], shared=True))  # type: ignore[attr-defined]
+    if all(isinstance(prior, Layerwise) and _of_normals(prior) for prior in priors):
+        rules = [prior.rules for prior in priors]  # type: ignore[attr-defined]
+        if all(rule.keys() == rules[0].keys() for rule in rules):
+            return Layerwise({name: _stacked([rule[name] for rule in rules], ()) for name in rules[0]})
+    return _stacked(bound, ())
+
+
+def _of_normals(prior: Layerwise) -> bool:
+    return all(isinstance(rule, Normal) for rule in prior.rules.values())
+
+
+def _rows(values: Sequence[float | Tensor], shared: bool = False) -> float | Tensor:
+    """Hyper-parameters of all members: numbers as (M,), of single weights as (M, P); one if all `shared` are equal."""
+    tensors = [torch.as_tensor(value, dtype=torch.float64) for value in values]
+    if shared and all(t.shape == tensors[0].shape and torch.equal(t, tensors[0]) for t in tensors):
+        return values[0]
+    size = max(tensor.numel() for tensor in tensors)
+    if size == 1 and not shared and all(tensor.dim() == 0 for tensor in tensors):
+        return torch.stack(tensors)
+    return torch.stack([tensor.reshape(-1).expand(size) for tensor in tensors])
+
+
+def _tuned_prior(joint: Joint, tuned: Tuned) -> Prior:
+    if not tuned.names:
+        return joint.prior
+    factors = dict(zip(tuned.names, _factors(joint, tuned), strict=True))
+    prior = joint.prior
+    if len(factors) == 1:
+        (factor,) = factors.values()
+        if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
+            return Normal(float(tuned.prior_precision) ** -0.5, prior.mean)
+        if isinstance(prior, Normal):
+            return _scaled(prior, factor)
+        if isinstance(prior, Layerwise):
+            return Layerwise({pattern: _scaled_rule(rule, factor) for pattern, rule in prior.rules.items()})
+    bound = joint.bound_prior
+    assert isinstance(bound, Normal)
+    layout = joint.network.layout
+    scale, mean = (torch.as_tensor(v, dtype=torch.float64).expand(1, layout.size) for v in (bound.scale, bound.mean))
+    return Layerwise(
+        {
+            glob.escape(part.name): Normal(
+                _number(scale[:, part.offset : part.offset + part.size] * factors[tuned.groups.name(part)]),
+                _number(mean[0, part.offset : part.offset + part.size]),
+            )
+            for part in layout
+        }
+    )
+
+
+def present_precision(joint: Joint, groups: Groups) -> Tensor:
+    """Prior precision of each group, (G,) in float64: the geometric mean of its weights' under a normal prior."""
+    precision = joint.bound_prior.precision(joint.network.initial.to(torch.float64))
+    layout = joint.network.layout
+    return parted(precision, groups.index(layout).to(precision.device), len(groups.names(layout)))[0]
+
+
+def _factors(joint: Joint, tuned: Tuned) -> list[float]:
+    """What the scales of each group are multiplied by."""
+    present = present_precision(joint, tuned.groups)
+    return [float(factor) for factor in (present / tuned.prior_precision.to(present)).sqrt()]
+
+
+def _scaled(prior: Normal, factor: float) -> Normal:
+    return Normal(prior.scale * factor, prior.mean)
+
+
+def _scaled_rule(rule: Prior | ScaleRule, factor: float) -> Prior | ScaleRule:
+    """A rule of a `Layerwise` that binds to normal priors."""
+    if isinstance(rule, ScaleRule):
+        return dataclasses.replace(rule, gain=rule.gain * factor)
+    assert isinstance(rule, Normal)
+    return _scaled(rule, factor)
+
+
+def _number(values: Tensor) -> float | Tensor:
+    """The one number where all are equal."""
+    first = float(values.reshape(-1)[0])
+    return first if bool((values == first).all()) else values.clone()

@@ -1,0 +1,140 @@
+"""From sums over the data to a Gaussian posterior: prior, tempering, tuned hyper-parameters, and where the mode is."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.curvature.structure import Structure, Sums
+from posterity.curvature.survey import Place
+from posterity.evidence import Marginal, Tuning, laplace_evidence, tuned_joint
+from posterity.inference.method import Target
+from posterity.likelihoods import Gaussian as GaussianNoise
+from posterity.model.density import Density
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.block_diagonal import BlockDiagonal
+from posterity.numerics.per_member import PerMember
+from posterity.numerics.precision import Precision
+from posterity.posteriors.gaussian import Gaussian
+from posterity.priors import Normal, Prior
+
+logger = logging.getLogger("posterity")
+
+FAR = 1.0  # conditional standard deviations from the mode, root mean square over the weights, from which it is said
+
+
+class Fit(NamedTuple):
+    """What passes over the data have found at theta (P,): see `LaplaceState`."""
+
+    theta: Tensor
+    sums: Sums
+    data: Tensor  # (3,)
+    slope: Tensor  # gradient of the log-likelihood: of all weights (R,), or of those of the output layer
+    places: Sequence[Place]
+    buffers: Buffers
+
+
+def prior_precision(joint: Target, theta: Tensor) -> Tensor:
+    """Untempered prior precision (R,) of the random weights at theta (P,); zeros for a `Density`."""
+    if isinstance(joint, Density):
+        return torch.zeros_like(theta, dtype=torch.float64)
+    prior = joint.bound_prior.precision(theta[: joint.num_weights].to(torch.float64))
+    return prior if joint.random_indices is None else prior[joint.random_indices]
+
+
+def gaussian_at_mode(joint: Target, fit: Fit, structure: Structure, tuning: Tuning | None) -> Gaussian:
+    """The Gaussian at theta with the hyper-parameters of the joint, or with those that `tuning` finds."""
+    theta, likelihood_power = fit.theta, float(joint.tempering.likelihood_power)
+    prior_power, prior = float(joint.tempering.prior_power), prior_precision(joint, fit.theta)
+    precision = structure.precision(fit.sums, fit.places, likelihood_power, prior_power * prior)
+    log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
+    weights = theta[: joint.num_weights].detach().clone()
+    gaussian = Gaussian(joint.fitted(theta), weights, precision, fit.buffers, laplace_evidence(log_joint, precision))
+    if isinstance(joint, Density):
+        return gaussian
+    _say_distance(joint, fit, precision)
+    return gaussian if tuning is None else _tuned(joint, fit, gaussian, tuning)
+
+
+def _tuned(joint: Joint, fit: Fit, gaussian: Gaussian, tuning: Tuning) -> Gaussian:
+    """The Gaussian at the same mode with the hyper-parameters of largest evidence."""
+    untempered = gaussian.precision.rescaled(
+        1.0 / float(joint.tempering.likelihood_power), prior_precision(joint, fit.theta)
+    )
+    marginal = Marginal.of(joint, fit.theta, untempered, fit.data[0], fit.data[1:], tuning.groups)
+    if not marginal.names and marginal.noise is None:
+        logger.info("Nothing is tuned: neither a normal prior nor Gaussian noise of one scale is there.")
+        return gaussian
+    found = tuning.tune(marginal)
+    if not found.succeeded:
+        return gaussian
+    with torch.no_grad():
+        scale = None if found.noise_scale is None else fit.data.new_tensor(found.noise_scale)
+        precision = marginal.precision_at(found.prior_precision, scale)
+        evidence = marginal.log_evidence(found.prior_precision, scale)
+    assert isinstance(gaussian.joint, Joint)
+    return Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, fit.buffers, evidence)
+
+
+def _say_distance(joint: Joint, fit: Fit, precision: Precision) -> None:
+    """Warn where the weights are far from a mode, by the gradient in units of the curvature."""
+    if not fit.slope.numel():
+        return
+    slope, curvature = _slope(joint, fit, precision)
+    distance = float((slope.square() / curvature).mean().sqrt())
+    if distance > FAR:
+        logger.warning(
+            "The weights are not at a mode: on average they lie %.3g standard deviations from it (gradient norm %.3g). "
+            "The Gaussian is centred where they are. Train longer, or start from the posterior of MAP.",
+            distance,
+            float(slope.norm()),
+        )
+
+
+def _slope(joint: Joint, fit: Fit, precision: Precision) -> tuple[Tensor, Tensor]:
+    """Gradient of the log posterior in the weights whose slope is known, and the diagonal of their precision."""
+    weights = fit.theta[: joint.num_weights].detach().to(torch.float64)
+    _, of_prior = joint.bound_prior.value_and_grad(weights)
+    of_prior = of_prior if joint.random_indices is None else of_prior[joint.random_indices]
+    powers = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
+    if fit.slope.numel() == of_prior.numel():
+        return powers[0] * fit.slope + powers[1] * of_prior, precision.diagonal()
+    (head,) = [place.block for place in fit.places if place.head]
+    slope = powers[0] * fit.slope + powers[1] * head.gather(of_prior)
+    if isinstance(precision, BlockDiagonal):
+        return slope, precision.parts[precision.blocks.index(head)].diagonal()
+    return slope, head.gather(precision.diagonal())
+
+
+def side_by_side(joint: Target, each: Sequence[Gaussian], buffers: Buffers) -> Gaussian:
+    """The Gaussians of all members as one, with hyper-parameters that differ by member where they were tuned."""
+    theta = torch.stack([gaussian.mean for gaussian in each])
+    evidence = [gaussian.log_evidence for gaussian in each]
+    precision = PerMember(tuple(gaussian.precision for gaussian in each))
+    joint = joint if isinstance(joint, Density) else _with_members(joint, [gaussian.joint for gaussian in each])
+    return Gaussian(joint, theta, precision, buffers, torch.stack([e for e in evidence if e is not None]))
+
+
+def _with_members(joint: Joint, each: Sequence[Target]) -> Joint:
+    """The joint whose prior and likelihood are those of the members' joints."""
+    joints = [one for one in each if isinstance(one, Joint)]
+    layout = joint.network.layout
+    noises = [one.likelihood for one in joints if isinstance(one.likelihood, GaussianNoise)]
+    plain, likelihood = joint.network.initial.double(), joints[0].likelihood
+    if len(noises) == len(joints):
+        learning = [dataclasses.replace(noise, learn=True) for noise in noises]
+        likelihood = learning[0].fixed(torch.stack([noise.free(plain) for noise in learning]))
+    priors = [one.bound_prior for one in joints if isinstance(one.bound_prior, Normal)]
+    prior: Prior = joint.prior
+    if len(priors) == len(joints):
+        scale = torch.stack([one.variance(plain).sqrt() for one in priors])
+        mean = torch.stack([torch.as_tensor(one.mean).to(plain).expand(layout.size) for one in priors])
+        if bool((scale == scale[:, :1]).all()) and bool((mean == mean[0, 0]).all()):
+            prior = Normal(scale[:, 0].clone(), float(mean[0, 0]))
+        else:
+            prior = Normal(scale, mean)
+    return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
