@@ -5,7 +5,7 @@ from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.mackay import MacKay
 from posterity.evidence.marginal import Marginal, residual_sums
 from posterity.evidence.maximise import Evidence
-from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint, tuned_members
+from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint
 from posterity.evidence.validation_grid import ValidationGrid
 
 __all__ = [
@@ -23,5 +23,4 @@ __all__ = [
     "present_precision",
     "residual_sums",
     "tuned_joint",
-    "tuned_members",
 ]

@@ -4,7 +4,6 @@ import dataclasses
 import glob
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,45 +72,6 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
     if tuned.noise_scale is not None:
         likelihood = Gaussian(scale=tuned.noise_scale)
     return dataclasses.replace(joint, prior=_tuned_prior(joint, tuned), likelihood=likelihood)
-
-
-def tuned_members(joint: Joint, tuned: Sequence[Tuned]) -> Joint:
-    """The joint of M members, each with what was found for it; those whose search failed stay as they were."""
-    members = [tuned_joint(joint.member(index), found) for index, found in enumerate(tuned)]
-    likelihood = joint.likelihood
-    if any(found.succeeded and found.noise_scale is not None for found in tuned):
-        scales = torch.tensor([found.noise_scale for found in tuned], dtype=torch.float64, device=joint.device)
-        likelihood = Gaussian(scale=scales.view(-1, 1, 1))
-    prior = joint.prior
-    if any(found.succeeded and found.names for found in tuned):
-        prior = _stacked([member.prior for member in members], [member.bound_prior for member in members])
-    return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
-
-
-def _stacked(priors: Sequence[Prior], bound: Sequence[Prior]) -> Prior:
-    """One prior of all members; rules for scales, which know no members, become scales of single weights."""
-    if all(isinstance(prior, Normal) for prior in priors):
-        return Normal(_rows([p.scale for p in priors]), _rows([p.mean for p in priors], shared=True))  # type: ignore[attr-defined]
-    if all(isinstance(prior, Layerwise) and _of_normals(prior) for prior in priors):
-        rules = [prior.rules for prior in priors]  # type: ignore[attr-defined]
-        if all(rule.keys() == rules[0].keys() for rule in rules):
-            return Layerwise({name: _stacked([rule[name] for rule in rules], ()) for name in rules[0]})
-    return _stacked(bound, ())
-
-
-def _of_normals(prior: Layerwise) -> bool:
-    return all(isinstance(rule, Normal) for rule in prior.rules.values())
-
-
-def _rows(values: Sequence[float | Tensor], shared: bool = False) -> float | Tensor:
-    """Hyper-parameters of all members: numbers as (M,), of single weights as (M, P); one if all `shared` are equal."""
-    tensors = [torch.as_tensor(value, dtype=torch.float64) for value in values]
-    if shared and all(t.shape == tensors[0].shape and torch.equal(t, tensors[0]) for t in tensors):
-        return values[0]
-    size = max(tensor.numel() for tensor in tensors)
-    if size == 1 and not shared and all(tensor.dim() == 0 for tensor in tensors):
-        return torch.stack(tensors)
-    return torch.stack([tensor.reshape(-1).expand(size) for tensor in tensors])
 
 
 def _tuned_prior(joint: Joint, tuned: Tuned) -> Prior:

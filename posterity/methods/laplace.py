@@ -141,10 +141,14 @@ class Laplace(Method):
             return max(formed, self.structure_for(joint).bytes(known, joint.num_data, columns))
         return self.structure_for(joint).bytes(known, joint.num_data, columns)
 
+    @property
+    def passes(self) -> int:
+        """Passes over all rows: those of the structure, and one for a subset that is chosen by them."""
+        return (self.subset.count is not None) + (1 if self.structure is None else self.structure.passes)
+
     def batches(self, data: Data, key: Key) -> Feed:
         """As many passes over all rows as structure and subset take."""
-        extra = 0 if self.subset.count is None else 1
-        return data.passes(self.batch_size, extra + (1 if self.structure is None else self.structure.passes))
+        return data.passes(self.batch_size, self.passes)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> LaplaceState:
         """Zero sums at theta."""

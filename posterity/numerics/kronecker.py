@@ -126,7 +126,7 @@ class Kronecker(Precision):
         multiple = self._ratio.mean((-3, -2, -1), keepdim=True)
         if self.factored_damping:
             if bool((multiple < 0).any()):
-                raise not_definite(float(multiple.min()))
+                raise not_definite(float(multiple.detach().min()))
             return (scale.sqrt() * outer + multiple.sqrt()) * (scale.sqrt() * inner + multiple.sqrt())
         if self.prior.requires_grad and self.prior.stride(-1) != 0:
             # Equal to the multiple, and with the right first derivatives in every entry of the prior.
