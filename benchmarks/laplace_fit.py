@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import functools
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,7 +176,9 @@ def trained(seed: int) -> tuple[nn.Module, Tensor, Tensor]:
 def peer_tuned(module: nn.Module, x: Tensor, y: Tensor) -> Any:
     """laplace-torch's full posterior with its prior precision tuned by evidence, by its fastest backend."""
     fitted = peer_fit("BackPackGGN", module, Batches(x, y), "full")()
-    fitted.optimize_prior_precision(method="marglik", pred_type="glm", n_steps=PRIOR_STEPS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted.optimize_prior_precision(method="marglik", pred_type="glm", n_steps=PRIOR_STEPS)
     return fitted
 
 
