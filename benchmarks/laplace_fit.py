@@ -33,6 +33,7 @@ from benchmarks.laplace_parts import (
     our_method,
     peer_evidence,
     peer_fit,
+    prior_outside,
     problem,
     without_biases,
 )
@@ -132,13 +133,6 @@ def measure(case: Case, net: str, rounds: int, seed: int) -> Comparison:
     share = case.floor(layers) / floor.epoch(layers)
     floors = {timing.name: share for timing in comparison.timings if timing.name != LIMIT}
     return dataclasses.replace(comparison, columns={"floor, x limit": {LIMIT: 1.0, **floors}})
-
-
-def prior_outside(module: nn.Module) -> float:
-    """Log N(0, 1) density of the weights that are not in the last layer: our evidence has it, the peer's does not."""
-    *rest, _, _ = module.parameters()
-    weights = torch.cat([weight.detach().flatten() for weight in rest])
-    return float(torch.distributions.Normal(0.0, 1.0).log_prob(weights).sum())
 
 
 def agreement(net: str, seed: int) -> dict[str, float]:

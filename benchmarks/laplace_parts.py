@@ -52,6 +52,13 @@ def without_biases(module: nn.Module) -> nn.Module:
     return bare
 
 
+def prior_outside(module: nn.Module) -> float:
+    """Log N(0, 1) density of the weights that are not in the last layer: our evidence has it, the peer's does not."""
+    *rest, _, _ = module.parameters()
+    weights = torch.cat([weight.detach().flatten() for weight in rest])
+    return float(torch.distributions.Normal(0.0, 1.0).log_prob(weights).sum())
+
+
 def epoch(module: nn.Module, batches: Batches) -> Callable[[], None]:
     """Forward and backward over all batches: the limit of a fit."""
     module = copy.deepcopy(module)
