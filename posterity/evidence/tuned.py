@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.evidence.groups import Groups
+from posterity.evidence.groups import Groups, grouped
 from posterity.evidence.marginal import Marginal, parted
 from posterity.likelihoods import Gaussian
 from posterity.model.joint import Joint
@@ -77,24 +77,27 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
 def _tuned_prior(joint: Joint, tuned: Tuned) -> Prior:
     if not tuned.names:
         return joint.prior
-    factors = dict(zip(tuned.names, _factors(joint, tuned), strict=True))
-    prior = joint.prior
-    if len(factors) == 1:
-        (factor,) = factors.values()
+    prior, factors = joint.prior, _factors(joint, tuned)  # (G,)
+    if len(tuned.names) == 1 and joint.random_indices is None:
         if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
             return Normal(float(tuned.prior_precision) ** -0.5, prior.mean)
         if isinstance(prior, Normal):
-            return _scaled(prior, factor)
+            return _scaled(prior, float(factors))
         if isinstance(prior, Layerwise):
-            return Layerwise({pattern: _scaled_rule(rule, factor) for pattern, rule in prior.rules.items()})
-    bound = joint.bound_prior
+            return Layerwise({pattern: _scaled_rule(rule, float(factors)) for pattern, rule in prior.rules.items()})
+    bound, layout = joint.bound_prior, joint.network.layout
     assert isinstance(bound, Normal)
-    layout = joint.network.layout
-    scale, mean = (torch.as_tensor(v, dtype=torch.float64).expand(1, layout.size) for v in (bound.scale, bound.mean))
+    scale, mean = (
+        torch.as_tensor(v, dtype=torch.float64, device=factors.device).expand(1, layout.size)
+        for v in (bound.scale, bound.mean)
+    )
+    each = factors[grouped(joint, tuned.groups)[1]]
+    every = torch.arange(layout.size, device=factors.device) if joint.random_indices is None else joint.random_indices
+    scale = scale.index_copy(1, every, scale[:, every] * each)
     return Layerwise(
         {
             glob.escape(part.name): Normal(
-                _number(scale[:, part.offset : part.offset + part.size] * factors[tuned.groups.name(part)]),
+                _number(scale[:, part.offset : part.offset + part.size]),
                 _number(mean[0, part.offset : part.offset + part.size]),
             )
             for part in layout
@@ -103,16 +106,17 @@ def _tuned_prior(joint: Joint, tuned: Tuned) -> Prior:
 
 
 def present_precision(joint: Joint, groups: Groups) -> Tensor:
-    """Prior precision of each group, (G,) in float64: the geometric mean of its weights' under a normal prior."""
+    """Prior precision of each group of random weights, (G,) in float64: geometric means under a normal prior."""
+    names, index = grouped(joint, groups)
     precision = joint.bound_prior.precision(joint.network.initial.to(torch.float64))
-    layout = joint.network.layout
-    return parted(precision, groups.index(layout).to(precision.device), len(groups.names(layout)))[0]
+    random = precision if joint.random_indices is None else precision[joint.random_indices]
+    return parted(random, index, len(names))[0]
 
 
-def _factors(joint: Joint, tuned: Tuned) -> list[float]:
-    """What the scales of each group are multiplied by."""
+def _factors(joint: Joint, tuned: Tuned) -> Tensor:
+    """What the scales of each group are multiplied by, (G,)."""
     present = present_precision(joint, tuned.groups)
-    return [float(factor) for factor in (present / tuned.prior_precision.to(present)).sqrt()]
+    return (present / tuned.prior_precision.to(present)).sqrt()
 
 
 def _scaled(prior: Normal, factor: float) -> Normal:

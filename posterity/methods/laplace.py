@@ -227,7 +227,7 @@ class Laplace(Method):
         structure = self.structure_for(problem)
         if state.theta.dim() == 1:
             fit = Fit(state.theta, state.sums[0], state.data[0], state.slopes[0], state.places, state.buffers)
-            gaussian = gaussian_at_mode(problem, fit, structure, self.tuning)
+            gaussian = gaussian_at_mode(problem, fit, structure, self.tuning, self.curvature.scales_with_noise)
         else:
             each = [
                 gaussian_at_mode(
@@ -242,6 +242,7 @@ class Laplace(Method):
                     ),
                     structure,
                     self.tuning,
+                    self.curvature.scales_with_noise,
                 )
                 for i in range(len(state.data))
             ]

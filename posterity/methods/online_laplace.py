@@ -21,6 +21,7 @@ from posterity.evidence import (
     present_precision,
     tuned_joint,
 )
+from posterity.evidence.groups import grouped
 from posterity.inference.method import Info, Method, Target
 from posterity.likelihoods import Gaussian
 from posterity.methods.gaussian_at_mode import prior_precision
@@ -189,7 +190,7 @@ class OnlineLaplace(Method):
         if joint not in _latest or _latest[joint][0] != key:
             groups = self.tuning.groups
             noise = numbers[-1] or None
-            found = Tuned(groups, groups.names(joint.network.layout), prior_precision, noise, math.nan, math.nan, 0)
+            found = Tuned(groups, grouped(joint, groups)[0], prior_precision, noise, math.nan, math.nan, 0)
             _latest[joint] = key, tuned_joint(joint, found)
         return _latest[joint][1]
 
