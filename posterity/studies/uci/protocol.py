@@ -99,9 +99,9 @@ def problem(split: Split, settings: Settings) -> Joint:
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations of the columns; the scale of a constant one, which rounding hides, is 1."""
+    """Means and standard deviations of the columns; a constant one has exactly its value and 1, not rounding errors."""
     constant = rows.amax(0) == rows.amin(0)
-    return rows.mean(0), rows.std(0, correction=0).masked_fill(constant, 1.0)
+    return torch.where(constant, rows[0], rows.mean(0)), rows.std(0, correction=0).masked_fill(constant, 1.0)
 
 
 def _scaled(rows: Tensor, moments: tuple[Tensor, Tensor]) -> Tensor:
