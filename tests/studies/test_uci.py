@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 import warnings
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,7 @@ import torch
 from ucitable import GOAL, HEADER, write_energy
 
 from posterity.datasets import UCI_REGRESSION, uci_regression
-from posterity.errors import BadData, BadFolder
+from posterity.errors import BadData, BadFolder, Diverged, PosterityError
 from posterity.methods import Diagonal, Laplace
 from posterity.predictive.gaussian import GaussianPredictive
 from posterity.studies.uci import Settings, draw, runs, study, summary, uci
@@ -176,6 +177,18 @@ def test_a_damaged_result_is_refused_by_name(folder, content):
     path.write_bytes(content)
     with pytest.raises(BadFolder, match=r"split-00\.json' holds no result"):
         uci(["energy"], ["map"], folder=folder, settings=TINY)
+
+
+@pytest.mark.usefixtures("energy")
+def test_a_fit_that_fails_is_named_and_survives_the_way_between_processes(folder, monkeypatch):
+    def diverge(*words, **options):
+        raise Diverged("The loss is NaN at step 3.", step=3, tensor="loss")
+
+    monkeypatch.setattr(runs, "infer", diverge)
+    with pytest.raises(PosterityError, match=r"energy, MAP, split 0: The loss is NaN at step 3\.") as caught:
+        uci(["energy"], folder=folder, settings=TINY)
+    travelled = pickle.loads(pickle.dumps(caught.value))
+    assert (str(travelled), travelled.exit_code) == (str(caught.value), Diverged.exit_code)
 
 
 @pytest.mark.usefixtures("energy")

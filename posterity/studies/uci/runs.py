@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from posterity import __version__
-from posterity.errors import BadFolder
+from posterity.errors import BadFolder, PosterityError
 from posterity.inference import Method, infer
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
@@ -108,13 +109,25 @@ def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, setting
     done: dict[tuple[Method, ...], tuple[Posterior, float]] = {}
     results = []
     for method in methods:
-        posterior, seconds = _run(split, RECIPES[method].stages(settings), settings, done)
         cell = Cell(data_set, method, index)
-        result = Result(cell, split.scores(posterior.predict(split.test.inputs)), seconds)
+        with _named(cell):
+            posterior, seconds = _run(split, RECIPES[method].stages(settings), settings, done)
+            result = Result(cell, split.scores(posterior.predict(split.test.inputs)), seconds)
         document = {"identity": identity(split, method, settings), "scores": result.scores, "seconds": seconds}
         write_file(cell.path(folder), (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
         results.append(result)
     return results
+
+
+@contextmanager
+def _named(cell: Cell) -> Iterator[None]:
+    """Say in which fit an expected error came up; made anew, for not every class of them travels between processes."""
+    try:
+        yield
+    except PosterityError as error:
+        failure = PosterityError(f"{cell}: {error}")
+        failure.exit_code = error.exit_code
+        raise failure from error
 
 
 def _run(
