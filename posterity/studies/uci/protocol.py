@@ -26,8 +26,8 @@ class Settings:
     """
 
     steps: int = 20_000
-    batch_size: int = 128
-    step_size: float = 0.01
+    batch_size: int = 256
+    step_size: float = 0.03
     prior_scale: float = 1.0
     seed: int = 0
 
