@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics import jacobian
-from posterity.numerics.gram import gram
+from posterity.numerics.gram import upper_gram
 from posterity.numerics.jacobian import Jacobian
 
 
@@ -87,29 +87,31 @@ class Matrix(Jacobian):
         return Matrix(features, self.gradients[:, low:high], self.bias)
 
     def inner_gram(self, weights: Tensor | None) -> Tensor:
-        """Sum over rows of the mean over positions of a a^T, (G, I, I), rows counting with `weights` (N,)."""
+        """Sum over rows of the mean over positions of a a^T, (G, I, I), rows counting with `weights` (N,).
+
+        To be read on and above the diagonals.
+        """
         features, groups = self.features, self.gradients.shape[3]
         total = float(self.num_rows) if weights is None else float(weights.sum())
         if features is None:
             return self.gradients.new_full((groups, 1, 1), total)
         weighted = features if weights is None else features * weights.to(self.dtype).view(-1, 1, 1, 1)
+        width = features.shape[-1]
+        inner = features.new_zeros(groups, self.width, self.width)
         if groups == 1 and weights is None:
-            square = gram(features.flatten(2).flatten(0, 1)).unsqueeze(0)
+            upper_gram(features.flatten(2).flatten(0, 1), inner[0, :width, :width])
         else:
-            square = torch.einsum("ntgi,ntgj->gij", features, weighted)
+            inner[:, :width, :width] = torch.einsum("ntgi,ntgj->gij", features, weighted)
         if self.bias:
-            inner = square.new_full((groups, square.shape[-1] + 1, square.shape[-1] + 1), total)
-            inner[:, :-1, :-1] = square
-            inner[:, -1, :-1] = inner[:, :-1, -1] = weighted.sum((0, 1))
-            inner[:, -1, -1] *= self.positions
-            square = inner
-        return square if self.positions == 1 else square / self.positions
+            inner[:, :-1, -1] = weighted.sum((0, 1))
+            inner[:, -1, -1] = total * self.positions
+        return inner if self.positions == 1 else inner.div_(self.positions)
 
     def outer_gram(self) -> Tensor:
-        """Sum of g g^T over outputs, rows and positions, (G, O, O)."""
+        """Sum of g g^T over outputs, rows and positions, (G, O, O); to be read on and above the diagonals."""
         flat = self.gradients.transpose(0, 1).flatten(0, 2)  # (N D T, G, O)
         if flat.shape[1] == 1:
-            return gram(flat[:, 0]).unsqueeze(0)
+            return upper_gram(flat[:, 0]).unsqueeze(0)
         return torch.einsum("ngo,ngp->gop", flat, flat)
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
