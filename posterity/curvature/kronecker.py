@@ -21,6 +21,7 @@ from posterity.numerics.jacobian import Jacobian, Stacked
 from posterity.numerics.kronecker import Kronecker as KroneckerPrecision
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
+from posterity.numerics.thin_jacobian import Thin
 
 logger = logging.getLogger("posterity")
 
@@ -103,7 +104,7 @@ def add_factors(sums: Sums, rows: Rows) -> Sums:
 
 def _factors(place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> Sums:
     """What one piece adds to the sums of one layer; inputs of a layer are seen once for all columns."""
-    if isinstance(part, (Matrix, Convolution)):
+    if isinstance(part, (Matrix, Thin, Convolution)):
         found = {"outer": part.outer_gram()}
         return {**found, "inner": part.inner_gram(weights)} if fresh else found
     if isinstance(part, Lookup):

@@ -1,6 +1,5 @@
 """Products X^T X at little more than half the price."""
 
-import torch
 from torch import Tensor
 
 BLOCKS = 4
@@ -8,7 +7,7 @@ LEAST = 256  # columns below which one product is quicker
 
 
 def upper_gram(matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """X^T X for X (n, d) on and above its diagonal; what is below, where X is wide, is not to be read.
+    """X^T X for X (n, d) on and above its diagonal, added to `out`; what is below, where X is wide, is not to be read.
 
     Takes (BLOCKS + 1) / (2 BLOCKS) of the multiplications. `symmetric` makes the whole of it.
 
@@ -22,7 +21,7 @@ def upper_gram(matrix: Tensor, out: Tensor | None = None) -> Tensor:
     width = -(-size // blocks)
     for low in range(0, size, width):
         high = min(size, low + width)
-        torch.mm(matrix[:, low:high].T, matrix[:, low:], out=out[low:high, low:])
+        out[low:high, low:].addmm_(matrix[:, low:high].T, matrix[:, low:])
     return out
 
 

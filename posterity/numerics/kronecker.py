@@ -14,6 +14,7 @@ from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
 from posterity.numerics.spectrum import check_positive, check_size, double, not_definite, number, pick
+from posterity.numerics.thin_jacobian import Thin
 
 _SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
 
@@ -221,7 +222,7 @@ class Kronecker(Precision):
     def _turned(self, jacobian: Tensor | Jacobian) -> tuple[Jacobian, Tensor]:
         """J in coordinates where Sigma is diagonal, and that diagonal (R,)."""
         variance = 1.0 / self.eigenvalues
-        if isinstance(jacobian, (Matrix, Convolution)):
+        if isinstance(jacobian, (Matrix, Thin, Convolution)):
             return jacobian.rotated(self.outer.basis, self.inner.basis), variance.flatten()
         if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # rows are not mixed: only scaled
             return jacobian.rotated(self.inner.basis[0]), (variance / self.outer.pattern.unsqueeze(-1)).flatten()
