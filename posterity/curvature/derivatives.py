@@ -21,7 +21,7 @@ from posterity.numerics.weight_uses import WeightUses
 logger = logging.getLogger("posterity")
 
 CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
-DEVICE = 3 << 30  # the same on a GPU, which wants many rows at a time
+DEVICE = 11 << 28  # the same on a GPU, which wants many rows at a time
 LEAST_ROWS = 16
 
 Columns = Callable[[Tensor, int], Tensor]
