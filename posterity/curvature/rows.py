@@ -214,13 +214,13 @@ class Rows:
         leaf = random.requires_grad_()
         outputs = joint.network.outputs(rebuild(leaf), batch.inputs, self.buffers)
         self._outputs = [outputs.detach()]
-        columns = self._columns(outputs.detach(), 0).flatten(2)  # (K, n, D)
+        columns = self._columns(outputs.detach(), 0).reshape(-1, len(outputs), max(1, outputs[:1].numel()))  # (K, n, D)
         dummy = torch.zeros_like(outputs, requires_grad=True)
         (pulled,) = torch.autograd.grad(outputs, leaf, dummy, create_graph=True)
         results = []
         for vector in vectors:
             (pushed,) = torch.autograd.grad(pulled, dummy, vector, retain_graph=True)  # J v
-            inner = torch.einsum("knd,nd->kn", columns, pushed.flatten(1))
+            inner = torch.einsum("knd,nd->kn", columns, pushed.reshape(columns.shape[1:]))
             back = torch.einsum("knd,kn->nd", columns, inner).view_as(outputs)
             results.append(torch.autograd.grad(outputs, leaf, back, retain_graph=True)[0])
         return torch.stack(results)

@@ -71,7 +71,8 @@ _KNOWN: WeakKeyDictionary[Network, dict[tuple[object, ...], Survey]] = WeakKeyDi
 def survey(joint: Joint, inputs: Inputs) -> Survey:
     """The survey of a joint's network at inputs of this kind, made once for each."""
     shapes = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in named_tensors(inputs).items())
-    key = (id(joint.random) if isinstance(joint.random, Tensor) else joint.random, shapes)
+    random = tuple(joint.random.tolist()) if isinstance(joint.random, Tensor) else joint.random
+    key = (random, shapes)
     known = _KNOWN.setdefault(joint.network, {})
     if key not in known:
         known[key] = _survey(joint, inputs)
