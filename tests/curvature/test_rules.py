@@ -259,9 +259,7 @@ def test_an_input_that_is_overwritten_later_is_not_read_as_it_is_then() -> None:
 
 @pytest.mark.parametrize("random", ["2.*", "0.bias", "*weight", ("0.weight", "2.bias")])
 def test_tensors_by_pattern_and_by_name(random) -> None:
-    build, inputs, _ = CASES["linear without bias"]
-    module = made(sequential(linear(3, 4), nn.Tanh, linear(4, 2)))
-    case = truth(module, inputs, random=random)
+    case = truth(made(sequential(linear(3, 4), nn.Tanh, linear(4, 2))), normal(3), random=random)
     assert case.matrix.shape[0] < case.joint.num_weights
     close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
     close(GaussNewton().diagonal(case.joint, case.theta, case.batch, None), case.matrix.diagonal())

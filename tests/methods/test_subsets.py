@@ -3,6 +3,7 @@
 import pytest
 import torch
 from contracts.cases import classification, inputs, labels, linear_regression, numbers
+from matrixcases import as_matrix
 
 import posterity as po
 from posterity.curvature import Diagonal
@@ -47,7 +48,7 @@ def test_laplace_of_a_part_is_a_block_of_the_whole(fitted):
         head, _ = po.infer(Laplace(tuning=None), part, labels(FLOAT64), start=q)
         assert head.gaussian.precision.size == 10
         torch.testing.assert_close(
-            head.gaussian.precision.matrix, whole.gaussian.precision.matrix[-10:, -10:], rtol=1e-12, atol=1e-12
+            as_matrix(head.gaussian.precision), as_matrix(whole.gaussian.precision)[-10:, -10:], rtol=1e-12, atol=1e-12
         )
 
 
@@ -61,7 +62,7 @@ def test_frozen_and_point_weights_predict_alike_and_differ_in_the_prior_alone(fi
     torch.testing.assert_close(points.log_evidence - frozen.log_evidence, prior_of_points, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("structure", [po.methods.Full(), Diagonal()], ids=str)
+@pytest.mark.parametrize("structure", [po.curvature.Full(), Diagonal()], ids=str)
 def test_draws_move_the_random_weights_alone(fitted, structure):
     joint, q = fitted
     points, _ = po.infer(
@@ -89,7 +90,7 @@ def test_random_weights_in_the_middle_of_theta():
     whole, _ = po.infer(Laplace(tuning=None), classification(FLOAT64), labels(FLOAT64))
     index = slice(12, 16)
     torch.testing.assert_close(
-        points.gaussian.precision.matrix, whole.gaussian.precision.matrix[index, index], rtol=1e-12, atol=1e-12
+        as_matrix(points.gaussian.precision), as_matrix(whole.gaussian.precision)[index, index], rtol=1e-12, atol=1e-12
     )
     changed = (points.sample(2, Key(0)) != points.point()).any(0).nonzero().squeeze(1)
     assert changed.tolist() == [12, 13, 14, 15]
@@ -105,7 +106,7 @@ def test_conjugate_solves_for_the_random_weights_given_the_points():
     assert q.point()[-1] == bias
     precision = x.T @ x / 0.3**2 + torch.eye(3, dtype=FLOAT64) / 0.7**2
     mean = torch.linalg.solve(precision, x.T @ (y[:, 0] - bias) / 0.3**2)
-    torch.testing.assert_close(q.gaussian.precision.matrix, precision, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(as_matrix(q.gaussian.precision), precision, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(q.point()[:-1], mean, rtol=1e-12, atol=1e-12)
 
 
