@@ -154,7 +154,7 @@ class Rows:
                 value = rows.T @ rows
                 total = value if total is None else total.add_(value)
         assert total is not None
-        return total
+        return 0.5 * (total + total.mT)  # a product is symmetric to rounding only
 
     def diagonal(self) -> Tensor:
         """The diagonal (R,), in float64; of a curvature without columns it comes from the whole matrix."""
