@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -47,6 +48,7 @@ class Survey:
     event: tuple[int, ...]
     row_entries: int = 0  # numbers that a row takes for each column of derivatives
     row_features: int = 0  # numbers that its features take, patches of convolutions included
+    times: Mapping[str, int] = field(default_factory=dict)  # how often a pass uses each tensor with a rule
 
     @property
     def head(self) -> Block | None:
@@ -57,6 +59,22 @@ class Survey:
     def size(self) -> int:
         """R."""
         return self.total if self.select is None else self.select.numel()
+
+    def check(self, uses: Sequence[Use], rows: int) -> None:
+        """A ValueError where a pass over `rows` rows runs its layers otherwise than the survey did."""
+        for use in uses:
+            if use.output_shape[0] != rows:
+                raise ValueError(
+                    f"The layer of '{use.names[0]}' must run on all rows of a batch. It ran on "
+                    f"{use.output_shape[0]} of {rows}, though on all of those looked at first. Run it on every row and "
+                    "choose among its outputs."
+                )
+        for name, times in Counter(name for use in uses for name in use.names).items():
+            if times > self.times[name]:
+                raise ValueError(
+                    f"'{name}' must be used equally often for all rows. A batch used it {times} times, and the rows "
+                    f"looked at first {self.times[name]}. Run the layer the same number of times whatever the inputs."
+                )
 
     def block(self, use: Use) -> Block:
         """Where the weights of a use lie."""
@@ -132,7 +150,7 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
         logger.info("curvature of '%s' by whole Jacobians, because %s", name, reason)
     return Survey(
         offsets, total, select, tuple(places), draft.tracked, explicit, outputs,
-        max(entries, sum(sizes[name] for name in explicit)), features,
+        max(entries, sum(sizes[name] for name in explicit)), features, count,
     )  # fmt: skip
 
 
