@@ -114,6 +114,42 @@ def test_batch_norm_of_batch_statistics_is_refused() -> None:
         laplace(joint(nn.Sequential(nn.Linear(3, 4), norm, nn.Linear(4, 1))))
 
 
+class Routed(nn.Module):
+    """Rows below zero in the first column go past the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        through = x[:, :1] >= 0
+        return torch.zeros_like(x[:, :1]).masked_scatter(through, self.layer(x[through[:, 0]]))
+
+
+class Repeated(nn.Module):
+    """A layer that runs again where a batch has a row below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        again = bool((x[:, 0] < 0).any())
+        hidden = self.layer(x).tanh()
+        return (self.layer(hidden) if again else hidden)[:, :1]
+
+
+@pytest.mark.parametrize("structure", [Full(), Kronecker()], ids=str)
+def test_layers_that_run_otherwise_than_on_the_first_rows_are_refused(structure) -> None:
+    x = X.clone()
+    x[:, 0] = x[:, 0].abs()
+    x[7, 0] = -1.0
+    with pytest.raises(ValueError, match=r"'layer\.weight' must run on all rows of a batch\. It ran on 11 of 12"):
+        laplace(joint(Routed()), (x, Y), structure=structure)
+    with pytest.raises(ValueError, match=r"'layer\.weight' must be used equally often .* used it 2 times"):
+        laplace(joint(Repeated()), (x, Y), structure=structure)
+
+
 @pytest.mark.parametrize("structure", [Kronecker(), CorrectedKronecker()], ids=str)
 def test_a_hessian_has_no_columns(structure) -> None:
     with pytest.raises(ValueError, match=r"Hessian\(\) has none\. Use GaussNewton\(\)"):
