@@ -92,6 +92,7 @@ def _pieces(
     with torch.enable_grad(), WeightUses(tracked) as seen:
         outputs = joint.network.run(weights, inputs, buffers)[0]
     uses = [use for use in seen.uses if use.names]
+    known.check(uses, len(outputs))
     plain = outputs if differentiable else outputs.detach()
     seeds = _units(plain) if columns is None else columns(plain, low)
     whole = None

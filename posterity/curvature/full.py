@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -38,8 +39,9 @@ class Full(Structure):
             return added(sums, matrix=rows.matrix())
         for piece in rows.jacobians():
             jacobian = piece.jacobian
-            columns = rows.joint.num_data * jacobian.num_outputs
-            if "matrix" not in sums and columns < jacobian.size:
+            outputs = max(1, prod(piece.outputs.shape[1:]))
+            # Not by the columns of this piece: how many go at once differs by piece, the form of the sums must not.
+            if rows.joint.num_data * rows.curvature.num_columns(outputs) < jacobian.size:
                 part = jacobian.rows().flatten(0, 1).to(torch.float64)
                 sums["rows"] = torch.cat([sums["rows"], part]) if "rows" in sums else part
                 continue

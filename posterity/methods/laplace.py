@@ -8,7 +8,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.curvature import Curvature, Diagonal, Full, GaussNewton, Kronecker, Structure
+from posterity.curvature import (
+    Curvature,
+    Diagonal,
+    Full,
+    GaussNewton,
+    Kronecker,
+    LowRank,
+    MonteCarloFisher,
+    Structure,
+)
 from posterity.curvature.rows import Rows, num_random
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, survey
@@ -101,6 +110,11 @@ class Laplace(Method):
             raise ValueError(
                 f"Laplace: {self.structure} is made of the columns of a curvature, and {self.curvature} has none. "
                 "Use GaussNewton(), MonteCarloFisher() or EmpiricalFisher(), or another structure."
+            )
+        if isinstance(self.structure, LowRank) and isinstance(self.curvature, MonteCarloFisher):
+            raise ValueError(
+                f"Laplace: {self.structure} needs the same matrix in every pass, and {self.curvature} draws another in "
+                "each. Use GaussNewton() or EmpiricalFisher(), or another structure."
             )
 
     def structure_for(self, joint: Target) -> Structure:
