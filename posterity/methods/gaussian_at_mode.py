@@ -19,8 +19,9 @@ from posterity.model.network import Buffers
 from posterity.numerics.block_diagonal import BlockDiagonal
 from posterity.numerics.per_member import PerMember
 from posterity.numerics.precision import Precision
+from posterity.numerics.updated import base, updated
 from posterity.posteriors.gaussian import Gaussian
-from posterity.priors import Normal, Prior
+from posterity.priors import Correlated, Normal, Prior
 
 logger = logging.getLogger("posterity")
 
@@ -39,9 +40,14 @@ class Fit(NamedTuple):
 
 
 def prior_precision(joint: Target, theta: Tensor) -> Tensor:
-    """Untempered prior precision (R,) of the random weights at theta (P,); zeros for a `Density`."""
+    """Untempered prior precision (R,) of the random weights at theta (P,): of a `Correlated` prior the diagonal part.
+
+    Zeros for a `Density`.
+    """
     if isinstance(joint, Density):
         return torch.zeros_like(theta, dtype=torch.float64)
+    if isinstance(joint.bound_prior, Correlated):
+        return base(joint.bound_prior.matrix)  # the rest is added in `gaussian_at_mode`
     prior = joint.bound_prior.precision(theta[: joint.num_weights].to(torch.float64))
     return prior if joint.random_indices is None else prior[joint.random_indices]
 
@@ -51,20 +57,23 @@ def gaussian_at_mode(joint: Target, fit: Fit, structure: Structure, tuning: Tuni
     theta, likelihood_power = fit.theta, float(joint.tempering.likelihood_power)
     prior_power, prior = float(joint.tempering.prior_power), prior_precision(joint, fit.theta)
     precision = structure.precision(fit.sums, fit.places, likelihood_power, prior_power * prior)
+    known = precision  # of the data alone, apart from a diagonal
+    if isinstance(joint, Joint) and isinstance(joint.bound_prior, Correlated):
+        precision = updated(precision, joint.bound_prior.matrix, prior_power)
     log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
     weights = theta[: joint.num_weights].detach().clone()
     gaussian = Gaussian(joint.fitted(theta), weights, precision, fit.buffers, laplace_evidence(log_joint, precision))
     if isinstance(joint, Density):
         return gaussian
     _say_distance(joint, fit, precision)
-    return gaussian if tuning is None else _tuned(joint, fit, gaussian, tuning)
+    return gaussian if tuning is None else _tuned(joint, fit, gaussian, known, tuning)
 
 
-def _tuned(joint: Joint, fit: Fit, gaussian: Gaussian, tuning: Tuning) -> Gaussian:
+def _tuned(joint: Joint, fit: Fit, gaussian: Gaussian, known: Precision, tuning: Tuning) -> Gaussian:
     """The Gaussian at the same mode with the hyper-parameters of largest evidence."""
-    untempered = gaussian.precision.rescaled(
-        1.0 / float(joint.tempering.likelihood_power), prior_precision(joint, fit.theta)
-    )
+    untempered = known.rescaled(1.0 / float(joint.tempering.likelihood_power), prior_precision(joint, fit.theta))
+    if isinstance(joint.bound_prior, Correlated):
+        logger.info("The prior is not tuned: a Correlated one is what earlier data left.")
     marginal = Marginal.of(joint, fit.theta, untempered, fit.data[0], fit.data[1:], tuning.groups)
     if not marginal.names and marginal.noise is None:
         logger.info("Nothing is tuned: neither a normal prior nor Gaussian noise of one scale is there.")

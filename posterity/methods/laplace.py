@@ -25,6 +25,7 @@ from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
+from posterity.priors import Correlated
 
 WHOLE = 3000  # weights up to which the whole matrix is kept where nothing else is asked for
 
@@ -123,6 +124,11 @@ class Laplace(Method):
                 "evaluation mode. Make it with track_running_stats=True."
             )
         joint = self.subset.of(joint, inputs)
+        if isinstance(joint.bound_prior, Correlated) and (joint.random_indices is not None or self.subset.count):
+            raise ValueError(
+                "Laplace with a Correlated prior is over all of its weights. Got a subset of them. "
+                "Use subset=AllWeights() and a joint with random='*'."
+            )
         refuse_too_large(
             f"Laplace with {self.curvature} and {self.structure_for(joint)} over {num_random(joint):,} weights",
             self.bytes(joint, data),
