@@ -60,6 +60,6 @@ class Full(Structure):
         return Dense(rows.T @ rows, prior)  # says what is wrong, if it is singular
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """Matrix, what is added to it, precision and factor; or rows and their inner products."""
+        """Matrix, what is added to it, precision, factor and copies between them; or rows and their inner products."""
         size, rows = survey.size, num_data * columns
-        return 8 * (3 * rows * size + 3 * rows**2) if rows < size else 8 * 4 * size**2
+        return 8 * 4 * (rows * size + rows**2) if rows < size else 8 * 6 * size**2
