@@ -140,6 +140,18 @@ class Convolution(Jacobian):
         assert self.turned is None
         return Convolution(self.images, self.gradients, self.window, self.bias, (outer, inner))
 
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """As of `Matrix`, some rows after the other."""
+        return torch.cat([part.weighted_gram(variance) for _, part in self.chunks()])
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """As of `Matrix`, some rows after the other."""
+        return torch.cat([part.weighted_squares(variance) for _, part in self.chunks()])
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """As of `Matrix`, some rows after the other."""
+        return torch.cat([part.products(vectors) for _, part in self.chunks()], 1)
+
     def joint_gram(self, variance: Tensor) -> Tensor:
         """From the patches of all rows at once."""
         return self.narrow(0, self.num_rows).joint_gram(variance)
