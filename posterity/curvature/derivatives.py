@@ -23,6 +23,7 @@ from posterity.numerics.weight_uses import WeightUses
 logger = logging.getLogger("posterity")
 
 CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
+UNIT_CACHE = 1 << 23  # the same for Jacobians, whose pieces are gone over more often
 LEAST_ROWS = 16
 
 Columns = Callable[[Tensor, int], Tensor]
@@ -68,7 +69,7 @@ def derivatives(
     at_once = 0 if columns is None and known.only_head else at_once
     least = 1
     if budget is None:
-        budget = CACHE if on_cpu else MEMORY_BUDGET
+        budget = (UNIT_CACHE if columns is None else CACHE) if on_cpu else MEMORY_BUDGET
         least = LEAST_ROWS if not whole else max(1, min(LEAST_ROWS, MEMORY_BUDGET // (row * (2 + at_once))))
     rows = max(least, budget // (row * (2 + at_once)))
     differentiable = torch.is_grad_enabled() and requires_grad(inputs)

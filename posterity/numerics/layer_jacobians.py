@@ -114,9 +114,15 @@ class Matrix(Jacobian):
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
         """J in the coordinates W -> outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
-        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer.to(self.dtype))
-        features = torch.einsum("ntgi,gij->ntgj", self.inputs, inner.to(self.dtype))
-        return Matrix(features, gradients, bias=False)
+        inner, outer = inner.to(self.dtype), outer.to(self.dtype)
+        if len(outer) > 1:
+            gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer)
+            return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner), gradients, bias=False)
+        turned = self.gradients.transpose(0, 1) @ outer[0]  # in memory the columns of a row lie together
+        if self.features is None or not self.bias:
+            return Matrix(self.inputs @ inner[0], turned.transpose(0, 1), bias=False)
+        features = self.features @ inner[0, :-1] + inner[0, -1]  # without a copy that has the 1
+        return Matrix(features, turned.transpose(0, 1), bias=False)
 
     def squares(self) -> Tensor:
         """Where each row has one position, a product of the squares of the factors."""
@@ -142,13 +148,17 @@ class Matrix(Jacobian):
         if self.positions > 1:
             return super().weighted_squares(variance)
         half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
-        return (half.square() @ self._inside(variance).unsqueeze(-1)).squeeze(-1)
+        value: Tensor = torch.linalg.vecdot(half.square(), self._inside(variance).unsqueeze(1))
+        return value
 
     def _inside(self, variance: Tensor) -> Tensor:
         """inner^2 variance, (N, G O), for one position."""
         table = variance.to(self.dtype).view(*self.gradients.shape[3:], -1)  # (G, O, I)
-        inner = self.inputs[:, 0].square()  # (N, G, I)
-        return torch.einsum("ngi,goi->ngo", inner, table).flatten(1)
+        if len(table) > 1:
+            return torch.einsum("ngi,goi->ngo", self.inputs[:, 0].square(), table).flatten(1)
+        if self.features is None or not self.bias:
+            return self.inputs[:, 0, 0].square() @ table[0].T
+        return self.features[:, 0, 0].square() @ table[0, :, :-1].T + table[0, :, -1]
 
     def products(self, vectors: Tensor) -> Tensor:
         """sum_t gradients_t . (W a_t) for each matrix W, unless many positions make the dense form cheaper."""
