@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -27,8 +27,8 @@ class Contender:
 
     `prepare()` imports and builds whatever is needed and gives the call to time. One call does `units` units
     of work (steps, batches), and times are per unit. `checksum` makes a number of what the first call
-    returned, off the clock; `compare` holds it against the limit's. A `peer` that cannot be prepared or
-    called is a row that says why; without `peer` the error is raised.
+    returned, off the clock; `compare` holds it against another contender's. A `peer` that cannot be prepared
+    or called is a row that says why; without `peer` the error is raised.
     """
 
     name: str
@@ -68,7 +68,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The timings of one run, the contender they are measured against, and who was left out and why."""
+    """The timings of one run, the contender they are measured against, and who was left out and why.
+
+    `columns` are further columns of its table, by title: a number for each contender that has one.
+    """
 
     title: str
     unit: str
@@ -77,6 +80,7 @@ class Comparison:
     block: int
     timings: tuple[Timing, ...]
     skipped: Mapping[str, str]
+    columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Timing:
         return next(timing for timing in self.timings if timing.name == name)
@@ -100,16 +104,20 @@ def compare(
     rounds: int = 15,
     block: int = 1,
     tolerance: float | None = None,
+    checked_against: str | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
     """Time the contenders in turn, `rounds` times, each turn one warm-up call and then `block` timed calls in a row.
 
     The order rotates by one each round, so that nobody always follows the same neighbour. The garbage
-    collector is off while the clock runs. Where both the limit and a contender give checksums, they must
-    agree to the relative `tolerance`: a contender of ours that does not is an error, a peer's row says so.
+    collector is off while the clock runs. Where both a contender and the one `checked_against` (the limit, if
+    not given) have checksums, these must agree to the relative `tolerance`: a contender of ours whose checksum
+    does not is an error, a peer's row says so.
     """
-    if limit not in (contender.name for contender in contenders if not contender.peer):
-        raise ValueError(f"compare: limit must name a contender that is not a peer. Got {limit!r}.")
+    reference = limit if checked_against is None else checked_against
+    for role, name in (("limit", limit), ("checked_against", reference)):
+        if name not in (contender.name for contender in contenders if not contender.peer):
+            raise ValueError(f"compare: {role} must name a contender that is not a peer. Got {name!r}.")
     if len({contender.name for contender in contenders}) < len(contenders):
         raise ValueError(f"compare: contenders must have different names. Got {[c.name for c in contenders]}.")
     if rounds < 1 or block < 1:
@@ -128,10 +136,10 @@ def compare(
             skipped[contender.name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         else:
             calls[contender.name], checksums[contender.name] = call, checksum
-    disagree = _disagreements(checksums, limit, tolerance)
+    disagree = _disagreements(checksums, reference, tolerance)
     peers = {contender.name for contender in contenders if contender.peer}
     for name in disagree - peers:
-        raise ValueError(f"{name}: checksum {checksums[name]} is not {limit}'s {checksums[limit]}.")
+        raise ValueError(f"{name}: checksum {checksums[name]} is not {reference}'s {checksums[reference]}.")
     seconds = _measure(calls, rounds, block, clock)
     units = {contender.name: contender.units for contender in contenders}
     timings = tuple(
@@ -141,8 +149,8 @@ def compare(
     return Comparison(title, unit, limit, rounds, block, timings, skipped)
 
 
-def _disagreements(checksums: Mapping[str, float | None], limit: str, tolerance: float | None) -> set[str]:
-    wanted = checksums[limit]
+def _disagreements(checksums: Mapping[str, float | None], reference: str, tolerance: float | None) -> set[str]:
+    wanted = checksums[reference]
     if tolerance is None or wanted is None:
         return set()
     # written so that a checksum that is not a number disagrees
@@ -249,13 +257,18 @@ def report(comparisons: Sequence[Comparison], about: Mapping[str, Any], notes: S
 
 
 def _table(comparison: Comparison) -> list[str]:
-    head = ("contender", "median ms", "minimum ms", "quartile spread ms", "x limit (of medians)", "x limit (by round)")
+    head = (
+        *("contender", "median ms", "minimum ms", "quartile spread ms", "x limit (of medians)", "x limit (by round)"),
+        *comparison.columns,
+    )
     lines = ["| " + " | ".join((*head, "checksum")) + " |", "|" + "---|" * (len(head) + 1)]
     for timing in comparison.timings:
         numbers = [1e3 * timing.median, 1e3 * timing.minimum, 1e3 * timing.spread]
         ratios = [comparison.ratio_of_medians(timing.name), comparison.median_of_ratios(timing.name)]
         checksum = "" if timing.checksum is None else f"{timing.checksum:.4g}"
+        more = (values.get(timing.name) for values in comparison.columns.values())
         cells = [timing.name, *(f"{value:.4g}" for value in numbers), *(f"{value:.3f}" for value in ratios)]
+        cells += ["" if value is None else f"{value:.4g}" for value in more]
         lines.append("| " + " | ".join((*cells, checksum + " (disagrees)" * timing.disagrees)) + " |")
     lines += [f"| {name} | skipped: {why} |" + " |" * (len(head) - 1) for name, why in comparison.skipped.items()]
     return lines

@@ -23,8 +23,9 @@ USAGE = 2
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
-for verb in (compare, fit, predict, evaluate, data, study, doctor):
+for verb in (compare, fit, predict, evaluate, data, doctor):
     app.command()(verb)
+app.add_typer(study, name="study")
 
 
 def _version(wanted: bool) -> None:

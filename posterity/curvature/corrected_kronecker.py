@@ -16,6 +16,7 @@ from posterity.numerics.jacobian import Stacked
 from posterity.numerics.kronecker import Kronecker as KroneckerPrecision
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
+from posterity.numerics.thin_jacobian import Thin
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class CorrectedKronecker(Structure):
                 if f"{index}.inner_basis" not in sums:
                     continue
                 part, inner = piece.jacobian.part(place.block), sums[f"{index}.inner_basis"]
-                if isinstance(part, (Matrix, Convolution)):
+                if isinstance(part, (Matrix, Thin, Convolution)):
                     squares = part.rotated(sums[f"{index}.outer_basis"], inner).squares()
                 else:
                     assert isinstance(part, Lookup)

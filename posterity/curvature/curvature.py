@@ -24,6 +24,9 @@ class Curvature(ABC):
     factored: ClassVar[bool] = True
     """Whether it has columns."""
 
+    scales_with_noise: ClassVar[bool] = True
+    """Whether, under Gaussian noise, it goes as the inverse square of the noise scale."""
+
     @abstractmethod
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
         """S for each row, (K, n, *event), at outputs (n, *event)."""

@@ -165,8 +165,7 @@ def _used(
     parts = []
     for use, grads in zip(uses, zip(*collected, strict=True), strict=True):
         full = [outputs.new_zeros(use.output_shape) if grad is None else grad for grad in grads]
-        stacked = torch.stack(full, 1).transpose(0, 1)  # in memory the columns of a row lie together
-        parts.append((known.block(use), use.jacobian(stacked, differentiable)))
+        parts.append((known.block(use), use.jacobian(full, differentiable)))
     return parts
 
 

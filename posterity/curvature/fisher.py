@@ -1,6 +1,7 @@
 """Fisher matrices from gradients: at drawn targets, and at the observed ones."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -75,6 +76,8 @@ class EmpiricalFisher(Curvature):
     >>> EmpiricalFisher().matrix(joint, torch.zeros(1), Batch(torch.ones(1, 1), torch.full((1, 1), 3.0)), None)
     tensor([[9.]], dtype=torch.float64)
     """
+
+    scales_with_noise: ClassVar[bool] = False
 
     def num_columns(self, outputs: int) -> int:
         """One."""

@@ -16,10 +16,12 @@ from posterity.numerics.block_diagonal import BlockDiagonal
 from posterity.numerics.convolution_jacobian import Convolution
 from posterity.numerics.dense import Dense
 from posterity.numerics.diagonal import Diagonal as DiagonalPrecision
+from posterity.numerics.gram import symmetric
 from posterity.numerics.jacobian import Jacobian, Stacked
 from posterity.numerics.kronecker import Kronecker as KroneckerPrecision
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
+from posterity.numerics.thin_jacobian import Thin
 
 logger = logging.getLogger("posterity")
 
@@ -97,12 +99,12 @@ def add_factors(sums: Sums, rows: Rows) -> Sums:
                 added(here, **{f"{index}.{name}": value})
     count = rows.batch.size if rows.weights is None else float(rows.weights.sum())
     here["count"] = torch.tensor(count, dtype=torch.float64, device=rows.theta.device)
-    return added(sums, **{name: value.to(torch.float64) for name, value in here.items()})
+    return added(sums, **{name: value if name in sums else value.to(torch.float64) for name, value in here.items()})
 
 
 def _factors(place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> Sums:
     """What one piece adds to the sums of one layer; inputs of a layer are seen once for all columns."""
-    if isinstance(part, (Matrix, Convolution)):
+    if isinstance(part, (Matrix, Thin, Convolution)):
         found = {"outer": part.outer_gram()}
         return {**found, "inner": part.inner_gram(weights)} if fresh else found
     if isinstance(part, Lookup):
@@ -129,7 +131,7 @@ def block_precision(
     """The precision of one layer, in the order of its block."""
     count = sums["count"]
     if f"{index}.inner" in sums:
-        outer, inner = sums[f"{index}.outer"] / count, sums[f"{index}.inner"] / count
+        outer, inner = (symmetric(sums[f"{index}.{name}"] / count) for name in ("outer", "inner"))
         return KroneckerPrecision.of(outer, inner, prior, scale * count, factored_damping)
     if f"{index}.counts" in sums:
         outer, counts = sums[f"{index}.outer"] / count, sums[f"{index}.counts"] / count

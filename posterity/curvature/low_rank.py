@@ -18,8 +18,8 @@ from posterity.numerics.precision import Precision
 class LowRank(Structure):
     """The part of the curvature along its largest eigenvalues, by Lanczos iteration over whole passes.
 
-    **Math**: C ~ V diag(t) V^T, where T = Q^T C Q is tridiagonal in the Krylov basis Q of `iterations` vectors and (t, V)
-    are its `rank` largest positive eigenvalues with their vectors Q y.
+    **Math**: C ~ V diag(t) V^T, where T = Q^T C Q is tridiagonal in the Krylov basis Q of `iterations` vectors and
+    (t, V) are its `rank` largest positive eigenvalues with their vectors Q y.
 
     **Limit**: exact when the rank of C is no larger than `rank`; else the rest of C is left out, so variances are too
     large there (those of the prior).

@@ -19,8 +19,8 @@ from posterity.model.network import Buffers
 from posterity.numerics.autodiff import dense_hessian
 from posterity.numerics.block import Block
 from posterity.numerics.jacobian import Stacked
-from posterity.numerics.layer_jacobians import Matrix
 from posterity.numerics.random import Key
+from posterity.numerics.thin_jacobian import Thin
 
 WHOLE_SLOPE = 20_000  # weights up to which the gradient is taken in all of them, by a backward pass of its own
 
@@ -88,12 +88,12 @@ class Rows:
         assert isinstance(piece.jacobian, Stacked)
         assert self.batch is not None
         part = piece.jacobian.part(head)
-        assert isinstance(part, Matrix)
+        assert isinstance(part, Thin)
         rows = slice(piece.low, piece.low + len(piece.outputs))
         slope = score(self.likelihood, piece.outputs, self.batch.targets[rows])
         if self.weights is not None:
             slope = slope * self.weights[rows].unsqueeze(-1).to(slope.dtype)
-        found = (slope.T @ part.inputs[:, 0, 0]).flatten().to(torch.float64)
+        found = (slope.T @ part.inputs).flatten().to(torch.float64)
         self._head_slope = found if self._head_slope is None else self._head_slope + found
 
     def slope(self) -> Tensor:

@@ -46,7 +46,7 @@ class Structure(ABC):
 
 
 def added(sums: Sums, **values: Tensor) -> Sums:
-    """The sums with each value added to the one of its name, in place."""
+    """The sums with each value added to the one of its name, in place and in the number type of the sum."""
     for name, value in values.items():
         sums[name] = sums[name].add_(value) if name in sums else value
     return sums

@@ -75,6 +75,13 @@ UCI_CLASSIFICATION = tuple(_CLASSIFICATION)
 """The names that `uci_classification` knows."""
 
 
+def num_splits(name: str) -> int:
+    """How many standard splits the regression set `name` has."""
+    if name not in _REGRESSION:
+        raise ValueError(unknown("regression set", name, _REGRESSION))
+    return _REGRESSION[name].splits
+
+
 def uci_regression(name: str, split: int = 0, root: str | Path | None = None) -> DataSet:
     """A UCI regression set under one of its standard splits (20, protein 5), not standardised, in float64.
 

@@ -5,7 +5,8 @@ from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.mackay import MacKay
 from posterity.evidence.marginal import Marginal, residual_sums
 from posterity.evidence.maximise import Evidence
-from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint, tuned_members
+from posterity.evidence.retuned import marginal_likelihood, retuned
+from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint
 from posterity.evidence.validation_grid import ValidationGrid
 
 __all__ = [
@@ -20,8 +21,9 @@ __all__ = [
     "Tuning",
     "ValidationGrid",
     "laplace_evidence",
+    "marginal_likelihood",
     "present_precision",
     "residual_sums",
+    "retuned",
     "tuned_joint",
-    "tuned_members",
 ]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posterity.model.joint import Joint
 from posterity.numerics.layout import Layout, Slice
 
 
@@ -64,3 +65,13 @@ class PerTensor(Groups):
     def name(self, part: Slice) -> str:
         """The tensor's own."""
         return part.name
+
+
+def grouped(joint: Joint, groups: Groups) -> tuple[tuple[str, ...], Tensor]:
+    """(names of the groups that the random weights are in, number of the group of each of those, (R,))."""
+    layout = Layout.of({part.name: part.shape for part in joint.random_slices})
+    names, index = groups.names(layout), groups.index(layout).to(joint.device)
+    if isinstance(joint.random, Tensor):  # single weights of these tensors
+        places = torch.cat([torch.arange(part.offset, part.offset + part.size) for part in joint.random_slices])
+        index = index[torch.searchsorted(places.to(joint.device), joint.random.to(joint.device))]
+    return names, index

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from posterity.evidence.groups import Groups, Shared
+from posterity.evidence.groups import Groups, Shared, grouped
 from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.likelihoods import Gaussian, Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
@@ -57,9 +57,9 @@ class Marginal:
         lp log p(D | theta*, s) + pp log p(theta* | alpha) + R/2 log 2 pi - 1/2 logdet(lp C(s) + pp diag(prior)),
 
     C(s) = C (scale / s)^2. The prior precision of weight i is alpha_g pattern_i, where the pattern, of geometric
-    mean one in each group, is that of the present prior. All weights have their prior term, the R random ones are in
-    the determinant. For positive semi-definite C it is concave in log alpha and log s together: a determinant of
-    sums of such matrices is a polynomial of positive coefficients, whose log is convex in the logs.
+    mean one in each group, is that of the present prior. Groups and the determinant are of the R random weights;
+    points keep their prior. For positive semi-definite C it is concave in log alpha and log s together: a determinant
+    of sums of such matrices is a polynomial of positive coefficients, whose log is convex in the logs.
 
     `precision` is any one whose curvature is C, that of the UNTEMPERED likelihood, summed over all data, at the
     present noise. A prior that is not normal has no group; its precision and log density are constants.
@@ -101,17 +101,18 @@ class Marginal:
         of_noise = noise is not None and joint.likelihood.num_free > 0
         free = weights.new_zeros(()) if of_noise else joint.likelihood.free_log_prior(raw)
         present = prior.precision(weights)  # (P,)
+        random = present if index is None else present[index]  # (R,)
         if isinstance(prior, Normal):
-            groups = Shared() if groups is None else groups
-            names = groups.names(joint.network.layout)
-            group = groups.index(joint.network.layout).to(theta.device)
-            alpha, pattern = parted(present, group, len(names))
+            names, group = grouped(joint, Shared() if groups is None else groups)
+            alpha, pattern = parted(random, group, len(names))
             mean = prior.mean.to(weights) if isinstance(prior.mean, Tensor) else prior.mean
-            squares = pattern * (weights - mean).reshape(-1).square()
-            constant = 0.5 * (pattern.log().sum() - weights.numel() * _LOG_TWO_PI)
+            away = (weights - mean).reshape(-1).square()
+            squares = pattern * (away if index is None else away[index])
+            # The log prior less the terms of the hyper-parameters, so that all of the points' is in it.
+            constant = prior.log_prob(weights) - 0.5 * (alpha[group].log() - alpha[group] * squares).sum()
         else:
-            names, group = (), torch.zeros_like(weights, dtype=torch.long)
-            alpha, pattern, squares = present.new_zeros(0), present, torch.zeros_like(weights)
+            names, group = (), torch.zeros_like(random, dtype=torch.long)
+            alpha, pattern, squares = present.new_zeros(0), random, torch.zeros_like(random)
             constant = prior.log_prob(weights)
         return cls(
             precision,
@@ -120,8 +121,8 @@ class Marginal:
             alpha,
             torch.bincount(group, minlength=len(names))[: len(names)].to(torch.float64),
             alpha.new_zeros(max(len(names), 1)).index_add(0, group, squares)[: len(names)],
-            pattern if index is None else pattern[index],
-            group if index is None else group[index],
+            pattern,
+            group,
             constant + free,
             noise,
             float(joint.tempering.likelihood_power),
@@ -149,6 +150,14 @@ class Marginal:
                 raise ValueError("Marginal: this likelihood has no noise of one scale. Give noise_scale=None.")
             scale = scale * (self.noise.scale / noise_scale) ** 2
         return self.precision.rescaled(scale, self._prior(alpha))
+
+    def data_terms(self, noise_scale: Tensor | None = None) -> Tensor:
+        """Log-likelihood under this noise, and the squared residuals with their number where there is noise to tune."""
+        if self.noise is None:
+            return self.log_likelihood.reshape(1)
+        gain = 0.0 if noise_scale is None else self.noise.log_likelihood_gain(noise_scale)
+        squares, count = self.noise.squares, self.noise.count
+        return torch.cat([(self.log_likelihood + gain).reshape(1), self.log_likelihood.new_tensor([squares, count])])
 
     def _prior(self, prior_precision: Tensor) -> Tensor:
         """Prior precision of each random weight times the prior's power, (R,)."""

@@ -4,13 +4,12 @@ import dataclasses
 import glob
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posterity.evidence.groups import Groups
+from posterity.evidence.groups import Groups, grouped
 from posterity.evidence.marginal import Marginal, parted
 from posterity.likelihoods import Gaussian
 from posterity.model.joint import Joint
@@ -75,66 +74,30 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
     return dataclasses.replace(joint, prior=_tuned_prior(joint, tuned), likelihood=likelihood)
 
 
-def tuned_members(joint: Joint, tuned: Sequence[Tuned]) -> Joint:
-    """The joint of M members, each with what was found for it; those whose search failed stay as they were."""
-    members = [tuned_joint(joint.member(index), found) for index, found in enumerate(tuned)]
-    likelihood = joint.likelihood
-    if any(found.succeeded and found.noise_scale is not None for found in tuned):
-        scales = torch.tensor([found.noise_scale for found in tuned], dtype=torch.float64, device=joint.device)
-        likelihood = Gaussian(scale=scales.view(-1, 1, 1))
-    prior = joint.prior
-    if any(found.succeeded and found.names for found in tuned):
-        prior = _stacked([member.prior for member in members], [member.bound_prior for member in members])
-    return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
-
-
-def _stacked(priors: Sequence[Prior], bound: Sequence[Prior]) -> Prior:
-    """One prior of all members; rules for scales, which know no members, become scales of single weights."""
-    if all(isinstance(prior, Normal) for prior in priors):
-        return Normal(_rows([p.scale for p in priors]), _rows([p.mean for p in priors], shared=True))  # type: ignore[attr-defined]
-    if all(isinstance(prior, Layerwise) and _of_normals(prior) for prior in priors):
-        rules = [prior.rules for prior in priors]  # type: ignore[attr-defined]
-        if all(rule.keys() == rules[0].keys() for rule in rules):
-            return Layerwise({name: _stacked([rule[name] for rule in rules], ()) for name in rules[0]})
-    return _stacked(bound, ())
-
-
-def _of_normals(prior: Layerwise) -> bool:
-    return all(isinstance(rule, Normal) for rule in prior.rules.values())
-
-
-def _rows(values: Sequence[float | Tensor], shared: bool = False) -> float | Tensor:
-    """Hyper-parameters of all members: numbers as (M,), of single weights as (M, P); one if all `shared` are equal."""
-    tensors = [torch.as_tensor(value, dtype=torch.float64) for value in values]
-    if shared and all(t.shape == tensors[0].shape and torch.equal(t, tensors[0]) for t in tensors):
-        return values[0]
-    size = max(tensor.numel() for tensor in tensors)
-    if size == 1 and not shared and all(tensor.dim() == 0 for tensor in tensors):
-        return torch.stack(tensors)
-    return torch.stack([tensor.reshape(-1).expand(size) for tensor in tensors])
-
-
 def _tuned_prior(joint: Joint, tuned: Tuned) -> Prior:
     if not tuned.names:
         return joint.prior
-    factors = dict(zip(tuned.names, _factors(joint, tuned), strict=True))
-    prior = joint.prior
-    if len(factors) == 1:
-        (factor,) = factors.values()
+    prior, factors = joint.prior, _factors(joint, tuned)  # (G,)
+    if len(tuned.names) == 1 and joint.random_indices is None:
         if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
             return Normal(float(tuned.prior_precision) ** -0.5, prior.mean)
         if isinstance(prior, Normal):
-            return _scaled(prior, factor)
+            return _scaled(prior, float(factors))
         if isinstance(prior, Layerwise):
-            return Layerwise({pattern: _scaled_rule(rule, factor) for pattern, rule in prior.rules.items()})
-    bound = joint.bound_prior
+            return Layerwise({pattern: _scaled_rule(rule, float(factors)) for pattern, rule in prior.rules.items()})
+    bound, layout = joint.bound_prior, joint.network.layout
     assert isinstance(bound, Normal)
-    layout = joint.network.layout
-    scale, mean = (torch.as_tensor(v, dtype=torch.float64).expand(1, layout.size) for v in (bound.scale, bound.mean))
+    scale, mean = (
+        torch.as_tensor(v, dtype=torch.float64, device=factors.device).expand(1, layout.size)
+        for v in (bound.scale, bound.mean)
+    )
+    each = factors[grouped(joint, tuned.groups)[1]]
+    every = torch.arange(layout.size, device=factors.device) if joint.random_indices is None else joint.random_indices
+    scale = scale.index_copy(1, every, scale[:, every] * each)
     return Layerwise(
         {
             glob.escape(part.name): Normal(
-                _number(scale[:, part.offset : part.offset + part.size] * factors[tuned.groups.name(part)]),
+                _number(scale[:, part.offset : part.offset + part.size]),
                 _number(mean[0, part.offset : part.offset + part.size]),
             )
             for part in layout
@@ -143,16 +106,17 @@ def _tuned_prior(joint: Joint, tuned: Tuned) -> Prior:
 
 
 def present_precision(joint: Joint, groups: Groups) -> Tensor:
-    """Prior precision of each group, (G,) in float64: the geometric mean of its weights' under a normal prior."""
+    """Prior precision of each group of random weights, (G,) in float64: geometric means under a normal prior."""
+    names, index = grouped(joint, groups)
     precision = joint.bound_prior.precision(joint.network.initial.to(torch.float64))
-    layout = joint.network.layout
-    return parted(precision, groups.index(layout).to(precision.device), len(groups.names(layout)))[0]
+    random = precision if joint.random_indices is None else precision[joint.random_indices]
+    return parted(random, index, len(names))[0]
 
 
-def _factors(joint: Joint, tuned: Tuned) -> list[float]:
-    """What the scales of each group are multiplied by."""
+def _factors(joint: Joint, tuned: Tuned) -> Tensor:
+    """What the scales of each group are multiplied by, (G,)."""
     present = present_precision(joint, tuned.groups)
-    return [float(factor) for factor in (present / tuned.prior_precision.to(present)).sqrt()]
+    return (present / tuned.prior_precision.to(present)).sqrt()
 
 
 def _scaled(prior: Normal, factor: float) -> Normal:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posterity.curvature.structure import Structure, Sums
 from posterity.curvature.survey import Place
-from posterity.evidence import Marginal, Tuning, laplace_evidence, tuned_joint
+from posterity.evidence import Marginal, Tuning, laplace_evidence
+from posterity.evidence.retuned import with_tuned
 from posterity.inference.method import Target
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.density import Density
@@ -46,38 +47,33 @@ def prior_precision(joint: Target, theta: Tensor) -> Tensor:
     return prior if joint.random_indices is None else prior[joint.random_indices]
 
 
-def gaussian_at_mode(joint: Target, fit: Fit, structure: Structure, tuning: Tuning | None) -> Gaussian:
-    """The Gaussian at theta with the hyper-parameters of the joint, or with those that `tuning` finds."""
+def gaussian_at_mode(
+    joint: Target, fit: Fit, structure: Structure, tuning: Tuning | None, scales_with_noise: bool = True
+) -> Gaussian:
+    """The Gaussian at theta with the hyper-parameters of the joint, or with those that `tuning` finds.
+
+    The noise is tuned where the curvature goes as its inverse square, which that of squared gradients does not.
+    """
     theta, likelihood_power = fit.theta, float(joint.tempering.likelihood_power)
     prior_power, prior = float(joint.tempering.prior_power), prior_precision(joint, fit.theta)
     precision = structure.precision(fit.sums, fit.places, likelihood_power, prior_power * prior)
     log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
     weights = theta[: joint.num_weights].detach().clone()
-    gaussian = Gaussian(joint.fitted(theta), weights, precision, fit.buffers, laplace_evidence(log_joint, precision))
+    evidence = laplace_evidence(log_joint, precision)
     if isinstance(joint, Density):
-        return gaussian
+        return Gaussian(joint, weights, precision, fit.buffers, evidence)
+    terms = fit.data if scales_with_noise else fit.data[:1]
+    gaussian = Gaussian(joint.fitted(theta), weights, precision, fit.buffers, evidence, terms)
     _say_distance(joint, fit, precision)
-    return gaussian if tuning is None else _tuned(joint, fit, gaussian, tuning)
-
-
-def _tuned(joint: Joint, fit: Fit, gaussian: Gaussian, tuning: Tuning) -> Gaussian:
-    """The Gaussian at the same mode with the hyper-parameters of largest evidence."""
-    untempered = gaussian.precision.rescaled(
-        1.0 / float(joint.tempering.likelihood_power), prior_precision(joint, fit.theta)
-    )
-    marginal = Marginal.of(joint, fit.theta, untempered, fit.data[0], fit.data[1:], tuning.groups)
+    if tuning is None:
+        return gaussian
+    untempered = precision.rescaled(1.0 / likelihood_power, prior)
+    residuals = terms[1:] if scales_with_noise else None
+    marginal = Marginal.of(joint, theta, untempered, terms[0], residuals, tuning.groups)
     if not marginal.names and marginal.noise is None:
         logger.info("Nothing is tuned: neither a normal prior nor Gaussian noise of one scale is there.")
         return gaussian
-    found = tuning.tune(marginal)
-    if not found.succeeded:
-        return gaussian
-    with torch.no_grad():
-        scale = None if found.noise_scale is None else fit.data.new_tensor(found.noise_scale)
-        precision = marginal.precision_at(found.prior_precision, scale)
-        evidence = marginal.log_evidence(found.prior_precision, scale)
-    assert isinstance(gaussian.joint, Joint)
-    return Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, fit.buffers, evidence)
+    return with_tuned(gaussian, marginal, tuning.tune(marginal))
 
 
 def _say_distance(joint: Joint, fit: Fit, precision: Precision) -> None:
@@ -116,7 +112,15 @@ def side_by_side(joint: Target, each: Sequence[Gaussian], buffers: Buffers) -> G
     evidence = [gaussian.log_evidence for gaussian in each]
     precision = PerMember(tuple(gaussian.precision for gaussian in each))
     joint = joint if isinstance(joint, Density) else _with_members(joint, [gaussian.joint for gaussian in each])
-    return Gaussian(joint, theta, precision, buffers, torch.stack([e for e in evidence if e is not None]))
+    terms = [gaussian.data_terms for gaussian in each if gaussian.data_terms is not None]
+    return Gaussian(
+        joint,
+        theta,
+        precision,
+        buffers,
+        torch.stack([value for value in evidence if value is not None]),
+        torch.stack(terms) if terms else None,
+    )
 
 
 def _with_members(joint: Joint, each: Sequence[Target]) -> Joint:

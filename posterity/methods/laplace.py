@@ -141,10 +141,14 @@ class Laplace(Method):
             return max(formed, self.structure_for(joint).bytes(known, joint.num_data, columns))
         return self.structure_for(joint).bytes(known, joint.num_data, columns)
 
+    @property
+    def passes(self) -> int:
+        """Passes over all rows: those of the structure, and one for a subset that is chosen by them."""
+        return (self.subset.count is not None) + (1 if self.structure is None else self.structure.passes)
+
     def batches(self, data: Data, key: Key) -> Feed:
         """As many passes over all rows as structure and subset take."""
-        extra = 0 if self.subset.count is None else 1
-        return data.passes(self.batch_size, extra + (1 if self.structure is None else self.structure.passes))
+        return data.passes(self.batch_size, self.passes)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> LaplaceState:
         """Zero sums at theta."""
@@ -223,7 +227,7 @@ class Laplace(Method):
         structure = self.structure_for(problem)
         if state.theta.dim() == 1:
             fit = Fit(state.theta, state.sums[0], state.data[0], state.slopes[0], state.places, state.buffers)
-            gaussian = gaussian_at_mode(problem, fit, structure, self.tuning)
+            gaussian = gaussian_at_mode(problem, fit, structure, self.tuning, self.curvature.scales_with_noise)
         else:
             each = [
                 gaussian_at_mode(
@@ -238,6 +242,7 @@ class Laplace(Method):
                     ),
                     structure,
                     self.tuning,
+                    self.curvature.scales_with_noise,
                 )
                 for i in range(len(state.data))
             ]

@@ -2,8 +2,9 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,26 @@ class Feed:
 
     def __len__(self) -> int:
         return self.steps
+
+    def with_passes(self, passes: "Feed", after: Sequence[int]) -> "Feed":
+        """These batches, with all of `passes` put in after each of the step numbers `after`, which rise.
+
+        >>> letters, digits = (Feed(len(text), lambda start, text=text: iter(text[start:])) for text in ("abc", "12"))
+        >>> "".join(letters.with_passes(digits, (1, 3)).from_step(2))
+        '2bc12'
+        """
+        pieces = []  # (feed, first step, last step)
+        for first, last in pairwise((0, *after)):
+            pieces += [(self, first, last), (passes, 0, len(passes))]
+        pieces.append((self, after[-1] if after else 0, self.steps))
+
+        def from_step(start: int) -> Iterator[Batch | None]:
+            for feed, first, last in pieces:
+                if start < last - first:
+                    yield from islice(feed.from_step(first + start), last - first - start)
+                start = max(0, start - (last - first))
+
+        return Feed(self.steps + len(after) * len(passes), from_step)
 
 
 class Data(ABC):

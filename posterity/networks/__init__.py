@@ -3,5 +3,6 @@
 from posterity.networks.chain import Chain
 from posterity.networks.lenet import LeNet
 from posterity.networks.mlp import MLP
+from posterity.networks.resnet import ResNet
 
-__all__ = ["MLP", "Chain", "LeNet"]
+__all__ = ["MLP", "Chain", "LeNet", "ResNet"]

@@ -77,7 +77,7 @@ class Dense(Precision):
                 raise NotPositiveDefinite(
                     "The precision matrix has entries that are not finite. Look for NaN or infinite weights or data."
                 )
-            raise not_definite(float(torch.linalg.eigvalsh(self.matrix).min()))
+            raise not_definite(float(torch.linalg.eigvalsh(self.matrix.detach()).min()))
         # The share of each weight's precision that the weights before it leave: below this, rounding decides its sign.
         left = factor.diagonal(dim1=-2, dim2=-1).square() / self.matrix.diagonal(dim1=-2, dim2=-1)
         if bool((left <= 4 * self.size * torch.finfo(torch.float64).eps).any()):

@@ -34,8 +34,9 @@ class Diagonal(Precision):
                 "The diagonal precision has entries that are not finite. Look for NaN or infinite weights or data."
             )
         if not bool((self.entries > 0).all()):
+            lowest = float(self.entries.detach().min())
             raise NotPositiveDefinite(
-                f"The diagonal precision has entries that are not positive (smallest {float(self.entries.min()):.3g}). "
+                f"The diagonal precision has entries that are not positive (smallest {lowest:.3g}). "
                 "The weights are not at a mode: train longer, use the Gauss-Newton curvature, or a smaller prior scale."
             )
 

@@ -15,6 +15,7 @@ from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
 from posterity.numerics.spectrum import check_positive, check_size, double, not_definite, number, pick
+from posterity.numerics.thin_jacobian import Thin
 
 _SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
 
@@ -127,7 +128,7 @@ class Kronecker(Precision):
         multiple = self._ratio.mean((-3, -2, -1), keepdim=True)
         if self.factored_damping:
             if bool((multiple < 0).any()):
-                raise not_definite(float(multiple.min()))
+                raise not_definite(float(multiple.detach().min()))
             return (scale.sqrt() * outer + multiple.sqrt()) * (scale.sqrt() * inner + multiple.sqrt())
         if self.prior.requires_grad and self.prior.stride(-1) != 0:
             # Equal to the multiple, and with the right first derivatives in every entry of the prior.
@@ -228,7 +229,7 @@ class Kronecker(Precision):
 
     def _turned(self, jacobian: Tensor | Jacobian) -> tuple[Jacobian, Tensor]:
         """J in coordinates where Sigma is diagonal, and that diagonal (R,)."""
-        if isinstance(jacobian, (Matrix, Convolution, Head)):
+        if isinstance(jacobian, (Matrix, Thin, Convolution, Head)):
             outer, inner, variance = self._cast(jacobian.dtype)
             return jacobian.rotated(outer, inner), variance
         if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # rows are not mixed: only scaled

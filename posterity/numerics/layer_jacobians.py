@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics import jacobian
-from posterity.numerics.gram import gram
+from posterity.numerics.gram import upper_gram
 from posterity.numerics.jacobian import Jacobian
 
 
@@ -87,42 +87,38 @@ class Matrix(Jacobian):
         return Matrix(features, self.gradients[:, low:high], self.bias)
 
     def inner_gram(self, weights: Tensor | None) -> Tensor:
-        """Sum over rows of the mean over positions of a a^T, (G, I, I), rows counting with `weights` (N,)."""
+        """Sum over rows of the mean over positions of a a^T, (G, I, I), rows counting with `weights` (N,).
+
+        To be read on and above the diagonals.
+        """
         features, groups = self.features, self.gradients.shape[3]
         total = float(self.num_rows) if weights is None else float(weights.sum())
         if features is None:
             return self.gradients.new_full((groups, 1, 1), total)
         weighted = features if weights is None else features * weights.to(self.dtype).view(-1, 1, 1, 1)
+        width = features.shape[-1]
+        inner = features.new_zeros(groups, self.width, self.width)
         if groups == 1 and weights is None:
-            square = gram(features.flatten(2).flatten(0, 1)).unsqueeze(0)
+            upper_gram(features.flatten(2).flatten(0, 1), inner[0, :width, :width])
         else:
-            square = torch.einsum("ntgi,ntgj->gij", features, weighted)
+            inner[:, :width, :width] = torch.einsum("ntgi,ntgj->gij", features, weighted)
         if self.bias:
-            inner = square.new_full((groups, square.shape[-1] + 1, square.shape[-1] + 1), total)
-            inner[:, :-1, :-1] = square
-            inner[:, -1, :-1] = inner[:, :-1, -1] = weighted.sum((0, 1))
-            inner[:, -1, -1] *= self.positions
-            square = inner
-        return square if self.positions == 1 else square / self.positions
+            inner[:, :-1, -1] = weighted.sum((0, 1))
+            inner[:, -1, -1] = total * self.positions
+        return inner if self.positions == 1 else inner.div_(self.positions)
 
     def outer_gram(self) -> Tensor:
-        """Sum of g g^T over outputs, rows and positions, (G, O, O)."""
+        """Sum of g g^T over outputs, rows and positions, (G, O, O); to be read on and above the diagonals."""
         flat = self.gradients.transpose(0, 1).flatten(0, 2)  # (N D T, G, O)
         if flat.shape[1] == 1:
-            return gram(flat[:, 0]).unsqueeze(0)
+            return upper_gram(flat[:, 0]).unsqueeze(0)
         return torch.einsum("ngo,ngp->gop", flat, flat)
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
         """J in the coordinates W -> outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
         inner, outer = inner.to(self.dtype), outer.to(self.dtype)
-        if len(outer) > 1:
-            gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer)
-            return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner), gradients, bias=False)
-        turned = self.gradients.transpose(0, 1) @ outer[0]  # in memory the columns of a row lie together
-        if self.features is None or not self.bias:
-            return Matrix(self.inputs @ inner[0], turned.transpose(0, 1), bias=False)
-        features = self.features @ inner[0, :-1] + inner[0, -1]  # without a copy that has the 1
-        return Matrix(features, turned.transpose(0, 1), bias=False)
+        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer)
+        return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner), gradients, bias=False)
 
     def squares(self) -> Tensor:
         """Where each row has one position, a product of the squares of the factors."""
@@ -154,11 +150,7 @@ class Matrix(Jacobian):
     def _inside(self, variance: Tensor) -> Tensor:
         """inner^2 variance, (N, G O), for one position."""
         table = variance.to(self.dtype).view(*self.gradients.shape[3:], -1)  # (G, O, I)
-        if len(table) > 1:
-            return torch.einsum("ngi,goi->ngo", self.inputs[:, 0].square(), table).flatten(1)
-        if self.features is None or not self.bias:
-            return self.inputs[:, 0, 0].square() @ table[0].T
-        return self.features[:, 0, 0].square() @ table[0, :, :-1].T + table[0, :, -1]
+        return torch.einsum("ngi,goi->ngo", self.inputs[:, 0].square(), table).flatten(1)
 
     def products(self, vectors: Tensor) -> Tensor:
         """sum_t gradients_t . (W a_t) for each matrix W, unless many positions make the dense form cheaper."""

@@ -1,7 +1,7 @@
 """Operations that are linear in a weight, and the derivatives that they give."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,6 +12,12 @@ from torch.autograd.graph import GradientEdge
 from posterity.numerics.convolution_jacobian import Convolution, Window
 from posterity.numerics.jacobian import Explicit, Jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
+from posterity.numerics.thin_jacobian import Thin
+
+
+def stacked(columns: Sequence[Tensor]) -> Tensor:
+    """K tensors (N, ...) as (K, N, ...), in which the columns of a row lie together in memory."""
+    return torch.stack(tuple(columns), 1).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +47,8 @@ class Use(ABC):
         """(rows, columns) of the weight seen as a matrix."""
 
     @abstractmethod
-    def jacobian(self, gradients: Tensor, differentiable: bool) -> Jacobian:
-        """Derivatives in the weights of sums over the output, of whose derivatives in it are (K, N, *output)."""
+    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Jacobian:
+        """Derivatives in the weights of K scalars for each row, whose derivatives in the output are (N, *output) each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +62,14 @@ class LinearUse(Use):
         """(outputs, inputs)."""
         return self.output_shape[-1], self.columns
 
-    def jacobian(self, gradients: Tensor, differentiable: bool) -> Matrix:
+    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Thin | Matrix:
         """Axes between the first and the last are positions."""
+        if len(self.output_shape) == 2:
+            thin = None
+            if self.weight is not None:
+                thin = self.source if differentiable else self.source.detach()
+            return Thin(thin, tuple(columns), self.bias is not None)
+        gradients = stacked(columns)
         count, num = gradients.shape[:2]
         features = None
         if self.weight is not None:
@@ -77,8 +89,9 @@ class ConvolutionUse(Use):
         """(output channels, input channels of a group times the kernel)."""
         return self.output_shape[1], self.source.shape[1] // self.window.groups * prod(self.window.kernel)
 
-    def jacobian(self, gradients: Tensor, differentiable: bool) -> Convolution:
+    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Convolution:
         """Output pixels are positions, the patches below them the features."""
+        gradients = stacked(columns)
         count, num = gradients.shape[:2]
         images = None
         if self.weight is not None:
@@ -99,8 +112,9 @@ class EmbeddingUse(Use):
         """(entries, width)."""
         return self.entries, self.output_shape[-1]
 
-    def jacobian(self, gradients: Tensor, differentiable: bool) -> Lookup:
+    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Lookup:
         """The padding entry gets no gradient, as in torch."""
+        gradients = stacked(columns)
         count, num = gradients.shape[:2]
         index = self.source.reshape(num, -1)
         flat = gradients.reshape(count, num, index.shape[1], -1)
@@ -125,8 +139,9 @@ class ScaleUse(Use):
     def _entries(self) -> int:
         return self.output_shape[1] if self.trailing is None else self.output_shape[-self.trailing :].numel()
 
-    def jacobian(self, gradients: Tensor, differentiable: bool) -> Explicit:
+    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Explicit:
         """Few weights, so dense: sums over the positions at which each entry acts."""
+        gradients = stacked(columns)
         parts = []
         if self.weight is not None:
             with torch.set_grad_enabled(differentiable):

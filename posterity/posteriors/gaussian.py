@@ -46,6 +46,9 @@ class Gaussian(Posterior):
     precision: Precision
     buffers: Buffers = field(default_factory=dict)
     log_evidence: Tensor | None = None
+    data_terms: Tensor | None = (
+        None  # log-likelihood at the mean; squared residuals and their number for Gaussian noise
+    )
 
     @property
     def num_members(self) -> int | None:
@@ -62,6 +65,7 @@ class Gaussian(Posterior):
             self.precision.member(index),
             {name: b[index] for name, b in self.buffers.items()},
             None if self.log_evidence is None else self.log_evidence[index],
+            None if self.data_terms is None else self.data_terms[index],
         )
 
     @property

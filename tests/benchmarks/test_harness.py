@@ -1,27 +1,15 @@
 """The benchmark harness, on a clock that only the contenders move."""
 
 import argparse
+import dataclasses
 import gc
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from benchmarkfiles import ROOT, load
 
-ROOT = Path(__file__).parents[2]
-
-
-def load_harness():
-    """The harness from its file: `benchmarks` is not an installed package."""
-    spec = importlib.util.spec_from_file_location("posterity_benchmark_harness", ROOT / "benchmarks" / "harness.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-harness = load_harness()
+harness = load("harness")
 
 
 class Clock:
@@ -168,6 +156,22 @@ def test_a_wrong_checksum_of_a_peer_is_said_in_its_row(clock):
     assert "3 (disagrees)" in harness.report([found], ABOUT)
 
 
+def test_checksums_can_be_held_against_another_contender_than_the_limit(clock):
+    contenders = [
+        with_checksum(clock, "limit", 1.0),
+        with_checksum(clock, "ours", 2.0),
+        with_checksum(clock, "like ours", 2.1, peer=True),
+        with_checksum(clock, "unlike ours", 1.0, peer=True),
+    ]
+    with pytest.raises(ValueError, match=r"^limit: checksum 1\.0 is not ours's 2\.0\.$"):
+        harness.compare("t", contenders, limit="limit", tolerance=0.1, checked_against="ours", clock=clock)
+    contenders[0] = clock.contender("limit", [1])
+    found = harness.compare(
+        "t", contenders, limit="limit", tolerance=0.1, checked_against="ours", clock=clock, rounds=1
+    )
+    assert [timing.name for timing in found.timings if timing.disagrees] == ["unlike ours"]
+
+
 def test_a_checksum_is_made_of_what_the_first_call_returned(clock):
     seen = []
     contender = clock.contender("a", [1], checksum=lambda result: seen.append(result) or 7.0)
@@ -179,6 +183,7 @@ def test_a_checksum_is_made_of_what_the_first_call_returned(clock):
     ("names", "arguments", "message"),
     [
         ("ab", {"limit": "c"}, "limit must name a contender"),
+        ("ab", {"limit": "a", "checked_against": "c"}, "checked_against must name a contender"),
         ("aa", {"limit": "a"}, "different names"),
         ("a", {"limit": "a", "rounds": 0}, "at least 1"),
         ("a", {"limit": "a", "block": 0}, "at least 1"),
@@ -227,6 +232,20 @@ def test_writes_every_number_and_a_table(clock, tmp_path, capsys):
     assert "Some CPU, 2 cores, 1 thread, seed 0; python 3, torch 2." in text
     assert capsys.readouterr().out.strip() in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_further_columns_stand_before_the_checksum_and_may_have_gaps(clock, tmp_path):
+    contenders = [clock.contender("limit", [1]), with_checksum(clock, "ours", 7.0)]
+    found = harness.compare("Title", contenders, limit="limit", rounds=1, clock=clock)
+    found = dataclasses.replace(found, columns={"floor": {"ours": 0.25}, "peak MiB": {"limit": 3.0, "ours": 4.0}})
+    harness.write("topic", [found], ABOUT, folder=tmp_path)
+    text = (tmp_path / "topic.md").read_text()
+    assert "| floor | peak MiB | checksum |" in text
+    assert "| 1.000 |  | 3 |  |" in text
+    assert "| 1.000 | 0.25 | 4 | 7 |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    (comparison,) = json.loads((tmp_path / "topic.json").read_text())["comparisons"]
+    assert comparison["columns"]["floor"] == {"ours": 0.25}
 
 
 def test_the_context_says_how_to_repeat_the_run_and_names_no_folder(monkeypatch, tmp_path):

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from posterity import Joint
-from posterity.curvature import Diagonal, Hessian
+from posterity.curvature import Diagonal, Hessian, Kronecker
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Conjugate, Laplace
+from posterity.methods import MAP, Conjugate, Laplace, OnlineLaplace
 from posterity.networks import MLP
 from posterity.numerics import SGD, Cosine, Key
 from posterity.priors import Normal
@@ -96,6 +96,15 @@ CASES = [
         Laplace(tuning=None, curvature=Hessian(), structure=Diagonal(), batch_size=6),
         narrow_regression,
         numbers,
+    ),
+    Case(
+        "online laplace",
+        OnlineLaplace(MAP(steps=7, batch_size=6), Laplace(structure=Kronecker(), batch_size=6, tuning=None), rounds=3),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        members=False,
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]

@@ -197,7 +197,7 @@ def test_is_a_value(case: Case) -> None:
     assert twin == case.method
     assert hash(twin) == hash(case.method)
     assert pickle.loads(pickle.dumps(case.method)) == case.method
-    names = {**vars(po.numerics), **vars(po.curvature), **vars(po.methods)}
+    names = {**vars(po.numerics), **vars(po.curvature), **vars(po.evidence), **vars(po.methods)}
     assert eval(repr(case.method), names) == case.method
     stored: dict[str, Tensor] = {}
     assert decode(encode(case.method, stored), stored) == case.method

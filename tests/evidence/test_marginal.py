@@ -231,3 +231,20 @@ def test_members_are_refused():
     joint = linear(3, Gaussian(0.5), Normal(), 12)
     with pytest.raises(ValueError, match=r"joint.member\(i\)"):
         Marginal.of(joint, torch.zeros(2, 3, dtype=FLOAT64), Diagonal(torch.ones(3)), torch.zeros(2))
+
+
+@pytest.mark.parametrize("kind", ["student-t", "a scale for each output", "one scale, not asked for"])
+def test_a_learnt_noise_that_is_not_tuned_keeps_its_prior_in_the_evidence(kind):
+    learnt = {"learn": True, "log_scale_prior": (-1.0, 0.5)}
+    likelihood = {
+        "student-t": StudentT(scale=0.5, **learnt),
+        "a scale for each output": Gaussian(scale=(0.5, 0.6), **learnt),
+        "one scale, not asked for": Gaussian(scale=0.5, **learnt),
+    }[kind]
+    joint = po.Joint(network([3, 2], FLOAT64), likelihood, Normal(0.7), 5, po.Tempering(1.0, 1.5))
+    theta = joint.initial()
+    residuals = tensor(1.0, 10.0) if kind != "one scale, not asked for" else None
+    marginal = Marginal.of(joint, theta, Diagonal(torch.ones(8)), tensor(-3.0)[0], residuals)
+    precision = Diagonal(torch.ones(8), torch.full((8,), 1.5 * 0.7**-2))
+    expected = po.evidence.laplace_evidence(-3.0 + 1.5 * joint.log_prior(theta), precision)
+    torch.testing.assert_close(marginal.log_evidence(), expected)

@@ -24,7 +24,6 @@ from posterity.evidence import (
     ValidationGrid,
     residual_sums,
     tuned_joint,
-    tuned_members,
 )
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.model import Batch
@@ -161,6 +160,32 @@ def test_mackay_takes_the_gold_steps():
         case.check(f"mackay_iterations.{index}.beta", beta)
 
 
+def test_a_tempered_step_of_mackay_by_hand():
+    design, targets = rows()
+    joint = linear(3, Gaussian(0.5), Normal(2.0), 12, tempering=po.Tempering(0.6, 1.5))
+    theta = mode(design, targets, 0.25, 0.5, likelihood_power=0.6, prior_power=1.5)
+    marginal = marginal_of_linear(joint, theta, design, targets)
+    update = MacKay().step(marginal, marginal.prior_precision, 0.5)
+    curvature = 0.6 * design.T @ design / 0.25
+    covariance = (curvature + 1.5 * 0.25 * torch.eye(3, dtype=FLOAT64)).inverse()
+    alpha = (1.5 * 3 - 1.5 * 0.25 * covariance.trace()) / (1.5 * theta.square().sum())
+    beta = (0.6 * 12 - (curvature @ covariance).trace()) / (0.6 * (targets - design @ theta).square().sum())
+    torch.testing.assert_close(update.prior_precision, alpha.reshape(1))
+    torch.testing.assert_close(update.noise_scale, beta**-0.5)
+    only = MacKay().step(marginal, marginal.prior_precision)
+    assert only.noise_scale is None
+    torch.testing.assert_close(only.prior_precision, alpha.reshape(1))
+
+
+def test_mackay_says_when_there_is_no_next_step():
+    design, targets = rows()
+    marginal = marginal_of_linear(
+        linear(3, Gaussian(0.5), Normal(), 12), torch.zeros(3, dtype=FLOAT64), design, targets
+    )
+    with pytest.raises(ValueError, match="no next step"):
+        MacKay().step(marginal, marginal.prior_precision)
+
+
 @pytest.mark.parametrize("tuning", [Evidence(), MacKay()], ids=lambda tuning: type(tuning).__name__)
 def test_mode_and_hyper_parameters_in_turn_reach_the_gold_limit(tuning):
     case = load("hyperparameter_em")
@@ -286,32 +311,6 @@ def test_the_tuned_joint_has_the_evidence_that_was_found(prior, groups):
     else:
         assert isinstance(after.prior, Layerwise)
     assert po.Joint(start.network, after.likelihood, after.prior, 20).bound_prior == after.bound_prior
-
-
-@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS.keys())
-@pytest.mark.parametrize("groups", [Shared(), PerTensor()], ids=repr)
-def test_members_keep_what_was_found_for_each(prior, groups, caplog):
-    start, theta, batch = regression_network()
-    joint = po.Joint(start.network, Gaussian(0.6), prior, 20)
-    thetas = theta, 0.5 * theta, torch.zeros_like(theta) + joint.bound_prior.mean  # the last one fails
-    found = [Evidence(groups).tune(of_network(joint, each, batch, groups)) for each in thetas]
-    assert [tuned.succeeded for tuned in found] == [True, True, False]
-    together = tuned_members(joint, found)
-    assert together.num_members == 3
-    for index, tuned in enumerate(found):
-        alone, member = tuned_joint(joint, tuned), together.member(index)
-        weights = theta + 1.0
-        torch.testing.assert_close(member.bound_prior.log_prob(weights), alone.bound_prior.log_prob(weights))
-        torch.testing.assert_close(member.bound_prior.precision(weights), alone.bound_prior.precision(weights))
-        assert float(member.likelihood.scale) == pytest.approx(float(alone.likelihood.scale), rel=1e-14)
-
-
-def test_members_with_nothing_found_are_the_same_joint():
-    joint, theta, batch = regression_network()
-    tuned = Evidence(max_evaluations=1).tune(of_network(joint, theta, batch))
-    together = tuned_members(joint, [tuned, tuned])
-    assert together.prior is joint.prior
-    assert together.likelihood is joint.likelihood
 
 
 def grid_marginal():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from posterity.networks import MLP, LeNet
+from posterity.networks import MLP, LeNet, ResNet
 from posterity.numerics import Key
 
 NETWORKS = [
@@ -16,6 +16,8 @@ NETWORKS = [
     (LeNet(), (1, 28, 28), 10),
     (LeNet(num_classes=3, in_channels=2, image_size=12), (2, 12, 12), 3),
     (LeNet(in_channels=3, image_size=33), (3, 33, 33), 10),
+    (ResNet(depth=8, num_classes=3, in_channels=2, width=5), (2, 9, 12), 3),
+    (ResNet(width=2), (3, 32, 32), 10),
 ]
 
 

@@ -1,0 +1,87 @@
+"""What the studies share on the command line: their options, the folder they write into, and its results.json."""
+
+import json
+import os
+import platform
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import posterity
+
+Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where figures and results.json go.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Fixes everything random.")]
+
+
+def check_seed(seed: int) -> None:
+    """`UsageError` at a seed that no generator takes."""
+    from posterity.cli.errors import UsageError
+
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed must be a whole number from 0 to 2^63 - 1. Got {seed}.", "any small number will do.")
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, before anything is computed, a folder that is a file, and figures that could not be drawn."""
+    from posterity.cli.errors import option_values
+    from posterity.report.files import check_figure_path
+
+    with option_values("study"):
+        check_figure_path(folder / "figure.png")
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--out must be a folder. Got the file '{folder}'. Give another path.")
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread, as the fits are small; somebody who sets OMP_NUM_THREADS is left alone."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def write_results(
+    name: str, folder: Path, options: Sequence[str], figures: Sequence[str], found: dict[str, Any]
+) -> dict[str, Any]:
+    """Write results.json: what was found, and the command, date and versions that it was found with; give it back."""
+    from posterity.report.files import write_file
+
+    document = {
+        "study": name,
+        "command": shlex.join(["posterity", "study", name, "--out", str(folder), *options]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {
+            "posterity": posterity.__version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("torch", "matplotlib")},
+        },
+        "figures": list(figures),
+        **found,
+    }
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_file(folder / "results.json", text.encode())
+    return document
+
+
+def table(first: str, *numbers: str) -> Any:
+    """An empty table with one column of words and further ones of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    empty.add_column(first, no_wrap=True)
+    for heading in numbers:
+        empty.add_column(heading, justify="right")
+    return empty

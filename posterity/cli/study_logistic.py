@@ -1,0 +1,88 @@
+"""`posterity study logistic`: Bayesian logistic regression told from end to end."""
+
+from pathlib import Path
+from typing import Any
+
+from posterity.cli import options as o
+from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+
+
+def logistic(
+    out: Out = Path("study-logistic"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
+) -> None:
+    """Logistic regression by MAP, Laplace and exact integration: figures and numbers in a folder."""
+    from posterity.cli.output import console, log, print_json
+
+    check_seed(seed)
+    check_folder(out)
+    from posterity.studies.logistic import draw, logistic
+
+    log("computing: fits, exact posterior, rays, three classes", quiet=quiet)
+    with one_thread():
+        found = logistic(seed)
+        log(f"drawing into {out}", quiet=quiet)
+        figures = draw(found, out)
+    document = write_results("logistic", out, ["--seed", str(seed)], figures, found.document())
+    if as_json:
+        print_json(document)
+    else:
+        _print(console(), document, out)
+
+
+def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+    from rich.text import Text
+
+    out.print(Text("Bayesian logistic regression, 10 rows, 2 weights", "bold"))
+    out.print(_methods(document))
+    out.print(Text("Error: distance from the exact posterior over the map. Far away: radius 30.", "dim"))
+    out.print()
+    out.print(Text("Along rays: p(y = 1 | c x) at c = 10 000 against its limit by theory", "bold"))
+    out.print(_rays(document))
+    draws = document["monte_carlo_draws"]
+    note = f"Monte Carlo: {draws['far_along_rays']:,} draws here, {draws['maps']:,} in maps and curves."
+    out.print(Text(note, "dim"))
+    out.print()
+    out.print(Text("log p(y) = ELBO(q) + KL(q || posterior), in nats", "bold"))
+    out.print(_parts(document))
+    curve, probit = document["laplace_1d"], document["probit"]
+    classes = {row["method"]: row["mean_distance"] for row in document["multiclass"]}
+    lines = (
+        f"log evidence: exact {document['exact']['log_evidence']:.6f}, Laplace "
+        f"{document['laplace']['log_evidence']:.6f}",
+        f"Laplace in one dimension: log normaliser {curve['laplace_log_normaliser']:.6f}, exact "
+        f"{curve['exact_log_normaliser']:.6f}",
+        f"probit for sigmoid: off by at most {probit['largest']:.5f}, at a = {probit['at']:.3f}",
+        "three classes, mean distance from the exact softmax integral: mean-field probit "
+        f"{classes['Laplace, mean-field probit']:.4f}, Monte Carlo {classes['Laplace, Monte Carlo']:.4f}, "
+        f"MAP {classes['MAP']:.4f}",
+        f"figures and results.json: {folder}",
+    )
+    for line in lines:
+        out.print(Text(line), soft_wrap=True)
+
+
+def _methods(document: dict[str, Any]) -> Any:
+    rows = table("method", "largest error", "mean error", "entropy on data", "far away")
+    for row in document["methods"]:
+        numbers = ("largest_error", "mean_error", "entropy_on_the_data", "entropy_far_away")
+        rows.add_row(row["method"], *(f"{row[key]:.4f}" for key in numbers))
+    return rows
+
+
+def _rays(document: dict[str, Any]) -> Any:
+    rows = table("method", "probability", "limit", "difference", "standard error")
+    for ray in document["rays"]:
+        rows.add_row(f"x = ({ray['direction'][0]:g}, {ray['direction'][1]:g})", style="bold")
+        for row in ray["methods"]:
+            error = f"{ray['monte_carlo_error']:.1e}" if "Monte Carlo" in row["method"] else ""
+            difference = f"{abs(row['probability'] - row['limit']):.1e}"
+            rows.add_row(row["method"], f"{row['probability']:.6f}", f"{row['limit']:.6f}", difference, error)
+    return rows
+
+
+def _parts(document: dict[str, Any]) -> Any:
+    rows = table("q", "log joint", "entropy", "ELBO", "KL", "ELBO + KL")
+    for row in document["decomposition"]:
+        numbers = ("expected_log_joint", "entropy", "elbo", "divergence")
+        rows.add_row(row["name"], *(f"{row[key]:.4f}" for key in numbers), f"{row['sum']:.7f}")
+    return rows

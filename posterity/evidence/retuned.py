@@ -1,0 +1,80 @@
+"""Other hyper-parameters for a posterior that is there already."""
+
+from typing import TypeVar
+
+import torch
+
+from posterity.errors import BadData
+from posterity.evidence.groups import Groups, Shared
+from posterity.evidence.marginal import Marginal
+from posterity.evidence.tuned import Tuned, Tuning, tuned_joint
+from posterity.evidence.validation_grid import ValidationGrid
+from posterity.model.batch import as_batch
+from posterity.model.joint import Joint
+from posterity.posteriors.gaussian import Gaussian
+from posterity.posteriors.linearized import Linearized
+
+Posterior = TypeVar("Posterior", Gaussian, Linearized)
+
+
+def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None = None) -> Marginal:
+    """The log evidence of a Laplace posterior as a differentiable function of prior precision and noise.
+
+    >>> import posterity as po
+    >>> x = torch.linspace(-1, 1, 10).unsqueeze(1)
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.1), po.priors.Normal(), num_data=10)
+    >>> q, _ = po.infer(po.methods.Conjugate(), joint, (x, 2 * x))
+    >>> q, _ = po.infer(po.methods.Laplace(tuning=None), joint, (x, 2 * x), start=q)
+    >>> of = marginal_likelihood(q)
+    >>> torch.allclose(of.log_evidence(of.prior_precision, torch.tensor(0.1)), q.log_evidence)
+    True
+    """
+    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
+    joint, terms = gaussian.joint, gaussian.data_terms
+    if terms is None or not isinstance(joint, Joint) or gaussian.num_members is not None:
+        raise ValueError(
+            "marginal_likelihood needs the posterior of one Laplace run on a Joint, which knows its log-likelihood. "
+            "Fit it with methods.Laplace, and choose one of several members by q.member(i)."
+        )
+    prior = joint.bound_prior.precision(gaussian.mean.to(torch.float64))
+    random = prior if joint.random_indices is None else prior[joint.random_indices]
+    untempered = gaussian.precision.rescaled(1.0 / float(joint.tempering.likelihood_power), random)
+    return Marginal.of(joint, gaussian.mean, untempered, terms[0], terms[1:] if terms.numel() > 1 else None, groups)
+
+
+def retuned(posterior: Posterior, tuning: Tuning | ValidationGrid, validation: object = None) -> Posterior:
+    """The posterior at the same mode with hyper-parameters chosen by `tuning`; itself where the search fails.
+
+    `ValidationGrid` takes the prior precision under which `validation`, a pair (inputs, targets), is most probable.
+    """
+    of = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
+    if isinstance(tuning, Tuning):
+        return with_tuned(posterior, of, tuning.tune(of))
+    if validation is None:
+        raise BadData("retuned: ValidationGrid needs rows to score on. Pass validation=(inputs, targets).")
+    joint = posterior.joint
+    assert isinstance(joint, Joint)
+    rows = joint.check(as_batch(validation, "the validation rows"))
+
+    def score(prior_precision: float) -> float:
+        alpha = of.prior_precision.new_tensor([prior_precision])
+        noise = None if of.noise is None else of.noise.scale
+        trial = with_tuned(posterior, of, Tuned(Shared(), of.names, alpha, noise, 0.0, 0.0, 1))
+        return -float(trial.predict(rows.inputs).log_prob(rows.targets).mean())
+
+    return with_tuned(posterior, of, tuning.tune(of, score))
+
+
+def with_tuned(posterior: Posterior, of: Marginal, found: Tuned) -> Posterior:
+    """The posterior under the hyper-parameters found."""
+    if not found.succeeded:
+        return posterior
+    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
+    assert isinstance(gaussian.joint, Joint)
+    with torch.no_grad():
+        noise = None if found.noise_scale is None else of.log_likelihood.new_tensor(found.noise_scale)
+        precision = of.precision_at(found.prior_precision, noise)
+        evidence = of.log_evidence(found.prior_precision, noise)
+        terms = of.data_terms(noise)
+    moved = Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, gaussian.buffers, evidence, terms)
+    return Linearized(moved.joint, moved) if isinstance(posterior, Linearized) else moved

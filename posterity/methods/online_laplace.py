@@ -1,0 +1,200 @@
+"""Marginal-likelihood training: prior precision and noise are tuned while the weights are trained."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from posterity.curvature import Kronecker
+from posterity.errors import positive_whole, shown
+from posterity.evidence import (
+    Evidence,
+    Marginal,
+    PerLayer,
+    Tuned,
+    Tuning,
+    present_precision,
+    tuned_joint,
+)
+from posterity.evidence.groups import grouped
+from posterity.inference.method import Info, Method, Target
+from posterity.likelihoods import Gaussian
+from posterity.methods.gaussian_at_mode import prior_precision
+from posterity.methods.laplace import Laplace, LaplaceState
+from posterity.methods.maximum_a_posteriori import MAP, MAPState
+from posterity.methods.subset import narrowed
+from posterity.model.data import Batch, Data, Feed
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+from posterity.posteriors.posterior import Posterior
+from posterity.priors import Normal
+
+# The problem with the hyper-parameters that it had last, which many steps share.
+_latest: "WeakKeyDictionary[Joint, tuple[str, Joint]]" = WeakKeyDictionary()
+
+
+class OnlineLaplaceState(NamedTuple):
+    """States of the fit and of the passes for the curvature, how many stops are done, and the hyper-parameters."""
+
+    fit: MAPState
+    laplace: LaplaceState
+    stops: int
+    prior_precision: Tensor  # (G,), on the CPU
+    noise_scale: Tensor  # (), on the CPU; zero where the noise is not tuned
+
+
+@dataclass(frozen=True)
+class OnlineLaplace(Method):
+    """Marginal-likelihood training: a fit by `fit` whose prior precision and noise follow the Laplace evidence.
+
+    **Math**: theta climbs log p(D | theta, noise) + log p(theta | alpha) by the steps of `fit`. After a share
+    `burn_in` of them, and `rounds` times in all at equal distances, a pass over the data adds up the curvature at the
+    present theta, and `tuning` moves alpha and the noise to the maximum of the log evidence there. A last pass, at
+    the end, makes the posterior of `laplace` at the last hyper-parameters. The trace has the "log_evidence" of each
+    pass, before the change, and "prior_precision" (G,) and "noise_scale" after it.
+
+    **Limit**: for a linear model the fixed point is the maximum of the exact evidence over the hyper-parameters. For
+    networks the curvature is taken as constant in theta while alpha and the noise move. A learnt noise of one
+    scale is tuned here instead of being fitted along with the weights.
+
+    **Cost**: that of the fit, and `rounds` + 1 passes of `laplace`.
+
+    **References**: Immer et al. (2021), Scalable marginal likelihood estimation for model selection in deep learning,
+    Algorithm 1.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    >>> y = 2 * x + 0.1 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=40)
+    >>> fit = po.methods.MAP(steps=1000, batch_size=None, optimizer=po.numerics.Adam(0.02))
+    >>> q, trace = po.infer(po.methods.OnlineLaplace(fit), joint, (x, y))
+    >>> round(q.joint.likelihood.scale, 1)
+    0.1
+    """
+
+    anytime: ClassVar[bool] = False
+    fit: MAP = field(default_factory=MAP)
+    laplace: Laplace = field(default_factory=lambda: Laplace(structure=Kronecker(), tuning=None))
+    tuning: Tuning = field(default_factory=lambda: Evidence(PerLayer()))
+    rounds: int = 20
+    burn_in: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name, kind in (("fit", MAP), ("laplace", Laplace), ("tuning", Tuning)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"OnlineLaplace.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        positive_whole("OnlineLaplace.rounds", self.rounds)
+        if not 0.0 <= self.burn_in < 1.0:
+            raise ValueError(f"OnlineLaplace.burn_in must be at least 0 and below 1. Got {shown(self.burn_in)}.")
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Numbers of steps of the fit after which there is a pass; the last is its end."""
+        steps = self.fit.steps
+        first = max(1, math.ceil(self.burn_in * steps))
+        return tuple(sorted({*(first + (steps - first) * k // self.rounds for k in range(self.rounds)), steps}))
+
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """As `laplace` wants it."""
+        return self.laplace.prepared(joint, data)
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Those of the fit, with a pass over all rows at each stop."""
+        return self.fit.batches(data, key).with_passes(self.laplace.batches(data, key.fold("passes")), self.stops)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> OnlineLaplaceState:
+        """The fit at theta, and the joint's own hyper-parameters."""
+        if not isinstance(joint, Joint) or not isinstance(joint.bound_prior, Normal):
+            prior = joint.prior if isinstance(joint, Joint) else joint
+            raise ValueError(f"OnlineLaplace tunes a Joint with a Normal prior. Got {shown(prior)}. Use Laplace.")
+        if theta.dim() > 1:
+            raise ValueError("OnlineLaplace trains one theta at a time. Use joint.member(i) for each member.")
+        alpha = present_precision(joint, self.tuning.groups).cpu()
+        noise = torch.tensor(self._starting_noise(joint, theta), dtype=torch.float64, device="cpu")
+        now = self._now(joint, alpha, noise)
+        fit = self.fit.init(now, theta[: now.size], key)
+        laplace = self.laplace.init(now, fit.theta, key)
+        return OnlineLaplaceState(fit, laplace, 0, alpha, noise)
+
+    def step(self, joint: Target, state: OnlineLaplaceState, batch: Batch, key: Key) -> tuple[OnlineLaplaceState, Info]:
+        """A step of the fit, or one of the pass for the curvature."""
+        assert isinstance(joint, Joint)
+        now = self._now(joint, state.prior_precision, state.noise_scale)
+        if state.fit.step < self.stops[state.stops]:
+            fit, info = self.fit.step(now, state.fit, batch, key)
+            return state._replace(fit=fit), info
+        now = _with_buffers(now, state.fit.buffers)
+        begun = state.laplace.passes < self.laplace.passes and (state.laplace.rows or state.laplace.passes)
+        laplace = state.laplace if begun else self.laplace.init(now, state.fit.theta, key)
+        laplace, _ = self.laplace.step(now, laplace, batch, key)
+        state = state._replace(laplace=laplace)
+        return self._at_stop(joint, now, state) if laplace.passes == self.laplace.passes else (state, {})
+
+    def keep(self, state: OnlineLaplaceState) -> OnlineLaplaceState:
+        """Without the moments of the optimiser."""
+        return state._replace(fit=self.fit.keep(state.fit))
+
+    def posterior(self, joint: Target, kept: Sequence[OnlineLaplaceState]) -> Posterior:
+        """That of `laplace` at the last theta and hyper-parameters."""
+        assert isinstance(joint, Joint)
+        last = kept[-1]
+        now = self._now(joint, last.prior_precision, last.noise_scale)
+        return self.laplace.posterior(_with_buffers(now, last.fit.buffers), [last.laplace])
+
+    def _at_stop(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> tuple[OnlineLaplaceState, Info]:
+        """The hyper-parameters after a stop; after the last one they stay, since theta has followed those before it."""
+        marginal = self._marginal(joint, now, state)
+        info: dict[str, Tensor | float] = {"log_evidence": marginal.log_evidence()}
+        if state.stops + 1 < len(self.stops):
+            tuned = self.tuning.tune(marginal)
+            noise = torch.full_like(state.noise_scale, tuned.noise_scale or 0.0)
+            state = state._replace(prior_precision=tuned.prior_precision.cpu(), noise_scale=noise)
+        info["prior_precision"] = state.prior_precision
+        if float(state.noise_scale):
+            info["noise_scale"] = state.noise_scale
+        return state._replace(stops=state.stops + 1), info
+
+    def _marginal(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> Marginal:
+        """The evidence at a stop, with the declared prior of a learnt noise."""
+        theta, laplace = state.fit.theta, state.laplace
+        problem = narrowed(now, laplace.chosen)
+        assert isinstance(problem, Joint)
+        structure = self.laplace.structure_for(problem)
+        precision = structure.precision(laplace.sums[0], laplace.places, 1.0, prior_precision(problem, theta))
+        if problem.size < joint.size:  # the noise is declared as learnt, so that it may have a prior
+            problem = dataclasses.replace(problem, likelihood=joint.likelihood)
+            theta = torch.cat([theta.to(torch.float64), state.noise_scale.log().to(theta.device).reshape(1)])
+        log_likelihood, residuals = laplace.data[0, 0], laplace.data[0, 1:] if float(state.noise_scale) else None
+        return Marginal.of(problem, theta, precision, log_likelihood, residuals, self.tuning.groups)
+
+    def _starting_noise(self, joint: Joint, theta: Tensor) -> float:
+        """The one scale of Gaussian noise; zero where there is none, or none to tune."""
+        likelihood = joint.fitted(theta).likelihood
+        if not self.tuning.noise or not isinstance(likelihood, Gaussian):
+            return 0.0
+        scale = torch.as_tensor(likelihood.scale, dtype=torch.float64)
+        return float(scale) if scale.numel() == 1 else 0.0
+
+    def _now(self, joint: Joint, prior_precision: Tensor, noise_scale: Tensor) -> Joint:
+        """The joint at these hyper-parameters; noise that is tuned is not learnt."""
+        numbers = (*prior_precision.tolist(), float(noise_scale))
+        key = repr((self.tuning.groups, numbers))
+        if joint not in _latest or _latest[joint][0] != key:
+            groups = self.tuning.groups
+            noise = numbers[-1] or None
+            found = Tuned(groups, grouped(joint, groups)[0], prior_precision, noise, math.nan, math.nan, 0)
+            _latest[joint] = key, tuned_joint(joint, found)
+        return _latest[joint][1]
+
+
+def _with_buffers(joint: Joint, buffers: Buffers) -> Joint:
+    """The joint whose network has the batch-norm statistics of the fit."""
+    return dataclasses.replace(joint, network=joint.network.replace(buffers=buffers)) if buffers else joint

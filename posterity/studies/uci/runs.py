@@ -1,0 +1,178 @@
+"""Fits of the study: one small file for each data set, method and split, so that a sweep goes on where it stopped."""
+
+import json
+import math
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posterity import __version__
+from posterity.errors import BadFolder, PosterityError
+from posterity.inference import Method, infer
+from posterity.model.data import as_data
+from posterity.posteriors import Posterior
+from posterity.report.files import write_file
+from posterity.studies.uci.protocol import Settings, Split, hidden_units, problem, standard_split
+from posterity.studies.uci.recipes import RECIPES
+
+Identity = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One data set, method and split."""
+
+    data_set: str
+    method: str
+    split: int
+
+    def path(self, folder: Path) -> Path:
+        """Its file in the folder of the study."""
+        return folder / "runs" / self.data_set / self.method / f"split-{self.split:02d}.json"
+
+    def __str__(self) -> str:
+        return f"{self.data_set}, {RECIPES[self.method].label}, split {self.split}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a cell gave: its scores, and the seconds that its fit took, stages shared with other methods included."""
+
+    cell: Cell
+    scores: dict[str, float]
+    seconds: float
+
+
+def identity(split: Split, method: str, settings: Settings) -> Identity:
+    """All that the numbers of a cell depend on.
+
+    The problem and the methods are there as they print, so that a default that has changed tells.
+    """
+    joint = problem(split, settings)
+    return {
+        "data set": split.data_set,
+        "split": split.index,
+        "method": method,
+        **settings.config(),
+        "stages": [repr(stage) for stage in RECIPES[method].stages(settings)],
+        "prior": repr(joint.prior),
+        "likelihood": repr(joint.likelihood),
+        "hidden units": hidden_units(split.data_set),
+        "training rows": as_data(split.train).fingerprint(),
+        "test rows": as_data(split.test).fingerprint(),
+        "posterity": __version__,
+    }
+
+
+def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result]:
+    """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
+    place, split = None, None
+    for cell in cells:
+        if not cell.path(folder).exists():
+            continue
+        if split is None or place != (cell.data_set, cell.split):
+            place, split = (cell.data_set, cell.split), standard_split(cell.data_set, cell.split)
+        yield _read(cell, folder, identity(split, cell.method, settings))
+
+
+def _read(cell: Cell, folder: Path, wanted: Identity) -> Result:
+    path = cell.path(folder)
+    try:
+        content = json.loads(path.read_bytes())
+        kept, scores, seconds = content["identity"], content["scores"], content["seconds"]
+        whole = isinstance(kept, dict) and all(math.isfinite(value) for value in (*scores.values(), seconds))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise BadFolder(f"'{path}' holds no result of the study. Delete it, and it is computed again.")
+    for key in dict.fromkeys((*wanted, *kept)):
+        if kept.get(key) != wanted.get(key):
+            raise BadFolder(
+                f"'{path}' was made with other settings. Its {key}: {kept.get(key)}, now {wanted.get(key)}. "
+                "Give another --out, or delete the folder 'runs' in this one."
+            )
+    return Result(cell, scores, seconds)
+
+
+def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, settings: Settings) -> list[Result]:
+    """Fit these methods to one split and store what each gave; a stage that several share is run once."""
+    split = standard_split(data_set, index)
+    done: dict[tuple[Method, ...], tuple[Posterior, float]] = {}
+    results = []
+    for method in methods:
+        cell = Cell(data_set, method, index)
+        with _named(cell):
+            posterior, seconds = _run(split, RECIPES[method].stages(settings), settings, done)
+            result = Result(cell, split.scores(posterior.predict(split.test.inputs)), seconds)
+        document = {"identity": identity(split, method, settings), "scores": result.scores, "seconds": seconds}
+        write_file(cell.path(folder), (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+        results.append(result)
+    return results
+
+
+@contextmanager
+def _named(cell: Cell) -> Iterator[None]:
+    """Say in which fit an expected error came up; made anew, for not every class of them travels between processes."""
+    try:
+        yield
+    except PosterityError as error:
+        failure = PosterityError(f"{cell}: {error}")
+        failure.exit_code = error.exit_code
+        raise failure from error
+
+
+def _run(
+    split: Split,
+    stages: tuple[Method, ...],
+    settings: Settings,
+    done: dict[tuple[Method, ...], tuple[Posterior, float]],
+) -> tuple[Posterior, float]:
+    """The posterior after these stages, and the seconds they took; `done` remembers what has been run."""
+    if stages not in done:
+        start, before = _run(split, stages[:-1], settings, done) if len(stages) > 1 else (None, 0.0)
+        begin = time.perf_counter()
+        posterior, _ = infer(
+            stages[-1],
+            problem(split, settings),
+            split.train,
+            start=start,
+            seed=settings.key(split.data_set, split.index).seed,
+            progress=False,
+        )
+        done[stages] = posterior, before + time.perf_counter() - begin
+    return done[stages]
+
+
+def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[list[Result]]:
+    """Fit these cells, in `jobs` processes of one thread each; give the results of a split as soon as it is done."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for cell in missing:
+        groups.setdefault((cell.data_set, cell.split), []).append(cell.method)
+    work = [partial(fit, *place, tuple(methods), folder, settings) for place, methods in groups.items()]
+    if jobs == 1 or len(work) <= 1:
+        for task in work:
+            yield task()
+        return
+    # A fork of a process in which torch has run threads may hang, so the workers start afresh.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(jobs, len(work)), context, _worker)
+    try:
+        for future in as_completed([pool.submit(task) for task in work]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _worker() -> None:
+    """One thread, and no traceback of its own when the user interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    torch.set_num_threads(1)
