@@ -159,7 +159,7 @@ class Posterior(ABC):
         else:
             whole = iter([inputs])
         for part in whole:
-            tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part))
+            tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part, torch.is_grad_enabled()))
             self.joint.check_inputs(tensors)
             if not num_rows(tensors):
                 continue

@@ -40,7 +40,7 @@ def output_variance(mean: Tensor, covariance: Tensor) -> Tensor:
     if not bool(torch.isfinite(covariance).all() & (variance >= -slack).all()):
         raise NotPositiveDefinite(
             "covariance must be finite, with no variance below 0. "
-            f"Got {float(variance.min()):.3g} as the smallest variance. Compute the posterior in float64."
+            f"Got {float(variance.detach().min()):.3g} as the smallest variance. Compute the posterior in float64."
         )
     return variance.clamp_min(0.0).reshape(mean.shape)
 

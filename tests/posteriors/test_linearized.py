@@ -4,8 +4,8 @@ import modulezoo
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
 from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Full, Kronecker, LowRank
@@ -93,12 +93,13 @@ def test_moments_and_draws_are_those_of_dense_matrices(kind, structure):
     assert closed.mean.shape == drawn.mean.shape == q.gaussian.predict(x, draws=3).mean.shape
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("subset", [LastLayer(), Matching("0.*"), LargestVariance(7)], ids=lambda s: type(s).__name__)
+SUBSETS = [(subset, structure) for subset in (LastLayer(), Matching("0.*")) for structure in STRUCTURES]
+SUBSETS += [(LargestVariance(7), structure) for structure in ("full", "diagonal", "low rank")]  # no layers to factorise
+
+
+@pytest.mark.parametrize(("subset", "structure"), SUBSETS, ids=str)
 @pytest.mark.parametrize("kind", [modulezoo.mlp, strided], ids=lambda kind: kind.__name__)
 def test_subsets(kind, subset, structure):
-    if isinstance(subset, LargestVariance) and "kronecker" in structure or "block" in structure:
-        pytest.skip("single weights have no matrix to factorise")
     module, x = module_and_rows(kind)
     q = fitted(module, x, structure=STRUCTURES[structure], subset=subset)
     assert q.gaussian.precision.size < len(q.gaussian.mean)
@@ -132,7 +133,7 @@ def test_tied_weights_in_the_output_layer_are_not_taken_for_it_alone():
 
 
 class Largest(TorchDispatchMode):
-    """Sees how many numbers the largest tensor has that any operation makes, and whether any is (D, D)."""
+    """Sees how many numbers the largest tensor has that any operation makes."""
 
     def __init__(self):
         super().__init__()
@@ -178,7 +179,7 @@ def test_many_classes_need_no_covariance():
     )  # fmt: skip
     with Largest() as seen:
         predictive = q.predict(x[:1].double())
-    assert seen.numel == q.gaussian.precision.size < 2000**2 / 40
+    assert seen.numel <= len(q.gaussian.mean) < 2000**2 / 40
     features = torch.cat([module[1](module[0](x[:1].double())), torch.ones(1, 1, dtype=FLOAT64)], 1).detach()
     named = q.joint.network.layout.unflatten(torch.zeros_like(q.gaussian.mean).index_copy(
         0, q.joint.random_indices, q.gaussian.variance
@@ -198,7 +199,8 @@ def test_a_memory_budget_bounds_the_tensors_and_changes_nothing_else(integrator)
     for budget in (8 * 50 * 64, 8 * 50 * 640):  # one column of all rows; all ten of all rows
         with Largest() as seen:
             predictive = q.predict(x, integrator=integrator, memory_budget=budget)
-        assert 8 * seen.numel <= max(budget, 8 * 41 * 41, 8 * x.numel())
+        results = 64 * 10 * (1 if integrator is None else 10)
+        assert 8 * seen.numel <= max(budget, 8 * 41 * 41, 8 * x.numel(), 8 * results)
         torch.testing.assert_close(predictive.probs, q.predict(x, integrator=integrator).probs, rtol=1e-10, atol=1e-12)
 
 
@@ -237,7 +239,7 @@ def test_the_joint_predictive_is_the_normal_of_all_rows(kind):
 def test_joint_predictives_say_what_they_cannot_do():
     module, x = module_and_rows(modulezoo.mlp)
     q = fitted(module, x)
-    with pytest.raises(TypeError, match="all rows at once. Got a DataLoader"):
+    with pytest.raises(TypeError, match=r"all rows at once\. Got a DataLoader"):
         q.predict(DataLoader(TensorDataset(x), batch_size=2), joint=True)
     with pytest.raises(ValueError, match=r"5 rows takes about [\d,]+ bytes, and 1,000 are"):
         q.predict(x, joint=True, memory_budget=1000)
@@ -246,7 +248,9 @@ def test_joint_predictives_say_what_they_cannot_do():
     classes = fitted(module, x, Categorical())
     with pytest.raises(TypeError, match=r"Got Categorical.*q\.outputs\(inputs, draws, key\)"):
         classes.predict(x, joint=True)
-    assert torch.isfinite(from_outputs(Categorical(), classes.outputs(x, 9, Key(0))).joint_log_prob(torch.zeros(5).long()))
+    assert torch.isfinite(
+        from_outputs(Categorical(), classes.outputs(x, 9, Key(0))).joint_log_prob(torch.zeros(5).long())
+    )
 
 
 def smooth() -> nn.Module:

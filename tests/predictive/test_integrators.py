@@ -280,7 +280,11 @@ def test_which_integrators_use_variances_alone(
     root = torch.linspace(-1.0, 2.0, outputs * outputs).view(outputs, outputs)
     correlated = (root @ root.T + torch.eye(outputs)).expand(len(mean), outputs, outputs)
     apart = torch.diag_embed(correlated.diagonal(dim1=-2, dim2=-1))
-    y = torch.zeros(len(mean), outputs) if isinstance(likelihood, Gaussian) else torch.zeros(len(mean), dtype=torch.int64)
+    y = (
+        torch.zeros(len(mean), outputs)
+        if isinstance(likelihood, Gaussian)
+        else torch.zeros(len(mean), dtype=torch.int64)
+    )
     got, wanted = (integrator(likelihood, mean, spread, KEY).log_prob(y) for spread in (correlated, apart))
     assert torch.allclose(got, wanted, atol=1e-6) is marginal
 
