@@ -1,5 +1,7 @@
 """Linearised posteriors against dense Jacobians and covariances, for every structure and kind of layer."""
 
+import dataclasses
+
 import modulezoo
 import pytest
 import torch
@@ -12,12 +14,14 @@ from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Ful
 from posterity.curvature.derivatives import derivatives
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import Laplace, LargestVariance, LastLayer, Matching
-from posterity.numerics import Key
+from posterity.numerics import Dense, Key
 from posterity.numerics.head_jacobian import Head
+from posterity.posteriors import Linearized
 from posterity.predictive import Exact, LaplaceBridge, MonteCarlo, Probit, from_outputs
 
 FLOAT64 = torch.float64
 STRUCTURES = {
+    "dense": "dense",
     "full": Full(),
     "diagonal": Diagonal(),
     "kronecker": Kronecker(),
@@ -59,8 +63,14 @@ def fitted(module, x, likelihood=None, **options):
     else:
         y = torch.arange(len(x), device=x.device) % outputs.shape[1]
     joint = po.Joint(module, likelihood, po.priors.Normal(scale=0.7), num_data=len(x))
+    dense = options.get("structure") == "dense"
+    if dense:  # `Full` keeps rows in place of the matrix where there are few
+        options["structure"] = Full()
     q, _ = po.infer(Laplace(tuning=None, **options), joint, (x, y), progress=False)
-    return q
+    if not dense:
+        return q
+    precision = Dense(torch.linalg.inv(q.gaussian.precision.covariance()))
+    return Linearized(q.joint, dataclasses.replace(q.gaussian, precision=precision))
 
 
 def dense_jacobian(q, x):
@@ -94,7 +104,9 @@ def test_moments_and_draws_are_those_of_dense_matrices(kind, structure):
 
 
 SUBSETS = [(subset, structure) for subset in (LastLayer(), Matching("0.*")) for structure in STRUCTURES]
-SUBSETS += [(LargestVariance(7), structure) for structure in ("full", "diagonal", "low rank")]  # no layers to factorise
+SUBSETS += [
+    (LargestVariance(7), structure) for structure in ("dense", "full", "diagonal", "low rank")
+]  # no layers to factorise
 
 
 @pytest.mark.parametrize(("subset", "structure"), SUBSETS, ids=str)
