@@ -34,11 +34,14 @@ def thin_part(seed, bias, features=True):
     return Thin(normal(seed, "a", ROWS, 3) if features else None, columns, bias)
 
 
-def convolution_part(seed, groups, bias, images=True):
-    """Images of 5 x 4 pixels seen by a window of 2 x 2 that moves by (2, 1), with a border of (1, 0)."""
-    window = Window((2, 2), (2, 1), (1, 0), (1, 1), groups)
-    gradients = normal(seed, "g", OUTPUTS, ROWS, groups, 2, 9)
-    return Convolution(normal(seed, "x", ROWS, 2 * groups, 5, 4) if images else None, gradients, window, bias)
+def convolution_part(seed, groups, bias, images=True, stride=(2, 1), turned=False):
+    """Images of 5 x 4 pixels seen by a window of 2 x 2 with a border of (1, 0), at 9 pixels or at 2."""
+    window = Window((2, 2), stride, (1, 0), (1, 1), groups)
+    gradients = normal(seed, "g", OUTPUTS, ROWS, groups, 2, 9 if stride == (2, 1) else 2)
+    part = Convolution(normal(seed, "x", ROWS, 2 * groups, 5, 4) if images else None, gradients, window, bias)
+    if not turned:
+        return part
+    return part.rotated(normal(seed, "o", groups, 2, 2), normal(seed, "i", groups, part.width, part.width))
 
 
 def head_part(seed, bias, turned=False):
@@ -78,6 +81,8 @@ JACOBIANS = {
     "convolution": lambda: convolution_part(0, 1, True),
     "convolution, groups": lambda: convolution_part(0, 2, False),
     "convolution, bias alone": lambda: convolution_part(0, 1, True, images=False),
+    "convolution, rotated": lambda: convolution_part(0, 2, True, turned=True),
+    "convolution, few pixels, rotated": lambda: convolution_part(0, 2, True, stride=(4, 3), turned=True),
     "head": lambda: head_part(0, False),
     "head, bias": lambda: head_part(0, True),
     "head, rotated": lambda: head_part(0, True, turned=True),
@@ -195,6 +200,15 @@ def test_rows_of_a_convolution():
             grads = torch.autograd.grad(scalar, (weight, bias), retain_graph=True)
             wanted = torch.cat([grads[0].flatten(1), grads[1].unsqueeze(1)], 1).flatten()
             torch.testing.assert_close(part.rows()[n, d], wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("stride", "kind"), [((2, 1), Explicit), ((4, 3), Matrix)])
+def test_a_rotated_convolution(stride, kind):
+    part, turned = (convolution_part(0, 2, True, stride=stride, turned=turned) for turned in (False, True))
+    table = part.rows().view(ROWS, OUTPUTS, 2, 2, 9)
+    wanted = torch.einsum("ndgoi,gop,gij->ndgpj", table, *turned.turned).flatten(2)
+    torch.testing.assert_close(turned.rows(), wanted, rtol=1e-12, atol=1e-12)
+    assert isinstance(turned.narrow(0, 2), kind)
 
 
 def test_a_head_is_a_layer_with_unit_gradients():
