@@ -14,7 +14,7 @@ from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
-LARGE = 1 << 24  # numbers that are drawn at a time
+LARGE = 1 << 22  # numbers that are drawn at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +77,10 @@ class Gaussian(Posterior):
         """The mean."""
         return self.mean
 
-    def deviations(self, draws: int, key: Key) -> Tensor:
-        """Draws of w - mean for the random weights, (draws, R), in float64."""
+    def deviations(self, draws: int, key: Key, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Draws of w - mean for the random weights, (draws, R), computed in float64."""
         self._alone()
-        return torch.cat(list(self._some(draws, key)))
+        return torch.cat([deviations.to(dtype) for deviations in self._some(draws, key)])
 
     def _some(self, draws: int, key: Key) -> Iterator[Tensor]:
         """The deviations, as many draws at a time as are not too large together."""

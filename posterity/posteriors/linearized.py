@@ -89,7 +89,7 @@ class Linearized(Posterior):
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Linear functions of shared weight draws, so that rows are correlated as they should be."""
-        deviations = self.gaussian.deviations(draws, key).to(self.gaussian.mean.dtype)  # (S, R)
+        deviations = self.gaussian.deviations(draws, key, self.gaussian.mean.dtype)  # (S, R)
         parts = [
             outputs + shift.reshape(draws, *outputs.shape)
             for outputs, shift in _by_rows(self._pieces(inputs), lambda jacobian: jacobian.products(deviations))
