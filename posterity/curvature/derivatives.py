@@ -162,8 +162,11 @@ def _used(
                 allow_unused=True,
             )
         )
+    columns = list(zip(*collected, strict=True))  # of each use
+    collected.clear()
     parts = []
-    for use, grads in zip(uses, zip(*collected, strict=True), strict=True):
+    for use in uses:
+        grads = columns.pop(0)  # freed before the next ones are copied
         full = [outputs.new_zeros(use.output_shape) if grad is None else grad for grad in grads]
         parts.append((known.block(use), use.jacobian(full, differentiable)))
     return parts
