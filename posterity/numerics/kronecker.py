@@ -234,14 +234,15 @@ class Kronecker(Precision):
             return jacobian.rotated(outer, inner), variance
         if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # rows are not mixed: only scaled
             variance = 1.0 / self.eigenvalues / self.outer.pattern.unsqueeze(-1)
-            return jacobian.rotated(self.inner.basis[0]), variance.flatten()
+            return jacobian.rotated(self.inner.basis[0].contiguous()), variance.flatten()
         return _Turned(self, as_jacobian(jacobian)), 1.0 / self.eigenvalues.flatten()
 
     def _cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Bases (G, O, O) and (G, I, I) and variances (R,), made once for all chunks of rows of this type."""
         if dtype not in self._casts:
-            values = self.outer.basis, self.inner.basis, (1.0 / self.eigenvalues).flatten()
-            self._casts[dtype] = values[0].to(dtype), values[1].to(dtype), values[2].to(dtype)
+            # In one order in memory, whether they come from a decomposition or a file: the same bits come out.
+            outer, inner = (factor.basis.to(dtype).contiguous() for factor in (self.outer, self.inner))
+            self._casts[dtype] = outer, inner, (1.0 / self.eigenvalues).flatten().to(dtype)
         return self._casts[dtype]
 
     @cached_property
