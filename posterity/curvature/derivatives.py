@@ -23,7 +23,7 @@ from posterity.numerics.weight_uses import WeightUses
 logger = logging.getLogger("posterity")
 
 CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
-UNIT_CACHE = 1 << 23  # the same for Jacobians, whose pieces are gone over more often
+UNIT_CACHE = 1 << 24  # the same for Jacobians, whose pieces are gone over more often
 LEAST_ROWS = 16
 
 Columns = Callable[[Tensor, int], Tensor]
