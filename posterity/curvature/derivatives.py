@@ -1,14 +1,14 @@
 """Derivatives of network outputs in the random weights, in factors, for many rows and columns."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from posterity.curvature.explicit import explicit_jacobian
+from posterity.curvature.explicit import explicit_jacobian, log_refusal
 from posterity.curvature.survey import Survey, survey
 from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
@@ -24,6 +24,7 @@ logger = logging.getLogger("posterity")
 
 CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
 UNIT_CACHE = 1 << 24  # the same for Jacobians, whose pieces are gone over more often
+DEVICE = 3 << 30  # the same on a GPU, which wants many rows at a time
 LEAST_ROWS = 16
 
 Columns = Callable[[Tensor, int], Tensor]
@@ -65,11 +66,10 @@ def derivatives(
     count = max(1, prod(known.event)) if count is None else count
     on_cpu = joint.device.type == "cpu"
     row = row_bytes(joint, known, columns is None)
-    at_once = count if columns is None or on_cpu else 1
-    at_once = 0 if columns is None and known.only_head else at_once
+    at_once = 0 if columns is None and known.only_head else count
     least = 1
     if budget is None:
-        budget = (UNIT_CACHE if columns is None else CACHE) if on_cpu else MEMORY_BUDGET
+        budget = (UNIT_CACHE if columns is None else CACHE) if on_cpu else DEVICE
         least = LEAST_ROWS if not whole else max(1, min(LEAST_ROWS, MEMORY_BUDGET // (row * (2 + at_once))))
     rows = max(least, budget // (row * (2 + at_once)))
     differentiable = torch.is_grad_enabled() and requires_grad(inputs)
@@ -149,27 +149,44 @@ def _used(
     """The parts of the weights with rules, by one backward pass for each seed."""
     if not uses:
         return []
+    keep = not last or differentiable
+    columns: Sequence[Sequence[Tensor] | Tensor]
+    if outputs.device.type != "cpu" and len(seeds) > 1 and not differentiable:
+        columns = _together(outputs, uses, seeds, keep)
+    else:
+        columns = _in_turn(outputs, uses, seeds, keep, differentiable)
+    return [(known.block(use), use.jacobian(of, differentiable)) for use, of in zip(uses, columns, strict=True)]
+
+
+def _in_turn(outputs: Tensor, uses: list[Use], seeds: Tensor, keep: bool, differentiable: bool) -> list[list[Tensor]]:
+    """For each use, derivatives in its output of every column: one backward pass after the other."""
     edges = [use.edge for use in uses]
     collected = []
     for number, seed in enumerate(seeds):
-        collected.append(
-            torch.autograd.grad(
-                outputs,
-                edges,
-                seed,
-                retain_graph=not last or number + 1 < len(seeds) or differentiable,
-                create_graph=differentiable,
-                allow_unused=True,
-            )
+        more = keep or number + 1 < len(seeds)
+        grads = torch.autograd.grad(
+            outputs, edges, seed, retain_graph=more, create_graph=differentiable, allow_unused=True
         )
-    columns = list(zip(*collected, strict=True))  # of each use
-    collected.clear()
-    parts = []
-    for use in uses:
-        grads = columns.pop(0)  # freed before the next ones are copied
-        full = [outputs.new_zeros(use.output_shape) if grad is None else grad for grad in grads]
-        parts.append((known.block(use), use.jacobian(full, differentiable)))
-    return parts
+        collected.append(grads)
+    return [
+        [outputs.new_zeros(use.output_shape) if grad is None else grad for grad in grads]
+        for use, grads in zip(uses, zip(*collected, strict=True), strict=True)
+    ]
+
+
+def _together(outputs: Tensor, uses: list[Use], seeds: Tensor, keep: bool) -> Sequence[Sequence[Tensor] | Tensor]:
+    """The same in one backward pass over all columns, which a GPU does in the time of a few."""
+    edges = [use.edge for use in uses]
+    try:
+        found = torch.autograd.grad(outputs, edges, seeds, retain_graph=True, allow_unused=True, is_grads_batched=True)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        columns = _in_turn(outputs, uses, seeds, keep, differentiable=False)  # raises if the model is at fault
+        log_refusal("columns", error)
+        return columns
+    return [
+        outputs.new_zeros((len(seeds), *use.output_shape)) if grad is None else grad
+        for use, grad in zip(uses, found, strict=True)
+    ]
 
 
 def _explicit(whole: Tensor, seeds: Tensor, known: Survey) -> list[tuple[Block, Jacobian]]:

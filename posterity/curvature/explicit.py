@@ -38,7 +38,7 @@ def explicit_jacobian(
             _, jacobian = row_jacobians(one, weights[index], inputs)  # type: ignore[arg-type]
         except VMAP_REFUSALS as error:
             jacobian = _looped_jacobians(one, weights[index], inputs)  # raises if the model is at fault
-            _log_once("rows", str(error).splitlines()[0] if str(error) else type(error).__name__)
+            log_refusal("rows", error)
     return jacobian
 
 
@@ -51,6 +51,11 @@ def _looped_jacobians(function: Callable[[Tensor, Inputs], Tensor], theta: Tenso
         basis = torch.eye(output.numel(), dtype=output.dtype, device=output.device)
         jacobians.append(torch.stack([backward(direction)[0] for direction in basis]))
     return torch.stack(jacobians)
+
+
+def log_refusal(what: str, error: Exception) -> None:
+    """Say, once for each reason, that `what` goes one after the other."""
+    _log_once(what, str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
 @cache

@@ -22,16 +22,21 @@ class Window:
     groups: int
 
     def patches(self, images: Tensor) -> Tensor:
-        """What is seen at each output pixel: (N, C, *size) -> (N, G, C / G times kernel, pixels)."""
+        """What is seen at each output pixel: (N, C, *size) -> (N, pixels, G, C / G times kernel)."""
         kernel, stride, padding, dilation = self.kernel, self.stride, self.padding, self.dilation
         if len(kernel) == 1:
             images = images.unsqueeze(2)
             kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
-        if all(length == 1 for length in kernel) and not any(padding):
-            columns = images[:, :, :: stride[0], :: stride[1]].flatten(2)
-        else:
+        if any(length > 1 for length in dilation):
             columns = functional.unfold(images, kernel, dilation, padding, stride)
-        return columns.view(len(columns), self.groups, -1, columns.shape[-1])
+            return columns.view(len(columns), self.groups, -1, columns.shape[-1]).permute(0, 3, 1, 2)
+        if any(padding):
+            images = functional.pad(images, (padding[1], padding[1], padding[0], padding[0]))
+        # Views on the image, (N, C, *pixels, *kernel), and one copy: torch's own unfold goes image by image.
+        views = images.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+        return views.permute(0, 2, 3, 1, 4, 5).reshape(
+            len(images), -1, self.groups, views.shape[1] // self.groups * kernel[0] * kernel[1]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +118,13 @@ class Convolution(Jacobian):
         """Those rows with their patches, not rotated."""
         features = None
         if self.images is not None:
-            features = self.window.patches(self.images[low:high]).permute(0, 3, 1, 2)  # (N, T, G, I)
+            features = self.window.patches(self.images[low:high])
         return Matrix(features, self.gradients[:, low:high].permute(0, 1, 4, 2, 3), self.bias)
 
     def chunks(self, share: int = CACHED) -> Iterator[tuple[int, Jacobian]]:
         """(first row, rows) in pieces whose patches and dense form are of bounded size."""
         entries = max(self.num_outputs * self.size, self.width * self.positions * self.gradients.shape[2])
-        step = max(1, chunk_size(self.device) // share // max(1, entries))
+        step = max(1, chunk_size(self.device, share) // max(1, entries))
         for low in range(0, self.num_rows, step):
             yield low, self.narrow(low, min(self.num_rows, low + step))
 
@@ -127,7 +132,7 @@ class Convolution(Jacobian):
         """As of `Matrix`, some rows after the other."""
         total: Tensor | None = None
         entries = self.width * self.positions * self.gradients.shape[2]
-        step = max(1, chunk_size(self.device) // CACHED // max(1, entries))
+        step = max(1, chunk_size(self.device, CACHED) // max(1, entries))
         for low in range(0, self.num_rows, step):
             part = self._matrix(low, min(self.num_rows, low + step))
             value = part.inner_gram(None if weights is None else weights[low : low + step])
@@ -137,8 +142,10 @@ class Convolution(Jacobian):
 
     def outer_gram(self) -> Tensor:
         """As of `Matrix`, without moving the pixels."""
+        if self.device.type != "cpu":  # where many small products are slower than a copy and a large one
+            return torch.einsum("dngot,dngpt->gop", self.gradients, self.gradients)
         flat = self.gradients.transpose(0, 1).flatten(0, 1)  # (N D, G, O, T)
-        step = max(1, chunk_size(self.device) // CACHED // max(1, flat[0].numel()))
+        step = max(1, chunk_size(self.device, CACHED) // max(1, flat[0].numel()))
         total = flat.new_zeros(flat.shape[1], flat.shape[2], flat.shape[2])
         for low in range(0, len(flat), step):
             part = flat[low : low + step]

@@ -15,9 +15,9 @@ from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.thin_jacobian import Thin
 
 
-def stacked(columns: Sequence[Tensor]) -> Tensor:
-    """K tensors (N, ...) as (K, N, ...), in which the columns of a row lie together in memory."""
-    return torch.stack(tuple(columns), 1).transpose(0, 1)
+def stacked(columns: Sequence[Tensor] | Tensor) -> Tensor:
+    """K tensors (N, ...) as (K, N, ...): as they are, or so that the columns of a row lie together in memory."""
+    return columns if isinstance(columns, Tensor) else torch.stack(tuple(columns), 1).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ class Use(ABC):
         """(rows, columns) of the weight seen as a matrix."""
 
     @abstractmethod
-    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Jacobian:
-        """Derivatives in the weights of K scalars for each row, whose derivatives in the output are (N, *output) each."""
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Jacobian:
+        """Derivatives in the weights of K scalars a row, whose derivatives in the output are (N, *output) each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class LinearUse(Use):
         """(outputs, inputs)."""
         return self.output_shape[-1], self.columns
 
-    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Thin | Matrix:
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Thin | Matrix:
         """Axes between the first and the last are positions."""
         if len(self.output_shape) == 2:
             thin = None
@@ -89,7 +89,7 @@ class ConvolutionUse(Use):
         """(output channels, input channels of a group times the kernel)."""
         return self.output_shape[1], self.source.shape[1] // self.window.groups * prod(self.window.kernel)
 
-    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Convolution:
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Convolution:
         """Output pixels are positions, the patches below them the features."""
         gradients = stacked(columns)
         count, num = gradients.shape[:2]
@@ -112,7 +112,7 @@ class EmbeddingUse(Use):
         """(entries, width)."""
         return self.entries, self.output_shape[-1]
 
-    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Lookup:
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Lookup:
         """The padding entry gets no gradient, as in torch."""
         gradients = stacked(columns)
         count, num = gradients.shape[:2]
@@ -139,7 +139,7 @@ class ScaleUse(Use):
     def _entries(self) -> int:
         return self.output_shape[1] if self.trailing is None else self.output_shape[-self.trailing :].numel()
 
-    def jacobian(self, columns: Sequence[Tensor], differentiable: bool) -> Explicit:
+    def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Explicit:
         """Few weights, so dense: sums over the positions at which each entry acts."""
         gradients = stacked(columns)
         parts = []
