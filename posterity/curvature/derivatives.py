@@ -10,10 +10,12 @@ from torch import Tensor
 
 from posterity.curvature.explicit import explicit_jacobian, log_refusal
 from posterity.curvature.survey import Survey, survey
-from posterity.model.inputs import Inputs, map_inputs, num_rows
+from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.numerics.autodiff import MEMORY_BUDGET
 from posterity.numerics.block import Block
+from posterity.numerics.head_jacobian import Head
 from posterity.numerics.jacobian import Explicit, Jacobian, Selected, Stacked
 from posterity.numerics.uses import Use
 from posterity.numerics.weight_uses import WeightUses
@@ -21,6 +23,7 @@ from posterity.numerics.weight_uses import WeightUses
 logger = logging.getLogger("posterity")
 
 CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
+UNIT_CACHE = 1 << 24  # the same for Jacobians, whose pieces are gone over more often
 DEVICE = 11 << 28  # the same on a GPU, which wants many rows at a time
 LEAST_ROWS = 16
 
@@ -31,7 +34,8 @@ Columns = Callable[[Tensor, int], Tensor]
 class Piece:
     """Derivatives of some columns at some rows: `jacobian` (n, K, R) of the rows from `low` on.
 
-    `outputs` (n, *event) are those of the rows; `fresh` says that these rows come for the first time.
+    `outputs` (n, *event) are those of the rows; `fresh` says that these rows come for the first time: columns that do
+    not fit together follow in the next pieces.
     """
 
     low: int
@@ -49,30 +53,43 @@ def derivatives(
     *,
     count: int | None = None,
     budget: int | None = None,
+    whole: bool = False,
 ) -> Iterator[Piece]:
     """Pieces of the derivatives at theta (P,) of the sums columns * outputs, in the random weights.
 
     `columns(outputs, low)` gives (K, n, *event) for the rows from `low` on; None stands for the unit vectors, so that
     the pieces are Jacobians with K = D. Rows go in chunks of about `budget` bytes; where one column fits only, columns
-    go one after the other. Where inputs require a gradient and gradients are on, all results are differentiable.
+    go one after the other, unless `whole` keeps those of a row together. Where inputs require a gradient and gradients
+    are on, all results are differentiable. Outputs in the weights of the layer that makes them need no backward pass.
     """
     known = survey(joint, inputs)
     count = max(1, prod(known.event)) if count is None else count
     on_cpu = joint.device.type == "cpu"
-    budget = (CACHE if on_cpu else DEVICE) if budget is None else budget
-    entry_bytes = joint.dtype.itemsize * max(1, known.row_entries)
-    rows = max(LEAST_ROWS, budget // (entry_bytes * (2 + count)))
-    differentiable = torch.is_grad_enabled() and _requires_grad(inputs)
+    row = row_bytes(joint, known, columns is None)
+    at_once = 0 if columns is None and known.only_head else count
+    least = 1
+    if budget is None:
+        budget = (UNIT_CACHE if columns is None else CACHE) if on_cpu else DEVICE
+        least = LEAST_ROWS if not whole else max(1, min(LEAST_ROWS, MEMORY_BUDGET // (row * (2 + at_once))))
+    rows = max(least, budget // (row * (2 + at_once)))
+    differentiable = torch.is_grad_enabled() and requires_grad(inputs)
     for low in range(0, num_rows(inputs), rows):
         part = map_inputs(lambda tensor, low=low: tensor[low : low + rows], inputs)  # type: ignore[misc]
-        together = max(1, budget // (entry_bytes * num_rows(part)) - 2)
+        together = count if whole else max(1, budget // (row * num_rows(part)) - 2)
         yield from _pieces(joint, theta, part, buffers, columns, known, low, together, differentiable)
 
 
-def _requires_grad(inputs: Inputs) -> bool:
-    flags: list[bool] = []
-    map_inputs(lambda tensor: flags.append(tensor.requires_grad) or tensor, inputs)  # type: ignore[func-returns-value]
-    return any(flags)
+def row_bytes(joint: Joint, known: Survey, units: bool) -> int:
+    """What one row takes for each column; with `units` and nothing but an output layer, what it takes in all."""
+    entries = known.row_entries
+    if units and known.only_head:
+        entries += known.row_features
+    return joint.dtype.itemsize * max(1, entries)
+
+
+def requires_grad(inputs: Inputs) -> bool:
+    """Whether any of the tensors does."""
+    return any(tensor.requires_grad for tensor in named_tensors(inputs).values())
 
 
 def _pieces(
@@ -94,6 +111,11 @@ def _pieces(
     uses = [use for use in seen.uses if use.names]
     known.check(uses, len(outputs))
     plain = outputs if differentiable else outputs.detach()
+    if columns is None and known.only_head and len(uses) == 1 and uses[0].edge.node is outputs.grad_fn:
+        source = uses[0].source if differentiable else uses[0].source.detach()
+        head = Head(source, uses[0].bias is not None, outputs.shape[1])
+        yield Piece(low, plain, Stacked((known.block(uses[0]),), (head,), known.total), fresh=True)
+        return
     seeds = _units(plain) if columns is None else columns(plain, low)
     whole = None
     if known.explicit:

@@ -56,6 +56,11 @@ class Survey:
         return next((place.block for place in self.places if place.head), None)
 
     @property
+    def only_head(self) -> bool:
+        """Whether all random weights are those of the output layer, each used once."""
+        return self.head is not None and self.head.size == self.total and self.select is None and not self.explicit
+
+    @property
     def size(self) -> int:
         """R."""
         return self.total if self.select is None else self.select.numel()

@@ -130,21 +130,24 @@ def as_batch(item: object, what: str, per_member: bool = False) -> Batch:
     return _consistent(Batch(as_inputs(item[0]), as_tensor(item[1], "targets"), weights, per_member))
 
 
-def as_inputs(inputs: object) -> Inputs:
-    """Network inputs from a tensor or array, a tuple or list of them, or a dict of them."""
+def as_inputs(inputs: object, attached: bool = False) -> Inputs:
+    """Network inputs from a tensor or array, a tuple or list of them, or a dict of them.
+
+    Tensors lose their graph, unless they are to stay `attached` to it.
+    """
     if isinstance(inputs, (Mapping, tuple, list)) and not len(inputs):
         raise BadData("inputs must hold at least one tensor. Got none.")
     if isinstance(inputs, Mapping):
-        return {str(name): as_tensor(value, f"inputs['{name}']") for name, value in inputs.items()}
+        return {str(name): as_tensor(value, f"inputs['{name}']", attached) for name, value in inputs.items()}
     if isinstance(inputs, (tuple, list)) and (isinstance(inputs[0], Tensor) or hasattr(inputs[0], "__array__")):
-        return tuple(as_tensor(value, f"inputs[{i}]") for i, value in enumerate(inputs))
-    return as_tensor(inputs, "inputs")
+        return tuple(as_tensor(value, f"inputs[{i}]", attached) for i, value in enumerate(inputs))
+    return as_tensor(inputs, "inputs", attached)
 
 
-def as_tensor(value: object, name: str) -> Tensor:
-    """A tensor or array of numbers as a tensor without a graph; it shares memory where it can."""
+def as_tensor(value: object, name: str, attached: bool = False) -> Tensor:
+    """A tensor or array of numbers as a tensor, without a graph unless `attached`; it shares memory where it can."""
     if isinstance(value, Tensor):
-        return value.detach()
+        return value if attached else value.detach()
     if not hasattr(value, "__array__"):
         raise BadData(f"{name} must be a tensor or an array. Got {shown(value)}.")
     array = np.asarray(value)

@@ -1,6 +1,6 @@
 """Precision matrices without correlations between blocks of weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics.block import Block
-from posterity.numerics.jacobian import Explicit, Jacobian, Selected, Stacked
+from posterity.numerics.jacobian import Explicit, Jacobian, Selected, Stacked, added
 from posterity.numerics.precision import Precision
 from posterity.numerics.spectrum import check_size
 
@@ -82,12 +82,17 @@ class BlockDiagonal(Precision):
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """Sum over the parts."""
         pairs = zip(self.blocks, self.parts, strict=True)
-        return _added(part.quadratic(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.quadratic(_columns(jacobian, block)) for block, part in pairs)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """Sum over the parts."""
         pairs = zip(self.blocks, self.parts, strict=True)
-        return _added(part.joint_quadratic(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.joint_quadratic(_columns(jacobian, block)) for block, part in pairs)
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Sum over the parts."""
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return added(part.marginal(_columns(jacobian, block)) for block, part in pairs)
 
     def member(self, index: int) -> "BlockDiagonal":
         """One member's parts."""
@@ -103,14 +108,6 @@ class BlockDiagonal(Precision):
         for block, value in zip(self.blocks, values, strict=True):
             block.scatter(value, whole)
         return whole
-
-
-def _added(values: Iterator[Tensor]) -> Tensor:
-    """Their sum, one being held at a time."""
-    total = next(values)
-    for value in values:
-        total = total + value
-    return total
 
 
 def _columns(jacobian: Tensor | Jacobian, block: Block) -> Tensor | Jacobian:

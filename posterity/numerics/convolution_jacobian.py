@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from posterity.numerics.jacobian import CACHED, Jacobian, chunk_size
+from posterity.numerics.jacobian import CACHED, Explicit, Jacobian, chunk_size
 from posterity.numerics.layer_jacobians import Matrix
 
 
@@ -103,12 +103,23 @@ class Convolution(Jacobian):
         return torch.cat([part.rows() for _, part in self.chunks()])
 
     def narrow(self, low: int, high: int) -> Jacobian:
-        """Those rows, with their patches."""
+        """Those rows, with their patches; or dense, where that is cheaper to rotate than what each pixel has."""
+        part = self._matrix(low, high)
+        if self.turned is None:
+            return part
+        outputs, out, width = self.num_outputs, self.gradients.shape[3], self.width
+        if self.positions * (width**2 + outputs * out**2) <= outputs * out * width * (width + out):
+            return part.rotated(*self.turned)
+        outer, inner = (turn.to(self.dtype) for turn in self.turned)
+        rows = part.rows().reshape(high - low, outputs, -1, out, width)  # (N, D, G, O, I)
+        return Explicit((outer.mT @ rows @ inner).flatten(2))
+
+    def _matrix(self, low: int, high: int) -> Matrix:
+        """Those rows with their patches, not rotated."""
         features = None
         if self.images is not None:
             features = self.window.patches(self.images[low:high])
-        part = Matrix(features, self.gradients[:, low:high].permute(0, 1, 4, 2, 3), self.bias)
-        return part if self.turned is None else part.rotated(*self.turned)
+        return Matrix(features, self.gradients[:, low:high].permute(0, 1, 4, 2, 3), self.bias)
 
     def chunks(self, share: int = CACHED) -> Iterator[tuple[int, Jacobian]]:
         """(first row, rows) in pieces whose patches and dense form are of bounded size."""
@@ -123,8 +134,7 @@ class Convolution(Jacobian):
         entries = self.width * self.positions * self.gradients.shape[2]
         step = max(1, chunk_size(self.device, CACHED) // max(1, entries))
         for low in range(0, self.num_rows, step):
-            part = self.narrow(low, min(self.num_rows, low + step))
-            assert isinstance(part, Matrix)
+            part = self._matrix(low, min(self.num_rows, low + step))
             value = part.inner_gram(None if weights is None else weights[low : low + step])
             total = value if total is None else total.add_(value)
         assert total is not None
@@ -147,6 +157,19 @@ class Convolution(Jacobian):
         assert self.turned is None
         return Convolution(self.images, self.gradients, self.window, self.bias, (outer, inner))
 
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """As of `Matrix`, some rows after the other."""
+        return torch.cat([part.weighted_gram(variance) for _, part in self.chunks()])
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """As of `Matrix`, some rows after the other."""
+        return torch.cat([part.weighted_squares(variance) for _, part in self.chunks()])
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """As of `Matrix`, some rows after the other."""
+        return torch.cat([part.products(vectors) for _, part in self.chunks()], 1)
+
     def joint_gram(self, variance: Tensor) -> Tensor:
         """From the patches of all rows at once."""
-        return self.narrow(0, self.num_rows).joint_gram(variance)
+        part = self._matrix(0, self.num_rows)
+        return (part if self.turned is None else part.rotated(*self.turned)).joint_gram(variance)

@@ -1,5 +1,6 @@
 """Diagonal precision matrices."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,13 +81,26 @@ class Diagonal(Precision):
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J diag(1/entries) J^T, in the number type of a factored J."""
-        grams = [_in_factors(jacobian).weighted_gram(v) for v in self.variance().reshape(-1, self.size)]
-        return torch.stack(grams).to(torch.float64).reshape(*self.entries.shape[:-1], *grams[0].shape)
+        return self._each(_in_factors(jacobian), lambda factors, variance: factors.weighted_gram(variance))
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J^2 (1/entries)."""
+        return self._each(_in_factors(jacobian), lambda factors, variance: factors.weighted_squares(variance))
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J diag(1/entries) J^T between all rows."""
-        grams = [_in_factors(jacobian).joint_gram(v) for v in self.variance().reshape(-1, self.size)]
-        return torch.stack(grams).to(torch.float64).reshape(*self.entries.shape[:-1], *grams[0].shape)
+        return self._each(_in_factors(jacobian), lambda factors, variance: factors.joint_gram(variance))
+
+    def _each(self, jacobian: Jacobian, function: Callable[[Jacobian, Tensor], Tensor]) -> Tensor:
+        """The function of the variances of each member, in the number type of the Jacobian."""
+        if jacobian.dtype not in self._variances:  # of large networks it is called for many chunks of rows
+            self._variances[jacobian.dtype] = self.variance().to(jacobian.dtype)
+        values = [function(jacobian, variance) for variance in self._variances[jacobian.dtype].reshape(-1, self.size)]
+        return torch.stack(values).to(torch.float64).reshape(*self.entries.shape[:-1], *values[0].shape)
+
+    @cached_property
+    def _variances(self) -> dict[torch.dtype, Tensor]:
+        return {}
 
     def covariance(self) -> Tensor:
         """diag(1/entries)."""

@@ -75,6 +75,16 @@ class Jacobian(ABC):
         scaled = (self.rows() * variance.sqrt().to(self.dtype)).flatten(0, 1)
         return scaled @ scaled.mT
 
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """The diagonals of `weighted_gram`, (N, D), of variances (R,)."""
+        parts = [part.rows().square() @ variance.to(part.dtype) for _, part in self.chunks(CACHED)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """J v for each of the vectors (S, R), (S, N, D)."""
+        wanted = vectors.to(self.dtype)
+        return torch.cat([torch.einsum("ndr,sr->snd", part.rows(), wanted) for _, part in self.chunks()], 1)
+
     @property
     @abstractmethod
     def dtype(self) -> torch.dtype:
@@ -174,6 +184,32 @@ class Selected(Jacobian):
     def narrow(self, low: int, high: int) -> "Selected":
         """Those rows."""
         return Selected(self.whole.narrow(low, high), self.index)
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """That of the whole with variance 0 elsewhere, where the whole has factors."""
+        if self._in_factors:
+            return self.whole.weighted_gram(self._spread(variance))
+        return super().weighted_gram(variance)
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """As `weighted_gram`."""
+        if self._in_factors:
+            return self.whole.weighted_squares(self._spread(variance))
+        return super().weighted_squares(variance)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Those of the whole with 0 elsewhere."""
+        return self.whole.products(self._spread(vectors))
+
+    @property
+    def _in_factors(self) -> bool:
+        """Whether the whole has sums of squares without a dense form: tied weights are summed before squaring."""
+        return isinstance(self.whole, Stacked) and all(isinstance(places, Block) for places, _ in self.whole.pieces)
+
+    def _spread(self, vector: Tensor) -> Tensor:
+        """Entries (..., S) at their places among those of the whole."""
+        places = self.index.to(vector.device)
+        return vector.new_zeros(*vector.shape[:-1], self.whole.size).index_copy(-1, places, vector)
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,21 +320,28 @@ class Stacked(Jacobian):
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
         """Piece by piece."""
-        total: Tensor | None = None
-        for places, piece in self.pieces:
-            value = piece.weighted_gram(taken(variance, places))
-            total = value if total is None else total + value
-        assert total is not None
-        return total
+        return added(piece.weighted_gram(taken(variance, places)) for places, piece in self.pieces)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
         """Piece by piece."""
-        total: Tensor | None = None
-        for places, piece in self.pieces:
-            value = piece.joint_gram(taken(variance, places))
-            total = value if total is None else total + value
-        assert total is not None
-        return total
+        return added(piece.joint_gram(taken(variance, places)) for places, piece in self.pieces)
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """Piece by piece."""
+        return added(piece.weighted_squares(taken(variance, places)) for places, piece in self.pieces)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Part by part: of tied weights, too."""
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return added(part.products(block.gather(vectors)) for block, part in pairs)
+
+
+def added(values: Iterator[Tensor]) -> Tensor:
+    """Their sum, one being held at a time."""
+    total = next(values)
+    for value in values:
+        total = total + value
+    return total
 
 
 def taken(vector: Tensor, places: Block | Tensor) -> Tensor:

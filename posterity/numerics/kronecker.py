@@ -10,6 +10,7 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics.convolution_jacobian import Convolution
 from posterity.numerics.factor import Factor
+from posterity.numerics.head_jacobian import Head
 from posterity.numerics.jacobian import Jacobian, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
@@ -196,6 +197,13 @@ class Kronecker(Precision):
         turned, variance = self._turned(jacobian)
         return turned.weighted_gram(variance).to(torch.float64)
 
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Over J B."""
+        if self.lead:
+            return torch.stack([self.member(index).marginal(jacobian) for index in range(self.lead[0])])
+        turned, variance = self._turned(jacobian)
+        return turned.weighted_squares(variance).to(torch.float64)
+
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """Over J B."""
         if self.lead:
@@ -221,12 +229,25 @@ class Kronecker(Precision):
 
     def _turned(self, jacobian: Tensor | Jacobian) -> tuple[Jacobian, Tensor]:
         """J in coordinates where Sigma is diagonal, and that diagonal (R,)."""
-        variance = 1.0 / self.eigenvalues
-        if isinstance(jacobian, (Matrix, Thin, Convolution)):
-            return jacobian.rotated(self.outer.basis, self.inner.basis), variance.flatten()
+        if isinstance(jacobian, (Matrix, Thin, Convolution, Head)):
+            outer, inner, variance = self._cast(jacobian.dtype)
+            return jacobian.rotated(outer, inner), variance
         if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # rows are not mixed: only scaled
-            return jacobian.rotated(self.inner.basis[0]), (variance / self.outer.pattern.unsqueeze(-1)).flatten()
-        return _Turned(self, as_jacobian(jacobian)), variance.flatten()
+            variance = 1.0 / self.eigenvalues / self.outer.pattern.unsqueeze(-1)
+            return jacobian.rotated(self.inner.basis[0].contiguous()), variance.flatten()
+        return _Turned(self, as_jacobian(jacobian)), 1.0 / self.eigenvalues.flatten()
+
+    def _cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Bases (G, O, O) and (G, I, I) and variances (R,), made once for all chunks of rows of this type."""
+        if dtype not in self._casts:
+            # In one order in memory, whether they come from a decomposition or a file: the same bits come out.
+            outer, inner = (factor.basis.to(dtype).contiguous() for factor in (self.outer, self.inner))
+            self._casts[dtype] = outer, inner, (1.0 / self.eigenvalues).flatten().to(dtype)
+        return self._casts[dtype]
+
+    @cached_property
+    def _casts(self) -> dict[torch.dtype, tuple[Tensor, Tensor, Tensor]]:
+        return {}
 
     def _into(self, vector: Tensor, power: int, outer: Factor, inner: Factor) -> Tensor:
         """B^T v (power -1) or B^-1 v (power 1), as (..., G, O, I)."""

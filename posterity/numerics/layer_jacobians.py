@@ -116,9 +116,9 @@ class Matrix(Jacobian):
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
         """J in the coordinates W -> outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
-        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer.to(self.dtype))
-        features = torch.einsum("ntgi,gij->ntgj", self.inputs, inner.to(self.dtype))
-        return Matrix(features, gradients, bias=False)
+        inner, outer = inner.to(self.dtype), outer.to(self.dtype)
+        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer)
+        return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner), gradients, bias=False)
 
     def squares(self) -> Tensor:
         """Where each row has one position, a product of the squares of the factors."""
@@ -136,12 +136,38 @@ class Matrix(Jacobian):
         """Where each row has one position: U diag(inner^2 variance) U^T with U the gradients."""
         if self.positions > 1:
             return super().weighted_gram(variance)
-        _, _, _, groups, out = self.gradients.shape
-        inner = self.inputs[:, 0].square()  # (N, G, I)
-        table = variance.to(self.dtype).view(groups, out, -1)  # (G, O, I)
-        weights = torch.einsum("ngi,goi->ngo", inner, table).flatten(1)  # (N, G O)
         half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
-        return (half * weights.unsqueeze(1)) @ half.mT
+        return (half * self._inside(variance).unsqueeze(1)) @ half.mT
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """Where each row has one position: U^2 (inner^2 variance) with U the gradients."""
+        if self.positions > 1:
+            return super().weighted_squares(variance)
+        half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
+        value: Tensor = torch.linalg.vecdot(half.square(), self._inside(variance).unsqueeze(1))
+        return value
+
+    def _inside(self, variance: Tensor) -> Tensor:
+        """inner^2 variance, (N, G O), for one position."""
+        table = variance.to(self.dtype).view(*self.gradients.shape[3:], -1)  # (G, O, I)
+        return torch.einsum("ngi,goi->ngo", self.inputs[:, 0].square(), table).flatten(1)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """sum_t gradients_t . (W a_t) for each matrix W, unless many positions make the dense form cheaper."""
+        draws = len(vectors)
+        if draws * self.positions > self.num_outputs * (self.positions + draws):
+            return super().products(vectors)
+        table = vectors.to(self.dtype).view(draws, *self.gradients.shape[3:], -1)  # (S, G, O, I)
+        inner = self.inputs.permute(2, 0, 1, 3).flatten(1, 2)  # (G, N T, I)
+        outer = self.gradients.transpose(0, 1).flatten(2)  # (N, D, T G O)
+        step = max(1, jacobian.chunk_size(self.device) // max(1, self.gradients[0].numel()))
+        parts = []
+        for low in range(0, draws, step):
+            moved = inner @ table[low : low + step].mT  # (s, G, N T, O)
+            moved = moved.reshape(*moved.shape[:2], self.num_rows, -1, moved.shape[-1])  # (s, G, N, T, O)
+            moved = moved.permute(2, 3, 1, 4, 0).flatten(1, 3)  # (N, T G O, s)
+            parts.append((outer @ moved).permute(2, 0, 1))
+        return torch.cat(parts)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
         """Where each row has one position, from U diag(inner inner' variance) U'^T for each pair of rows.
@@ -272,6 +298,17 @@ class Lookup(Jacobian):
         table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
         half = self.merged.transpose(0, 1)  # (N, D, T, E)
         return (half * table.unsqueeze(1)).flatten(2) @ half.flatten(2).mT
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """Over the merged gradients, which share no entry."""
+        table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
+        return (self.merged.square() * table).sum((-2, -1)).T
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """One vector after the other, at the entries that are looked up."""
+        tables = vectors.to(self.dtype).view(len(vectors), self.entries, -1)
+        half = self.gradients.transpose(0, 1).flatten(2)  # (N, D, T E)
+        return torch.stack([(half @ table[self.index].flatten(1).unsqueeze(-1)).squeeze(-1) for table in tables])
 
     def joint_gram(self, variance: Tensor) -> Tensor:
         """Over the entries that are looked up."""

@@ -1,5 +1,6 @@
 """Precision matrices of low rank plus a diagonal."""
 
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
 from functools import cached_property
 
@@ -127,12 +128,17 @@ class LowRank(Precision):
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(J prior^-1/2 S)(...)^T, some rows after the other."""
-        parts = []
+        return torch.cat([half @ half.mT for half in self._halves(jacobian)], -3)
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Sums of squares of J prior^-1/2 S, some rows after the other."""
+        return torch.cat([half.square().sum(-1) for half in self._halves(jacobian)], -2)
+
+    def _halves(self, jacobian: Tensor | Jacobian) -> Iterator[Tensor]:
+        """J prior^-1/2 S, (..., n, D, R), of some rows after the other."""
         for _, part in as_jacobian(jacobian).chunks():
             half = self._half(part.rows())
-            half = half.reshape(*half.shape[:-2], part.num_rows, part.num_outputs, self.size)
-            parts.append(half @ half.mT)
-        return torch.cat(parts, -3)
+            yield half.reshape(*half.shape[:-2], part.num_rows, part.num_outputs, self.size)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(J prior^-1/2 S)(...)^T of all rows, block after block of a `Stacked`."""

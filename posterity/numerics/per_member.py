@@ -70,6 +70,10 @@ class PerMember(Precision):
         """(M, N, D, D)."""
         return self._stacked(lambda part: part.quadratic(jacobian))
 
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(M, N, D)."""
+        return self._stacked(lambda part: part.marginal(jacobian))
+
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(M, N D, N D)."""
         return self._stacked(lambda part: part.joint_quadratic(jacobian))

@@ -55,6 +55,10 @@ class Precision(ABC):
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J Sigma J^T for each row, (..., N, D, D), of J (N, D, R)."""
 
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Diagonals of `quadratic`, (..., N, D)."""
+        return self.quadratic(jacobian).diagonal(dim1=-2, dim2=-1)
+
     @abstractmethod
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J Sigma J^T between all rows, (..., N D, N D), of J (N, D, R)."""

@@ -85,13 +85,30 @@ class Thin(Jacobian):
         """As of `Matrix`."""
         return self.matrix.weighted_gram(variance)
 
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """U^2 (inner^2 variance) with U the gradients."""
+        table = variance.to(self.dtype).view(self.columns[0].shape[1], -1)  # (O, I)
+        if self.features is None or not self.bias:
+            inside = self.inputs.square() @ table.T
+        else:
+            inside = self.features.square() @ table[:, :-1].T + table[:, -1]  # (N, O), without a copy that has the 1
+        return torch.stack([torch.linalg.vecdot(column.square(), inside) for column in self.columns], 1)
+
     def joint_gram(self, variance: Tensor) -> Tensor:
         """As of `Matrix`."""
         return self.matrix.joint_gram(variance)
 
-    def rotated(self, outer: Tensor, inner: Tensor) -> Matrix:
+    def products(self, vectors: Tensor) -> Tensor:
         """As of `Matrix`."""
-        return self.matrix.rotated(outer, inner)
+        return self.matrix.products(vectors)
+
+    def rotated(self, outer: Tensor, inner: Tensor) -> "Thin":
+        """As of `Matrix`."""
+        turn, base = outer[0].to(self.dtype), inner[0].to(self.dtype)
+        columns = tuple(column @ turn for column in self.columns)
+        if self.features is None or not self.bias:
+            return Thin(self.inputs @ base, columns, bias=False)
+        return Thin(torch.addmm(base[-1], self.features, base[:-1]), columns, bias=False)
 
     def inner_gram(self, weights: Tensor | None) -> Tensor:
         """As of `Matrix`."""

@@ -1,5 +1,6 @@
 """A Gaussian over weights."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,8 @@ from posterity.model.network import Buffers
 from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
+
+LARGE = 1 << 22  # numbers that are drawn at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,22 +77,35 @@ class Gaussian(Posterior):
         """The mean."""
         return self.mean
 
-    def deviations(self, draws: int, key: Key) -> Tensor:
-        """Draws of w - mean for the random weights, (draws, R), in float64."""
+    def deviations(self, draws: int, key: Key, dtype: torch.dtype = torch.float64) -> Tensor:
+        """Draws of w - mean for the random weights, (draws, R), computed in float64."""
         self._alone()
-        noise = key.normal((draws, self.precision.size), torch.float64, self.mean.device)
-        return self.precision.colour(noise)
+        return torch.cat([deviations.to(dtype) for deviations in self._some(draws, key)])
+
+    def _some(self, draws: int, key: Key) -> Iterator[Tensor]:
+        """The deviations, as many draws at a time as are not too large together."""
+        step = max(1, LARGE // max(1, self.precision.size))
+        for low in range(0, draws, step):
+            own = key.fold(low) if low else key
+            noise = own.normal((min(step, draws - low), self.precision.size), torch.float64, self.mean.device)
+            yield self.precision.colour(noise)
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """mean + deviations, (draws, P)."""
-        deviations = self.deviations(draws, key).to(self.mean.dtype)
-        index = self.joint.random_indices
+        self._alone()
+        return torch.cat([self._moved(deviations) for deviations in self._some(draws, key)])
+
+    def _moved(self, deviations: Tensor) -> Tensor:
+        """Weights (s, P) from deviations (s, R)."""
+        index, shift = self.joint.random_indices, deviations.to(self.mean.dtype)
         if index is None:
-            return self.mean + deviations
-        return self.mean.expand(draws, -1).clone().index_add_(1, index, deviations)
+            return self.mean + shift
+        return self.mean.expand(len(shift), -1).clone().index_add_(1, index, shift)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """One forward pass for each draw."""
+        self._alone()
         assert isinstance(self.joint, Joint)
         joint, buffers = self.joint, self.buffers or None
-        return torch.stack([joint.outputs(theta, inputs, buffers) for theta in self.sample(draws, key)])
+        some = (self._moved(deviations) for deviations in self._some(draws, key))
+        return torch.stack([joint.outputs(theta, inputs, buffers) for thetas in some for theta in thetas])

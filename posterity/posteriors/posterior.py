@@ -1,6 +1,7 @@
 """What every posterior can do: draw network outputs, predict, and be saved."""
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import BadData, positive_whole, shown
+from posterity.likelihoods.gaussian import Gaussian as GaussianNoise
 from posterity.model.data import Batch, as_inputs
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs, map_inputs, num_rows
@@ -18,7 +20,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.stream import in_order
 from posterity.numerics.random import Key
-from posterity.predictive import Integrator, Predictive, default_integrator, from_outputs
+from posterity.predictive import Integrator, Predictive, default_integrator, from_outputs, joint_gaussian
 from posterity.storage import Part, RunFolder, encode
 
 
@@ -53,8 +55,18 @@ class Posterior(ABC):
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Draws of the network outputs at all inputs jointly, (S, N, *event)."""
 
-    def output_moments(self, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
-        """Mean (N, *event) and covariance (N, D, D) of the outputs where they have a closed form, else None."""
+    def output_moments(
+        self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Mean (N, *event) and covariance (N, D, D) of the outputs where they have a closed form, else None.
+
+        With `marginal` variances (N, D) come in place of the covariance. Rows go in chunks whose derivatives take
+        about `memory_budget` bytes (None: as many as are quickest).
+        """
+        return None
+
+    def joint_output_moments(self, inputs: Inputs, *, memory_budget: int | None = None) -> tuple[Tensor, Tensor] | None:
+        """Mean (N, *event) and covariance (N D, N D) of all outputs together where it has a closed form, else None."""
         return None
 
     def draws(self, draws: int, seed: int = 0) -> dict[str, Tensor]:
@@ -64,7 +76,6 @@ class Posterior(ABC):
         joint = self.joint
         return joint.constrained(theta) if isinstance(joint, Density) else joint.network.layout.unflatten(theta)
 
-    @torch.no_grad()
     def predict(
         self,
         inputs: object,
@@ -73,12 +84,16 @@ class Posterior(ABC):
         integrator: Integrator | None = None,
         seed: int = 0,
         batch_size: int = 1024,
+        memory_budget: int | None = None,
+        joint: bool = False,
     ) -> Predictive:
         """The predictive distribution at the inputs: a tensor, an array, a tuple, a dict or a `DataLoader`.
 
         A posterior with closed-form output moments turns them into probabilities by the `integrator` (by default
         the one that suits the likelihood) and has no use for `draws`; any other one averages over them. Rows go in
-        chunks of `batch_size`; all chunks see the same draws of the weights.
+        chunks of `batch_size`; all chunks see the same draws of the weights. Derivatives in the weights, where they
+        are needed, take about `memory_budget` bytes (None: what is quickest). With `joint` a Gaussian likelihood's
+        predictive knows the covariance between rows, too. Where inputs require a gradient, so do the results.
         """
         self._alone()
         if not isinstance(self.joint, Joint):
@@ -87,15 +102,55 @@ class Posterior(ABC):
         positive_whole("predict: batch_size", batch_size)
         if integrator is not None and not isinstance(integrator, Integrator):
             raise TypeError(f"predict: integrator must be an Integrator, such as Probit(). Got {shown(integrator)}.")
+        if memory_budget is not None:
+            positive_whole("predict: memory_budget", memory_budget)
+        if joint and isinstance(inputs, DataLoader):
+            raise TypeError("predict: joint=True needs all rows at once. Got a DataLoader. Pass a tensor of the rows.")
         key, first, parts = Key(seed), 0, []
-        for chunk in self._chunks(inputs, batch_size):
-            parts.append(self._predict(chunk, draws, integrator, key, first))
-            first += num_rows(chunk)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and _requires_grad(inputs)):
+            for chunk, example in self._chunks(inputs, sys.maxsize if joint else batch_size):
+                if joint:
+                    parts.append(self._predict_jointly(chunk, memory_budget))
+                else:
+                    chosen = default_integrator(self.joint.likelihood, example) if integrator is None else integrator
+                    marginal = chosen.marginal(self.joint.likelihood, example)
+                    moments = self.output_moments(chunk, marginal=marginal, memory_budget=memory_budget)
+                    if moments is not None:  # rows are independent
+                        parts.append(chosen(self.joint.likelihood, *moments, key.fold(first)))
+                    else:
+                        self._refuse(integrator)
+                        parts.append(from_outputs(self.joint.likelihood, self.outputs(chunk, draws, key)))
+                first += num_rows(chunk)
         if not parts:
             raise BadData("predict: the inputs have no rows. Pass at least one.")
         return parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
 
-    def _chunks(self, inputs: object, batch_size: int) -> Iterator[Inputs]:
+    def _refuse(self, integrator: Integrator | None) -> None:
+        if integrator is not None:
+            raise TypeError(
+                f"{type(self).__name__} has no closed-form output moments for {integrator} to integrate. "
+                "Leave integrator out (it averages over draws), or use a linearised posterior."
+            )
+
+    def _predict_jointly(self, inputs: Inputs, memory_budget: int | None) -> Predictive:
+        assert isinstance(self.joint, Joint)
+        likelihood = self.joint.likelihood
+        if not isinstance(likelihood, GaussianNoise):
+            raise TypeError(
+                f"predict: joint=True needs a Gaussian likelihood. Got {type(likelihood).__name__}. Draw the outputs "
+                "of all rows together: from_outputs(likelihood, q.outputs(inputs, draws, key))."
+            )
+        moments = self.joint_output_moments(inputs, memory_budget=memory_budget)
+        if moments is None:
+            raise TypeError(
+                f"predict: joint=True needs closed-form output moments, which {type(self).__name__} has not. "
+                "Leave it out: draws of the weights tie the rows together (joint_log_prob)."
+            )
+        mean, covariance = moments
+        return joint_gaussian(likelihood, mean, covariance)
+
+    def _chunks(self, inputs: object, batch_size: int) -> Iterator[tuple[Inputs, Tensor]]:
+        """Rows that go together, each with an example of an output row."""
         assert isinstance(self.joint, Joint)
         if isinstance(inputs, DataLoader):
             whole: Iterator[object] = (
@@ -104,25 +159,17 @@ class Posterior(ABC):
         else:
             whole = iter([inputs])
         for part in whole:
-            tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part))
+            tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part, torch.is_grad_enabled()))
             self.joint.check_inputs(tensors)
-            if num_rows(tensors):
-                self.joint.example_output(Batch(tensors, torch.empty(num_rows(tensors))))  # refuse a wrong shape
+            if not num_rows(tensors):
+                continue
+            example = self.joint.example_output(Batch(tensors, torch.empty(num_rows(tensors))))  # or a refusal
+            if num_rows(tensors) <= batch_size:
+                yield tensors, example
+                continue
             for low in range(0, num_rows(tensors), batch_size):
-                yield map_inputs(lambda tensor, low=low: tensor[low : low + batch_size], tensors)  # type: ignore[misc]
-
-    def _predict(self, inputs: Inputs, draws: int, integrator: Integrator | None, key: Key, first: int) -> Predictive:
-        assert isinstance(self.joint, Joint)
-        moments = self.output_moments(inputs)
-        if moments is None:
-            if integrator is not None:
-                raise TypeError(
-                    f"{type(self).__name__} has no closed-form output moments for {integrator} to integrate. "
-                    "Leave integrator out (it averages over draws), or use a linearised posterior."
-                )
-            return from_outputs(self.joint.likelihood, self.outputs(inputs, draws, key))
-        integrator = default_integrator(self.joint.likelihood, moments[0]) if integrator is None else integrator
-        return integrator(self.joint.likelihood, *moments, key.fold(first))  # its rows are independent
+                some = map_inputs(lambda tensor, low=low: tensor[low : low + batch_size], tensors)  # type: ignore[misc]
+                yield some, example
 
     def _alone(self) -> None:
         if self.num_members is not None:
@@ -143,6 +190,14 @@ class Posterior(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior into the run folder `path`, atomically; read it back with `posterity.load`."""
         RunFolder(path).commit(self.parts())
+
+
+def _requires_grad(inputs: object) -> bool:
+    """Whether any tensor in them does."""
+    if isinstance(inputs, Tensor):
+        return inputs.requires_grad
+    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else ()
+    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.default import default_integrator
 from posterity.predictive.draws import DrawsPredictive
-from posterity.predictive.exact import Exact
+from posterity.predictive.exact import Exact, joint_gaussian
 from posterity.predictive.gaussian import GaussianPredictive
 from posterity.predictive.integrator import Integrator
 from posterity.predictive.laplace_bridge import LaplaceBridge, laplace_bridge
@@ -29,6 +29,7 @@ __all__ = [
     "TemperatureScaling",
     "default_integrator",
     "from_outputs",
+    "joint_gaussian",
     "laplace_bridge",
     "probit_kappa",
     "probit_phi",

@@ -42,17 +42,23 @@ class Exact(Integrator):
     2.25
     """
 
+    def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
+        """For binary labels, and for one Gaussian output."""
+        return isinstance(likelihood, Bernoulli) or (isinstance(likelihood, Gaussian) and mean[:1].numel() <= 1)
+
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:
         """The predictive at outputs of mean (N, *event) and covariance (N, D, D)."""
         variance = output_variance(mean, covariance)
         if isinstance(likelihood, Gaussian):
-            joint = covariance if covariance.shape[-1] > 1 else None
+            joint = covariance if covariance.dim() == 3 and covariance.shape[-1] > 1 else None
             return GaussianPredictive(mean, variance.to(mean), likelihood.variance(mean), joint)
         if isinstance(likelihood, Bernoulli):
             logits, spread = labels_only(mean.double(), leading=1), labels_only(variance.double(), leading=1)
             zero, one = sigmoid_gaussian(-logits, spread), sigmoid_gaussian(logits, spread)
             return ClassPredictive(torch.stack([zero, one], dim=1))
         if isinstance(likelihood, Categorical) and mean.shape[1] in (2, 3):
+            if covariance.dim() == 2:
+                covariance = torch.diag_embed(covariance)  # independent logits
             return ClassPredictive(at_positions(softmax_gaussian(*each_label(mean, covariance)), mean))
         if isinstance(likelihood, Categorical):
             raise TypeError(
@@ -62,3 +68,17 @@ class Exact(Integrator):
             "Exact() needs a Gaussian, Bernoulli or Categorical likelihood. "
             f"Got {type(likelihood).__name__}. Use MonteCarlo()."
         )
+
+
+def joint_gaussian(likelihood: Gaussian, mean: Tensor, covariance: Tensor) -> GaussianPredictive:
+    """The predictive at outputs of mean (N, *event) whose covariance (N D, N D) between all rows is known.
+
+    >>> pred = joint_gaussian(Gaussian(scale=1.0), torch.zeros(2, 1), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    >>> round(float(pred.joint_log_prob(torch.zeros(2, 1))), 4), round(float(pred.log_prob(torch.zeros(2, 1)).sum()), 4)
+    (-2.8776, -2.9365)
+    """
+    count = len(mean)
+    blocks = covariance.reshape(count, -1, count, mean[0].numel()).diagonal(dim1=0, dim2=2).movedim(-1, 0)  # (N, D, D)
+    variance = output_variance(mean, blocks).to(mean)
+    own = blocks if blocks.shape[-1] > 1 else None
+    return GaussianPredictive(mean, variance, likelihood.variance(mean), own, covariance)

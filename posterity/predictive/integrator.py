@@ -19,24 +19,28 @@ class Integrator(ABC):
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:
         """The predictive at outputs of mean (N, *event) and covariance (N, D, D), D the flattened event.
 
-        `key` is the source of randomness, where there is any.
+        Where `marginal` says so, variances (N, D) will do. `key` is the source of randomness, where there is any.
         """
+
+    def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
+        """Whether variances (N, D) of the outputs are all that is used at outputs shaped as `mean`."""
+        return False
 
 
 def output_variance(mean: Tensor, covariance: Tensor) -> Tensor:
-    """Variance of each output, shaped as mean (N, *event): the diagonal of the checked covariance (N, D, D)."""
+    """Variance of each output, shaped as mean (N, *event), of a covariance (N, D, D) or variances (N, D); checked."""
     count, size = mean.shape[0], math.prod(mean.shape[1:])
-    if covariance.shape != (count, size, size):
+    if covariance.shape not in ((count, size, size), (count, size)):
         raise ValueError(
             f"covariance must be one matrix for each row of the outputs, {(count, size, size)}. "
-            f"Got {tuple(covariance.shape)}. Put variances of independent outputs on its diagonal."
+            f"Got {tuple(covariance.shape)}. Give variances of independent outputs as {(count, size)}."
         )
-    variance = covariance.diagonal(dim1=-2, dim2=-1)  # (N, D)
+    variance = covariance if covariance.dim() == 2 else covariance.diagonal(dim1=-2, dim2=-1)  # (N, D)
     slack = rounding(variance.dtype) * variance.abs().amax(-1, keepdim=True)
     if not bool(torch.isfinite(covariance).all() & (variance >= -slack).all()):
         raise NotPositiveDefinite(
             "covariance must be finite, with no variance below 0. "
-            f"Got {float(variance.min()):.3g} as the smallest variance. Compute the posterior in float64."
+            f"Got {float(variance.detach().min()):.3g} as the smallest variance. Compute the posterior in float64."
         )
     return variance.clamp_min(0.0).reshape(mean.shape)
 

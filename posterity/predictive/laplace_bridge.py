@@ -78,15 +78,21 @@ class LaplaceBridge(Integrator):
 
     project: bool = False
 
+    def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
+        """Unless it projects."""
+        return not self.project
+
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
         """The averaged class probabilities at logits of mean (N, C, *positions) and covariance (N, D, D)."""
         if isinstance(likelihood, Bernoulli):
             raise TypeError("LaplaceBridge() needs a Categorical likelihood. Got Bernoulli. Use Probit() or Exact().")
         if not isinstance(likelihood, Categorical):
             raise TypeError(needs_classes("LaplaceBridge()", likelihood))
-        output_variance(mean, covariance)  # raises where shape or diagonal is wrong
-        centre, spread = each_label(mean.double(), covariance.double())
-        if self.project:
-            centre, spread = projected(centre, spread)
+        variance = output_variance(mean, covariance).double()
+        if not self.project:
+            log_alpha = _log_alpha(mean.double().movedim(1, -1), variance.movedim(1, -1))
+            return ClassPredictive(log_alpha.softmax(-1).movedim(-1, 1))
+        whole = covariance if covariance.dim() == 3 else torch.diag_embed(covariance)
+        centre, spread = projected(*each_label(mean.double(), whole.double()))
         variance = spread.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)  # below 0 only by rounding
         return ClassPredictive(at_positions(_log_alpha(centre, variance).softmax(-1), mean))

@@ -45,9 +45,11 @@ class MonteCarlo(Integrator):
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:
         """The predictive at outputs of mean (N, *event) and covariance (N, D, D)."""
         output_variance(mean, covariance)  # raises where shape or diagonal is wrong
-        factor = square_root(covariance.double())  # (N, D, D)
-        noise = key.normal((self.draws, *factor.shape[:2]), dtype=torch.float64, device=mean.device)  # (S, N, D)
-        deviation = torch.einsum("nij,snj->sni", factor, noise)
+        noise = key.normal((self.draws, *covariance.shape[:2]), dtype=torch.float64, device=mean.device)  # (S, N, D)
+        if covariance.dim() == 2:  # independent outputs
+            deviation = covariance.double().clamp_min(0.0).sqrt() * noise
+        else:
+            deviation = torch.einsum("nij,snj->sni", square_root(covariance.double()), noise)
         outputs = mean.double() + deviation.reshape(self.draws, *mean.shape)
         return from_outputs(likelihood, outputs.to(mean.dtype), shared=False)
 

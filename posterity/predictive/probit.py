@@ -57,6 +57,10 @@ class Probit(Integrator):
     0.7768
     """
 
+    def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
+        """Always."""
+        return True
+
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
         """The averaged class probabilities at outputs of mean (N, *event) and covariance (N, D, D)."""
         logits = shrunk(mean.double(), output_variance(mean, covariance).double())
@@ -88,6 +92,10 @@ class ProbitPhi(Integrator):
     >>> round(float(pred.probs[0, 1]), 4)
     0.7828
     """
+
+    def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
+        """Always."""
+        return True
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
         """The averaged class probabilities at logits of mean (N, *event) and covariance (N, D, D)."""

@@ -36,7 +36,7 @@ def softmax_gaussian(mean: Tensor, covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(spread)
     axes = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)  # (N, 2, 2), columns are standard deviations
     # How far each axis moves any difference of two logits in one standard deviation.
-    reach = torch.cat([axes, axes[:, :1] - axes[:, 1:]], dim=1).abs().amax(1)  # (N, 2)
+    reach = torch.cat([axes, axes[:, :1] - axes[:, 1:]], dim=1).detach().abs().amax(1)  # (N, 2)
     result = torch.empty_like(mean)
     order = reach.amax(1).argsort()  # rows of one size together
     for low in range(0, len(order), _ROWS):

@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 from matrixcases import FLOAT64, between, normal
 
 from posterity.numerics import Block, Key, jacobian
+from posterity.numerics.convolution_jacobian import Convolution, Window
+from posterity.numerics.head_jacobian import Head
 from posterity.numerics.jacobian import Explicit, Selected, Stacked, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
+from posterity.numerics.thin_jacobian import Thin
 
 ROWS, OUTPUTS = 5, 2
 
@@ -24,6 +27,29 @@ def matrix_part(seed, positions, groups, bias, features=True):
 def lookup_part(seed, positions):
     index = (Key(seed).uniform((ROWS, positions), FLOAT64, "cpu") * 4).long().to(torch.get_default_device())
     return Lookup(index, normal(seed, "e", OUTPUTS, ROWS, positions, 3), entries=4)
+
+
+def thin_part(seed, bias, features=True):
+    columns = tuple(normal(seed, f"g{d}", ROWS, 2) for d in range(OUTPUTS))
+    return Thin(normal(seed, "a", ROWS, 3) if features else None, columns, bias)
+
+
+def convolution_part(seed, groups, bias, images=True, stride=(2, 1), turned=False):
+    """Images of 5 x 4 pixels seen by a window of 2 x 2 with a border of (1, 0), at 9 pixels or at 2."""
+    window = Window((2, 2), stride, (1, 0), (1, 1), groups)
+    gradients = normal(seed, "g", OUTPUTS, ROWS, groups, 2, 9 if stride == (2, 1) else 2)
+    part = Convolution(normal(seed, "x", ROWS, 2 * groups, 5, 4) if images else None, gradients, window, bias)
+    if not turned:
+        return part
+    return part.rotated(normal(seed, "o", groups, 2, 2), normal(seed, "i", groups, part.width, part.width))
+
+
+def head_part(seed, bias, turned=False):
+    part = Head(normal(seed, "a", ROWS, 3), bias, OUTPUTS)
+    if not turned:
+        return part
+    width = 3 + int(bias)
+    return part.rotated(normal(seed, "o", 1, OUTPUTS, OUTPUTS), normal(seed, "i", 1, width, width))
 
 
 def stacked(seed, tied):
@@ -48,8 +74,21 @@ JACOBIANS = {
     "bias alone": lambda: matrix_part(0, 3, 1, True, features=False),
     "lookup": lambda: lookup_part(0, 1),
     "lookup, positions": lambda: lookup_part(0, 6),  # more positions than entries: some are looked up twice
+    "thin": lambda: thin_part(0, False),
+    "thin, bias": lambda: thin_part(0, True),
+    "thin, bias alone": lambda: thin_part(0, True, features=False),
+    "thin, rotated": lambda: thin_part(0, True).rotated(normal(0, "o", 1, 2, 2), normal(0, "i", 1, 4, 4)),
+    "convolution": lambda: convolution_part(0, 1, True),
+    "convolution, groups": lambda: convolution_part(0, 2, False),
+    "convolution, bias alone": lambda: convolution_part(0, 1, True, images=False),
+    "convolution, rotated": lambda: convolution_part(0, 2, True, turned=True),
+    "convolution, few pixels, rotated": lambda: convolution_part(0, 2, True, stride=(4, 3), turned=True),
+    "head": lambda: head_part(0, False),
+    "head, bias": lambda: head_part(0, True),
+    "head, rotated": lambda: head_part(0, True, turned=True),
     "stacked": lambda: stacked(0, tied=False),
     "stacked, tied": lambda: stacked(0, tied=True),
+    "selected from factors": lambda: Selected(stacked(0, tied=False), torch.tensor([3, 0, 21])),
     "selected": lambda: Selected(stacked(0, tied=True), torch.tensor([3, 0, 21])),
 }
 
@@ -129,12 +168,58 @@ def test_sums_of_squares_and_gram_matrices(name, chunk, monkeypatch):
     for got, wanted in (
         (part.squares(), rows.square().sum((0, 1))),
         (part.weighted_gram(variance), (rows * variance) @ rows.mT),
+        (part.weighted_squares(variance), rows.square() @ variance),
         (part.joint_gram(variance), (flat * variance) @ flat.mT),
     ):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
     pieces = list(part.chunks())
-    assert [low for low, _ in pieces] == list(range(0, ROWS, max(1, chunk // (OUTPUTS * part.size))))
+    if not isinstance(part, Convolution):  # whose patches count, too
+        assert [low for low, _ in pieces] == list(range(0, ROWS, max(1, chunk // (OUTPUTS * part.size))))
     torch.testing.assert_close(torch.cat([piece.rows() for _, piece in pieces]), rows, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("draws", [1, 7])
+@pytest.mark.parametrize("chunk", [1, 1 << 24])
+@pytest.mark.parametrize("name", JACOBIANS)
+def test_products_with_vectors(name, chunk, draws, monkeypatch):
+    monkeypatch.setattr(jacobian, "CHUNK", chunk)
+    part = JACOBIANS[name]()
+    vectors = normal(0, "v", draws, part.size)
+    wanted = torch.einsum("ndr,sr->snd", part.rows(), vectors)
+    torch.testing.assert_close(part.products(vectors), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_of_a_convolution():
+    """Against the gradients that torch finds for the weights of its own convolution."""
+    part = convolution_part(0, 2, True)
+    weight, bias = normal(0, "w", 4, 2, 2, 2).requires_grad_(), normal(0, "b", 4).requires_grad_()
+    out = torch.nn.functional.conv2d(part.images, weight, bias, (2, 1), (1, 0), 1, 2)
+    for n in range(ROWS):
+        for d in range(OUTPUTS):
+            scalar = (out[n].flatten(1) * part.gradients[d, n].flatten(0, 1)).sum()
+            grads = torch.autograd.grad(scalar, (weight, bias), retain_graph=True)
+            wanted = torch.cat([grads[0].flatten(1), grads[1].unsqueeze(1)], 1).flatten()
+            torch.testing.assert_close(part.rows()[n, d], wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("stride", "kind"), [((2, 1), Explicit), ((4, 3), Matrix)])
+def test_a_rotated_convolution(stride, kind):
+    part, turned = (convolution_part(0, 2, True, stride=stride, turned=turned) for turned in (False, True))
+    table = part.rows().view(ROWS, OUTPUTS, 2, 2, 9)
+    wanted = torch.einsum("ndgoi,gop,gij->ndgpj", table, *turned.turned).flatten(2)
+    torch.testing.assert_close(turned.rows(), wanted, rtol=1e-12, atol=1e-12)
+    assert isinstance(turned.narrow(0, 2), kind)
+
+
+def test_a_head_is_a_layer_with_unit_gradients():
+    part = head_part(0, True)
+    units = torch.eye(OUTPUTS, dtype=FLOAT64).unsqueeze(1).expand(OUTPUTS, ROWS, OUTPUTS)
+    matrix = Matrix(part.features[:, None, None], units[:, :, None, None], True)
+    torch.testing.assert_close(part.rows(), matrix.rows(), rtol=0, atol=0)
+    outer, inner = normal(0, "o", 1, OUTPUTS, OUTPUTS), normal(0, "i", 1, 4, 4)
+    turned = matrix.rotated(outer, inner).rotated(outer, inner)
+    got = part.rotated(outer, inner).rotated(outer, inner)
+    torch.testing.assert_close(got.rows(), turned.rows(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", JACOBIANS)
@@ -145,12 +230,13 @@ def test_some_rows(name):
     torch.testing.assert_close(narrow.rows(), part.rows()[1:3], rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name in JACOBIANS if name.startswith(("matrix", "bias"))])
+@pytest.mark.parametrize("name", [name for name in JACOBIANS if name.startswith(("matrix", "bias", "thin"))])
 def test_a_rotated_matrix(name):
     part = JACOBIANS[name]()
-    groups, out = part.gradients.shape[3:]
-    outer, inner = normal(0, "o", groups, out, out), normal(0, "i", groups, part.width, part.width)
-    table = part.rows().view(ROWS, OUTPUTS, groups, out, part.width)
+    groups, out = (1, 2) if isinstance(part, Thin) else part.gradients.shape[3:]
+    width = part.size // (groups * out)
+    outer, inner = normal(0, "o", groups, out, out), normal(0, "i", groups, width, width)
+    table = part.rows().view(ROWS, OUTPUTS, groups, out, width)
     wanted = torch.einsum("ndgoi,gop,gij->ndgpj", table, outer, inner).flatten(2)
     torch.testing.assert_close(part.rotated(outer, inner).rows(), wanted, rtol=1e-12, atol=1e-12)
 

@@ -48,7 +48,9 @@ def test_against_dense_rows(structure, form, chunk, monkeypatch):
     rows, inverse = whole.rows(), torch.linalg.inv(case.matrix)
     flat = rows.flatten(0, 1)
     close = torch.testing.assert_close
-    close(case.precision.quadratic(given), rows @ inverse.unsqueeze(-3) @ rows.mT, rtol=1e-9, atol=1e-9)
+    wanted = rows @ inverse.unsqueeze(-3) @ rows.mT
+    close(case.precision.quadratic(given), wanted, rtol=1e-9, atol=1e-9)
+    close(case.precision.marginal(given), wanted.diagonal(dim1=-2, dim2=-1), rtol=1e-9, atol=1e-9)
     close(case.precision.joint_quadratic(given), flat @ inverse @ flat.mT, rtol=1e-9, atol=1e-9)
 
 

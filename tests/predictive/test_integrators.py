@@ -9,7 +9,7 @@ from goldcases import load
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
-from posterity.likelihoods import Bernoulli, Categorical, Gaussian
+from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive import (
     DrawsPredictive,
@@ -221,7 +221,72 @@ def test_a_variance_rounded_below_zero_counts_as_zero() -> None:
 def test_covariances_of_another_shape_are_refused(integrator: Integrator) -> None:
     likelihood = Gaussian() if isinstance(integrator, Exact) else Categorical()
     with pytest.raises(ValueError, match="one matrix for each row"):
-        integrator(likelihood, torch.zeros(3, 2), torch.zeros(3, 2), KEY)
+        integrator(likelihood, torch.zeros(3, 2), torch.zeros(3, 2, 3), KEY)
+
+
+LOGITS, SPREAD = torch.tensor([[0.4, -1.0, 0.2], [2.0, 0.1, 0.0]]), torch.tensor([[0.5, 2.0, 1.0], [0.1, 3.0, 0.2]])
+
+
+@pytest.mark.parametrize(
+    ("integrator", "likelihood", "outputs"),
+    [
+        (Probit(), Categorical(), 3),
+        (Probit(), Bernoulli(), 1),
+        (ProbitPhi(), Bernoulli(), 1),
+        (LaplaceBridge(), Categorical(), 3),
+        (LaplaceBridge(project=True), Categorical(), 3),
+        (Exact(), Bernoulli(), 1),
+        (Exact(), Bernoulli(), 3),
+        (Exact(), Gaussian(), 1),
+        (Exact(), Gaussian(), 3),
+        (Exact(), Categorical(), 3),
+        (MonteCarlo(7), Categorical(), 3),
+    ],
+    ids=str,
+)
+def test_variances_stand_for_a_diagonal_covariance(
+    integrator: Integrator, likelihood: Likelihood, outputs: int
+) -> None:
+    mean, variance = LOGITS[:, :outputs], SPREAD[:, :outputs]
+    got = integrator(likelihood, mean, variance, KEY)
+    wanted = integrator(likelihood, mean, torch.diag_embed(variance), KEY)
+    torch.testing.assert_close(got.mean, wanted.mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(got.variance, wanted.variance, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("integrator", "likelihood", "outputs", "marginal"),
+    [
+        (Probit(), Categorical(), 3, True),
+        (ProbitPhi(), Bernoulli(), 1, True),
+        (LaplaceBridge(), Categorical(), 3, True),
+        (LaplaceBridge(project=True), Categorical(), 3, False),
+        (Exact(), Bernoulli(), 1, True),
+        (Exact(), Gaussian(), 1, True),
+        (Exact(), Gaussian(), 3, False),
+        (Exact(), Categorical(), 2, False),
+        (MonteCarlo(7), Categorical(), 3, False),
+    ],
+    ids=str,
+)
+def test_which_integrators_use_variances_alone(
+    integrator: Integrator, likelihood: Likelihood, outputs: int, marginal: bool
+) -> None:
+    """Where they say so, correlations between outputs change nothing; elsewhere they do."""
+    mean = LOGITS[:, :outputs]
+    assert integrator.marginal(likelihood, mean) is marginal
+    if outputs == 1 or isinstance(integrator, MonteCarlo):
+        return
+    root = torch.linspace(-1.0, 2.0, outputs * outputs).view(outputs, outputs)
+    correlated = (root @ root.T + torch.eye(outputs)).expand(len(mean), outputs, outputs)
+    apart = torch.diag_embed(correlated.diagonal(dim1=-2, dim2=-1))
+    y = (
+        torch.zeros(len(mean), outputs)
+        if isinstance(likelihood, Gaussian)
+        else torch.zeros(len(mean), dtype=torch.int64)
+    )
+    got, wanted = (integrator(likelihood, mean, spread, KEY).log_prob(y) for spread in (correlated, apart))
+    assert torch.allclose(got, wanted, atol=1e-6) is marginal
 
 
 @pytest.mark.parametrize(
