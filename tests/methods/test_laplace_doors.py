@@ -74,6 +74,7 @@ def test_randomness_in_evaluation_mode_is_refused(function, curvature) -> None:
         laplace(joint(After(function)), curvature=curvature)
 
 
+@pytest.mark.cpu  # the generator is
 def test_randomness_of_another_generator_is_refused() -> None:
     own = torch.Generator().manual_seed(0)
     module = After(lambda h: h + torch.randn(h.shape, generator=own, dtype=h.dtype))
