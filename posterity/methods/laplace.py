@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from posterity.curvature import (
     Diagonal,
     Full,
     GaussNewton,
+    Hutchinson,
     Kronecker,
     LowRank,
     MonteCarloFisher,
@@ -129,6 +131,7 @@ class Laplace(Method):
     def prepared(self, joint: Target, data: Data) -> Target:
         """The joint over the subset, once it is known that the network and the machine can do this."""
         if isinstance(data, NoData):
+            _check_for_density(self)
             return joint
         assert isinstance(joint, Joint)
         inputs = data.first().member(0).inputs
@@ -269,6 +272,24 @@ class Laplace(Method):
             ]
             gaussian = side_by_side(problem, each, state.buffers)
         return gaussian if isinstance(joint, Density) else Linearized(gaussian.joint, gaussian)
+
+
+def _check_for_density(method: Laplace) -> None:
+    """Refuse what needs a network where there is none."""
+    curvature, structure, subset = method.curvature, method.structure, method.subset
+    if curvature.factored:
+        raise TypeError(
+            f"A Density has no network outputs, so no {type(curvature).__name__} matrix. Use the curvature Hessian()."
+        )
+    for name, value, kinds in (
+        ("structure", structure, (NoneType, Full, Diagonal, Hutchinson)),
+        ("subset", subset, (AllWeights,)),
+    ):
+        if not isinstance(value, kinds):
+            raise ValueError(
+                f"Laplace of a Density, which has no layers, takes structure Full(), Diagonal() or Hutchinson() and "
+                f"subset AllWeights(). Got {name} {value}."
+            )
 
 
 def _data_terms(rows: Rows) -> Tensor:

@@ -84,6 +84,13 @@ def later_written(m: nn.Module, x: Tensor) -> Tensor:
     return m.b(F.relu(hidden, inplace=True))
 
 
+def residual(m: nn.Module, x: Tensor) -> Tensor:
+    hidden = F.relu(m.norm(m.a(x)), inplace=True)
+    hidden = m.again(m.b(hidden))
+    hidden += m.shortcut(x)
+    return m.head(F.relu(hidden, inplace=True).mean((2, 3)))
+
+
 def sequence_first(m: nn.Module, x: Tensor) -> Tensor:
     return m.b(m.a(x.transpose(0, 1)).tanh().sum(0))
 
@@ -179,6 +186,19 @@ CASES = {
     "flattened, one position": (flow(flattened, a=linear(2, 3), b=linear(3, 2)), normal(1, 2), ()),
     "in-place relu": (sequential(linear(3, 4), lambda: nn.ReLU(inplace=True), linear(4, 2)), normal(3), ()),
     "in-place sum": (flow(later_written, a=linear(3, 3), b=linear(3, 2)), normal(3), ()),
+    "residual block": (
+        flow(
+            residual,
+            a=lambda: nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False),
+            norm=lambda: nn.BatchNorm2d(3),
+            b=lambda: nn.Conv2d(3, 3, 3, padding=1, bias=False),
+            again=lambda: nn.BatchNorm2d(3),
+            shortcut=lambda: nn.Conv2d(2, 3, 1, stride=2, bias=False),
+            head=linear(3, 2),
+        ),
+        normal(2, 5, 5),
+        (),
+    ),
     "unused": (flow(lambda m, x: m.a(x), a=linear(3, 2), b=linear(3, 2)), normal(3), ()),
     "two inputs": (flow(lambda m, x, t: m.a(x) * m.b(t).mean(1), a=linear(3, 2), b=lambda: nn.Embedding(6, 2)),
                    (normal(3), tokens(4)), ()),

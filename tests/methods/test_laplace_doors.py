@@ -74,6 +74,7 @@ def test_randomness_in_evaluation_mode_is_refused(function, curvature) -> None:
         laplace(joint(After(function)), curvature=curvature)
 
 
+@pytest.mark.cpu  # the generator is
 def test_randomness_of_another_generator_is_refused() -> None:
     own = torch.Generator().manual_seed(0)
     module = After(lambda h: h + torch.randn(h.shape, generator=own, dtype=h.dtype))
@@ -161,6 +162,36 @@ def test_a_hessian_has_no_columns(structure) -> None:
 def test_low_rank_of_a_matrix_that_changes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"LowRank.*same matrix in every pass.*draws another.*Use GaussNewton\(\)"):
         Laplace(structure=LowRank(3), curvature=MonteCarloFisher())
+
+
+def density() -> po.Density:
+    return po.Density(lambda u, v: -(u**2).sum() - 2 * (v**2).sum(), {"u": (2,), "v": (2,)}, dtype=FLOAT64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"structure": s} for s in (BlockDiagonal(), LowRank(2))]
+    + [{"subset": s} for s in (LastLayer(), Matching("u"), LargestVariance(2))],
+    ids=str,
+)
+def test_a_density_has_no_layers(options) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=rf"takes structure Full\(\), .* Got {name} {type(value).__name__}\("):
+        po.infer(Laplace(curvature=Hessian(), **options), density(), None, progress=False)
+
+
+@pytest.mark.parametrize("structure", [None, Full(), Kronecker(), CorrectedKronecker(), BlockDiagonal()], ids=str)
+def test_a_density_has_no_columns(structure) -> None:
+    with pytest.raises(TypeError, match=r"no network outputs, so no GaussNewton matrix\. Use the curvature Hessian"):
+        po.infer(Laplace(structure=structure), density(), None, progress=False)
+
+
+@pytest.mark.parametrize("structure", [None, Full(), Diagonal(), Hutchinson(3)], ids=str)
+@pytest.mark.parametrize("start", [torch.zeros(4, dtype=FLOAT64), torch.zeros(2, 4, dtype=FLOAT64)], ids=["one", "two"])
+def test_a_density_in_the_structures_that_it_has(structure, start) -> None:
+    q, _ = po.infer(Laplace(curvature=Hessian(), structure=structure), density(), None, start=start, progress=False)
+    wanted = torch.tensor([2.0, 2.0, 4.0, 4.0], dtype=FLOAT64).expand(*start.shape)
+    torch.testing.assert_close(q.precision.diagonal(), wanted, rtol=1e-12, atol=0.0)
 
 
 def square(outputs: Tensor, targets: Tensor) -> Tensor:
