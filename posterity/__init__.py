@@ -26,9 +26,10 @@ if TYPE_CHECKING:
         priors,
         storage,
     )
-    from posterity.inference import Checkpoint, EarlyStopping, infer
+    from posterity.inference import Checkpoint, EarlyStopping, infer, plan
     from posterity.model import Density, Joint, Tempering, as_data
     from posterity.numerics import Key
+    from posterity.posteriors import continued
     from posterity.posteriors.load import load
 
 __version__ = "0.1.0"
@@ -42,8 +43,10 @@ _NAMES = {
     "Key": "numerics",
     "Tempering": "model",
     "as_data": "model",
+    "continued": "posteriors",
     "infer": "inference",
     "load": "posteriors.load",
+    "plan": "inference",
 }
 _PACKAGES = (
     "curvature",
@@ -70,6 +73,7 @@ __all__ = [
     "Key",
     "Tempering",
     "as_data",
+    "continued",
     "curvature",
     "datasets",
     "evidence",
@@ -82,6 +86,7 @@ __all__ = [
     "model",
     "networks",
     "numerics",
+    "plan",
     "posteriors",
     "predictive",
     "priors",

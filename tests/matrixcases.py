@@ -145,3 +145,8 @@ STRUCTURES = {
     "kronecker, table": table,
     "block diagonal": block_diagonal,
 }
+
+
+def as_matrix(precision: Precision) -> Tensor:
+    """A precision of any structure as the matrix it stands for, (R, R)."""
+    return torch.stack([precision.matvec(unit) for unit in torch.eye(precision.size, dtype=FLOAT64)])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def compare(
     context: typer.Context,
     data: o.Data,
-    methods: Annotated[str, typer.Option(metavar="NAMES", help="Of map, laplace and conjugate.")] = "map,laplace",
+    methods: o.Methods = o.METHODS,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the predictions: a PNG, PDF or SVG file.")
     ] = None,
@@ -31,6 +31,8 @@ def compare(
     noise: o.Noise = None,
     temperature: o.Temperature = None,
     eta: o.Eta = None,
+    structure: o.Structure = None,
+    tune: o.Tune = True,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
@@ -52,13 +54,14 @@ def compare(
     from posterity.cli.settings import method_names
     from posterity.cli.sources import say_notes
     from posterity.cli.stages import fitting_threads
-    from posterity.cli.tasks import asked, check_figure_data, check_methods
+    from posterity.cli.tasks import asked, check_figure_data, check_memory, check_methods
     from posterity.report.files import check_figure_path, check_report_path
 
     names = method_names(methods)
     with option_values("compare"):
         task = asked(context.params)  # all options of data, network and optimiser, by name
         check_methods(names, task)
+        check_memory(names, task)
         if report is not None:
             check_report_path(report)
         if figure is not None:
@@ -80,7 +83,7 @@ def compare(
             from posterity.cli.report import write_report
 
             posteriors = {name: stage.posterior for name, stage in results.items()}
-            write_report(report, document, task, posteriors, remarks=_caption(names, task), words=context.obj)
+            write_report(report, document, task, posteriors, remarks=_caption(names, task, results), words=context.obj)
     if as_json:
         print_json(document)
     else:
@@ -135,6 +138,7 @@ def _document(
     figure: Path | None,
     report: Path | None,
 ) -> dict[str, Any]:
+    from posterity.cli.evidence import evidence
     from posterity.cli.scores import best
 
     winners = best(values, task.data)
@@ -150,6 +154,7 @@ def _document(
             {
                 "method": name,
                 **values[name],
+                "evidence": evidence(results[name].posterior, task),
                 "seconds": results[name].seconds,
                 "starts_from": _shares(name, names),
                 "best": [key for key, who in winners.items() if name in who],
@@ -194,7 +199,7 @@ def _print(
         cells.append(Text(f"{plus}{results[name].seconds:.2f}"))
         table.add_row(*cells)
     out.print(table)
-    for line in _caption(names, task):
+    for line in _caption(names, task, results):
         out.print(Text(line, "dim"), soft_wrap=True)
     for kind, path in (("figure", figure), ("report", report)):
         if path is not None:
@@ -206,7 +211,8 @@ def _units(task: "Task") -> str:
     return "" if fitted is None else f", both in the units of {fitted.target.name}"
 
 
-def _caption(names: tuple[str, ...], task: "Task") -> list[str]:
+def _caption(names: tuple[str, ...], task: "Task", results: dict[str, "Stage"]) -> list[str]:
+    from posterity.cli.evidence import evidence, evidence_line
     from posterity.cli.tasks import label
 
     meaning = {
@@ -223,4 +229,8 @@ def _caption(names: tuple[str, ...], task: "Task") -> list[str]:
         for name in names
         if (before := _shares(name, names))
     ]
-    return lines
+    return lines + [
+        evidence_line(name, task, found)
+        for name in names
+        if (found := evidence(results[name].posterior, task)) is not None
+    ]

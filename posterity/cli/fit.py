@@ -26,6 +26,8 @@ def fit(
     noise: o.Noise = None,
     temperature: o.Temperature = None,
     eta: o.Eta = None,
+    structure: o.Structure = None,
+    tune: o.Tune = True,
     seed: o.Seed = 0,
     checkpoint_steps: Annotated[
         int | None, typer.Option(metavar="N", help="Store the run after so many steps.", show_default=False)
@@ -56,7 +58,7 @@ def fit(
     from posterity.cli.output import log
     from posterity.cli.settings import method_name
     from posterity.cli.sources import say_notes
-    from posterity.cli.tasks import asked, check_methods
+    from posterity.cli.tasks import asked, check_memory, check_methods
     from posterity.errors import positive
     from posterity.inference import Checkpoint
 
@@ -64,6 +66,7 @@ def fit(
     with option_values("fit"):
         task = asked(context.params)  # all options of data, network and optimiser, by name
         check_methods((name,), task)
+        check_memory((name,), task)
         positive("--checkpoint-seconds", checkpoint_seconds)
         positive("--checkpoint-steps", 1 if checkpoint_steps is None else checkpoint_steps)
         every = Checkpoint(out, checkpoint_seconds, checkpoint_steps)
@@ -113,11 +116,13 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
 def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: bool) -> None:
     from rich.text import Text
 
+    from posterity.cli.evidence import evidence, evidence_line
+    from posterity.cli.folders import open_run
     from posterity.cli.output import console, print_json
     from posterity.cli.scores import columns
     from posterity.cli.tasks import describe, label
 
-    values = slot.scores()
+    values, found = slot.scores(), evidence(open_run(slot.path)[1], task)
     if as_json:
         print_json(
             {
@@ -129,6 +134,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
                 "network": task.network.config,
                 "settings": {**task.settings.config(), **task.source.config},
                 "scores": values,
+                "evidence": found,
                 "seconds": None if seconds is None else round(seconds, 3),
             }
         )
@@ -137,4 +143,6 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     out = console()
     out.print(Text(f"{task.data.name}, {label(name)}, network {describe(task)}", "bold"), soft_wrap=True)
     out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
+    if found is not None:
+        out.print(Text(evidence_line(name, task, found)), soft_wrap=True)
     out.print(Text(f"run folder: {slot.path}"), soft_wrap=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 DATA_NAMES = ("two-moons", "sine", "line", "blobs")
+STRUCTURES = ("full", "corrected-kronecker", "kronecker", "block-diagonal", "diagonal", "low-rank")
 
 Data = Annotated[
     str,
@@ -14,6 +15,7 @@ Data = Annotated[
         metavar="DATA", help=f"A data set: {', '.join(DATA_NAMES)}, or a CSV or TSV file.", show_default=False
     ),
 ]
+Methods = Annotated[str, typer.Option(metavar="NAMES", help="Of map, laplace and conjugate.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
 Hidden = Annotated[
     str | None,
@@ -28,7 +30,27 @@ Steps = Annotated[
 ]
 BatchSize = Annotated[str, typer.Option(metavar="N", help="Rows in a step, or all.")]
 StepSize = Annotated[float, typer.Option(metavar="X", help="First step size of Adam; it falls to 0 along a cosine.")]
-PriorScale = Annotated[float, typer.Option(metavar="S", help="Standard deviation of the prior of every weight.")]
+PriorScale = Annotated[
+    float,
+    typer.Option(
+        metavar="S", help="Standard deviation of the prior of every weight; where laplace starts to look for a better."
+    ),
+]
+Structure = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"What laplace keeps of the curvature: {', '.join(STRUCTURES)}. Default: full up to 3000 weights, "
+        "else kronecker.",
+    ),
+]
+Tune = Annotated[
+    bool,
+    typer.Option(
+        "--tune/--no-tune",
+        help="Whether laplace moves the prior scale, and a noise to be learnt, to the largest evidence.",
+    ),
+]
 Noise = Annotated[
     str | None,
     typer.Option(
@@ -54,6 +76,7 @@ ACTIVATION = "tanh"
 BATCH_SIZE = "128"
 STEP_SIZE = 0.01
 PRIOR_SCALE = 1.0
+METHODS = "map,laplace"
 
 FILES = "Files"
 Target = Annotated[

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 from posterity.cli.errors import UsageError
+from posterity.cli.options import STRUCTURES
 from posterity.cli.sources import Source
 from posterity.errors import positive, unknown
 from posterity.storage.part import JSON
@@ -39,6 +40,8 @@ class Settings:
     temperature: float
     eta: float
     seed: int
+    structure: str | None = None
+    tune: bool = True
 
     def config(self) -> dict[str, JSON]:
         """The settings as JSON."""
@@ -58,6 +61,8 @@ def settings(
     temperature: float | None,
     eta: float | None,
     seed: int,
+    structure: str | None,
+    tune: bool,
 ) -> Settings:
     """The settings from the words of the command line; `UsageError` or ValueError where one cannot be used."""
     data, is_file = source.data, source.path is not None
@@ -71,6 +76,8 @@ def settings(
         raise UsageError(f"--noise is for regression, and {data.name} has classes.", "leave --noise out.")
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be a whole number from 0 to 2^63 - 1. Got {seed}.", "any small number will do.")
+    if structure is not None and structure not in STRUCTURES:
+        raise UsageError(unknown("structure", structure, STRUCTURES), f"the structures are {', '.join(STRUCTURES)}.")
     for option, value in (
         ("--steps", 1 if steps is None else steps),
         ("--step-size", step_size),
@@ -93,6 +100,8 @@ def settings(
         temperature=1.0 if temperature is None else temperature,
         eta=1.0 if eta is None else eta,
         seed=seed,
+        structure=structure,
+        tune=tune,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,9 +12,20 @@ from posterity.cli.errors import UsageError
 from posterity.cli.options import DATA_NAMES, TableOptions
 from posterity.cli.settings import LABELS, METHODS, Settings, settings
 from posterity.cli.sources import Source, is_file, read_source
+from posterity.curvature import (
+    BlockDiagonal,
+    CorrectedKronecker,
+    Diagonal,
+    Full,
+    Kronecker,
+    LowRank,
+    Structure,
+)
 from posterity.datasets import TOYS, DataSet, load
 from posterity.errors import unknown
-from posterity.inference import Method
+from posterity.evidence import Evidence
+from posterity.inference import Method, Plan, plan
+from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
 from posterity.methods import MAP, Conjugate, Laplace
 from posterity.model import Joint, Tempering
@@ -22,6 +34,18 @@ from posterity.numerics.adam import Adam
 from posterity.numerics.schedules import Cosine
 from posterity.priors import Normal
 from posterity.storage.part import JSON
+
+STRUCTURES: Mapping[str, type[Structure]] = MappingProxyType(
+    {
+        "full": Full,
+        "corrected-kronecker": CorrectedKronecker,
+        "kronecker": Kronecker,
+        "block-diagonal": BlockDiagonal,
+        "diagonal": Diagonal,
+        "low-rank": LowRank,
+    }
+)
+"""The words of --structure, those that keep most first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +101,7 @@ def find_device(name: str) -> torch.device:
 
 
 def asked(words: Mapping[str, Any]) -> Task:
-    """The problem that the options of `fit` and `compare` describe, from their values by name."""
+    """The problem that the options of `fit`, `compare` and `plan` describe, from their values by name."""
     options = TableOptions(
         words["target"],
         words["task_name"],
@@ -87,7 +111,7 @@ def asked(words: Mapping[str, Any]) -> Task:
     )
     source = find_data(words["data"], options, words["seed"])
     names = ("hidden", "activation", "steps", "batch_size", "step_size", "prior_scale")
-    chosen_by = {name: words[name] for name in (*names, "noise", "temperature", "eta", "seed")}
+    chosen_by = {name: words[name] for name in (*names, "noise", "temperature", "eta", "seed", "structure", "tune")}
     return make_task(settings(source, **chosen_by), source, find_device(words["device"]))
 
 
@@ -111,7 +135,11 @@ def make_method(stage: str, settings: Settings) -> Method:
     if stage == "map":
         adam = Adam(step_size=settings.step_size)
         return MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
-    return Laplace() if stage == "laplace" else Conjugate()
+    if stage == "conjugate":
+        return Conjugate()
+    structure = None if settings.structure is None else STRUCTURES[settings.structure]()
+    # A noise that was given is known; only one that is to be learnt is tuned.
+    return Laplace(structure=structure, tuning=Evidence(noise=settings.noise == "learn") if settings.tune else None)
 
 
 def check_methods(names: tuple[str, ...], task: Task) -> None:
@@ -122,8 +150,33 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
             "conjugate needs regression with a linear model and known noise: the exact posterior is not known else.",
             "try the data set line, or --hidden none --noise 0.5.",
         )
-    for stage in dict.fromkeys(stage for name in names for stage in METHODS[name]):
-        make_method(stage, settings)
+    if settings.structure is not None and "laplace" not in names:
+        raise UsageError("--structure is for laplace, which was not asked for.", "leave --structure out.")
+    stages(names, settings)
+
+
+def stages(names: tuple[str, ...], settings: Settings) -> dict[str, Method]:
+    """Every stage of the methods once, in the order in which they run."""
+    found = dict.fromkeys(stage for name in names for stage in METHODS[name])
+    return {stage: make_method(stage, settings) for stage in found}
+
+
+def plans(names: tuple[str, ...], task: Task) -> dict[str, Plan]:
+    """What every stage of the methods takes in memory."""
+    methods = stages(names, task.settings)
+    return {stage: plan(method, task.joint, task.data.train.pair) for stage, method in methods.items()}
+
+
+def check_memory(names: tuple[str, ...], task: Task) -> None:
+    """`UsageError` where a stage takes more memory than there is, before any has run."""
+    for found in plans(names, task).values():
+        if not found.fits:
+            assert found.memory is not None
+            words = [word for word, kind in STRUCTURES.items() if f"structure={kind.__name__}()" in found.fitting]
+            raise UsageError(
+                f"{found.method} needs about {human(found.total)}, and {found.device} has {human(found.memory)}.",
+                f"--structure {words[0]} fits." if words else "use a smaller network, --hidden 50, or fewer rows.",
+            )
 
 
 def check_figure_data(task: Task) -> None:

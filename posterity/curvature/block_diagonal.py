@@ -61,5 +61,6 @@ class BlockDiagonal(Structure):
         return BlockDiagonalPrecision(blocks, parts, prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """Matrix, what is added to it, precision and factor of each layer."""
-        return 8 * 4 * sum(place.block.size**2 for place in survey.places)
+        """Sums, precision and factor of each layer with a copy, and two more of the largest."""
+        sizes = [place.block.size**2 for place in survey.places]
+        return 8 * (4 * sum(sizes) + 2 * max(sizes))

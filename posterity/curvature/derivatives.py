@@ -24,7 +24,7 @@ logger = logging.getLogger("posterity")
 
 CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
 UNIT_CACHE = 1 << 24  # the same for Jacobians, whose pieces are gone over more often
-DEVICE = 3 << 30  # the same on a GPU, which wants many rows at a time
+DEVICE = 11 << 28  # the same on a GPU, which wants many rows at a time
 LEAST_ROWS = 16
 
 Columns = Callable[[Tensor, int], Tensor]
@@ -109,6 +109,7 @@ def _pieces(
     with torch.enable_grad(), WeightUses(tracked) as seen:
         outputs = joint.network.run(weights, inputs, buffers)[0]
     uses = [use for use in seen.uses if use.names]
+    known.check(uses, len(outputs))
     plain = outputs if differentiable else outputs.detach()
     if columns is None and known.only_head and len(uses) == 1 and uses[0].edge.node is outputs.grad_fn:
         source = uses[0].source if differentiable else uses[0].source.detach()

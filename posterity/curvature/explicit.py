@@ -67,20 +67,20 @@ def _log_once(what: str, reason: str) -> None:
 def torch_kernels(network: Network) -> Iterator[None]:
     """Where torch.func differentiates: by torch's own kernels, since fused ones take no such tensors.
 
-    Recurrent layers on CUDA have no batching rule, so vmap goes through them one by one: said once, in place of
-    torch's warning. Fused attention has none either.
+    Operations without a batching rule (recurrent layers on CUDA, weight norm) go one by one under vmap, without
+    torch's warning each time; those of recurrent layers are slow, which is said once. Fused attention has none either.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
             if not network.recurrent:
                 yield
                 return
             if network.device.type == "cuda":
                 _log_once("derivatives of recurrent layers", "their kernels have no batching rule")
-            with torch.backends.cudnn.flags(enabled=False), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="There is a performance drop")
+            with torch.backends.cudnn.flags(enabled=False):
                 yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -38,8 +39,9 @@ class Full(Structure):
             return added(sums, matrix=rows.matrix())
         for piece in rows.jacobians():
             jacobian = piece.jacobian
-            columns = rows.joint.num_data * jacobian.num_outputs
-            if "matrix" not in sums and columns < jacobian.size:
+            outputs = max(1, prod(piece.outputs.shape[1:]))
+            # Not by the columns of this piece: how many go at once differs by piece, the form of the sums must not.
+            if rows.joint.num_data * rows.curvature.num_columns(outputs) < jacobian.size:
                 part = jacobian.rows().flatten(0, 1).to(torch.float64)
                 sums["rows"] = torch.cat([sums["rows"], part]) if "rows" in sums else part
                 continue
@@ -58,6 +60,6 @@ class Full(Structure):
         return Dense(rows.T @ rows, prior)  # says what is wrong, if it is singular
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """Matrix, what is added to it, precision and factor; or rows and their inner products."""
+        """Matrix, what is added to it, precision, factor and copies between them; or rows and their inner products."""
         size, rows = survey.size, num_data * columns
-        return 8 * (3 * rows * size + 3 * rows**2) if rows < size else 8 * 4 * size**2
+        return 8 * 4 * (rows * size + rows**2) if rows < size else 8 * 6 * size**2

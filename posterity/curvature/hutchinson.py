@@ -1,6 +1,5 @@
 """A random estimate of the diagonal of any curvature."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,12 +47,13 @@ class Hutchinson(Structure):
             sums["signs"] = (noise > 0.5).to(torch.int8)
         signs = 2.0 * sums["signs"].to(torch.float64) - 1.0
         sums = added(sums, diagonal=(signs * rows.products(signs)).mean(0))
-        sums["least"] = sums["diagonal"].new_tensor(0.0 if rows.factored else -math.inf)
+        sums["squares"] = sums["diagonal"].new_tensor(float(rows.factored))
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Diagonal."""
-        return DiagonalPrecision(torch.maximum(sums["diagonal"], sums["least"]) * scale, prior)
+        diagonal = sums["diagonal"]
+        return DiagonalPrecision((diagonal.clamp_min(0.0) if sums["squares"] else diagonal) * scale, prior)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
         """Signs and products of all probes."""

@@ -13,13 +13,17 @@ from posterity.errors import positive_whole
 from posterity.numerics.low_rank import LowRank as LowRankPrecision
 from posterity.numerics.precision import Precision
 
+CLOSED = 1e-10  # share of the largest length at which a vector counts as zero
+
 
 @dataclass(frozen=True)
 class LowRank(Structure):
     """The part of the curvature along its largest eigenvalues, by Lanczos iteration over whole passes.
 
     **Math**: C ~ V diag(t) V^T, where T = Q^T C Q is tridiagonal in the Krylov basis Q of `iterations` vectors and
-    (t, V) are its `rank` largest positive eigenvalues with their vectors Q y.
+    (t, V) are its `rank` largest positive eigenvalues with their vectors Q y. Where the basis closes before that
+    (eigenvalues that are there several times, as of a linear layer with many outputs), it goes on from a new random
+    vector.
 
     **Limit**: exact when the rank of C is no larger than `rank`; else the rest of C is left out, so variances are too
     large there (those of the prior).
@@ -72,9 +76,17 @@ class LowRank(Structure):
         for _ in range(2):  # twice is enough to be orthogonal to rounding
             vector = vector - basis.T @ (basis @ vector)
         beside = vector.norm()
-        sums["tridiagonal"] = torch.cat([sums["tridiagonal"], torch.stack([diagonal, beside])[None]])
-        if bool(beside > 1e-10 * size) and number + 1 < min(self.passes, basis.shape[1]):
-            sums["basis"] = torch.cat([basis, (vector / beside)[None]])
+        largest = torch.cat([sums["tridiagonal"].flatten(), size.view(1)]).abs().max()
+        closed = bool(beside <= CLOSED * largest)
+        row = torch.stack([diagonal, torch.zeros_like(beside) if closed else beside])
+        sums["tridiagonal"] = torch.cat([sums["tridiagonal"], row[None]])
+        if number + 1 == min(self.passes, basis.shape[1]) or bool(size <= CLOSED * largest):
+            return sums  # nothing is left, or nothing that the curvature does not take to zero
+        if closed:
+            vector = rows.key.fold("lanczos").fold(number).normal((basis.shape[1],), torch.float64, basis.device)
+            for _ in range(2):
+                vector = vector - basis.T @ (basis @ vector)
+        sums["basis"] = torch.cat([basis, (vector / vector.norm())[None]])
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:

@@ -45,6 +45,7 @@ class Rows:
         self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
         self.buffers, self.key, self.budget = buffers, key, budget
         self._outputs: list[Tensor] = []
+        self._by_columns = False
         self._head_slope: Tensor | None = None
 
     @property
@@ -70,7 +71,7 @@ class Rows:
                 "Use the curvature Hessian()."
             )
         assert self.batch is not None
-        self._outputs, self._head_slope = [], None
+        self._outputs, self._head_slope, self._by_columns = [], None, True
         inputs = self.batch.inputs
         known = survey(self.joint, inputs)
         count = self.curvature.num_columns(max(1, prod(known.event)))
@@ -97,11 +98,15 @@ class Rows:
         self._head_slope = found if self._head_slope is None else self._head_slope + found
 
     def slope(self) -> Tensor:
-        """Gradient of the log-likelihood (R,) in float64; of large networks in the output layer alone, by its block."""
+        """Gradient of the log-likelihood (R,) in float64.
+
+        After `jacobians` of a large network: in the output layer alone, by its block, or nowhere if there is none. A
+        pass of its own would cost as much as they did; products cost more.
+        """
         head = self._head_slope
         if head is not None and (self.size > WHOLE_SLOPE or head.numel() == self.size):
             return head
-        if not isinstance(self.joint, Joint) or self.size > WHOLE_SLOPE:
+        if not isinstance(self.joint, Joint) or (self.size > WHOLE_SLOPE and self._by_columns):
             return self.theta.new_zeros(0, dtype=torch.float64)
         negative, random = self._negative()
         leaf = random.requires_grad_()
@@ -154,7 +159,7 @@ class Rows:
                 value = rows.T @ rows
                 total = value if total is None else total.add_(value)
         assert total is not None
-        return total
+        return 0.5 * (total + total.mT)  # a product is symmetric to rounding only
 
     def diagonal(self) -> Tensor:
         """The diagonal (R,), in float64; of a curvature without columns it comes from the whole matrix."""
@@ -214,13 +219,13 @@ class Rows:
         leaf = random.requires_grad_()
         outputs = joint.network.outputs(rebuild(leaf), batch.inputs, self.buffers)
         self._outputs = [outputs.detach()]
-        columns = self._columns(outputs.detach(), 0).flatten(2)  # (K, n, D)
+        columns = self._columns(outputs.detach(), 0).reshape(-1, len(outputs), max(1, outputs[:1].numel()))  # (K, n, D)
         dummy = torch.zeros_like(outputs, requires_grad=True)
         (pulled,) = torch.autograd.grad(outputs, leaf, dummy, create_graph=True)
         results = []
         for vector in vectors:
             (pushed,) = torch.autograd.grad(pulled, dummy, vector, retain_graph=True)  # J v
-            inner = torch.einsum("knd,nd->kn", columns, pushed.flatten(1))
+            inner = torch.einsum("knd,nd->kn", columns, pushed.reshape(columns.shape[1:]))
             back = torch.einsum("knd,kn->nd", columns, inner).view_as(outputs)
             results.append(torch.autograd.grad(outputs, leaf, back, retain_graph=True)[0])
         return torch.stack(results)

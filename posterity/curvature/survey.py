@@ -2,7 +2,8 @@
 
 import logging
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -47,6 +48,7 @@ class Survey:
     event: tuple[int, ...]
     row_entries: int = 0  # numbers that a row takes for each column of derivatives
     row_features: int = 0  # numbers that its features take, patches of convolutions included
+    times: Mapping[str, int] = field(default_factory=dict)  # how often a pass uses each tensor with a rule
 
     @property
     def head(self) -> Block | None:
@@ -63,6 +65,22 @@ class Survey:
         """R."""
         return self.total if self.select is None else self.select.numel()
 
+    def check(self, uses: Sequence[Use], rows: int) -> None:
+        """A ValueError where a pass over `rows` rows runs its layers otherwise than the survey did."""
+        for use in uses:
+            if use.output_shape[0] != rows:
+                raise ValueError(
+                    f"The layer of '{use.names[0]}' must run on all rows of a batch. It ran on "
+                    f"{use.output_shape[0]} of {rows}, though on all of those looked at first. Run it on every row and "
+                    "choose among its outputs."
+                )
+        for name, times in Counter(name for use in uses for name in use.names).items():
+            if times > self.times[name]:
+                raise ValueError(
+                    f"'{name}' must be used equally often for all rows. A batch used it {times} times, and the rows "
+                    f"looked at first {self.times[name]}. Run the layer the same number of times whatever the inputs."
+                )
+
     def block(self, use: Use) -> Block:
         """Where the weights of a use lie."""
         weight = None if use.weight is None else self.offsets[use.weight]
@@ -76,7 +94,8 @@ _KNOWN: WeakKeyDictionary[Network, dict[tuple[object, ...], Survey]] = WeakKeyDi
 def survey(joint: Joint, inputs: Inputs) -> Survey:
     """The survey of a joint's network at inputs of this kind, made once for each."""
     shapes = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in named_tensors(inputs).items())
-    key = (id(joint.random) if isinstance(joint.random, Tensor) else joint.random, shapes)
+    random = tuple(joint.random.tolist()) if isinstance(joint.random, Tensor) else joint.random
+    key = (random, shapes)
     known = _KNOWN.setdefault(joint.network, {})
     if key not in known:
         known[key] = _survey(joint, inputs)
@@ -88,7 +107,7 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
     network = joint.network.member(0)
     weights = [view.detach() for view in network.views(network.initial)]
     with WeightUses(dict(zip(network.layout.names, weights, strict=True))) as seen:
-        network.run(weights, _few(inputs, 1))
+        network.run(weights, _taken(inputs, (0,)))
     layers = [use for use in seen.uses if isinstance(use, (LinearUse, ConvolutionUse)) and use.weight is not None]
     if not layers:
         raise ValueError(
@@ -98,9 +117,9 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
     return layers[-1].names
 
 
-def _few(inputs: Inputs, count: int) -> Inputs:
-    """`count` rows, beginning again where there are fewer."""
-    index = torch.arange(count) % num_rows(inputs)
+def _taken(inputs: Inputs, rows: tuple[int, ...]) -> Inputs:
+    """These rows, beginning again where there are fewer."""
+    index = torch.tensor(rows) % num_rows(inputs)
     return map_inputs(lambda tensor: tensor[index.to(tensor.device)], inputs)
 
 
@@ -136,7 +155,7 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
         logger.info("curvature of '%s' by whole Jacobians, because %s", name, reason)
     return Survey(
         offsets, total, select, tuple(places), draft.tracked, explicit, outputs,
-        max(entries, sum(sizes[name] for name in explicit)), features,
+        max(entries, sum(sizes[name] for name in explicit)), features, count,
     )  # fmt: skip
 
 
@@ -154,14 +173,16 @@ def _look(
     tracked = {n: w.requires_grad_() for n, w in zip(network.layout.names, weights, strict=True) if n in names}
     leading: dict[str, list[int]] = {}
     runs = []
-    for rows in (2, 2, 3):
+    before = _generators(network.device)
+    for rows in ((0, 1), (0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
         with torch.enable_grad(), WeightUses(tracked) as seen:
-            outputs = network.run(weights, _few(inputs, rows))[0]
+            outputs = network.run(weights, _taken(inputs, rows))[0]
         for use in seen.uses:
             for name in use.names:
-                leading.setdefault(name, []).append(use.output_shape[0] - rows)
+                leading.setdefault(name, []).append(use.output_shape[0] - len(rows))
         runs.append((outputs, seen))
-    _refuse_random(*(outputs for outputs, _ in runs))
+    drew = any(not torch.equal(one, two) for one, two in zip(before, _generators(network.device), strict=True))
+    _refuse_random(runs[0][0], runs[1][0], runs[2][0][[3, 1]], drew)
     outputs, seen = runs[-1]
     explicit = {name: reason for name, reason in seen.unknown.items() if name in names}
     for name, differences in leading.items():
@@ -179,14 +200,25 @@ def _look(
     return seen.uses, tuple(outputs.shape[1:]), made[0] if made else None, explicit
 
 
-def _refuse_random(first: Tensor, again: Tensor, more: Tensor) -> None:
-    """A ValueError where equal inputs give unequal outputs, or a row depends on those beside it."""
-    if not torch.allclose(first, again, rtol=1e-6, atol=1e-8, equal_nan=True):
+def _generators(device: torch.device) -> list[Tensor]:
+    """States of torch's generators that a module on this device draws from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _refuse_random(first: Tensor, again: Tensor, among_others: Tensor, drew: bool) -> None:
+    """A ValueError where numbers are drawn, or a row's outputs depend on the rows beside it.
+
+    Draws are seen by torch's generators, since dropout with a small rate changes two rows rarely, and by unequal
+    outputs of equal inputs, since there are other generators.
+    """
+    if drew or not torch.allclose(first, again, rtol=1e-6, atol=1e-8, equal_nan=True):
         raise ValueError(
             "The module draws random numbers even in evaluation mode: two runs on the same rows differ. Curvature "
             "needs a fixed function: draw with torch.nn.Dropout, which is off here, or remove the noise."
         )
-    if not torch.allclose(first, more[:2], rtol=1e-3, atol=1e-5 * float(first.detach().abs().max()), equal_nan=True):
+    close = 1e-5 * float(first.detach().abs().max())
+    if not torch.allclose(first, among_others, rtol=1e-3, atol=close, equal_nan=True):
         raise ValueError(
             "The module mixes the rows of a batch: a row's outputs change with the rows beside it. Curvature needs a "
             "likelihood that factorises over rows: use a layer that treats rows one by one (batch norm with "

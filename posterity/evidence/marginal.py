@@ -16,7 +16,8 @@ from posterity.likelihoods.scaled import Scaled
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
 from posterity.numerics.precision import Precision
-from posterity.priors import Normal
+from posterity.numerics.updated import base, updated
+from posterity.priors import Correlated, Normal
 
 logger = logging.getLogger("posterity")
 
@@ -77,6 +78,7 @@ class Marginal:
     noise: Noise | None = None
     likelihood_power: float = 1.0
     prior_power: float = 1.0
+    earlier: Precision | None = None  # that of a `Correlated` prior, whose diagonal part is the pattern
 
     @classmethod
     def of(
@@ -100,7 +102,8 @@ class Marginal:
         noise = None if residuals is None else _noise(joint.likelihood, likelihood, residuals)
         of_noise = noise is not None and joint.likelihood.num_free > 0
         free = weights.new_zeros(()) if of_noise else joint.likelihood.free_log_prior(raw)
-        present = prior.precision(weights)  # (P,)
+        earlier = prior.matrix if isinstance(prior, Correlated) else None
+        present = prior.precision(weights) if earlier is None else base(earlier)  # (P,)
         random = present if index is None else present[index]  # (R,)
         if isinstance(prior, Normal):
             names, group = grouped(joint, Shared() if groups is None else groups)
@@ -127,6 +130,7 @@ class Marginal:
             noise,
             float(joint.tempering.likelihood_power),
             float(joint.tempering.prior_power),
+            earlier,
         )
 
     def log_evidence(self, prior_precision: Tensor | None = None, noise_scale: Tensor | None = None) -> Tensor:
@@ -149,7 +153,8 @@ class Marginal:
             if self.noise is None:
                 raise ValueError("Marginal: this likelihood has no noise of one scale. Give noise_scale=None.")
             scale = scale * (self.noise.scale / noise_scale) ** 2
-        return self.precision.rescaled(scale, self._prior(alpha))
+        found = self.precision.rescaled(scale, self._prior(alpha))
+        return found if self.earlier is None else updated(found, self.earlier, self.prior_power)
 
     def data_terms(self, noise_scale: Tensor | None = None) -> Tensor:
         """Log-likelihood under this noise, and the squared residuals with their number where there is noise to tune."""

@@ -13,6 +13,7 @@ from posterity.model.batch import as_batch
 from posterity.model.joint import Joint
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
+from posterity.priors import Correlated
 
 Posterior = TypeVar("Posterior", Gaussian, Linearized)
 
@@ -35,6 +36,11 @@ def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None 
         raise ValueError(
             "marginal_likelihood needs the posterior of one Laplace run on a Joint, which knows its log-likelihood. "
             "Fit it with methods.Laplace, and choose one of several members by q.member(i)."
+        )
+    if isinstance(joint.bound_prior, Correlated):
+        raise ValueError(
+            "marginal_likelihood: a Correlated prior is what earlier data left, and has nothing to tune. "
+            "Tune the noise in the fit itself: Laplace(tuning=Evidence())."
         )
     prior = joint.bound_prior.precision(gaussian.mean.to(torch.float64))
     random = prior if joint.random_indices is None else prior[joint.random_indices]

@@ -4,6 +4,7 @@ from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, 
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.infer import infer
 from posterity.inference.method import Info, Method, Target
+from posterity.inference.plan import Plan, plan
 from posterity.inference.run import Run
 from posterity.inference.trace import Trace
 
@@ -13,10 +14,12 @@ __all__ = [
     "EarlyStopping",
     "Info",
     "Method",
+    "Plan",
     "ProgressBar",
     "Run",
     "Target",
     "Trace",
     "Validation",
     "infer",
+    "plan",
 ]

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from torch import Tensor
 
+from posterity.inference.memory import theta_bytes
 from posterity.model.data import Batch, Data, Feed
 from posterity.model.density import Density
 from posterity.model.joint import Joint
@@ -31,6 +32,22 @@ class Method(ABC):
     def prepared(self, joint: Target, data: Data) -> Target:
         """The problem that the run works on, once the data are known; by default the one given."""
         return joint
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """Bytes that a run takes beside its data, by what they are for: theta and its gradient if nothing is said."""
+        return {"weights": 3 * theta_bytes(joint), "gradient": 2 * theta_bytes(joint)}
+
+    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
+        """Bytes that predictions at so many rows take later, on top of the posterior; 0 where that is not known."""
+        return 0
+
+    def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
+        """Other settings for the same problem, best first, with the bytes that they take in all beside the data."""
+        return {}
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """Method and number of weights in a few words, with the settings that decide how much memory it takes."""
+        return f"{type(self).__name__} over {joint.num_weights:,} weights"
 
     @abstractmethod
     def batches(self, data: Data, key: Key) -> Feed:

@@ -138,5 +138,6 @@ class Custom(Likelihood):
     def _needed(self, name: str, method: str) -> Callable[..., Tensor]:
         function: Callable[..., Tensor] | None = getattr(self, name)
         if function is None:
-            raise TypeError(f"Custom.{method} needs {name}. Got none. Give Custom(..., {name}=...).")
+            other = " Of the curvatures, Hessian() and EmpiricalFisher() need none." if name == "sampler" else ""
+            raise TypeError(f"Custom.{method} needs {name}. Got none. Give Custom(..., {name}=...).{other}")
         return function

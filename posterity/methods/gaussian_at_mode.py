@@ -20,8 +20,9 @@ from posterity.model.network import Buffers
 from posterity.numerics.block_diagonal import BlockDiagonal
 from posterity.numerics.per_member import PerMember
 from posterity.numerics.precision import Precision
+from posterity.numerics.updated import base, updated
 from posterity.posteriors.gaussian import Gaussian
-from posterity.priors import Normal, Prior
+from posterity.priors import Correlated, Normal, Prior
 
 logger = logging.getLogger("posterity")
 
@@ -40,9 +41,14 @@ class Fit(NamedTuple):
 
 
 def prior_precision(joint: Target, theta: Tensor) -> Tensor:
-    """Untempered prior precision (R,) of the random weights at theta (P,); zeros for a `Density`."""
+    """Untempered prior precision (R,) of the random weights at theta (P,): of a `Correlated` prior the diagonal part.
+
+    Zeros for a `Density`.
+    """
     if isinstance(joint, Density):
         return torch.zeros_like(theta, dtype=torch.float64)
+    if isinstance(joint.bound_prior, Correlated):
+        return base(joint.bound_prior.matrix)  # the rest is added in `gaussian_at_mode`
     prior = joint.bound_prior.precision(theta[: joint.num_weights].to(torch.float64))
     return prior if joint.random_indices is None else prior[joint.random_indices]
 
@@ -57,6 +63,9 @@ def gaussian_at_mode(
     theta, likelihood_power = fit.theta, float(joint.tempering.likelihood_power)
     prior_power, prior = float(joint.tempering.prior_power), prior_precision(joint, fit.theta)
     precision = structure.precision(fit.sums, fit.places, likelihood_power, prior_power * prior)
+    known = precision  # of the data alone, apart from a diagonal
+    if isinstance(joint, Joint) and isinstance(joint.bound_prior, Correlated):
+        precision = updated(precision, joint.bound_prior.matrix, prior_power)
     log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
     weights = theta[: joint.num_weights].detach().clone()
     evidence = laplace_evidence(log_joint, precision)
@@ -67,7 +76,9 @@ def gaussian_at_mode(
     _say_distance(joint, fit, precision)
     if tuning is None:
         return gaussian
-    untempered = precision.rescaled(1.0 / likelihood_power, prior)
+    if isinstance(joint.bound_prior, Correlated):
+        logger.info("The prior is not tuned: a Correlated one is what earlier data left.")
+    untempered = known.rescaled(1.0 / likelihood_power, prior)
     residuals = terms[1:] if scales_with_noise else None
     marginal = Marginal.of(joint, theta, untempered, terms[0], residuals, tuning.groups)
     if not marginal.names and marginal.noise is None:

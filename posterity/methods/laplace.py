@@ -2,21 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.curvature import Curvature, Diagonal, Full, GaussNewton, Kronecker, Structure
+from posterity.curvature import (
+    Curvature,
+    Diagonal,
+    Full,
+    GaussNewton,
+    Kronecker,
+    LowRank,
+    MonteCarloFisher,
+    Structure,
+)
 from posterity.curvature.rows import Rows, num_random
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, survey
 from posterity.evidence import Evidence, Tuning, residual_sums
 from posterity.inference.method import Info, Method, Target
+from posterity.inference.plan import refuse_too_large
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
-from posterity.methods.memory import refuse_too_large
+from posterity.methods.laplace_memory import described, laplace_alternatives, laplace_bytes, laplace_prediction_bytes
 from posterity.methods.subset import AllWeights, Subset, largest, narrowed
 from posterity.model.data import Batch, Data, Feed, NoData, check_batch_size
 from posterity.model.density import Density
@@ -25,6 +34,7 @@ from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
+from posterity.priors import Correlated
 
 WHOLE = 3000  # weights up to which the whole matrix is kept where nothing else is asked for
 
@@ -102,6 +112,11 @@ class Laplace(Method):
                 f"Laplace: {self.structure} is made of the columns of a curvature, and {self.curvature} has none. "
                 "Use GaussNewton(), MonteCarloFisher() or EmpiricalFisher(), or another structure."
             )
+        if isinstance(self.structure, LowRank) and isinstance(self.curvature, MonteCarloFisher):
+            raise ValueError(
+                f"Laplace: {self.structure} needs the same matrix in every pass, and {self.curvature} draws another in "
+                "each. Use GaussNewton() or EmpiricalFisher(), or another structure."
+            )
 
     def structure_for(self, joint: Target) -> Structure:
         """The structure, chosen by the number of weights where none is given."""
@@ -123,23 +138,29 @@ class Laplace(Method):
                 "evaluation mode. Make it with track_running_stats=True."
             )
         joint = self.subset.of(joint, inputs)
-        refuse_too_large(
-            f"Laplace with {self.curvature} and {self.structure_for(joint)} over {num_random(joint):,} weights",
-            self.bytes(joint, data),
-            joint.device,
-            "Use structure=Kronecker() or Diagonal() with curvature=GaussNewton(), or fewer weights: "
-            "subset=LastLayer().",
-        )
+        if isinstance(joint.bound_prior, Correlated) and (joint.random_indices is not None or self.subset.count):
+            raise ValueError(
+                "Laplace with a Correlated prior is over all of its weights. Got a subset of them. "
+                "Use subset=AllWeights() and a joint with random='*'."
+            )
+        refuse_too_large(self, joint, data)
         return joint
 
-    def bytes(self, joint: Joint, data: Data) -> int:
-        """What the sums and the precision take at most."""
-        known = survey(joint, data.first().member(0).inputs)
-        columns = self.curvature.num_columns(max(1, prod(known.event)))
-        if not self.curvature.factored:
-            formed = 4 * 8 * known.size**2
-            return max(formed, self.structure_for(joint).bytes(known, joint.num_data, columns))
-        return self.structure_for(joint).bytes(known, joint.num_data, columns)
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """With the curvature in its structure, derivatives of some rows, tuning and predictions."""
+        return laplace_bytes(self, joint, data)
+
+    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
+        """Derivatives and covariances of the outputs."""
+        return laplace_prediction_bytes(self, joint, data, rows)
+
+    def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
+        """Other structures, and the last layer alone."""
+        return laplace_alternatives(self, joint, data)
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """With curvature, structure and subset."""
+        return described(self, joint, data)
 
     @property
     def passes(self) -> int:

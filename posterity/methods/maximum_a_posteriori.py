@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
+from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.model.data import Batch, Data, Feed, check_batch_size
@@ -63,6 +65,17 @@ class MAP(Method):
         for name, kind in (("optimizer", Optimizer), ("schedule", Schedule)):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"MAP.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """With the optimiser's moments and what a batch leaves for its backward pass, which makes as much again."""
+        like = torch.empty(joint.size, dtype=joint.dtype, device="meta")
+        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
+        members = theta_bytes(joint) // max(1, like.numel() * like.itemsize)
+        return {
+            **super().bytes(joint, data),
+            "optimiser": members * moments,
+            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
+        }
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Shuffled mini-batches, or all rows each time."""

@@ -264,14 +264,23 @@ class Stacked(Jacobian):
 
     def part(self, block: Block) -> Jacobian:
         """The derivatives in the weights of one block, in its order."""
-        found = [part for other, part in zip(self.blocks, self.parts, strict=True) if other == block]
-        touching = [other for other in self.blocks if not set(other.names).isdisjoint(block.names)]
-        if len(found) == 1 and len(touching) == 1:
-            return found[0]
+        indices = {index for name in block.names for index in self._users.get(name, ())}
+        if len(indices) == 1 and self.blocks[(index := next(iter(indices)))] == block:
+            return self.parts[index]
+        touching = [self.blocks[index] for index in sorted(indices)]
         if not touching:  # weights that the outputs do not depend on
             zero = self.parts[0].narrow(0, 0).rows().new_zeros(())
             return Explicit(zero.expand(self.num_rows, self.num_outputs, block.size))
         return Selected(self.restricted(touching), block.index)
+
+    @cached_property
+    def _users(self) -> dict[str, list[int]]:
+        """For each name of a tensor the numbers of the parts that it is in."""
+        users: dict[str, list[int]] = {}
+        for index, block in enumerate(self.blocks):
+            for name in block.names:
+                users.setdefault(name, []).append(index)
+        return users
 
     def restricted(self, blocks: list[Block]) -> "Stacked":
         """The parts of these blocks alone, the others zero."""

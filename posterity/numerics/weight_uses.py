@@ -1,6 +1,6 @@
 """Which operations use which weights, seen from inside a forward pass, whatever module they are in."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +38,9 @@ class WeightUses(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        touched = [name for tensor in _tensors((args, kwargs)) if (name := self.name(tensor)) is not None]
+        touched: list[str] = []
+        _collect(self._names, args, touched)
+        _collect(self._names, kwargs.values(), touched)
         if not touched:
             return func(*args, **kwargs)
         rule = _RULES.get(func)
@@ -65,6 +67,17 @@ class WeightUses(TorchFunctionMode):
     def plain(self, tensor: Tensor | None) -> Tensor | None:
         """The tensor, without a graph of its own where it is tracked."""
         return tensor.detach() if tensor is not None and self.name(tensor) is not None else tensor
+
+
+def _collect(names: Mapping[int, str], values: Iterable[Any], found: list[str]) -> None:
+    """Append the names of the tracked tensors among the arguments of an operation; it runs at every one of them."""
+    for value in values:
+        if id(value) in names:
+            found.append(names[id(value)])
+        elif isinstance(value, (tuple, list)):
+            _collect(names, value, found)
+        elif isinstance(value, dict):
+            _collect(names, value.values(), found)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,6 +1,7 @@
 """Densities over network weights."""
 
 from posterity.priors.cauchy import Cauchy
+from posterity.priors.correlated import Correlated
 from posterity.priors.fan import FanIn, Glorot, He, ScaleRule
 from posterity.priors.group_lasso import GroupLasso
 from posterity.priors.hierarchical import Hierarchical
@@ -9,6 +10,7 @@ from posterity.priors.laplace import Laplace
 from posterity.priors.layerwise import Layerwise
 from posterity.priors.logistic import Logistic
 from posterity.priors.normal import Normal
+from posterity.priors.pretrained import around
 from posterity.priors.prior import Prior
 from posterity.priors.scale_mixture import ScaleMixture
 from posterity.priors.scale_prior import HalfCauchy, LogNormal, ScalePrior
@@ -16,6 +18,7 @@ from posterity.priors.student_t import StudentT
 
 __all__ = [
     "Cauchy",
+    "Correlated",
     "FanIn",
     "Glorot",
     "GroupLasso",
@@ -33,4 +36,5 @@ __all__ = [
     "ScalePrior",
     "ScaleRule",
     "StudentT",
+    "around",
 ]

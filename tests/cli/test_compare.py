@@ -96,7 +96,7 @@ def test_map_is_fitted_once_and_its_seconds_are_counted_once(run, monkeypatch, m
 
 
 def test_regression_has_its_own_columns(run):
-    result = run("compare", "line", "--methods", "map,laplace,conjugate", "--steps", "3000", "--device", "cpu")
+    result = run("compare", "line", "--methods", "map,laplace,conjugate", "--steps", "3000", "--no-tune")
     table = rows(result.out)
     assert "RMSE" in result.out
     assert "accuracy" not in result.out

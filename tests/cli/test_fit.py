@@ -48,7 +48,7 @@ def test_the_posterior_is_that_of_the_library(fitted):
     torch.set_num_threads(1)  # as the command line does for a small network
     try:
         q, _ = po.infer(MAP(40, 128, adam, po.numerics.Cosine()), joint, data.train.pair)
-        q, _ = po.infer(po.methods.Laplace(tuning=None), joint, data.train.pair, start=q)
+        q, _ = po.infer(po.methods.Laplace(), joint, data.train.pair, start=q)
     finally:
         torch.set_num_threads(threads)
     stored = po.load(fitted, po.networks.MLP((2, 6, 2), activation="tanh"))

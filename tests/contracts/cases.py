@@ -7,10 +7,23 @@ import torch
 from torch import Tensor
 
 from posterity import Joint
-from posterity.curvature import Diagonal, Hessian, Kronecker
+from posterity.curvature import (
+    BlockDiagonal,
+    CorrectedKronecker,
+    Diagonal,
+    EmpiricalFisher,
+    Full,
+    Hessian,
+    Hutchinson,
+    Kronecker,
+    LowRank,
+    MonteCarloFisher,
+)
+from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Conjugate, Laplace, OnlineLaplace
+from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
 from posterity.numerics import SGD, Cosine, Key
 from posterity.priors import Normal
@@ -53,6 +66,11 @@ def classification(dtype: torch.dtype) -> Joint:
 
 def linear_regression(dtype: torch.dtype) -> Joint:
     return Joint(network([COLUMNS, 1], dtype), Gaussian(0.3), Normal(0.7), ROWS)
+
+
+def tunable_regression(dtype: torch.dtype) -> Joint:
+    """At weights so far from zero that the evidence has a maximum."""
+    return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(0.8), Normal(0.7), ROWS)
 
 
 def narrow_regression(dtype: torch.dtype) -> Joint:
@@ -104,6 +122,71 @@ CASES = [
         numbers,
         draws=True,
         every_row=False,
+        members=False,
+    ),
+    Case("laplace, tuned", Laplace(batch_size=6), tunable_regression, numbers),
+    Case("laplace, tuned, of classes", Laplace(structure=Full(), batch_size=6), classification, labels),
+    Case(
+        "laplace, kronecker, tuned by layer",
+        Laplace(structure=Kronecker(), tuning=MacKay(groups=PerLayer()), batch_size=6),
+        tunable_regression,
+        numbers,
+    ),
+    Case("laplace, kronecker", Laplace(tuning=None, structure=Kronecker(), batch_size=6), classification, labels),
+    Case(
+        "laplace, kronecker, factored damping",
+        Laplace(tuning=None, structure=Kronecker(factored_damping=True), batch_size=6),
+        regression,
+        numbers,
+    ),
+    Case(
+        "laplace, corrected kronecker",
+        Laplace(tuning=None, structure=CorrectedKronecker(), batch_size=6),
+        classification,
+        labels,
+    ),
+    Case("laplace, blocks", Laplace(tuning=None, structure=BlockDiagonal(), batch_size=6), classification, labels),
+    Case(
+        "laplace, blocks of the hessian",
+        Laplace(tuning=None, curvature=Hessian(), structure=BlockDiagonal(), batch_size=6),
+        narrow_regression,
+        numbers,
+    ),
+    Case(
+        "laplace, low rank",
+        Laplace(tuning=None, structure=LowRank(rank=3, iterations=8), batch_size=6),
+        classification,
+        labels,
+        draws=True,
+    ),
+    Case(
+        "laplace, hutchinson",
+        Laplace(tuning=None, curvature=Hessian(), structure=Hutchinson(probes=4), batch_size=6),
+        narrow_regression,
+        numbers,
+        draws=True,
+    ),
+    Case(
+        "laplace, drawn fisher",
+        Laplace(tuning=None, curvature=MonteCarloFisher(2), structure=Kronecker(), batch_size=6),
+        classification,
+        labels,
+        draws=True,
+        every_row=False,
+    ),
+    Case(
+        "laplace, empirical fisher",
+        Laplace(tuning=None, curvature=EmpiricalFisher(), batch_size=6),
+        classification,
+        labels,
+    ),
+    Case("laplace, last layer", Laplace(tuning=None, subset=LastLayer(), batch_size=6), classification, labels),
+    Case("laplace, a pattern", Laplace(tuning=None, subset=Matching("0.*"), batch_size=6), regression, numbers),
+    Case(
+        "laplace, largest variances",
+        Laplace(tuning=None, subset=LargestVariance(7), batch_size=6),
+        classification,
+        labels,
         members=False,
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),

@@ -99,6 +99,7 @@ CASES = [
     Case("custom of two", hyperbolic(100), (2,), real_line(2, 60.0), 100),
 ]
 
+FLOAT64 = torch.float64
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -167,6 +168,53 @@ def test_output_fisher_is_the_covariance_of_the_score(case: Case) -> None:
     fisher = case.fisher(outputs[:1])[0]
     assert ((products.mean(0) - fisher).abs() <= 5.0 * error + 1e-12).all()
     assert torch.linalg.eigvalsh(fisher).min() >= -1e-12
+
+
+@every_case
+@pytest.mark.parametrize("lead", [(), (3, 2)], ids=["rows", "leading axes"])
+def test_output_root_is_a_root_of_the_fisher_information(case: Case, lead: tuple[int, ...]) -> None:
+    outputs = outputs_of(case, lead=lead)
+    root = case.likelihood.output_root(outputs, len(case.event))
+    assert root.shape[1:] == outputs.shape
+    size = torch.Size(case.event).numel()
+    assert len(root) <= size
+    flat = root.reshape(len(root), *lead, 5, size)
+    torch.testing.assert_close(
+        torch.einsum("k...d,k...e->...de", flat, flat), case.fisher(outputs), rtol=1e-10, atol=1e-12
+    )
+    single = outputs.float()
+    assert case.likelihood.output_root(single, len(case.event)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "logits",
+    [
+        [0.0, -200.0, -200.0, -200.0],
+        [-200.0, -200.0, -200.0, 0.0],
+        [0.0, 0.0, -90.0, -90.0],
+        [-80.0, -85.0, -90.0, 0.0],
+        [0.0, -85.0, -95.0, -103.0],
+        [1e4, -1e4, 0.0, 1e4],
+        [0.0, -5.0, -10.0, -15.0],
+        [88.0, 87.0, -88.0, 3.0],
+    ],
+    ids=str,
+)
+def test_the_root_of_classes_at_extreme_logits(logits: list[float], dtype: torch.dtype) -> None:
+    outputs = torch.tensor([logits], dtype=dtype)
+    root = Categorical().output_root(outputs)[:, 0]  # (3, 4)
+    assert root.shape == (3, 4)
+    assert bool(torch.isfinite(root).all())
+    found = (root.T.double() @ root.double()).to(FLOAT64)
+    p = outputs.double().softmax(-1)[0]
+    wanted = torch.diag(p) - torch.outer(p, p)
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=4 * torch.finfo(dtype).eps)
+    spread = (p * (1 - p)).sqrt()  # also in units of each class: correlations are right where probabilities are tiny
+    seen = spread > 1e-15
+    scale = torch.outer(spread, spread)[seen][:, seen]
+    if dtype == FLOAT64:
+        torch.testing.assert_close(found[seen][:, seen] / scale, wanted[seen][:, seen] / scale, rtol=0.0, atol=1e-6)
 
 
 @every_case

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from posterity.numerics import Block, BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, PerMember
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 from posterity.priors import (
     Cauchy,
+    Correlated,
     FanIn,
     Glorot,
     GroupLasso,
@@ -28,6 +30,7 @@ from posterity.priors import (
     Prior,
     ScaleMixture,
     StudentT,
+    around,
 )
 from posterity.storage.values import decode, encode
 
@@ -63,6 +66,16 @@ TENSORS = {"first.weight": (2, 1), "first.bias": (2,), "last.weight": (1, 2), "l
 LAYOUT = Layout.of(TENSORS)
 SIZE = LAYOUT.size  # 7
 MEMBERS = torch.tensor([0.5, 1.0, 2.0])
+FACTOR = spread(3, SIZE).sin()
+DENSE = Dense(FACTOR.T @ FACTOR, spread(SIZE))
+LAYERS = BlockDiagonal(
+    (Block(("first.weight", "first.bias"), 2, 1, 0, 2), Block(("last.weight", "last.bias"), 1, 2, 4, 6)),
+    (
+        Kronecker.of(spread(1, 2, 1) * torch.eye(2), spread(1, 2, 1) * torch.eye(2), torch.ones(4), 3.0),
+        Kronecker.of(torch.ones(1, 1, 1), torch.ones(1, 3, 3), torch.ones(3), 2.0),
+    ),
+    SIZE,
+)
 
 CASES: dict[str, Prior] = {
     "normal": Normal(0.7),
@@ -79,6 +92,12 @@ CASES: dict[str, Prior] = {
     "layerwise members": Layerwise({"*.weight": FanIn(), "*": Normal(MEMBERS)}),
     "layerwise blocks": Layerwise({"first.*": FanIn(), "*": Opaque(Normal(0.6, 0.2))}),
     "layerwise blocks members": Layerwise({"*.weight": Opaque(Normal(1.2)), "*": Normal(MEMBERS)}),
+    "correlated dense": Correlated(spread(SIZE), DENSE),
+    "correlated diagonal": Correlated(spread(SIZE), Diagonal(spread(SIZE))),
+    "correlated low rank": Correlated(-spread(SIZE), LowRank(FACTOR, spread(SIZE), 2.0)),
+    "correlated layers": Correlated(torch.zeros(SIZE), LAYERS),
+    "correlated members": Correlated(spread(3, SIZE), PerMember((DENSE, LAYERS, DENSE))),
+    "around": around({name: spread(*shape) for name, shape in TENSORS.items()}, 0.3),
     "laplace": Laplace(0.7),
     "laplace mean": Laplace(0.7, -0.3),
     "laplace members": Laplace(MEMBERS),
@@ -113,6 +132,7 @@ ONE_WEIGHT: dict[str, Prior] = {
     "normal mean": Normal(1.7, -0.9),
     "normal per weight": Normal(torch.tensor([[0.3]]), torch.tensor([0.4])),
     "layerwise": Layerwise.of(Normal(1.3)),
+    "correlated": Correlated(torch.tensor([0.2]), Dense(torch.tensor([[2.5]]))),
     "laplace": Laplace(0.4),
     "student-t": StudentT(1.7, 0.3),
     "student-t without mean": StudentT(0.6),

@@ -1,5 +1,6 @@
 """Gauss-Newton matrix and Hessian against plain autodiff of the module itself."""
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
 
 import posterity as po
-from posterity.curvature import GaussNewton, Hessian
-from posterity.curvature.curvature import over_members
+from posterity.curvature import Diagonal, Full, GaussNewton, Hessian, Structure
+from posterity.curvature.rows import Rows
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood, Poisson, StudentT
 from posterity.model import Batch
 from posterity.numerics import Key
@@ -50,7 +51,7 @@ class Words(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """vmap refuses it, so that rows and members go one after the other."""
+    """vmap refuses it, so that rows go one after the other."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -197,6 +198,7 @@ def problem(network: str, loss: str, weighted: bool = False) -> Problem:
 
 CURVATURES = {"gauss-newton": GaussNewton(), "hessian": Hessian()}
 both = pytest.mark.parametrize("name", CURVATURES)
+STRUCTURES: list[Structure] = [Full(), Diagonal()]
 
 
 @both
@@ -259,135 +261,97 @@ def members_of(p: Problem) -> Tensor:
     return p.theta + 0.3 * Key(5).normal((4, p.theta.shape[0]), FLOAT64)
 
 
+def laplace(name: str, structure: Structure = STRUCTURES[0]) -> po.methods.Laplace:
+    return po.methods.Laplace(tuning=None, curvature=CURVATURES[name], structure=structure, batch_size=3)
+
+
+def covariances(p: Problem, name: str, structure: Structure, theta: Tensor, prior: float = 0.05) -> Tensor:
+    """Of a posterior so narrow that the Hessian, too, is positive definite."""
+    joint = dataclasses.replace(p.joint, prior=po.priors.Normal(prior), num_data=ROWS)
+    data = (p.batch.inputs, p.batch.targets) if p.batch.weights is None else tuple(p.batch[:3])
+    q, _ = po.infer(laplace(name, structure), joint, data, start=theta)
+    return q.gaussian.precision.covariance()
+
+
 @both
-@pytest.mark.parametrize("kind", ["matrix", "diagonal"])
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_members_equal_a_loop_over_them(network: str, kind: str, name: str) -> None:
+def test_members_equal_a_loop_over_them(network: str, structure: Structure, name: str) -> None:
     p = problem(network, "categorical", weighted=True)
-    function = getattr(CURVATURES[name], kind)
     theta = members_of(p)
-    together = over_members(function, p.joint, theta, p.batch, None)
-    looped = torch.stack([function(p.joint, one, p.batch, None) for one in theta])
-    torch.testing.assert_close(together, looped, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(
-        over_members(function, p.joint, theta[0], p.batch, None), looped[0], rtol=1e-10, atol=1e-10
-    )
+    together = covariances(p, name, structure, theta)
+    looped = torch.stack([covariances(p, name, structure, one) for one in theta])
+    torch.testing.assert_close(together, looped, rtol=1e-10, atol=1e-12)
+    wanted = p.matrix[name] + 400 * torch.eye(len(p.theta))
+    if isinstance(structure, Diagonal):
+        wanted = torch.diag(wanted.diagonal())
+    torch.testing.assert_close(covariances(p, name, structure, p.theta), wanted.inverse(), rtol=1e-9, atol=1e-12)
 
 
 @both
 @pytest.mark.parametrize("weighted", [True, False])
 def test_members_with_rows_of_their_own_equal_a_loop(weighted: bool, name: str) -> None:
     p = problem("mlp", "gaussian of two", weighted)
-    theta, function = members_of(p), CURVATURES[name].matrix
+    theta = members_of(p)
+    joint = dataclasses.replace(p.joint, prior=po.priors.Normal(0.05), num_data=ROWS)
     batches = [p.batch.map(lambda t, shift=shift: t.roll(shift, 0)) for shift in range(4)]
     batches = [batch._replace(targets=batch.targets.roll(1, 0)) for batch in batches]
-    stacked = Batch(
-        torch.stack([b.inputs for b in batches]),
-        torch.stack([b.targets for b in batches]),
-        torch.stack([b.weights for b in batches]) if weighted else None,
-        per_member=True,
-    )
-    together = over_members(function, p.joint, theta, stacked, None)
-    looped = torch.stack([function(p.joint, one, b, None) for one, b in zip(theta, batches, strict=True)])
-    torch.testing.assert_close(together, looped, rtol=1e-10, atol=1e-10)
+    parts = [list(field) for field in zip(*(batch[:3] for batch in batches), strict=True)]
+    stacked = tuple(torch.stack(field) for field in parts[: 3 if weighted else 2])
+    together, _ = po.infer(laplace(name), joint, po.as_data(stacked, per_member=True), start=theta)
+    for index, batch in enumerate(batches):
+        alone, _ = po.infer(laplace(name), joint, tuple(batch[: 3 if weighted else 2]), start=theta[index])
+        torch.testing.assert_close(
+            together.member(index).gaussian.precision.covariance(),
+            alone.gaussian.precision.covariance(),
+            rtol=1e-10,
+            atol=1e-12,
+        )
 
 
 @both
 def test_members_with_a_likelihood_of_their_own_equal_a_loop(name: str) -> None:
     p = problem("mlp", "gaussian")
-    theta, function = members_of(p), CURVATURES[name].matrix
+    theta = members_of(p)
     scales = torch.linspace(0.5, 2.0, 4, dtype=FLOAT64)
-    joint = po.Joint(p.joint.network, Gaussian(scales[:, None, None]), po.priors.Normal(), num_data=50)
-    together = over_members(function, joint, theta, p.batch, None)
+    data = (p.batch.inputs, p.batch.targets)
+    joint = po.Joint(p.joint.network, Gaussian(scales[:, None, None]), po.priors.Normal(0.05), num_data=ROWS)
+    together, _ = po.infer(laplace(name), joint, data, start=theta)
     for index, scale in enumerate(scales.tolist()):
-        alone = po.Joint(p.joint.network, Gaussian(scale), po.priors.Normal(), num_data=50)
+        one = po.Joint(p.joint.network, Gaussian(scale), po.priors.Normal(0.05), num_data=ROWS)
+        alone, _ = po.infer(laplace(name), one, data, start=theta[index])
         torch.testing.assert_close(
-            together[index], function(alone, theta[index], p.batch, None), rtol=1e-10, atol=1e-10
+            together.member(index).gaussian.precision.covariance(),
+            alone.gaussian.precision.covariance(),
+            rtol=1e-10,
+            atol=1e-12,
         )
-
-
-def shrink_budget(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """A memory budget of so many rows, members or derivatives at a time, whatever they take."""
-    for name in ("curvature.curvature", "curvature.gauss_newton", "curvature.hessian", "numerics.autodiff"):
-        monkeypatch.setattr(import_module(f"posterity.{name}"), "chunk_rows", lambda bytes_per_row: size)
 
 
 @both
-@pytest.mark.parametrize("size", [1, 2, 3, ROWS])
-@pytest.mark.parametrize("kind", ["matrix", "diagonal"])
-@pytest.mark.parametrize("members", [True, False])
-def test_chunks_add_up(members: bool, kind: str, size: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    p = problem("mlp", "categorical", weighted=True)
-    function = getattr(CURVATURES[name], kind)
-    theta = members_of(p) if members else p.theta
-    whole = over_members(function, p.joint, theta, p.batch, None)
-    shrink_budget(monkeypatch, size)
-    seen = []
-
-    def noting(joint: po.Joint, theta: Tensor, batch: Batch, buffers: None) -> Tensor:
-        seen.append(batch.size)
-        return function(joint, theta, batch, buffers)
-
-    chunked = over_members(noting, p.joint, theta, p.batch, None, row_bytes=1)
-    assert max(seen) == size
-    torch.testing.assert_close(chunked, whole, rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_chunks_of_any_size_add_up(loss: str, name: str) -> None:
+    p = problem("mlp", loss, weighted=True)
+    big = p.batch.map(lambda t: t.repeat(5, *[1] * (t.dim() - 1)))  # 35 rows, in chunks of 16 at least
+    for budget in (1, 10_000, None):
+        rows = Rows(CURVATURES[name], p.joint, p.theta, big, None, Key(0), budget)
+        torch.testing.assert_close(rows.matrix(), 5 * p.matrix[name], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(rows.diagonal(), 5 * p.matrix[name].diagonal(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", CURVATURES)
-def test_a_small_budget_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With real numbers of bytes: rows times members times what each takes stays below the budget."""
-    p = problem("mlp", "categorical")
-    curvature, theta = CURVATURES[name], members_of(p)
-    row_bytes = curvature.row_bytes(p.joint, p.batch.inputs)
-    budget = 2 * 24 * theta.shape[1] ** 2  # two members at once
-    monkeypatch.setattr(
-        import_module("posterity.curvature.curvature"), "chunk_rows", lambda each: max(1, budget // max(1, each))
-    )
-    seen = []
-
-    def noting(joint: po.Joint, theta: Tensor, batch: Batch, buffers: None) -> Tensor:
-        seen.append(batch.size)
-        return curvature.matrix(joint, theta, batch, buffers)
-
-    chunked = over_members(noting, p.joint, theta, p.batch, None, row_bytes)
-    assert max(seen) * 2 * row_bytes <= budget or max(seen) == 1
-    torch.testing.assert_close(chunked, over_members(curvature.matrix, p.joint, theta, p.batch, None))
-
-
-def test_row_bytes_grow_with_what_a_row_takes() -> None:
-    small, large = (
-        po.Joint(
-            nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 2)), Categorical(), po.priors.Normal(), 9
-        )
-        for width in (5, 50)
-    )
-    x = torch.zeros(2, 3)
-    assert GaussNewton().row_bytes(small, x) == 3 * 8 * 2 * small.num_weights
-    for curvature in CURVATURES.values():
-        assert curvature.row_bytes(large, x) > 5 * curvature.row_bytes(small, x)
-        head = small.with_weights(random="2.*")
-        assert 0 < curvature.row_bytes(head, x) < curvature.row_bytes(small, x)
-    # A row of the small one keeps its input (3) and two hidden vectors (5), in float32, for each backward pass, twice.
-    assert Hessian().row_bytes(small, x) == 2 * 4 * (3 + 5 + 5) * small.num_weights
-
-
-def test_laplace_in_chunks_is_laplace(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = problem("mlp", "categorical")
-    joint = po.Joint(p.joint.network, Categorical(), po.priors.Normal(0.2), num_data=ROWS)
-
-    def fits() -> list[Tensor]:
-        return [
-            po.infer(po.methods.Laplace(tuning=None, curvature=c), joint, p.batch[:2], start=s)[
-                0
-            ].gaussian.precision.matrix
-            for c in CURVATURES.values()
-            for s in (p.theta, members_of(p))
-        ]
-
-    whole = fits()
-    shrink_budget(monkeypatch, 2)
-    for one, two in zip(fits(), whole, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-11)
+@both
+@pytest.mark.parametrize("network", NETWORKS)
+def test_products_and_slopes(network: str, name: str) -> None:
+    p = problem(network, "categorical", weighted=True)
+    rows = Rows(CURVATURES[name], p.joint, p.theta, p.batch, None, Key(0))
+    vectors = Key(6).normal((3, len(p.theta)), FLOAT64)
+    torch.testing.assert_close(rows.products(vectors), vectors @ p.matrix[name], rtol=1e-10, atol=1e-10)
+    leaf = p.theta.clone().requires_grad_()
+    each = p.joint.likelihood.log_prob(p.joint.outputs(leaf, p.batch.inputs), p.batch.targets)
+    total = (each * p.batch.weights).sum()
+    (slope,) = torch.autograd.grad(total, leaf)
+    torch.testing.assert_close(rows.log_likelihood(), total.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(rows.slope(), slope, rtol=1e-10, atol=1e-10)
 
 
 def test_float32_is_summed_in_float64() -> None:
@@ -402,7 +366,7 @@ def test_float32_is_summed_in_float64() -> None:
 
 @pytest.mark.cpu  # which kernels refuse differs by device
 def test_a_fallback_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    import_module("posterity.curvature.curvature")._log_once.cache_clear()
+    import_module("posterity.curvature.explicit")._log_once.cache_clear()
     p = problem("recurrent", "gaussian")
     with caplog.at_level(logging.WARNING, logger="posterity"):
         for _ in range(3):
@@ -421,7 +385,7 @@ def test_a_module_at_fault_is_not_taken_for_a_refusal() -> None:
         def forward(self, x: Tensor) -> Tensor:
             if x.shape[0] == 1:
                 raise RuntimeError("one row is not enough")
-            return self.layer(x)
+            return x @ self.layer.weight.T  # no rule, so rows go one by one
 
     joint = po.Joint(Broken().double(), Gaussian(), po.priors.Normal(), num_data=ROWS)
     batch = Batch(normal_inputs(3), torch.zeros(ROWS, 1, dtype=FLOAT64))
@@ -434,12 +398,10 @@ def test_densities_have_a_hessian_alone() -> None:
     theta = torch.tensor([1.0, 2.0], dtype=FLOAT64)
     torch.testing.assert_close(Hessian().matrix(density, theta, None, None), torch.diag(12 * theta.square()))
     torch.testing.assert_close(Hessian().diagonal(density, theta, None, None), 12 * theta.square())
-    torch.testing.assert_close(
-        over_members(Hessian().diagonal, density, torch.stack([theta, 2 * theta]), None, None),
-        torch.stack([12 * theta.square(), 48 * theta.square()]),
-    )
+    members, _ = po.infer(po.methods.Laplace(curvature=Hessian()), density, None, start=torch.stack([theta, 2 * theta]))
+    torch.testing.assert_close(members.precision.diagonal(), torch.stack([12 * theta.square(), 48 * theta.square()]))
     for ask in (GaussNewton().matrix, GaussNewton().diagonal):
-        with pytest.raises(TypeError, match=r"no Gauss-Newton matrix\. Use the curvature Hessian\(\)"):
+        with pytest.raises(TypeError, match=r"no GaussNewton matrix\. Use the curvature Hessian\(\)"):
             ask(density, theta, None, None)
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from contracts.cases import classification, labels, linear_regression, narrow_regression, numbers
+from matrixcases import as_matrix
 
 import posterity as po
 from posterity.methods import MAP, Conjugate, Laplace
@@ -29,11 +30,11 @@ def test_conjugate(temperature):
     )
     torch.testing.assert_close(cold.point(), tempered.point(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
-        cold.gaussian.precision.matrix, tempered.gaussian.precision.matrix, rtol=1e-12, atol=1e-12
+        as_matrix(cold.gaussian.precision), as_matrix(tempered.gaussian.precision), rtol=1e-12, atol=1e-12
     )
     plain, _ = po.infer(Conjugate(), linear_regression(FLOAT64), numbers(FLOAT64))
     torch.testing.assert_close(
-        cold.gaussian.precision.matrix, plain.gaussian.precision.matrix / temperature, rtol=1e-12, atol=1e-12
+        as_matrix(cold.gaussian.precision), as_matrix(plain.gaussian.precision) / temperature, rtol=1e-12, atol=1e-12
     )
     torch.testing.assert_close(cold.point(), plain.point(), rtol=1e-12, atol=1e-12)
 
@@ -44,7 +45,7 @@ def test_laplace(temperature, curvature):
     joints = pair(narrow_regression(FLOAT64), temperature)
     cold, tempered = (po.infer(Laplace(tuning=None, curvature=curvature), j, numbers(FLOAT64))[0] for j in joints)
     torch.testing.assert_close(
-        cold.gaussian.precision.matrix, tempered.gaussian.precision.matrix, rtol=1e-12, atol=1e-12
+        as_matrix(cold.gaussian.precision), as_matrix(tempered.gaussian.precision), rtol=1e-12, atol=1e-12
     )
 
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from contracts.cases import inputs, numbers
+from matrixcases import as_matrix
 from torch import nn
 
 import posterity as po
@@ -50,13 +51,13 @@ def test_laplace_runs_in_evaluation_mode_at_the_carried_statistics():
     # Rows do not see each other: one batch of all, or one row at a time.
     by_row, _ = po.infer(Laplace(tuning=None, batch_size=1), joint(), numbers(FLOAT64), start=q)
     torch.testing.assert_close(
-        by_row.gaussian.precision.matrix, laplace.gaussian.precision.matrix, rtol=1e-12, atol=1e-12
+        as_matrix(by_row.gaussian.precision), as_matrix(laplace.gaussian.precision), rtol=1e-12, atol=1e-12
     )
     without, _ = po.infer(Laplace(tuning=None), joint(), numbers(FLOAT64), start=q.point())
-    assert not torch.allclose(without.gaussian.precision.matrix, laplace.gaussian.precision.matrix, rtol=1e-3)
+    assert not torch.allclose(as_matrix(without.gaussian.precision), as_matrix(laplace.gaussian.precision), rtol=1e-3)
 
 
-@pytest.mark.parametrize("structure", [po.methods.Full(), po.methods.Diagonal()], ids=str)
+@pytest.mark.parametrize("structure", [po.curvature.Full(), po.curvature.Diagonal()], ids=str)
 def test_members_have_statistics_of_their_own(structure):
     start = joint().initial() + 0.3 * Key(5).normal((3, joint().size), FLOAT64)
     together, _ = po.infer(MAP(steps=5, batch_size=None), joint(), numbers(FLOAT64), start=start)

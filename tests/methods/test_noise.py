@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from contracts.cases import numbers, regression
+from matrixcases import as_matrix
 
 import posterity as po
 from posterity.likelihoods import Gaussian
@@ -51,7 +52,9 @@ def test_laplace_uses_the_fitted_noise(fitted):
     held, _ = po.infer(Laplace(tuning=None), q.joint, numbers(FLOAT64), start=q)
     assert learnt.joint.likelihood == held.joint.likelihood
     assert learnt.joint.likelihood.scale == pytest.approx(q.joint.likelihood.scale, rel=1e-14)
-    torch.testing.assert_close(learnt.gaussian.precision.matrix, held.gaussian.precision.matrix, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        as_matrix(learnt.gaussian.precision), as_matrix(held.gaussian.precision), rtol=1e-12, atol=1e-12
+    )
     torch.testing.assert_close(learnt.log_evidence, held.log_evidence, rtol=1e-12, atol=1e-12)
     fresh, _ = po.infer(
         Laplace(tuning=None), joint, numbers(FLOAT64), start=q.point()
@@ -74,7 +77,7 @@ def test_each_member_fits_its_own_noise():
             one = q.member(index)
             assert one.joint.likelihood.scale == pytest.approx(scales[index], rel=1e-12)
             torch.testing.assert_close(
-                one.gaussian.precision.matrix, alone.gaussian.precision.matrix, rtol=1e-10, atol=1e-10
+                as_matrix(one.gaussian.precision), as_matrix(alone.gaussian.precision), rtol=1e-10, atol=1e-10
             )
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from contracts.cases import classification, inputs, labels, linear_regression, numbers
+from matrixcases import as_matrix
 
 import posterity as po
 from posterity.curvature import Diagonal
-from posterity.methods import MAP, Conjugate, Laplace
+from posterity.methods import MAP, Conjugate, Laplace, LargestVariance, LastLayer, Matching
 from posterity.numerics import Key
 
 FLOAT64 = torch.float64
@@ -47,7 +48,7 @@ def test_laplace_of_a_part_is_a_block_of_the_whole(fitted):
         head, _ = po.infer(Laplace(tuning=None), part, labels(FLOAT64), start=q)
         assert head.gaussian.precision.size == 10
         torch.testing.assert_close(
-            head.gaussian.precision.matrix, whole.gaussian.precision.matrix[-10:, -10:], rtol=1e-12, atol=1e-12
+            as_matrix(head.gaussian.precision), as_matrix(whole.gaussian.precision)[-10:, -10:], rtol=1e-12, atol=1e-12
         )
 
 
@@ -61,7 +62,7 @@ def test_frozen_and_point_weights_predict_alike_and_differ_in_the_prior_alone(fi
     torch.testing.assert_close(points.log_evidence - frozen.log_evidence, prior_of_points, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("structure", [po.methods.Full(), Diagonal()], ids=str)
+@pytest.mark.parametrize("structure", [po.curvature.Full(), Diagonal()], ids=str)
 def test_draws_move_the_random_weights_alone(fitted, structure):
     joint, q = fitted
     points, _ = po.infer(
@@ -89,7 +90,7 @@ def test_random_weights_in_the_middle_of_theta():
     whole, _ = po.infer(Laplace(tuning=None), classification(FLOAT64), labels(FLOAT64))
     index = slice(12, 16)
     torch.testing.assert_close(
-        points.gaussian.precision.matrix, whole.gaussian.precision.matrix[index, index], rtol=1e-12, atol=1e-12
+        as_matrix(points.gaussian.precision), as_matrix(whole.gaussian.precision)[index, index], rtol=1e-12, atol=1e-12
     )
     changed = (points.sample(2, Key(0)) != points.point()).any(0).nonzero().squeeze(1)
     assert changed.tolist() == [12, 13, 14, 15]
@@ -105,7 +106,7 @@ def test_conjugate_solves_for_the_random_weights_given_the_points():
     assert q.point()[-1] == bias
     precision = x.T @ x / 0.3**2 + torch.eye(3, dtype=FLOAT64) / 0.7**2
     mean = torch.linalg.solve(precision, x.T @ (y[:, 0] - bias) / 0.3**2)
-    torch.testing.assert_close(q.gaussian.precision.matrix, precision, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(as_matrix(q.gaussian.precision), precision, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(q.point()[:-1], mean, rtol=1e-12, atol=1e-12)
 
 
@@ -125,3 +126,47 @@ def test_several_members_cannot_be_frozen(fitted):
         po.infer(Laplace(tuning=None), joint.with_weights("2.*"), labels(FLOAT64), start=members)
     one, _ = po.infer(Laplace(tuning=None), joint.with_weights("2.*"), labels(FLOAT64), start=members.member(1))
     assert torch.equal(one.joint.network.frozen["0.bias"], members.theta[1, 12:16])
+
+
+@pytest.mark.parametrize("random", ["*", "0.*", "*weight"])
+@pytest.mark.parametrize("structure", [None, Diagonal()], ids=str)
+def test_the_largest_variances_are_those_of_a_diagonal_laplace(fitted, random, structure):
+    joint, q = fitted
+    part = joint.with_weights(random=random)
+    method = Laplace(tuning=None, subset=LargestVariance(5), structure=structure, batch_size=6)
+    found, _ = po.infer(method, part, labels(FLOAT64), start=q)
+    first, _ = po.infer(Laplace(tuning=None, structure=Diagonal()), part, labels(FLOAT64), start=q)
+    places = torch.arange(26) if part.random_indices is None else part.random_indices
+    wanted = places[first.gaussian.precision.variance().topk(5).indices].sort().values
+    assert torch.equal(found.joint.random_indices, wanted)
+    whole, _ = po.infer(Laplace(tuning=None), joint, labels(FLOAT64), start=q)
+    block = as_matrix(whole.gaussian.precision)[wanted[:, None], wanted]
+    block = block if structure is None else torch.diag(block.diagonal())
+    torch.testing.assert_close(as_matrix(found.gaussian.precision), block, rtol=1e-10, atol=1e-12)
+    changed = (found.sample(3, Key(0)) != found.point()).any(0).nonzero().squeeze(1)
+    assert torch.equal(changed, wanted)
+
+
+def test_the_last_layer_is_found_by_running_the_network(fitted):
+    joint, q = fitted
+    found, _ = po.infer(Laplace(tuning=None, subset=LastLayer()), joint, labels(FLOAT64), start=q)
+    named_, _ = po.infer(Laplace(tuning=None), joint.with_weights(random="2.*"), labels(FLOAT64), start=q)
+    by_pattern, _ = po.infer(Laplace(tuning=None, subset=Matching("2.*")), joint, labels(FLOAT64), start=q)
+    for one in (found, by_pattern):
+        matrices = as_matrix(one.gaussian.precision), as_matrix(named_.gaussian.precision)
+        torch.testing.assert_close(*matrices, rtol=1e-12, atol=1e-12)
+        assert torch.equal(one.joint.random_indices, named_.joint.random_indices)
+
+    class Backwards(torch.nn.Module):
+        """The layer that runs last is declared first."""
+
+        def __init__(self):
+            super().__init__()
+            self.head, self.body = torch.nn.Linear(4, 2), torch.nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.head(self.body(x).tanh())
+
+    backwards = po.Joint(Backwards().double(), joint.likelihood, joint.prior, num_data=20)
+    last, _ = po.infer(Laplace(tuning=None, subset=LastLayer()), backwards, labels(FLOAT64))
+    assert {part.name for part in last.joint.random_slices} == {"head.weight", "head.bias"}

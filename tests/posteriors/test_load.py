@@ -26,7 +26,7 @@ def net(dtype=FLOAT64):
     return network([3, 4, 2], dtype)
 
 
-@pytest.mark.parametrize("structure", [po.methods.Full(), Diagonal()], ids=str)
+@pytest.mark.parametrize("structure", [po.curvature.Full(), Diagonal()], ids=str)
 @pytest.mark.parametrize("part", ["whole", "frozen", "points"])
 def test_what_was_saved_comes_back(structure, part, tmp_path):
     joint = classification(FLOAT64)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from contracts.cases import classification, inputs, labels, linear_regression, network, numbers, regression
+from matrixcases import as_matrix
 from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
@@ -195,7 +196,9 @@ def test_outputs_without_an_event_axis():
     flat_joint = po.Joint(Flat(), po.likelihoods.Gaussian(0.3), po.priors.Normal(0.5), num_data=20)
     joint = po.Joint(network([3, 4, 1], FLOAT64), po.likelihoods.Gaussian(0.3), po.priors.Normal(0.5), num_data=20)
     flat, usual = laplace(flat_joint, (x, y[:, 0])), laplace(joint, (x, y))
-    torch.testing.assert_close(flat.gaussian.precision.matrix, usual.gaussian.precision.matrix, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        as_matrix(flat.gaussian.precision), as_matrix(usual.gaussian.precision), rtol=1e-12, atol=1e-12
+    )
     torch.testing.assert_close(flat.log_evidence, usual.log_evidence, rtol=1e-12, atol=0.0)
     torch.testing.assert_close(flat.predict(x).std, usual.predict(x).std[:, 0], rtol=1e-12, atol=0.0)
     assert flat.outputs(x, 3, Key(0)).shape == (3, 20)
@@ -216,7 +219,7 @@ def test_outputs_with_two_event_axes():
     tall = po.Joint(Image(), po.likelihoods.Gaussian(0.3), po.priors.Normal(0.5), num_data=20)
     for method in (Laplace(tuning=None), Conjugate()):
         one, two = po.infer(method, wide, (x, y.flatten(1)))[0], po.infer(method, tall, (x, y))[0]
-        torch.testing.assert_close(one.gaussian.precision.matrix, two.gaussian.precision.matrix)
+        torch.testing.assert_close(as_matrix(one.gaussian.precision), as_matrix(two.gaussian.precision))
         torch.testing.assert_close(one.log_evidence, two.log_evidence)
         torch.testing.assert_close(one.predict(x).mean.unflatten(-1, (2, 3)), two.predict(x).mean)
         assert two.output_moments(x)[1].shape == (20, 6, 6)
@@ -378,7 +381,7 @@ def test_members_keep_what_is_theirs(members):
         assert torch.equal(members["point"].member(index).theta, members["point"].theta[index])
         one = members["linearized"].member(index)
         assert torch.equal(one.gaussian.mean, members["gaussian"].mean[index])
-        assert torch.equal(one.gaussian.precision.matrix, members["gaussian"].precision.matrix[index])
+        assert torch.equal(one.gaussian.precision.covariance(), members["gaussian"].precision.covariance()[index])
         assert one.log_evidence == members["gaussian"].log_evidence[index]
 
 

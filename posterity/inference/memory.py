@@ -1,0 +1,80 @@
+"""What fits the machine, before it is tried: a process that runs out of memory dies without a word."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from posterity.model.data import Data, NoData
+from posterity.model.density import Density
+from posterity.model.inputs import map_inputs
+from posterity.model.joint import Joint
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of memory that the device has in all; None where that cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return None
+
+
+def human(count: int) -> str:
+    """Bytes as people write them.
+
+    >>> human(2_300_000_000), human(512)
+    ('2.3 GB', '512 B')
+    """
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000.0, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
+
+
+def tensor_bytes(tensors: list[Tensor]) -> int:
+    """What the entries of the tensors take."""
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def theta_bytes(joint: Joint | Density) -> int:
+    """What theta takes, (P,) or, where the problem has members, (M, P)."""
+    members = (joint.num_members or 1) if isinstance(joint, Joint) else 1
+    return members * joint.size * joint.dtype.itemsize
+
+
+def data_bytes(data: Data) -> int:
+    """What the rows take that are in memory at once: all of them, or the first batch of a stream."""
+    return 0 if isinstance(data, NoData) else tensor_bytes(list(data.first().tensors.values()))
+
+
+def activation_bytes(joint: Joint | Density, data: Data, rows: int | None) -> int:
+    """What a forward pass of this many rows (None: all) keeps for the backward pass.
+
+    It is found by running the network on two rows and on three.
+    """
+    if not isinstance(joint, Joint) or isinstance(data, NoData):
+        return 0
+    batch = data.first().member(0)
+    count = min(data.num_data, data.num_data if rows is None else rows)
+    few = [map_inputs(lambda t, n=n: t[torch.arange(n) % len(t)].to(joint.device), batch.inputs) for n in (2, 3)]  # type: ignore[misc]
+    network = joint.network.member(0)
+    kept = []
+    for inputs in few:
+        leaves = [view.detach().requires_grad_() for view in network.views(network.initial)]
+        own = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+        seen: dict[int, int] = {}
+
+        def note(tensor: Tensor, own: set[int] = own, seen: dict[int, int] = seen) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                seen[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            outputs, _ = network.run(leaves, inputs, train=True)
+        kept.append(sum(seen.values()) + tensor_bytes([outputs]))
+    return (joint.num_members or 1) * max(0, kept[1] - kept[0]) * count

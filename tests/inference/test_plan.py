@@ -1,0 +1,236 @@
+"""What a run takes, against what it took; and refusals that name what would fit."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import posterity as po
+from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Full, Hessian, Kronecker, LowRank
+from posterity.errors import BadData
+from posterity.inference import Plan
+from posterity.inference.memory import activation_bytes, device_memory, human
+from posterity.methods import MAP, Conjugate, Laplace, LargestVariance, LastLayer
+
+FEW = torch.linspace(-1.0, 1.0, 24).reshape(12, 2)
+LABELS = torch.arange(12) % 3
+
+
+def joint(*sizes: int, **kwargs: object) -> po.Joint:
+    return po.Joint(
+        po.networks.MLP(sizes or (2, 4, 3)), po.likelihoods.Categorical(), po.priors.Normal(), num_data=12, **kwargs
+    )  # type: ignore[arg-type]
+
+
+def wide() -> tuple[po.Joint, tuple[torch.Tensor, torch.Tensor]]:
+    """A problem of some 270,000 weights, 12 rows for each of which stand for 60,000."""
+    module = nn.Sequential(nn.Linear(784, 336), nn.ReLU(), nn.Linear(336, 10))
+    problem = po.Joint(module, po.likelihoods.Categorical(), po.priors.Normal(), num_data=60_000)
+    return problem, (torch.zeros(1, 784).expand(60_000, 784), torch.zeros(1, dtype=torch.int64).expand(60_000))
+
+
+MEASURED = """
+import gc, logging, re, sys
+import torch
+import posterity as po
+from posterity.curvature import *
+from posterity.methods import MAP, Laplace
+
+def status(name):
+    return 1024 * int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
+
+def problem(sizes, count):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, sizes[0], generator=generator)
+    y = torch.randint(0, sizes[-1], (count,), generator=generator)
+    net = po.networks.MLP(sizes)
+    return po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(0.1), count), (x, y)
+
+torch.set_num_threads(1)
+logging.disable(logging.WARNING)
+method = eval(sys.argv[1])
+po.infer(method, *problem([3, 4, 2], 20))  # what torch loads at first use is no part of a plan
+joint, data = problem([int(size) for size in sys.argv[2].split("-")], int(sys.argv[3]))
+planned = po.plan(method, joint, data)
+gc.collect()
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS")
+posterior, _ = po.infer(method, joint, data)
+print(status("VmHWM") - before, planned.total - planned.parts["data"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("method", "sizes", "count"),
+    [
+        ("Laplace(structure=Full())", "20-40-30-8", 1000),
+        ("Laplace(structure=Full(), tuning=None)", "784-60-10", 12),
+        ("Laplace(structure=Kronecker())", "784-300-10", 400),
+        ("Laplace(structure=CorrectedKronecker())", "784-100-10", 400),
+        ("Laplace(structure=Diagonal())", "784-300-10", 400),
+        ("Laplace(structure=BlockDiagonal(), tuning=None)", "20-60-30-8", 1000),
+        ("MAP(steps=3)", "784-1000-10", 400),
+    ],
+)
+def test_a_plan_is_within_a_factor_of_two_of_what_is_taken(method: str, sizes: str, count: int) -> None:
+    command = [sys.executable, "-c", MEASURED, method, sizes, str(count)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    taken, planned = map(int, done.stdout.split())
+    assert 0.5 * taken - 8e6 < planned < 2.0 * taken + 8e6  # some MB are torch's own
+
+
+def test_a_plan_has_named_parts() -> None:
+    found = po.plan(MAP(batch_size=5), joint(), (FEW, LABELS))
+    weights = joint().num_weights * 4
+    assert found.parts["data"] == 12 * 2 * 4 + 12 * 8
+    assert found.parts["weights"] == 3 * weights
+    assert found.parts["optimiser"] == 2 * weights + 4
+    assert found.parts["activations of a batch"] == 2 * activation_bytes(joint(), po.as_data((FEW, LABELS)), 5)
+    assert found.total == sum(found.parts.values())
+    assert found.alternatives == {}
+    assert found.memory == device_memory(torch.device("cpu"))
+    assert found.fits
+
+
+def test_activations_are_what_backward_needs() -> None:
+    data = po.as_data((FEW, LABELS))
+    linear = po.Joint(nn.Linear(2, 3), po.likelihoods.Categorical(), po.priors.Normal(), num_data=12)
+    assert activation_bytes(linear, data, 7) == 7 * 4 * (2 + 3)  # inputs and outputs
+    assert activation_bytes(linear, data, None) == activation_bytes(linear, data, 99) == 12 * 4 * (2 + 3)
+
+
+def test_members_take_their_share() -> None:
+    scales = torch.tensor([0.5, 1.0, 2.0])
+    many = po.Joint(po.networks.MLP([2, 4, 3]), po.likelihoods.Categorical(), po.priors.Normal(scales), num_data=12)
+    for method in (MAP(), Laplace()):
+        parts, one = po.plan(method, many, (FEW, LABELS)).parts, po.plan(method, joint(), (FEW, LABELS)).parts
+        assert parts["weights"] == 3 * one["weights"]
+        for name in {"optimiser", "activations of a batch", "curvature and precision"} & parts.keys():
+            assert parts[name] == 3 * one[name]
+
+
+def test_batch_norm_and_streams_are_planned() -> None:
+    module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    problem = po.Joint(module, po.likelihoods.Categorical(), po.priors.Normal(), num_data=12)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(FEW, LABELS), batch_size=4)
+    for method in (MAP(), Laplace()):
+        found = po.plan(method, problem, loader)
+        assert found.parts["data"] == 4 * (2 * 4 + 8)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_laplace_lists_what_every_structure_needs() -> None:
+    problem, rows = wide()
+    found = po.plan(Laplace(structure=Full()), problem, rows)
+    assert list(found.alternatives) == [
+        "structure=Full()",
+        "structure=CorrectedKronecker()",
+        "structure=Kronecker()",
+        "structure=Diagonal()",
+        "subset=LastLayer()",
+    ]
+    assert found.alternatives["structure=Full()"] == found.total > 2e12
+    needs = list(found.alternatives.values())
+    assert needs[:4] == sorted(needs[:4], reverse=True)
+    kronecker = po.plan(Laplace(structure=Kronecker()), problem, rows)
+    assert found.alternatives["structure=Kronecker()"] == kronecker.total
+    assert kronecker.fits
+    assert po.plan(Laplace(), problem, rows) == kronecker  # what is chosen where nothing is said
+
+
+def test_a_plan_can_be_read() -> None:
+    problem, rows = wide()
+    lines = str(po.plan(Laplace(structure=Full()), problem, rows)).splitlines()
+    assert lines[0] == f"Laplace with GaussNewton() and Full() over {problem.num_weights:,} weights on cpu"
+    assert any(line.split() == ["data", "189", "MB"] for line in lines)
+    assert any("total" in line and "TB" in line and line.endswith("does not fit") for line in lines)
+    assert any("structure=Kronecker()" in line and line.endswith("  fits") for line in lines)
+    assert any(line.startswith("  later, predictions at 1,024 rows") for line in lines)
+    assert "unknown" in str(Plan("MAP", "cpu", {"weights": 3}, None))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (9_949, "9.9 kB"), (999_499, "999 kB"), (2_345_000_000, "2.3 GB")],
+)
+def test_bytes_are_shown_as_people_write_them(count: int, text: str) -> None:
+    assert human(count) == text
+
+
+def test_the_refusal_names_the_best_structure_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, rows = wide()
+    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: 16_000_000_000)
+    with pytest.raises(
+        ValueError,
+        match=r"Laplace with GaussNewton\(\) and Full\(\) over 267,130 weights needs about 3\.43e\+03 GB, "
+        r"and cpu has 16 GB\. Use structure=CorrectedKronecker\(\), which needs 0\.\d+ GB\.",
+    ):
+        po.infer(Laplace(structure=Full()), problem, rows)
+    needs = po.plan(Laplace(), problem, rows).alternatives
+    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: needs["structure=Kronecker()"])
+    with pytest.raises(ValueError, match=r"Use structure=Kronecker\(\), which"):
+        po.infer(Laplace(structure=Full()), problem, rows)
+    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match="Use fewer weights, fewer rows"):
+        po.infer(Laplace(), problem, rows)
+
+
+def test_a_hessian_is_as_large_as_the_matrix_it_forms() -> None:
+    problem, rows = wide()
+    found = po.plan(Laplace(curvature=Hessian(), structure=Diagonal()), problem, rows)
+    assert found.parts["curvature and precision"] > 2e12
+    assert "structure=Kronecker(), curvature=GaussNewton()" in found.fitting
+
+
+def test_predictions_come_later_and_decide_nothing() -> None:
+    many = po.Joint(nn.Linear(2, 50_000), po.likelihoods.Categorical(), po.priors.Normal(), num_data=12)
+    found = po.plan(Laplace(structure=Diagonal()), many, (FEW, LABELS))
+    assert found.predictions > 8 * 1024 * 50_000**2
+    assert found.total < 1e9
+
+
+def test_subsets_are_smaller() -> None:
+    problem, rows = wide()
+    whole = po.plan(Laplace(structure=Full()), problem, rows)
+    last = po.plan(Laplace(structure=Full(), subset=LastLayer()), problem, rows)
+    assert "over 3,370 weights" in last.method
+    assert whole.alternatives["subset=LastLayer()"] < last.total < 1e-3 * whole.total
+    some = po.plan(Laplace(subset=LargestVariance(100)), problem, rows)
+    assert "Full() over 100 weights" in some.method
+    assert list(some.alternatives) == ["structure=Full()", "structure=Diagonal()"]
+    assert some.total < last.total
+
+
+@pytest.mark.parametrize("structure", [LowRank(3), BlockDiagonal(), CorrectedKronecker(), Diagonal()], ids=str)
+def test_other_structures_have_plans(structure: po.curvature.Structure) -> None:
+    found = po.plan(Laplace(structure=structure), joint(), (FEW, LABELS))
+    assert found.parts["curvature and precision"] > 0
+    assert type(structure).__name__ in found.method
+
+
+def test_every_method_and_density_has_a_plan() -> None:
+    line = po.Joint(nn.Linear(2, 1), po.likelihoods.Gaussian(1.0), po.priors.Normal(), num_data=12)
+    assert po.plan(Conjugate(), line, (FEW, FEW[:, :1])).total > 0
+    density = po.Density(lambda u: -u.square().sum(), {"u": (5,)}, dtype=torch.float64)
+    assert po.plan(MAP(), density, None).parts["weights"] == 3 * 5 * 8
+    found = po.plan(Laplace(curvature=Hessian()), density, None)
+    assert found.parts["curvature and precision"] == 6 * 8 * 25
+    assert "data" not in found.parts
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"must be a Method. Got .* Call it: MAP\(\)"):
+        po.plan(MAP, joint(), (FEW, LABELS))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a Joint or a Density"):
+        po.plan(MAP(), nn.Linear(2, 1), (FEW, LABELS))  # type: ignore[arg-type]
+    with pytest.raises(BadData, match="num_data is 12 but the data have 11"):
+        po.plan(MAP(), joint(), (FEW[1:], LABELS[1:]))
+    with pytest.raises(BadData, match="inputs"):
+        po.plan(MAP(), joint(3, 4, 3), (FEW, LABELS))
+    with pytest.raises(BadData, match="A Density has its data inside"):
+        po.plan(MAP(), po.Density(lambda u: -u.square().sum(), {"u": (5,)}), (FEW, LABELS))
