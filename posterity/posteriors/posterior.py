@@ -107,7 +107,9 @@ class Posterior(ABC):
         if joint and isinstance(inputs, DataLoader):
             raise TypeError("predict: joint=True needs all rows at once. Got a DataLoader. Pass a tensor of the rows.")
         key, first, parts = Key(seed), 0, []
-        with torch.set_grad_enabled(torch.is_grad_enabled() and _requires_grad(inputs)):
+        wanted = torch.is_grad_enabled() and _requires_grad(inputs)
+        # Derivatives in the weights need a graph, which there is none of in the caller's inference mode.
+        with torch.inference_mode(False), torch.set_grad_enabled(wanted):
             for chunk, example in self._chunks(inputs, sys.maxsize if joint else batch_size):
                 if joint:
                     parts.append(self._predict_jointly(chunk, memory_budget))
@@ -160,6 +162,7 @@ class Posterior(ABC):
             whole = iter([inputs])
         for part in whole:
             tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part, torch.is_grad_enabled()))
+            tensors = map_inputs(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, tensors)
             self.joint.check_inputs(tensors)
             if not num_rows(tensors):
                 continue

@@ -300,6 +300,18 @@ def test_nothing_keeps_a_graph_unless_an_input_asks_for_one():
     assert all(tensor.requires_grad for tensor in asked)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_inference_mode_changes_nothing(structure):
+    module, x = module_and_rows(modulezoo.mlp)
+    q = fitted(module, x, Categorical(), structure=STRUCTURES[structure])
+    with torch.inference_mode():
+        inside = [q.predict(x.clone()).probs, q.gaussian.predict(x, draws=2).probs]
+    outside = [q.predict(x).probs, q.gaussian.predict(x, draws=2).probs]
+    for first, second in zip(inside, outside, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-12, atol=1e-12)
+    assert q.predict(x.clone().requires_grad_()).probs.requires_grad
+
+
 def test_draws_in_blocks_are_the_same_for_weights_and_functions(monkeypatch):
     module, x = module_and_rows(modulezoo.mlp)
     q = fitted(module, x, structure=Kronecker())
