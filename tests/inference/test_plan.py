@@ -1,7 +1,9 @@
 """What a run takes, against what it took; and refusals that name what would fit."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -160,6 +162,18 @@ def test_a_plan_can_be_read() -> None:
 )
 def test_bytes_are_shown_as_people_write_them(count: int, text: str) -> None:
     assert human(count) == text
+
+
+def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = tmp_path / "limited", tmp_path / "free", tmp_path / "absent"
+    monkeypatch.setattr("posterity.inference.memory.LIMITS", limits)
+    limits[1].write_text("max\n")
+    assert device_memory(torch.device("cpu")) == whole
+    limits[0].write_text("1000000\n")
+    assert device_memory(torch.device("cpu")) == 1_000_000
+    limits[0].write_text(f"{2**63 - 4096}\n")
+    assert device_memory(torch.device("cpu")) == whole
 
 
 def test_the_refusal_names_the_best_structure_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
