@@ -1,6 +1,7 @@
 """What fits the machine, before it is tried: a process that runs out of memory dies without a word."""
 
 import os
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,14 +11,26 @@ from posterity.model.density import Density
 from posterity.model.inputs import map_inputs
 from posterity.model.joint import Joint
 
+# Where Linux tells what a container may use, in its two versions of control groups.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of memory that the device has in all; None where that cannot be told."""
+    """Bytes of memory that the device has in all, or a container may use; None where that cannot be told."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return None
+    return min([there, *(limit for path in LIMITS if (limit := _number(path)) is not None)])
+
+
+def _number(path: Path) -> int | None:
+    """The whole number in a file, None where there is none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such file, or "max"
         return None
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from posterity.curvature.derivatives import derivatives
 from posterity.curvature.rows import num_random
 from posterity.evidence import laplace_evidence
+from posterity.inference.memory import theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.data import Batch, Data, Feed, check_batch_size
@@ -58,6 +59,10 @@ class Conjugate(Method):
 
     def __post_init__(self) -> None:
         check_batch_size("Conjugate.batch_size", self.batch_size)
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """With sums, precision and factor, R x R each."""
+        return {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * num_random(joint) ** 2}
 
     def batches(self, data: Data, key: Key) -> Feed:
         """One pass over all rows."""

@@ -1,7 +1,11 @@
 """What a run takes, against what it took; and refusals that name what would fit."""
 
+import json
+import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,8 +35,17 @@ def wide() -> tuple[po.Joint, tuple[torch.Tensor, torch.Tensor]]:
     return problem, (torch.zeros(1, 784).expand(60_000, 784), torch.zeros(1, dtype=torch.int64).expand(60_000))
 
 
+CASES = (
+    ("Laplace(structure=Full())", "20-30-20-8", 400),
+    ("Laplace(structure=Full(), tuning=None)", "784-60-10", 8),
+    ("Laplace(structure=Kronecker())", "784-300-10", 400),
+    ("Laplace(structure=CorrectedKronecker())", "784-100-10", 400),
+    ("Laplace(structure=Diagonal())", "784-300-10", 400),
+    ("Laplace(structure=BlockDiagonal(), tuning=None)", "20-60-30-8", 200),
+    ("MAP(steps=3)", "784-1000-10", 400),
+)
 MEASURED = """
-import gc, logging, re, sys
+import ctypes, gc, json, logging, re, sys
 import torch
 import posterity as po
 from posterity.curvature import *
@@ -50,37 +63,32 @@ def problem(sizes, count):
 
 torch.set_num_threads(1)
 logging.disable(logging.WARNING)
-method = eval(sys.argv[1])
-po.infer(method, *problem([3, 4, 2], 20))  # what torch loads at first use is no part of a plan
-joint, data = problem([int(size) for size in sys.argv[2].split("-")], int(sys.argv[3]))
-planned = po.plan(method, joint, data)
-gc.collect()
-open("/proc/self/clear_refs", "w").write("5")
-before = status("VmRSS")
-posterior, _ = po.infer(method, joint, data)
-print(status("VmHWM") - before, planned.total - planned.parts["data"])
+for name, sizes, count in json.loads(sys.argv[1]):
+    method = eval(name)
+    po.infer(method, *problem([3, 4, 2], 20))  # what torch loads at first use is no part of a plan
+    joint, data = problem([int(size) for size in sizes.split("-")], count)
+    planned = po.plan(method, joint, data)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    open("/proc/self/clear_refs", "w").write("5")
+    before = status("VmRSS")
+    posterior, _ = po.infer(method, joint, data)
+    print(json.dumps([name, status("VmHWM") - before, planned.total - planned.parts["data"]]))
+    del posterior
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("method", "sizes", "count"),
-    [
-        ("Laplace(structure=Full())", "20-40-30-8", 1000),
-        ("Laplace(structure=Full(), tuning=None)", "784-60-10", 12),
-        ("Laplace(structure=Kronecker())", "784-300-10", 400),
-        ("Laplace(structure=CorrectedKronecker())", "784-100-10", 400),
-        ("Laplace(structure=Diagonal())", "784-300-10", 400),
-        ("Laplace(structure=BlockDiagonal(), tuning=None)", "20-60-30-8", 1000),
-        ("MAP(steps=3)", "784-1000-10", 400),
-    ],
-)
-def test_a_plan_is_within_a_factor_of_two_of_what_is_taken(method: str, sizes: str, count: int) -> None:
-    command = [sys.executable, "-c", MEASURED, method, sizes, str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="reads /proc, and gives freed memory back")
+def test_plans_are_within_a_factor_of_two_of_what_is_taken() -> None:
+    command = [sys.executable, "-c", MEASURED, json.dumps(CASES)]
+    # Freed blocks go back to the system, so that the peak of one run does not hide in what another has left.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "100000"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    taken, planned = map(int, done.stdout.split())
-    assert 0.5 * taken - 8e6 < planned < 2.0 * taken + 8e6  # some MB are torch's own
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in found] == [name for name, _, _ in CASES]
+    for name, taken, planned in found:
+        assert 0.5 * taken - 8e6 < planned < 2.0 * taken + 8e6, name  # some MB are torch's own
 
 
 def test_a_plan_has_named_parts() -> None:
@@ -160,6 +168,18 @@ def test_a_plan_can_be_read() -> None:
 )
 def test_bytes_are_shown_as_people_write_them(count: int, text: str) -> None:
     assert human(count) == text
+
+
+def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = tmp_path / "limited", tmp_path / "free", tmp_path / "absent"
+    monkeypatch.setattr("posterity.inference.memory.LIMITS", limits)
+    limits[1].write_text("max\n")
+    assert device_memory(torch.device("cpu")) == whole
+    limits[0].write_text("1000000\n")
+    assert device_memory(torch.device("cpu")) == 1_000_000
+    limits[0].write_text(f"{2**63 - 4096}\n")
+    assert device_memory(torch.device("cpu")) == whole
 
 
 def test_the_refusal_names_the_best_structure_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
