@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from posterity.curvature.kronecker import Kronecker, add_factors, block_precision
+from posterity.curvature.kronecker import Kronecker, add_factors, block_precision, whole_factors
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
 from posterity.curvature.survey import Place, Survey, survey
@@ -74,12 +74,15 @@ class CorrectedKronecker(Structure):
         """After the first pass: the eigenvectors, for a prior of this pattern."""
         if number > 0:
             return sums
+        sums = whole_factors(sums)
         assert isinstance(rows.joint, Joint)
         assert rows.batch is not None
         for index, place in enumerate(survey(rows.joint, rows.batch.inputs).places):
             found = block_precision(sums, index, place, 1.0, place.block.gather(prior), factored_damping=False)
             if isinstance(found, KroneckerPrecision):
-                sums[f"{index}.outer_basis"], sums[f"{index}.inner_basis"] = found.outer.basis, found.inner.basis
+                # In one order in memory, so that a run that is taken up again multiplies alike.
+                sums[f"{index}.outer_basis"] = found.outer.basis.contiguous()
+                sums[f"{index}.inner_basis"] = found.inner.basis.contiguous()
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:

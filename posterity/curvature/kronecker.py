@@ -61,6 +61,10 @@ class Kronecker(Structure):
         """The factors of these rows."""
         return add_factors(sums, rows)
 
+    def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
+        """The factors whole, of which only the upper halves were added up."""
+        return whole_factors(sums)
+
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Block diagonal, Kronecker in most blocks."""
         parts = [
@@ -125,13 +129,20 @@ def say_diagonal(names: tuple[str, ...], size: int) -> None:
     )
 
 
+def whole_factors(sums: Sums) -> Sums:
+    """The sums with both halves of the factors of layers that act as matrices."""
+    matrices = [name.removesuffix(".inner") for name in sums if name.endswith(".inner")]
+    names = [f"{index}.{factor}" for index in matrices for factor in ("outer", "inner")]
+    return {**sums, **{name: symmetric(sums[name]) for name in names}}
+
+
 def block_precision(
     sums: Sums, index: int, place: Place, scale: float | Tensor, prior: Tensor, factored_damping: bool
 ) -> Precision:
     """The precision of one layer, in the order of its block."""
     count = sums["count"]
     if f"{index}.inner" in sums:
-        outer, inner = (symmetric(sums[f"{index}.{name}"] / count) for name in ("outer", "inner"))
+        outer, inner = sums[f"{index}.outer"] / count, sums[f"{index}.inner"] / count
         return KroneckerPrecision.of(outer, inner, prior, scale * count, factored_damping)
     if f"{index}.counts" in sums:
         outer, counts = sums[f"{index}.outer"] / count, sums[f"{index}.counts"] / count

@@ -11,6 +11,7 @@ def upper_gram(matrix: Tensor, out: Tensor | None = None) -> Tensor:
 
     Takes (BLOCKS + 1) / (2 BLOCKS) of the multiplications. `symmetric` makes the whole of it.
 
+    >>> import torch
     >>> symmetric(upper_gram(torch.tensor([[1.0, 2.0]])))
     tensor([[1., 2.],
             [2., 4.]])

@@ -245,7 +245,7 @@ def test_jacobians_are_those_of_plain_autodiff_in_one_chunk_or_many(name: str) -
             assert piece.fresh == (first == 0)
             torch.testing.assert_close(piece.outputs, small.outputs.repeat(
                 times, *[1] * (small.outputs.dim() - 1))[piece.low : piece.low + len(rows)])  # fmt: skip
-            if budget == 1:
+            if budget == 1 and not survey(small.joint, many).only_head:  # an output layer needs no backward pass
                 assert width == 1
         assert (seen == wanted.shape[1]).all()
         close(found, wanted)

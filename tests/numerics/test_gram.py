@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from posterity.numerics import Key
-from posterity.numerics.gram import gram
+from posterity.numerics.gram import symmetric, upper_gram
+
+
+def gram(matrix):
+    return symmetric(upper_gram(matrix))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 7])
@@ -26,3 +30,9 @@ def test_rows_that_do_not_lie_together_and_gradients():
     (found,) = torch.autograd.grad((gram(leaf) * weights).sum(), leaf)
     (wanted,) = torch.autograd.grad(((leaf.T @ leaf) * weights).sum(), leaf)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_added_to_what_is_there():
+    matrix = Key(3).normal((5, 300), torch.float64)
+    total = upper_gram(matrix, upper_gram(matrix[:2]))
+    torch.testing.assert_close(symmetric(total), matrix.T @ matrix + matrix[:2].T @ matrix[:2], rtol=1e-12, atol=1e-12)

@@ -57,7 +57,9 @@ def test_factors_and_the_whole_matrix(name, batch_size):
     sums = {}
     for part in torch.arange(4).split(batch_size or 4):
         batch = po.model.Batch(data[0][part], data[1][part])
-        sums = Kronecker().add(sums, Rows(GaussNewton(), joint, theta, batch, None, Key(0)), 0)
+        rows = Rows(GaussNewton(), joint, theta, batch, None, Key(0))
+        sums = Kronecker().add(sums, rows, 0)
+    sums = Kronecker().end(sums, rows, 0, torch.ones_like(theta))
     for layer in range(2):
         case.check(f"A.{layer}", sums[f"{layer}.inner"].squeeze(0) / sums["count"])
         case.check(f"G.{layer}", sums[f"{layer}.outer"].squeeze(0) / sums["count"])
