@@ -150,6 +150,8 @@ def _used(
     """The parts of the weights with rules, by one backward pass for each seed."""
     if not uses:
         return []
+    if len(uses) == 1 and uses[0].edge.node is outputs.grad_fn:  # the outputs themselves: nothing to go back through
+        return [(known.block(uses[0]), uses[0].jacobian(seeds, differentiable))]
     keep = not last or differentiable
     columns: Sequence[Sequence[Tensor] | Tensor]
     if outputs.device.type != "cpu" and len(seeds) > 1 and not differentiable:

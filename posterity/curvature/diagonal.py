@@ -33,6 +33,8 @@ class Diagonal(Structure):
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         """The diagonal of these rows."""
+        if "diagonal" in sums and rows.factored:
+            return added(sums, diagonal=rows.squares())
         return added(sums, diagonal=rows.diagonal())
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:

@@ -25,6 +25,8 @@ from posterity.numerics.thin_jacobian import Thin
 
 logger = logging.getLogger("posterity")
 
+RECENT = "recent "
+TOGETHER = 8  # batches
 SMALL = 512  # weights of a layer without Kronecker factors up to which its block is kept whole
 
 
@@ -88,37 +90,52 @@ def _factor_entries(place: Place) -> int:
 
 
 def add_factors(sums: Sums, rows: Rows) -> Sums:
-    """The sums of the factors of every layer with these rows added; those of one batch are made in its own dtype."""
+    """The sums of the factors of every layer with these rows added.
+
+    Sums of the last few batches are apart, under names that begin with `recent`, in the number type of the weights: to
+    add each batch to sums in float64 would take as long as its products.
+    """
     assert isinstance(rows.joint, Joint)
     assert rows.batch is not None
     places = survey(rows.joint, rows.batch.inputs).places
-    here: Sums = {}
+    recent = {name.removeprefix(RECENT): value for name, value in sums.items() if name.startswith(RECENT)}
     for piece in rows.jacobians():
         jacobian = piece.jacobian
         if not isinstance(jacobian, Stacked):
             raise TypeError("Kronecker factors are of whole tensors. Got single weights. Use Full() or Diagonal().")
         weights = None if rows.weights is None else rows.weights[piece.low : piece.low + jacobian.num_rows]
         for index, place in enumerate(places):
-            for name, value in _factors(place, jacobian.part(place.block), weights, piece.fresh).items():
-                added(here, **{f"{index}.{name}": value})
-    count = rows.batch.size if rows.weights is None else float(rows.weights.sum())
-    here["count"] = torch.tensor(count, dtype=torch.float64, device=rows.theta.device)
-    return added(sums, **{name: value if name in sums else value.to(torch.float64) for name, value in here.items()})
+            _add(recent, f"{index}.", place, jacobian.part(place.block), weights, piece.fresh)
+    one = torch.ones((), dtype=torch.float64, device=rows.theta.device)
+    sums = added(sums, count=one * (rows.batch.size if rows.weights is None else rows.weights.sum()), batches=one)
+    sums.update({RECENT + name: value for name, value in recent.items()})
+    return settled(sums) if int(sums["batches"]) % TOGETHER == 0 else sums
 
 
-def _factors(place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> Sums:
-    """What one piece adds to the sums of one layer; inputs of a layer are seen once for all columns."""
-    if isinstance(part, (Matrix, Thin, Convolution)):
-        found = {"outer": part.outer_gram()}
-        return {**found, "inner": part.inner_gram(weights)} if fresh else found
-    if isinstance(part, Lookup):
-        found = {"outer": part.outer_gram()}
-        return {**found, "counts": part.counts(weights)} if fresh else found
-    if place.block.size > SMALL:
+def settled(sums: Sums) -> Sums:
+    """The sums with the recent ones in them, in float64."""
+    recent = {name.removeprefix(RECENT): value for name, value in sums.items() if name.startswith(RECENT)}
+    rest = {name: value for name, value in sums.items() if not name.startswith(RECENT)}
+    return added(rest, **{name: value if name in rest else value.to(torch.float64) for name, value in recent.items()})
+
+
+def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> None:
+    """Add what one piece has to the sums of one layer; inputs of a layer are seen once for all columns."""
+    outer, inner = name + "outer", name + "inner"
+    if isinstance(part, Thin):
+        recent[outer] = part.outer_gram(recent.get(outer))
+        if fresh:
+            recent[inner] = part.inner_gram(weights, recent.get(inner))
+    elif isinstance(part, (Matrix, Convolution)):
+        added(recent, **{outer: part.outer_gram()}, **({inner: part.inner_gram(weights)} if fresh else {}))
+    elif isinstance(part, Lookup):
+        added(recent, **{outer: part.outer_gram()}, **({name + "counts": part.counts(weights)} if fresh else {}))
+    elif place.block.size > SMALL:
         say_diagonal(place.block.names, place.block.size)
-        return {"diagonal": part.squares()}
-    dense = part.rows().flatten(0, 1)
-    return {"matrix": dense.T @ dense}
+        added(recent, **{name + "diagonal": part.squares()})
+    else:
+        dense = part.rows().flatten(0, 1)
+        added(recent, **{name + "matrix": dense.T @ dense})
 
 
 @cache
@@ -130,7 +147,8 @@ def say_diagonal(names: tuple[str, ...], size: int) -> None:
 
 
 def whole_factors(sums: Sums) -> Sums:
-    """The sums with both halves of the factors of layers that act as matrices."""
+    """The sums with all that was added, and with both halves of the factors of layers that act as matrices."""
+    sums = settled(sums)
     matrices = [name.removesuffix(".inner") for name in sums if name.endswith(".inner")]
     names = [f"{index}.{factor}" for index in matrices for factor in ("outer", "inner")]
     return {**sums, **{name: symmetric(sums[name]) for name in names}}

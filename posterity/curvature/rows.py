@@ -163,11 +163,13 @@ class Rows:
 
     def diagonal(self) -> Tensor:
         """The diagonal (R,), in float64; of a curvature without columns it comes from the whole matrix."""
-        if not self.factored:
-            return self.matrix().diagonal()
+        return (self.squares() if self.factored else self.matrix().diagonal()).to(torch.float64)
+
+    def squares(self) -> Tensor:
+        """The diagonal (R,) of a curvature with columns, in the number type of the weights."""
         total: Tensor | None = None
         for piece in self.jacobians():
-            value = piece.jacobian.squares().to(torch.float64)
+            value = piece.jacobian.squares()
             total = value if total is None else total.add_(value)
         assert total is not None
         return total

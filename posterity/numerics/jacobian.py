@@ -290,6 +290,8 @@ class Stacked(Jacobian):
     @cached_property
     def pieces(self) -> tuple[tuple[Block | Tensor, Jacobian], ...]:
         """Places and derivatives of weights, no weight twice: parts alone, or those that share weights together."""
+        if all(len(users) == 1 for users in self._users.values()):
+            return tuple(zip(self.blocks, self.parts, strict=True))
         groups: list[tuple[set[str], list[Block]]] = []
         for block in dict.fromkeys(self.blocks):
             touching = [group for group in groups if not group[0].isdisjoint(block.names)]

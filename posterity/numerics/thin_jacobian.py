@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from posterity.numerics.gram import upper_gram
+from posterity.numerics.gram import LEAST, upper_gram
 from posterity.numerics.jacobian import Jacobian
 from posterity.numerics.layer_jacobians import Matrix
 
@@ -110,15 +110,29 @@ class Thin(Jacobian):
             return Thin(self.inputs @ base, columns, bias=False)
         return Thin(torch.addmm(base[-1], self.features, base[:-1]), columns, bias=False)
 
-    def inner_gram(self, weights: Tensor | None) -> Tensor:
-        """As of `Matrix`."""
-        features = None if self.features is None else self.features[:, None, None]
-        return Matrix(features, self.columns[0][None, :, None, None], self.bias).inner_gram(weights)
+    def inner_gram(self, weights: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """As of `Matrix`; added to `out` (1, I, I) where that is given."""
+        width = self.inputs.shape[1] if self.features is None or not self.bias else self.features.shape[1] + 1
+        total = self.columns[0].new_zeros(1, width, width) if out is None else out
+        if self.bias:
+            total[0, -1, -1] += self.num_rows if weights is None else weights.sum().to(self.dtype)
+        if self.features is None:
+            return total
+        features = self.features
+        weighted = features if weights is None else features * weights.to(self.dtype).unsqueeze(-1)
+        square = total[0, : features.shape[1], : features.shape[1]]
+        if weights is None:
+            upper_gram(features, square)
+        else:
+            square.addmm_(features.T, weighted)
+        if self.bias:
+            total[0, :-1, -1] += weighted.sum(0)
+        return total
 
-    def outer_gram(self) -> Tensor:
-        """As of `Matrix`."""
+    def outer_gram(self, out: Tensor | None = None) -> Tensor:
+        """As of `Matrix`; added to `out` (1, O, O) where that is given."""
         size = self.columns[0].shape[1]
-        total = self.columns[0].new_zeros(size, size)
-        for column in self.columns:
-            upper_gram(column, total)
-        return total.unsqueeze(0)
+        total = self.columns[0].new_zeros(1, size, size) if out is None else out
+        for column in self.columns if size >= LEAST else (torch.cat(self.columns),):
+            upper_gram(column, total[0])
+        return total

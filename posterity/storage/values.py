@@ -5,6 +5,7 @@ import pkgutil
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -178,9 +179,10 @@ def _known_types() -> list[str]:
     ]
 
 
-def _subpackages() -> set[str]:
+@cache
+def _subpackages() -> frozenset[str]:
     package = sys.modules[_PACKAGE]
-    return {module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg}
+    return frozenset(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
 
 
 def _exported(module: ModuleType) -> dict[str, type]:
