@@ -24,7 +24,7 @@ logger = logging.getLogger("posterity")
 
 CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU: larger ones wait for memory
 UNIT_CACHE = 1 << 24  # the same for Jacobians, whose pieces are gone over more often
-DEVICE = 11 << 28  # the same on a GPU, which wants many rows at a time
+DEVICE = 5 << 29  # the same on a GPU, which wants many rows at a time
 LEAST_ROWS = 16
 
 Columns = Callable[[Tensor, int], Tensor]

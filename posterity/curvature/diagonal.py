@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from posterity.curvature.rows import Rows
-from posterity.curvature.structure import Structure, Sums, added
+from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
 from posterity.curvature.survey import Place, Survey
 from posterity.numerics.diagonal import Diagonal as DiagonalPrecision
 from posterity.numerics.precision import Precision
@@ -32,10 +32,15 @@ class Diagonal(Structure):
     """
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
-        """The diagonal of these rows."""
-        if "diagonal" in sums and rows.factored:
-            return added(sums, diagonal=rows.squares())
-        return added(sums, diagonal=rows.diagonal())
+        """The diagonal of these rows; sums of a few batches are in the number type of the weights."""
+        if not rows.factored:
+            return added(sums, diagonal=rows.diagonal())
+        sums[RECENT + "diagonal"] = rows.squares(sums.get(RECENT + "diagonal"))
+        return counted(sums)
+
+    def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
+        """With all that was added."""
+        return settled(sums)
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """Diagonal."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.rows import Rows
-from posterity.curvature.structure import Structure, Sums, added
+from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.model.joint import Joint
 from posterity.numerics.block_diagonal import BlockDiagonal
@@ -25,8 +25,6 @@ from posterity.numerics.thin_jacobian import Thin
 
 logger = logging.getLogger("posterity")
 
-RECENT = "recent "
-TOGETHER = 8  # batches
 SMALL = 512  # weights of a layer without Kronecker factors up to which its block is kept whole
 
 
@@ -90,11 +88,7 @@ def _factor_entries(place: Place) -> int:
 
 
 def add_factors(sums: Sums, rows: Rows) -> Sums:
-    """The sums of the factors of every layer with these rows added.
-
-    Sums of the last few batches are apart, under names that begin with `recent`, in the number type of the weights: to
-    add each batch to sums in float64 would take as long as its products.
-    """
+    """The sums of the factors of every layer with these rows added, to the recent ones."""
     assert isinstance(rows.joint, Joint)
     assert rows.batch is not None
     places = survey(rows.joint, rows.batch.inputs).places
@@ -107,16 +101,9 @@ def add_factors(sums: Sums, rows: Rows) -> Sums:
         for index, place in enumerate(places):
             _add(recent, f"{index}.", place, jacobian.part(place.block), weights, piece.fresh)
     one = torch.ones((), dtype=torch.float64, device=rows.theta.device)
-    sums = added(sums, count=one * (rows.batch.size if rows.weights is None else rows.weights.sum()), batches=one)
+    sums = added(sums, count=one * (rows.batch.size if rows.weights is None else rows.weights.sum()))
     sums.update({RECENT + name: value for name, value in recent.items()})
-    return settled(sums) if int(sums["batches"]) % TOGETHER == 0 else sums
-
-
-def settled(sums: Sums) -> Sums:
-    """The sums with the recent ones in them, in float64."""
-    recent = {name.removeprefix(RECENT): value for name, value in sums.items() if name.startswith(RECENT)}
-    rest = {name: value for name, value in sums.items() if not name.startswith(RECENT)}
-    return added(rest, **{name: value if name in rest else value.to(torch.float64) for name, value in recent.items()})
+    return counted(sums)
 
 
 def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> None:

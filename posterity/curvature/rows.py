@@ -165,13 +165,14 @@ class Rows:
         """The diagonal (R,), in float64; of a curvature without columns it comes from the whole matrix."""
         return (self.squares() if self.factored else self.matrix().diagonal()).to(torch.float64)
 
-    def squares(self) -> Tensor:
-        """The diagonal (R,) of a curvature with columns, in the number type of the weights."""
-        total: Tensor | None = None
+    def squares(self, out: Tensor | None = None) -> Tensor:
+        """The diagonal (R,) of a curvature with columns, in the number type of the weights, added to `out`."""
+        total = torch.zeros(self.size, dtype=self.theta.dtype, device=self.theta.device) if out is None else out
         for piece in self.jacobians():
-            value = piece.jacobian.squares()
-            total = value if total is None else total.add_(value)
-        assert total is not None
+            if isinstance(piece.jacobian, Stacked):
+                piece.jacobian.accumulate_squares(total)
+            else:
+                total.add_(piece.jacobian.squares())
         return total
 
     def _negative(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from posterity.curvature.rows import Rows
@@ -10,6 +11,9 @@ from posterity.curvature.survey import Place, Survey
 from posterity.numerics.precision import Precision
 
 Sums = dict[str, Tensor]
+
+RECENT = "recent "  # begins the names of sums over the last few batches, in the number type of the weights
+TOGETHER = 8  # batches in them: to add each batch to sums in float64 would take as long as its products
 
 
 class Structure(ABC):
@@ -50,3 +54,16 @@ def added(sums: Sums, **values: Tensor) -> Sums:
     for name, value in values.items():
         sums[name] = sums[name].add_(value) if name in sums else value
     return sums
+
+
+def counted(sums: Sums) -> Sums:
+    """The sums one batch later: now and then the recent ones are added to those in float64."""
+    batches = sums.get("batches", torch.zeros((), dtype=torch.int64)) + 1
+    return {**(settled(sums) if int(batches) % TOGETHER == 0 else sums), "batches": batches}
+
+
+def settled(sums: Sums) -> Sums:
+    """The sums with the recent ones in them, in float64."""
+    recent = {name.removeprefix(RECENT): value for name, value in sums.items() if name.startswith(RECENT)}
+    rest = {name: value for name, value in sums.items() if not name.startswith(RECENT)}
+    return added(rest, **{name: value if name in rest else value.to(torch.float64) for name, value in recent.items()})

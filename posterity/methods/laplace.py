@@ -213,13 +213,12 @@ class Laplace(Method):
         info = {"log_likelihood": data[:, 0] if state.theta.dim() > 1 else data[0, 0]}
         if not ended:
             return after, info
-        if choosing:
-            return self._choose(joint, after), info
         ends = [
             structure.end(held, rows, number, prior_precision(rows.joint, rows.theta))
             for held, rows in zip(sums, members, strict=True)
         ]
-        return after._replace(sums=ends), info
+        after = after._replace(sums=ends)
+        return (self._choose(joint, after) if choosing else after), info
 
     def _choose(self, joint: Target, state: LaplaceState) -> LaplaceState:
         """The state for the second pass, over the weights of largest variance in the first."""

@@ -1,5 +1,6 @@
 """Where the weights of one block lie in the vector of random weights."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -38,16 +39,29 @@ class Block:
         """The block's entries (..., size) of a vector (..., R)."""
         if vector.stride(-1) == 0:  # one number expanded stays one
             return vector[..., :1].expand(*vector.shape[:-1], self.size)
-        parts = [self._view(vector, offset, width) for offset, width in self._parts()]
+        parts = self.views(vector)
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).flatten(-2)
 
     def scatter(self, entries: Tensor, vector: Tensor) -> None:
         """Write the block's entries (..., size) into their places of a vector (..., R)."""
+        for view, part in self._pairs(entries, vector):
+            view.copy_(part)
+
+    def add(self, entries: Tensor, vector: Tensor) -> None:
+        """Add the block's entries (..., size) at their places of a vector (..., R)."""
+        for view, part in self._pairs(entries, vector):
+            view.add_(part)
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector (..., R): of the weights (..., rows, columns), and of the bias (..., rows, 1), if in it."""
+        return [self._view(vector, offset, width) for offset, width in self._parts()]
+
+    def _pairs(self, entries: Tensor, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         entries = entries.reshape(*entries.shape[:-1], self.rows, self.width)
         first = 0
-        for offset, width in self._parts():
-            self._view(vector, offset, width).copy_(entries[..., first : first + width])
-            first += width
+        for view in self.views(vector):
+            yield view, entries[..., first : first + view.shape[-1]]
+            first += view.shape[-1]
 
     @property
     def index(self) -> Tensor:

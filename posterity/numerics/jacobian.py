@@ -61,6 +61,10 @@ class Jacobian(ABC):
         assert total is not None
         return total
 
+    def add_squares(self, block: Block, total: Tensor) -> None:
+        """Add `squares` to a vector in which a block says where the weights lie."""
+        block.add(self.squares(), total)
+
     def weighted_gram(self, variance: Tensor) -> Tensor:
         """J diag(variance) J^T for each row, (N, D, D), of variances (R,)."""
         root = variance.sqrt()
@@ -309,16 +313,17 @@ class Stacked(Jacobian):
 
     def squares(self) -> Tensor:
         """Piece by piece."""
-        total: Tensor | None = None
-        for places, piece in self.pieces:
-            values = piece.squares()
-            total = values.new_zeros(self.total) if total is None else total
-            if isinstance(places, Block):
-                places.scatter(values, total)
-            else:
-                total[places.to(total.device)] = values
-        assert total is not None
+        total = torch.zeros(self.total, dtype=self.dtype, device=self.device)
+        self.accumulate_squares(total)
         return total
+
+    def accumulate_squares(self, total: Tensor) -> None:
+        """Add `squares` to a vector (R,), piece by piece."""
+        for places, piece in self.pieces:
+            if isinstance(places, Block):
+                piece.add_squares(places, total)
+            else:
+                total.index_add_(0, places.to(total.device), piece.squares())
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
         """Piece by piece."""

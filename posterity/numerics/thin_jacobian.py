@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from posterity.numerics.block import Block
 from posterity.numerics.gram import LEAST, upper_gram
 from posterity.numerics.jacobian import Jacobian
 from posterity.numerics.layer_jacobians import Matrix
@@ -76,10 +77,23 @@ class Thin(Jacobian):
 
     def squares(self) -> Tensor:
         """A product of the squares of the factors."""
+        return (self._outer_squares.T @ self.inputs.square()).flatten()
+
+    def add_squares(self, block: Block, total: Tensor) -> None:
+        """The same, straight to its places."""
+        outer, views = self._outer_squares, block.views(total)
+        if self.features is not None:
+            views[0].addmm_(outer.T, self.features.square())
+        if self.bias:
+            views[-1].add_(outer.sum(0).unsqueeze(-1))
+
+    @property
+    def _outer_squares(self) -> Tensor:
+        """Sum over outputs of the squares of the gradients, (N, O)."""
         outer = torch.zeros_like(self.columns[0])
         for column in self.columns:
             outer.addcmul_(column, column)
-        return (outer.T @ self.inputs.square()).flatten()
+        return outer
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
         """As of `Matrix`."""
