@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from posterity.curvature import (
+    BlockDiagonal,
+    CorrectedKronecker,
     Curvature,
     Diagonal,
     Full,
@@ -37,6 +39,13 @@ from posterity.numerics.random import Key
 from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Correlated
+
+_HINTS = {
+    "curvature": "Use one of posterity.curvature, such as GaussNewton().",
+    "structure": "Use one of posterity.curvature, such as Kronecker(), or None.",
+    "subset": "Use one of posterity.methods, such as LastLayer().",
+    "tuning": "Use Evidence(), MacKay() or None; ValidationGrid() goes to posterity.evidence.retuned after the fit.",
+}
 
 WHOLE = 3000  # weights up to which the whole matrix is kept where nothing else is asked for
 
@@ -107,12 +116,17 @@ class Laplace(Method):
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) and not (optional and value is None):
-                hint = f" Call it: {value.__name__}()." if isinstance(value, type) else ""
-                raise TypeError(f"Laplace.{name} must be of kind {kind.__name__}. Got {value!r}.{hint}")
+                hint = f"Call it: {value.__name__}()." if isinstance(value, type) else _HINTS[name]
+                raise TypeError(f"Laplace.{name} must be of kind {kind.__name__}. Got {value!r}. {hint}")
         if self.structure is not None and self.structure.needs_columns and not self.curvature.factored:
             raise ValueError(
                 f"Laplace: {self.structure} is made of the columns of a curvature, and {self.curvature} has none. "
                 "Use GaussNewton(), MonteCarloFisher() or EmpiricalFisher(), or another structure."
+            )
+        if self.subset.count is not None and isinstance(self.structure, (Kronecker, CorrectedKronecker, BlockDiagonal)):
+            raise ValueError(
+                f"Laplace: {self.structure} is of whole tensors, and {self.subset} chooses single weights. "
+                "Use the structure Full() or Diagonal()."
             )
         if isinstance(self.structure, LowRank) and isinstance(self.curvature, MonteCarloFisher):
             raise ValueError(
@@ -225,8 +239,9 @@ class Laplace(Method):
         """The state for the second pass, over the weights of largest variance in the first."""
         assert isinstance(joint, Joint)
         assert self.subset.count is not None
-        prior = prior_precision(joint, state.theta)
-        variance = Diagonal().precision(state.sums[0], state.places, 1.0, prior).variance()
+        powers = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
+        prior = powers[1] * prior_precision(joint, state.theta)
+        variance = Diagonal().precision(state.sums[0], state.places, powers[0], prior).variance()
         best = largest(joint, variance, self.subset.count)
         slopes = state.slopes
         if slopes[0].numel() == variance.numel():

@@ -218,7 +218,7 @@ def test_an_indefinite_hessian_is_no_silent_answer() -> None:
 
 @pytest.mark.parametrize("structure", [Kronecker(), CorrectedKronecker(), BlockDiagonal()], ids=str)
 def test_structures_of_tensors_take_no_single_weights(structure) -> None:
-    with pytest.raises(TypeError, match=r"whole tensors\. Got single weights\. Use Full\(\) or Diagonal\(\)"):
+    with pytest.raises(ValueError, match=r"chooses single weights\. Use the structure Full\(\) or Diagonal\(\)"):
         laplace(structure=structure, subset=LargestVariance(2))
 
 
