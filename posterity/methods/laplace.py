@@ -40,6 +40,8 @@ from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Correlated
 
+_OF_LAYERS = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures whose sums are those of single layers
+
 _HINTS = {
     "curvature": "Use one of posterity.curvature, such as GaussNewton().",
     "structure": "Use one of posterity.curvature, such as Kronecker(), or None.",
@@ -123,7 +125,7 @@ class Laplace(Method):
                 f"Laplace: {self.structure} is made of the columns of a curvature, and {self.curvature} has none. "
                 "Use GaussNewton(), MonteCarloFisher() or EmpiricalFisher(), or another structure."
             )
-        if self.subset.count is not None and isinstance(self.structure, (Kronecker, CorrectedKronecker, BlockDiagonal)):
+        if self.subset.count is not None and isinstance(self.structure, _OF_LAYERS):
             raise ValueError(
                 f"Laplace: {self.structure} is of whole tensors, and {self.subset} chooses single weights. "
                 "Use the structure Full() or Diagonal()."
@@ -211,6 +213,12 @@ class Laplace(Method):
         number = state.passes if self.subset.count is None else max(0, state.passes - 1)
         members = [self._rows(joint, state, batch, key, index) for index in range(len(state.data))]
         structure = Diagonal() if choosing else self.structure_for(members[0].joint)
+        places = state.places if batch is None else _places(members[0])
+        if isinstance(structure, _OF_LAYERS) and state.places and _order(places) != _order(state.places):
+            raise ValueError(
+                f"Laplace with {structure} needs layers that run alike for all rows, and those of this network change "
+                "with the shape of the inputs. Pad the inputs to one shape, or use the structure Full() or Diagonal()."
+            )
         so_far: list[Sums] = state.sums or [{} for _ in members]
         sums = [structure.add(held, rows, number) for held, rows in zip(so_far, members, strict=True)]
         data, slopes = state.data, state.slopes
@@ -218,7 +226,6 @@ class Laplace(Method):
             data = data + torch.stack([_data_terms(rows) for rows in members])
             found = [rows.slope() for rows in members]
             slopes = [old + new for old, new in zip(slopes, found, strict=True)] if slopes else found
-        places = state.places if batch is None else _places(members[0])
         seen = state.rows + (1 if batch is None else batch.size)
         ended = batch is None or (isinstance(joint, Joint) and seen == joint.num_data)
         after = state._replace(
@@ -319,3 +326,8 @@ def _places(rows: Rows) -> list[Place]:
     assert isinstance(rows.joint, Joint)
     assert rows.batch is not None
     return list(survey(rows.joint, rows.batch.inputs).places)
+
+
+def _order(places: Sequence[Place]) -> list[tuple[object, ...]]:
+    """What must be the same in all batches whose sums are added layer by layer."""
+    return [(place.block, place.kind, place.groups) for place in places]
