@@ -151,7 +151,7 @@ def block_precision(
         return KroneckerPrecision.of(outer, inner, prior, scale * count, factored_damping)
     if f"{index}.counts" in sums:
         outer, counts = sums[f"{index}.outer"] / count, sums[f"{index}.counts"] / count
-        return KroneckerPrecision.table(counts, outer, prior, scale * count)
+        return KroneckerPrecision.table(counts, outer, prior, scale * count, factored_damping)
     if f"{index}.diagonal" in sums:
         return DiagonalPrecision(sums[f"{index}.diagonal"] * scale, prior)
     return Dense(sums[f"{index}.matrix"] * scale, prior)

@@ -188,6 +188,9 @@ def _look(
     for name, differences in leading.items():
         if any(differences):
             explicit.setdefault(name, "its layer does not have the rows on the first axis")
+    for made_of, run in (runs[0], runs[-1]):  # an order that follows from the rows shows in one of these two
+        for name in _moved(made_of, run.uses):
+            explicit.setdefault(name, "its layer runs on the rows in another order")
     for use in seen.uses:
         if use.overwritten:
             explicit.update(dict.fromkeys(use.names, "the input of its layer is overwritten in place later"))
@@ -198,6 +201,22 @@ def _look(
                 explicit.setdefault(name, "it acts through an operation that could not be seen")
     made = [use for use in seen.uses if use.edge.node is outputs.grad_fn]
     return seen.uses, tuple(outputs.shape[1:]), made[0] if made else None, explicit
+
+
+def _moved(outputs: Tensor, uses: Sequence[Use]) -> set[str]:
+    """Names of the weights of layers whose output at one row acts on the network's output at another."""
+    found: set[str] = set()
+    whole = [use for use in uses if use.output_shape[0] == len(outputs)]
+    if not whole or not outputs.requires_grad:
+        return found
+    for row in range(len(outputs)):
+        seed = torch.zeros_like(outputs)
+        seed[row] = torch.arange(1.0, seed[row].numel() + 1.0).view_as(seed[row])  # sums of softmax outputs are flat
+        grads = torch.autograd.grad(outputs, [use.edge for use in whole], seed, retain_graph=True, allow_unused=True)
+        for use, grad in zip(whole, grads, strict=True):
+            if grad is not None and bool(torch.cat([grad[:row], grad[row + 1 :]]).nan_to_num(0.0).any()):
+                found |= set(use.names)
+    return found
 
 
 def _generators(device: torch.device) -> list[Tensor]:

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import torch
 
-from posterity.errors import BadData
+from posterity.errors import BadData, shown
 from posterity.evidence.groups import Groups, Shared
 from posterity.evidence.marginal import Marginal
 from posterity.evidence.tuned import Tuned, Tuning, tuned_joint
@@ -53,6 +53,8 @@ def retuned(posterior: Posterior, tuning: Tuning | ValidationGrid, validation: o
 
     `ValidationGrid` takes the prior precision under which `validation`, a pair (inputs, targets), is most probable.
     """
+    if not isinstance(tuning, (Tuning, ValidationGrid)):
+        raise TypeError(f"retuned: tuning must be Evidence(), MacKay() or ValidationGrid(). Got {shown(tuning)}.")
     of = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
     if isinstance(tuning, Tuning):
         return with_tuned(posterior, of, tuning.tune(of))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from posterity.curvature import (
+    BlockDiagonal,
+    CorrectedKronecker,
     Curvature,
     Diagonal,
     Full,
@@ -37,6 +39,15 @@ from posterity.numerics.random import Key
 from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Correlated
+
+_OF_LAYERS = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures whose sums are those of single layers
+
+_HINTS = {
+    "curvature": "Use one of posterity.curvature, such as GaussNewton().",
+    "structure": "Use one of posterity.curvature, such as Kronecker(), or None.",
+    "subset": "Use one of posterity.methods, such as LastLayer().",
+    "tuning": "Use Evidence(), MacKay() or None; ValidationGrid() goes to posterity.evidence.retuned after the fit.",
+}
 
 WHOLE = 3000  # weights up to which the whole matrix is kept where nothing else is asked for
 
@@ -107,12 +118,17 @@ class Laplace(Method):
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) and not (optional and value is None):
-                hint = f" Call it: {value.__name__}()." if isinstance(value, type) else ""
-                raise TypeError(f"Laplace.{name} must be of kind {kind.__name__}. Got {value!r}.{hint}")
+                hint = f"Call it: {value.__name__}()." if isinstance(value, type) else _HINTS[name]
+                raise TypeError(f"Laplace.{name} must be of kind {kind.__name__}. Got {value!r}. {hint}")
         if self.structure is not None and self.structure.needs_columns and not self.curvature.factored:
             raise ValueError(
                 f"Laplace: {self.structure} is made of the columns of a curvature, and {self.curvature} has none. "
                 "Use GaussNewton(), MonteCarloFisher() or EmpiricalFisher(), or another structure."
+            )
+        if self.subset.count is not None and isinstance(self.structure, _OF_LAYERS):
+            raise ValueError(
+                f"Laplace: {self.structure} is of whole tensors, and {self.subset} chooses single weights. "
+                "Use the structure Full() or Diagonal()."
             )
         if isinstance(self.structure, LowRank) and isinstance(self.curvature, MonteCarloFisher):
             raise ValueError(
@@ -197,6 +213,12 @@ class Laplace(Method):
         number = state.passes if self.subset.count is None else max(0, state.passes - 1)
         members = [self._rows(joint, state, batch, key, index) for index in range(len(state.data))]
         structure = Diagonal() if choosing else self.structure_for(members[0].joint)
+        places = state.places if batch is None else _places(members[0])
+        if isinstance(structure, _OF_LAYERS) and state.places and _order(places) != _order(state.places):
+            raise ValueError(
+                f"Laplace with {structure} needs layers that run alike for all rows, and those of this network change "
+                "with the shape of the inputs. Pad the inputs to one shape, or use the structure Full() or Diagonal()."
+            )
         so_far: list[Sums] = state.sums or [{} for _ in members]
         sums = [structure.add(held, rows, number) for held, rows in zip(so_far, members, strict=True)]
         data, slopes = state.data, state.slopes
@@ -204,7 +226,6 @@ class Laplace(Method):
             data = data + torch.stack([_data_terms(rows) for rows in members])
             found = [rows.slope() for rows in members]
             slopes = [old + new for old, new in zip(slopes, found, strict=True)] if slopes else found
-        places = state.places if batch is None else _places(members[0])
         seen = state.rows + (1 if batch is None else batch.size)
         ended = batch is None or (isinstance(joint, Joint) and seen == joint.num_data)
         after = state._replace(
@@ -224,8 +245,9 @@ class Laplace(Method):
         """The state for the second pass, over the weights of largest variance in the first."""
         assert isinstance(joint, Joint)
         assert self.subset.count is not None
-        prior = prior_precision(joint, state.theta)
-        variance = Diagonal().precision(state.sums[0], state.places, 1.0, prior).variance()
+        powers = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
+        prior = powers[1] * prior_precision(joint, state.theta)
+        variance = Diagonal().precision(state.sums[0], state.places, powers[0], prior).variance()
         best = largest(joint, variance, self.subset.count)
         slopes = state.slopes
         if slopes[0].numel() == variance.numel():
@@ -303,3 +325,8 @@ def _places(rows: Rows) -> list[Place]:
     assert isinstance(rows.joint, Joint)
     assert rows.batch is not None
     return list(survey(rows.joint, rows.batch.inputs).places)
+
+
+def _order(places: Sequence[Place]) -> list[tuple[object, ...]]:
+    """What must be the same in all batches whose sums are added layer by layer."""
+    return [(place.block, place.kind, place.groups) for place in places]

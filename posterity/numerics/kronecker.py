@@ -129,7 +129,13 @@ class Kronecker(Precision):
         if self.factored_damping:
             if bool((multiple < 0).any()):
                 raise not_definite(float(multiple.detach().min()))
-            return (scale.sqrt() * outer + multiple.sqrt()) * (scale.sqrt() * inner + multiple.sqrt())
+            rows = columns = multiple.sqrt()
+            if self.prior.requires_grad and self.prior.stride(-1) != 0:
+                # Equal to these, and with the derivatives of the patterns that `_patterns` makes of the prior.
+                root = self._ratio[..., :1, :1].sqrt()
+                rows = self.outer.averaged((self._ratio[..., :1] / root).mT).mT
+                columns = self.inner.averaged(self._ratio[..., :1, :] / root)
+            return (scale.sqrt() * outer + rows) * (scale.sqrt() * inner + columns)
         if self.prior.requires_grad and self.prior.stride(-1) != 0:
             # Equal to the multiple, and with the right first derivatives in every entry of the prior.
             multiple = self.outer.averaged(self.inner.averaged(self._ratio).mT).mT

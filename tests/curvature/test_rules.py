@@ -334,3 +334,21 @@ def test_layers_without_a_rule_are_named(caplog: pytest.LogCaptureFixture) -> No
         case = truth(made(build), inputs)
         GaussNewton().matrix(case.joint, case.theta, case.batch, None)
     assert "curvature of 's' by whole Jacobians, because it goes through mul" in caplog.text
+
+
+@pytest.mark.parametrize("order", [lambda x: torch.arange(len(x) - 1, -1, -1), lambda x: x[:, 0].argsort()])
+def test_a_layer_that_runs_on_the_rows_in_another_order(order):
+    def forward(self, x):
+        places = order(x)
+        return self.last(torch.tanh(self.first(x[places]))[places.argsort()])
+
+    module = made(lambda: Flow(forward, first=nn.Linear(3, 4), last=nn.Linear(4, 2)))
+    joint = po.Joint(module, po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=ROWS)
+    inputs = normal(3)
+    assert set(survey(joint, inputs).explicit) == {"first.weight", "first.bias"}
+    got = torch.cat([piece.jacobian.rows() for piece in derivatives(joint, joint.network.initial, inputs)])
+
+    def row_by_row(flat: Tensor) -> Tensor:  # where there is one order only
+        return torch.cat([joint.network.outputs(flat, row[None], None) for row in inputs])
+
+    close(got, torch.autograd.functional.jacobian(row_by_row, joint.network.initial))

@@ -218,8 +218,29 @@ def test_an_indefinite_hessian_is_no_silent_answer() -> None:
 
 @pytest.mark.parametrize("structure", [Kronecker(), CorrectedKronecker(), BlockDiagonal()], ids=str)
 def test_structures_of_tensors_take_no_single_weights(structure) -> None:
-    with pytest.raises(TypeError, match=r"whole tensors\. Got single weights\. Use Full\(\) or Diagonal\(\)"):
+    with pytest.raises(ValueError, match=r"chooses single weights\. Use the structure Full\(\) or Diagonal\(\)"):
         laplace(structure=structure, subset=LargestVariance(2))
+
+
+class _Swapping(nn.Module):
+    """Two layers of one shape whose order follows from the length of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = (self.first, self.second) if x.shape[1] < 4 else (self.second, self.first)
+        return layers[1](torch.tanh(layers[0](x))).mean(1)
+
+
+@pytest.mark.parametrize("structure", [Kronecker(), CorrectedKronecker(), BlockDiagonal()], ids=str)
+def test_layers_that_change_with_the_shape_of_the_inputs(structure) -> None:
+    rows = [(torch.ones(3 + 2 * (i // 4), 2), torch.zeros(2)) for i in range(8)]
+    problem = po.Joint(_Swapping(), po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=8)
+    with pytest.raises(ValueError, match=r"change with the shape of the inputs\. Pad"):
+        po.infer(Laplace(structure=structure), problem, DataLoader(rows, batch_size=4))  # type: ignore[arg-type]
+    po.infer(Laplace(structure=Diagonal()), problem, DataLoader(rows, batch_size=4))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("structure", [Kronecker(), CorrectedKronecker()], ids=str)

@@ -218,3 +218,20 @@ def test_products_of_eigenvalues_are_what_correction_starts_from():
     basis = kron(outer.basis, inner.basis)
     values = (basis * ((case.curvature / 0.7) @ basis)).sum(0).view(2, 2, 3)
     close(case.precision.corrected(values).covariance(), torch.linalg.inv(case.matrix))
+
+
+def test_factored_damping_has_derivatives_in_precisions_of_weights_and_bias():
+    outer, inner = gram(0, "outer", 1, 3), gram(0, "inner", 1, 4)
+    bias = torch.arange(12) % 4 == 3
+
+    def logdet(both):
+        first = Kronecker.of(outer, inner, torch.ones(12, dtype=FLOAT64), factored_damping=True)
+        return first.rescaled(2.0, torch.where(bias, both[1], both[0])).logdet
+
+    for point in ([1.0, 1.0], [0.5, 2.0]):
+        both = torch.tensor(point, dtype=FLOAT64, requires_grad=True)
+        (got,) = torch.autograd.grad(logdet(both), both)
+        steps = 1e-5 * torch.eye(2, dtype=FLOAT64)
+        with torch.no_grad():
+            wanted = torch.stack([(logdet(both + step) - logdet(both - step)) / 2e-5 for step in steps])
+        close(got, wanted, 1e-7)
