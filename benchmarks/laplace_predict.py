@@ -155,7 +155,7 @@ def many_classes(structure: str, rounds: int, seed: int) -> Comparison:
     peaks: dict[str, float] = {}
 
     def ours() -> Callable[[], Tensor]:
-        return our_predict(our_fit(module, x[:-1], y, our_method("ggn", structure, last_layer=True))(), x[-1:])
+        return our_predict(our_fit(module, x[:-1], y, our_method("sampled", structure, last_layer=True))(), x[-1:])
 
     comparison = compare(
         f"Linearised predictive, last layer of {FEATURES} features and {MANY_CLASSES:,} classes, "

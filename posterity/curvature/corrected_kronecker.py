@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from posterity.curvature.kronecker import Kronecker, add_factors, block_precision, whole_factors
+from posterity.curvature.kronecker import Kronecker, add_factors, block_precision, check_outer_products, whole_factors
 from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
 from posterity.curvature.survey import Place, Survey, survey
@@ -69,6 +69,10 @@ class CorrectedKronecker(Structure):
                     squares = part.rotated(inner[0]).squares()
                 added(sums, **{f"{index}.values": squares.to(inner)})
         return sums
+
+    def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
+        """As `Kronecker`."""
+        check_outer_products(places, prior)
 
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
         """After the first pass: the eigenvectors, for a prior of this pattern."""

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from posterity.curvature.explicit import explicit_jacobian, log_refusal
+from posterity.curvature.explicit import explicit_jacobian, log_refusal, plain_recurrence
 from posterity.curvature.survey import Survey, survey
 from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
@@ -71,6 +71,8 @@ def derivatives(
     if budget is None:
         budget = (UNIT_CACHE if columns is None else CACHE) if on_cpu else DEVICE
         least = LEAST_ROWS if not whole else max(1, min(LEAST_ROWS, MEMORY_BUDGET // (row * (2 + at_once))))
+    if columns is not None:  # those of very many outputs take more than all else
+        least = max(1, min(least, MEMORY_BUDGET // (joint.dtype.itemsize * count * max(1, prod(known.event)))))
     rows = max(least, budget // (row * (2 + at_once)))
     differentiable = torch.is_grad_enabled() and requires_grad(inputs)
     for low in range(0, num_rows(inputs), rows):
@@ -106,7 +108,7 @@ def _pieces(
     weights = [view.detach() for view in joint.network.views(theta[: joint.num_weights].detach())]
     wanted = set(known.tracked)
     tracked = {n: w for n, w in zip(joint.network.layout.names, weights, strict=True) if n in wanted}
-    with torch.enable_grad(), WeightUses(tracked) as seen:
+    with torch.enable_grad(), plain_recurrence(joint.network), WeightUses(tracked) as seen:
         outputs = joint.network.run(weights, inputs, buffers)[0]
     uses = [use for use in seen.uses if use.names]
     known.check(uses, len(outputs))

@@ -64,6 +64,16 @@ def _log_once(what: str, reason: str) -> None:
 
 
 @contextmanager
+def plain_recurrence(network: Network) -> Iterator[None]:
+    """Where a backward pass follows in evaluation mode, for which cuDNN's recurrent layers are not made."""
+    if not network.recurrent:
+        yield
+        return
+    with torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+@contextmanager
 def torch_kernels(network: Network) -> Iterator[None]:
     """Where torch.func differentiates: by torch's own kernels, since fused ones take no such tensors.
 

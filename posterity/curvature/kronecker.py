@@ -19,6 +19,7 @@ from posterity.numerics.diagonal import Diagonal as DiagonalPrecision
 from posterity.numerics.gram import symmetric
 from posterity.numerics.jacobian import Jacobian, Stacked
 from posterity.numerics.kronecker import Kronecker as KroneckerPrecision
+from posterity.numerics.kronecker import prior_patterns
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
 from posterity.numerics.thin_jacobian import Thin
@@ -60,6 +61,10 @@ class Kronecker(Structure):
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         """The factors of these rows."""
         return add_factors(sums, rows)
+
+    def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
+        """It must be an outer product in every layer."""
+        check_outer_products(places, prior)
 
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
         """The factors whole, of which only the upper halves were added up."""
@@ -131,6 +136,14 @@ def say_diagonal(names: tuple[str, ...], size: int) -> None:
     logger.warning(
         "%s: %d weights without Kronecker factors keep the diagonal of their curvature alone", ", ".join(names), size
     )
+
+
+def check_outer_products(places: Sequence[Place], prior: Tensor) -> None:
+    """Refuse a prior (R,) that is no outer product over the rows and columns of a layer."""
+    for place in places:
+        if place.kind != "plain":
+            groups = place.groups if place.kind == "matrix" else 1
+            prior_patterns(place.block.gather(prior), (groups, place.block.rows // groups, place.block.width))
 
 
 def whole_factors(sums: Sums) -> Sums:

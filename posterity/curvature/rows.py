@@ -45,7 +45,6 @@ class Rows:
         self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
         self.buffers, self.key, self.budget = buffers, key, budget
         self._outputs: list[Tensor] = []
-        self._by_columns = False
         self._head_slope: Tensor | None = None
 
     @property
@@ -71,7 +70,7 @@ class Rows:
                 "Use the curvature Hessian()."
             )
         assert self.batch is not None
-        self._outputs, self._head_slope, self._by_columns = [], None, True
+        self._outputs, self._head_slope = [], None
         inputs = self.batch.inputs
         known = survey(self.joint, inputs)
         count = self.curvature.num_columns(max(1, prod(known.event)))
@@ -100,13 +99,13 @@ class Rows:
     def slope(self) -> Tensor:
         """Gradient of the log-likelihood (R,) in float64.
 
-        After `jacobians` of a large network: in the output layer alone, by its block, or nowhere if there is none. A
-        pass of its own would cost as much as they did; products cost more.
+        After `jacobians` of a large network that ends in a linear layer: in that layer alone, by its block, since a
+        pass of its own would cost as much as they did.
         """
         head = self._head_slope
         if head is not None and (self.size > WHOLE_SLOPE or head.numel() == self.size):
             return head
-        if not isinstance(self.joint, Joint) or (self.size > WHOLE_SLOPE and self._by_columns):
+        if not isinstance(self.joint, Joint):
             return self.theta.new_zeros(0, dtype=torch.float64)
         negative, random = self._negative()
         leaf = random.requires_grad_()

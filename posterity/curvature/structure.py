@@ -40,6 +40,10 @@ class Structure(ABC):
         """The sums after pass `number`, whose last rows were `rows`; `prior` (R,) is the prior's precision."""
         return sums
 
+    def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
+        """A ValueError where `precision` could not take this prior (R,), before any pass is made."""
+        return
+
     @abstractmethod
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         """scale C + diag(prior) for the sums C over all rows; `places` as in the survey, none for a `Density`."""

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from posterity.curvature.explicit import plain_recurrence
 from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Network
@@ -106,9 +107,15 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
     """Names of the weights of the last linear or convolutional layer that the network runs."""
     network = joint.network.member(0)
     weights = [view.detach() for view in network.views(network.initial)]
-    with WeightUses(dict(zip(network.layout.names, weights, strict=True))) as seen:
-        network.run(weights, _taken(inputs, (0,)))
+    tracked = dict(zip(network.layout.names, weights, strict=True))
+    with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
+        outputs = network.run(weights, _taken(inputs, (0,)))[0]
     layers = [use for use in seen.uses if isinstance(use, (LinearUse, ConvolutionUse)) and use.weight is not None]
+    if layers and outputs.requires_grad:
+        made = [use for use in layers if use.edge.node is outputs.grad_fn]
+        edges = [use.edge for use in layers]
+        grads = torch.autograd.grad(outputs, edges, torch.ones_like(outputs), allow_unused=True)
+        layers = made or [use for use, grad in zip(layers, grads, strict=True) if grad is not None]
     if not layers:
         raise ValueError(
             "No last layer was found: the network has no linear or convolutional layer whose weights are in theta. "
@@ -118,8 +125,9 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
 
 
 def _taken(inputs: Inputs, rows: tuple[int, ...]) -> Inputs:
-    """These rows, beginning again where there are fewer."""
-    index = torch.tensor(rows) % num_rows(inputs)
+    """Some rows, by numbers from 0 to 3 that stand for the quarters of the batch."""
+    count = num_rows(inputs)
+    index = torch.tensor(rows) * max(1, count // 4) % count
     return map_inputs(lambda tensor: tensor[index.to(tensor.device)], inputs)
 
 
@@ -175,7 +183,7 @@ def _look(
     runs = []
     before = _generators(network.device)
     for rows in ((0, 1), (0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
-        with torch.enable_grad(), WeightUses(tracked) as seen:
+        with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
             outputs = network.run(weights, _taken(inputs, rows))[0]
         for use in seen.uses:
             for name in use.names:

@@ -78,6 +78,8 @@ def gaussian_at_mode(
         return gaussian
     if isinstance(joint.bound_prior, Correlated):
         logger.info("The prior is not tuned: a Correlated one is what earlier data left.")
+    if not scales_with_noise and isinstance(joint.likelihood, GaussianNoise):
+        logger.info("The noise is not tuned: squared gradients do not go as its inverse square.")
     untempered = known.rescaled(1.0 / likelihood_power, prior)
     residuals = terms[1:] if scales_with_noise else None
     marginal = Marginal.of(joint, theta, untempered, terms[0], residuals, tuning.groups)
@@ -95,10 +97,11 @@ def _say_distance(joint: Joint, fit: Fit, precision: Precision) -> None:
     distance = float((slope.square() / curvature).mean().sqrt())
     if distance > FAR:
         logger.warning(
-            "The weights are not at a mode: on average they lie %.3g standard deviations from it (gradient norm %.3g). "
-            "The Gaussian is centred where they are. Train longer, or start from the posterior of MAP.",
+            "The weights are not at a mode: on average they lie %.3g standard deviations from it (gradient norm "
+            "%.3g%s). The Gaussian is centred where they are. Train longer, or start from the posterior of MAP.",
             distance,
             float(slope.norm()),
+            "" if slope.numel() == precision.size else ", of the output layer",
         )
 
 

@@ -24,7 +24,7 @@ from posterity.curvature import (
 from posterity.curvature.rows import Rows, num_random
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, survey
-from posterity.evidence import Evidence, Tuning, residual_sums
+from posterity.evidence import Evidence, PerTensor, Tuning, residual_sums
 from posterity.inference.method import Info, Method, Target
 from posterity.inference.plan import refuse_too_large
 from posterity.methods.buffers import starting_buffers
@@ -130,6 +130,12 @@ class Laplace(Method):
                 f"Laplace: {self.structure} is of whole tensors, and {self.subset} chooses single weights. "
                 "Use the structure Full() or Diagonal()."
             )
+        apart = self.tuning is not None and isinstance(self.tuning.groups, PerTensor)
+        if apart and isinstance(self.structure, CorrectedKronecker):
+            raise ValueError(
+                "Laplace: corrected eigenvalues are for weight and bias in fixed proportions, and PerTensor() tunes "
+                "them apart. Use PerLayer(), Shared() or the structure Kronecker()."
+            )
         if isinstance(self.structure, LowRank) and isinstance(self.curvature, MonteCarloFisher):
             raise ValueError(
                 f"Laplace: {self.structure} needs the same matrix in every pass, and {self.curvature} draws another in "
@@ -155,6 +161,11 @@ class Laplace(Method):
             raise ValueError(
                 "Laplace needs a likelihood that factorises over rows, but a batch norm layer uses batch statistics in "
                 "evaluation mode. Make it with track_running_stats=True."
+            )
+        if joint.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"Laplace needs weights of float32 or float64: sums of squares of {joint.dtype} say little. "
+                "Make the joint of module.float(), and give it inputs of float32."
             )
         joint = self.subset.of(joint, inputs)
         if isinstance(joint.bound_prior, Correlated) and (joint.random_indices is not None or self.subset.count):
@@ -219,6 +230,9 @@ class Laplace(Method):
                 f"Laplace with {structure} needs layers that run alike for all rows, and those of this network change "
                 "with the shape of the inputs. Pad the inputs to one shape, or use the structure Full() or Diagonal()."
             )
+        if not state.sums and batch is not None:
+            for rows in members:
+                structure.check_prior(_places(rows), prior_precision(rows.joint, rows.theta))
         so_far: list[Sums] = state.sums or [{} for _ in members]
         sums = [structure.add(held, rows, number) for held, rows in zip(so_far, members, strict=True)]
         data, slopes = state.data, state.slopes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature import CorrectedKronecker, Diagonal, Full, GaussNewton, Kronecker, Structure
-from posterity.curvature.derivatives import CACHE, LEAST_ROWS
+from posterity.curvature.derivatives import CACHE, DEVICE, LEAST_ROWS
 from posterity.curvature.rows import num_random
 from posterity.curvature.survey import Survey, survey
 from posterity.inference.memory import theta_bytes
@@ -16,7 +16,6 @@ from posterity.inference.method import Target
 from posterity.methods.subset import AllWeights, LastLayer, narrowed
 from posterity.model.data import Data
 from posterity.model.joint import Joint
-from posterity.numerics.autodiff import MEMORY_BUDGET
 from posterity.numerics.jacobian import chunk_size
 
 if TYPE_CHECKING:
@@ -76,10 +75,9 @@ def _chosen(method: "Laplace", joint: Joint) -> Tensor:
 
 def _derivatives(joint: Joint, known: Survey, rows: int, columns: int) -> int:
     """What the derivatives of one chunk of rows take: see `derivatives`."""
-    on_cpu = joint.device.type == "cpu"
-    budget = CACHE if on_cpu else MEMORY_BUDGET
+    budget = CACHE if joint.device.type == "cpu" else DEVICE
     entry = joint.dtype.itemsize * max(1, known.row_entries)
-    chunk = min(rows, max(LEAST_ROWS, budget // (entry * (2 + (columns if on_cpu else 1)))))
+    chunk = min(rows, max(LEAST_ROWS, budget // (entry * (2 + columns))))
     together = min(columns, max(1, budget // (entry * chunk) - 2))
     return chunk * (entry * (2 + 2 * together) + joint.dtype.itemsize * known.row_features)
 

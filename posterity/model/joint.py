@@ -136,9 +136,9 @@ class Joint:
                 raise ValueError(
                     f"Joint.random: places must rise within 0..{self.num_weights - 1}. Got {shown(places)}."
                 )
-            ends = torch.tensor([part.offset for part in self.network.layout] + [self.num_weights])
-            counts = torch.histogram(places.cpu().double(), ends.double())[0]
-            return tuple(part for part, count in zip(self.network.layout, counts, strict=True) if count)
+            offsets = torch.tensor([part.offset for part in self.network.layout], device=places.device)
+            touched = set((torch.searchsorted(offsets, places, right=True) - 1).tolist())
+            return tuple(part for index, part in enumerate(self.network.layout) if index in touched)
         patterns = (self.random,) if isinstance(self.random, str) else self.random
         found: set[str] = set()
         for pattern in patterns:

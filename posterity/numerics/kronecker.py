@@ -74,7 +74,7 @@ class Kronecker(Precision):
         The prior must be an outer product, such as one number, one for weights and one for the bias, or one for each
         row or column.
         """
-        rows, columns = _patterns(prior.detach(), (*outer.shape[-3:-1], inner.shape[-1]))
+        rows, columns = prior_patterns(prior.detach(), (*outer.shape[-3:-1], inner.shape[-1]))
         return cls(Factor.of(outer, rows), Factor.of(inner, columns), prior, None, scale, factored_damping)
 
     @classmethod
@@ -91,7 +91,7 @@ class Kronecker(Precision):
         >>> Kronecker.table(torch.tensor([2.0, 0.0]), torch.eye(1), prior=torch.ones(2)).variance()
         tensor([0.3333, 1.0000], dtype=torch.float64)
         """
-        rows, columns = _patterns(prior.detach(), (1, counts.shape[-1], inner.shape[-1]))
+        rows, columns = prior_patterns(prior.detach(), (1, counts.shape[-1], inner.shape[-1]))
         outer = Factor.diagonal(counts.unsqueeze(-2), rows)
         return cls(outer, Factor.of(inner.unsqueeze(-3), columns), prior, None, scale, factored_damping)
 
@@ -161,7 +161,7 @@ class Kronecker(Precision):
                 "Kronecker: corrected eigenvalues belong to one basis, and hence to multiples of one prior. Got a "
                 "prior of other proportions. Use one prior precision for the layer, or plain Kronecker factors."
             )
-        rows, columns = _patterns(fixed, self.shape)
+        rows, columns = prior_patterns(fixed, self.shape)
         outer, inner = self.outer.repatterned(rows), self.inner.repatterned(columns)
         return Kronecker(outer, inner, prior, None, total, self.factored_damping)
 
@@ -305,7 +305,7 @@ def _is_multiple(ratio: Tensor) -> bool:
     return bool(((ratio - first).abs() <= _SAME * first.abs()).all())
 
 
-def _patterns(prior: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+def prior_patterns(prior: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """rows (..., G, O) and columns (..., G, I) whose outer products are a multiple of the prior (..., G O I)."""
     check_size("Kronecker.prior", prior, prod(shape))
     table = double(prior).reshape(*prior.shape[:-1], *shape)

@@ -41,7 +41,7 @@ class WeightUses(TorchFunctionMode):
         touched: list[str] = []
         _collect(self._names, args, touched)
         _collect(self._names, kwargs.values(), touched)
-        if not touched:
+        if not touched or not torch.is_grad_enabled():  # where the module itself wants no derivatives, there are none
             return func(*args, **kwargs)
         rule = _RULES.get(func)
         if rule is not None:

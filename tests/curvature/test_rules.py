@@ -352,3 +352,28 @@ def test_a_layer_that_runs_on_the_rows_in_another_order(order):
         return torch.cat([joint.network.outputs(flat, row[None], None) for row in inputs])
 
     close(got, torch.autograd.functional.jacobian(row_by_row, joint.network.initial))
+
+
+class PartlyWithoutGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.second(self.first(x).tanh())
+        return self.head(hidden.tanh())
+
+
+def test_what_a_module_runs_without_gradients_has_none() -> None:
+    net = made(PartlyWithoutGradients)
+    joint = po.Joint(net, po.likelihoods.Gaussian(), po.priors.Normal(), ROWS)
+    x = Key(11).normal((ROWS, 3), torch.float64)
+    batch = po.model.Batch(x, torch.zeros(ROWS, 2, dtype=torch.float64))
+    matrix = GaussNewton().matrix(joint, joint.network.initial, batch, None)
+    hidden = 3 * 4 + 4 + 4 * 4 + 4
+    assert not matrix[:hidden].any()
+    with torch.no_grad():
+        features = torch.cat([net.second(net.first(x).tanh()).tanh(), torch.ones(ROWS, 1, dtype=torch.float64)], 1)
+    weights = matrix[hidden : hidden + 4, hidden : hidden + 4]
+    torch.testing.assert_close(weights, (features.T @ features)[:4, :4], rtol=1e-12, atol=1e-12)

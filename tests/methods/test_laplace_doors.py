@@ -340,3 +340,70 @@ def test_a_large_network_at_a_mode_of_its_output_layer_is_not_warned_of(caplog) 
     caplog.clear()
     laplace(problem, start=theta)
     assert not caplog.records
+
+
+def test_half_precision_is_refused() -> None:
+    net = torch.nn.Linear(2, 1).to(torch.bfloat16)
+    joint = po.Joint(net, po.likelihoods.Gaussian(), po.priors.Normal(), 4)
+    rows = torch.ones(4, 2, dtype=torch.bfloat16), torch.ones(4, 1, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"float32 or float64.*module\.float\(\)"):
+        po.infer(po.methods.Laplace(), joint, rows)
+
+
+def test_corrected_factors_cannot_be_tuned_by_tensor() -> None:
+    with pytest.raises(ValueError, match=r"PerLayer\(\)"):
+        po.methods.Laplace(
+            structure=po.curvature.CorrectedKronecker(), tuning=po.evidence.Evidence(groups=po.evidence.PerTensor())
+        )
+
+
+def test_a_prior_without_factors_is_refused_before_the_first_row_is_added(monkeypatch) -> None:
+    joint = po.Joint(torch.nn.Linear(2, 3), po.likelihoods.Gaussian(), po.priors.StudentT(4.0), 5)
+    monkeypatch.setattr("posterity.curvature.kronecker.add_factors", lambda *_: pytest.fail("rows were added"))
+    with pytest.raises(ValueError, match="outer product"):
+        po.infer(po.methods.Laplace(structure=po.curvature.Kronecker()), joint, (torch.randn(5, 2), torch.randn(5, 3)))
+
+
+def test_the_last_layer_is_one_that_reaches_the_outputs() -> None:
+    class WithAside(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.aside = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            outputs = self.head(x)
+            self.aside(x)
+            return outputs
+
+    joint = po.Joint(WithAside(), po.likelihoods.Gaussian(), po.priors.Normal(), 5)
+    q, _ = po.infer(
+        po.methods.Laplace(subset=po.methods.LastLayer(), tuning=None), joint, (torch.randn(5, 2), torch.randn(5, 1))
+    )
+    assert [part.name for part in q.joint.random_slices] == ["head.weight", "head.bias"]
+
+
+def test_a_large_network_without_a_linear_end_is_looked_at_whole(caplog) -> None:
+    net = torch.nn.Sequential(
+        torch.nn.Conv1d(1, 4200, 3), torch.nn.Tanh(), torch.nn.Conv1d(4200, 1, 3), torch.nn.Flatten()
+    )
+    joint = po.Joint(net, po.likelihoods.Gaussian(0.1), po.priors.Normal(), 6)
+    assert joint.num_weights > 20_000
+    method = po.methods.Laplace(structure=po.curvature.Diagonal(), tuning=None)
+    po.infer(method, joint, (torch.randn(6, 1, 6), torch.full((6, 2), 100.0)))
+    assert "not at a mode" in caplog.text
+
+
+def test_rows_that_are_mixed_are_seen_though_the_first_are_equal() -> None:
+    class Centred(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(x - x.mean(0))
+
+    x = torch.randn(12, 2)
+    x[:4] = x[0]
+    joint = po.Joint(Centred(), po.likelihoods.Gaussian(), po.priors.Normal(), 12)
+    with pytest.raises(ValueError, match="mixes the rows"):
+        po.infer(po.methods.Laplace(), joint, (x, torch.randn(12, 1)))

@@ -8,6 +8,8 @@ from posterity.numerics import Block, BlockDiagonal, Dense, Diagonal, Kronecker,
 from posterity.numerics.random import Key
 from posterity.numerics.updated import base, updated
 
+pytestmark = pytest.mark.cpu  # the matrices are there
+
 R = 6
 
 
@@ -20,8 +22,9 @@ def thin(name: str) -> Tensor:
     return Key(4).fold(name).normal((2, R), torch.float64, torch.device("cpu"))
 
 
-PRIOR = 0.3 + torch.arange(R, dtype=torch.float64)
-ONE = torch.full((R,), 0.7, dtype=torch.float64)
+CPU = torch.device("cpu")
+PRIOR = 0.3 + torch.arange(R, dtype=torch.float64, device=CPU)
+ONE = torch.full((R,), 0.7, dtype=torch.float64, device=CPU)
 BLOCKS = (Block(("a",), 2, 2, weight=2), Block(("b",), 2, 1, weight=0))
 
 
@@ -33,7 +36,7 @@ def blocks(name: str, prior: Tensor) -> BlockDiagonal:
 PAIRS: dict[str, tuple[Precision, Precision]] = {
     "dense": (Dense(square("a"), PRIOR, 2.0), Dense(square("b"), ONE, 0.5)),
     "dense without prior": (Dense(square("a")), Dense(square("b"))),
-    "dense with a flat prior": (Dense(square("a"), ONE), Dense(square("b"), torch.zeros(R))),
+    "dense with a flat prior": (Dense(square("a"), ONE), Dense(square("b"), torch.zeros(R, device=CPU))),
     "diagonal": (Diagonal(square("a").diagonal(), PRIOR), Diagonal(square("b").diagonal(), ONE)),
     "diagonal without prior": (Diagonal(square("a").diagonal()), Diagonal(square("b").diagonal())),
     "low rank": (LowRank(thin("a"), PRIOR, 3.0), LowRank(thin("b"), ONE, 0.2)),
