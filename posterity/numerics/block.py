@@ -59,9 +59,9 @@ class Block:
     def _pairs(self, entries: Tensor, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         entries = entries.reshape(*entries.shape[:-1], self.rows, self.width)
         first = 0
-        for view in self.views(vector):
-            yield view, entries[..., first : first + view.shape[-1]]
-            first += view.shape[-1]
+        for offset, width in self._parts():  # each view made when it is used: a write through one changes the graph
+            yield self._view(vector, offset, width), entries[..., first : first + width]
+            first += width
 
     @property
     def index(self) -> Tensor:
