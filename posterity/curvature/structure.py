@@ -62,7 +62,7 @@ def added(sums: Sums, **values: Tensor) -> Sums:
 
 def counted(sums: Sums) -> Sums:
     """The sums one batch later: now and then the recent ones are added to those in float64."""
-    batches = sums.get("batches", torch.zeros((), dtype=torch.int64)) + 1
+    batches = sums["batches"] + 1 if "batches" in sums else torch.ones((), dtype=torch.int64)
     return {**(settled(sums) if int(batches) % TOGETHER == 0 else sums), "batches": batches}
 
 

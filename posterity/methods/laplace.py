@@ -220,6 +220,7 @@ class Laplace(Method):
 
     def step(self, joint: Target, state: LaplaceState, batch: Batch, key: Key) -> tuple[LaplaceState, Info]:
         """Add the curvature and the log-likelihood of these rows; at the end of a pass, do what its structure wants."""
+        state = _placed(state)
         choosing = self.subset.count is not None and state.passes == 0
         number = state.passes if self.subset.count is None else max(0, state.passes - 1)
         members = [self._rows(joint, state, batch, key, index) for index in range(len(state.data))]
@@ -281,7 +282,7 @@ class Laplace(Method):
 
     def posterior(self, joint: Target, kept: Sequence[LaplaceState]) -> Posterior:
         """The Gaussian, seen through the network's linearisation where there is a network."""
-        state = kept[-1]
+        state = _placed(kept[-1])
         problem = narrowed(joint, state.chosen)
         structure = self.structure_for(problem)
         if state.theta.dim() == 1:
@@ -344,3 +345,12 @@ def _places(rows: Rows) -> list[Place]:
 def _order(places: Sequence[Place]) -> list[tuple[object, ...]]:
     """What must be the same in all batches whose sums are added layer by layer."""
     return [(place.block, place.kind, place.groups) for place in places]
+
+
+def _placed(state: LaplaceState) -> LaplaceState:
+    """The state with all sums where theta is: those of a run that is taken up again come from the disk."""
+    device = state.theta.device
+    sums = [{name: value.to(device) for name, value in each.items()} for each in state.sums]
+    return state._replace(
+        sums=sums, slopes=[slope.to(device) for slope in state.slopes], chosen=state.chosen.to(device)
+    )
