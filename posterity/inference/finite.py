@@ -34,7 +34,8 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
 
 def check_kept(joint: Target, kept: Sequence[Any], step: int) -> None:
     """Raise `Diverged` if a posterior would be made of numbers that are not finite."""
-    good = [torch.isfinite(tensor).all() for state in kept for tensor in _floating(state).values()]
+    # A state may have a few numbers on the CPU beside tensors on a GPU.
+    good = [torch.isfinite(tensor).all().cpu() for state in kept for tensor in _floating(state).values()]
     if not good or bool(torch.stack(good).all()):
         return
     tensor = next(name for state in kept if (name := _first_bad(joint, state)) is not None)

@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.curvature import CorrectedKronecker, Diagonal, Full, Kronecker, Structure
-from posterity.numerics import Dense
+from posterity.numerics import Dense, Key
 from posterity.priors import Correlated
 
 NOISE = 0.4
 
 
 def rows(count: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, width, generator=generator, dtype=torch.float64)
-    return x, x.sum(-1, keepdim=True) + NOISE * torch.randn(count, 1, generator=generator, dtype=torch.float64)
+    x = Key(seed).fold("x").normal((count, width), torch.float64)
+    return x, x.sum(-1, keepdim=True) + NOISE * Key(seed).fold("y").normal((count, 1), torch.float64)
 
 
 def linear(width: int, num_data: int, prior: po.priors.Prior | None = None, **kwargs: object) -> po.Joint:
