@@ -26,7 +26,8 @@ class LowRank(Structure):
     vector.
 
     **Limit**: exact when the rank of C is no larger than `rank`; else the rest of C is left out, so variances are too
-    large there (those of the prior).
+    large there (those of the prior), and so is the log evidence, whose determinant lacks the rest: what it tunes leans
+    to wide priors. Take the rank large, or tuning=None.
 
     **Cost**: `iterations` passes, each with one product with the curvature (about three backward passes).
 

@@ -106,6 +106,15 @@ class OnlineLaplace(Method):
         """As `laplace` wants it."""
         return self.laplace.prepared(joint, data)
 
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """The larger of fit and Laplace in each part, since both are held."""
+        fit, laplace = self.fit.bytes(joint, data), self.laplace.bytes(joint, data)
+        return {name: max(fit.get(name, 0), laplace.get(name, 0)) for name in {**fit, **laplace}}
+
+    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
+        """Those of Laplace."""
+        return self.laplace.prediction_bytes(joint, data, rows)
+
     def batches(self, data: Data, key: Key) -> Feed:
         """Those of the fit, with a pass over all rows at each stop."""
         return self.fit.batches(data, key).with_passes(self.laplace.batches(data, key.fold("passes")), self.stops)
