@@ -1,5 +1,6 @@
 """Evidence: log p(D) and its bounds, and hyper-parameters that maximise it."""
 
+from posterity.evidence.elbo import Elbo, elbo
 from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
 from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.mackay import MacKay
@@ -10,6 +11,7 @@ from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joi
 from posterity.evidence.validation_grid import ValidationGrid
 
 __all__ = [
+    "Elbo",
     "Evidence",
     "Groups",
     "MacKay",
@@ -20,6 +22,7 @@ __all__ = [
     "Tuned",
     "Tuning",
     "ValidationGrid",
+    "elbo",
     "laplace_evidence",
     "marginal_likelihood",
     "present_precision",
