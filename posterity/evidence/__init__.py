@@ -2,6 +2,7 @@
 
 from posterity.evidence.elbo import Elbo, elbo
 from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
+from posterity.evidence.importance import Importance, importance, prior_monte_carlo
 from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.mackay import MacKay
 from posterity.evidence.marginal import Marginal, residual_sums
@@ -14,6 +15,7 @@ __all__ = [
     "Elbo",
     "Evidence",
     "Groups",
+    "Importance",
     "MacKay",
     "Marginal",
     "PerLayer",
@@ -23,9 +25,11 @@ __all__ = [
     "Tuning",
     "ValidationGrid",
     "elbo",
+    "importance",
     "laplace_evidence",
     "marginal_likelihood",
     "present_precision",
+    "prior_monte_carlo",
     "residual_sums",
     "retuned",
     "tuned_joint",

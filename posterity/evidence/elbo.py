@@ -104,12 +104,12 @@ class Elbo:
 def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, seed: int = 0) -> Elbo:
     """The evidence lower bound of a posterior q: E_q log p(D | w) - KL(q || prior), exact where it can be.
 
-    **Math**: log p(D) = ELBO(q) + KL(q || p(w | D)). The data fit is the mean of log p(D | w_s) over draws w_s of q. For
+    **Math**: log p(D) = ELBO(q) + KL(q || p(w | D)). The data fit is the mean of log p(D | w_s) over draws w_s ~ q. For
     a network that is linear in its random weights with Gaussian noise it is log p(D | mean) - sum of Var f / (2 s^2).
     KL(q || prior) is in closed form (or by quadrature) for priors of independent weights, and for any prior that has a
     cross-entropy where q is factorised; otherwise it is the mean of log q(w_s) - log p(w_s) over the same draws.
 
-    **Limit**: an unbiased estimate with its standard error, over the whole data, untempered and tempered. A `Linearized`
+    **Limit**: unbiased, with its standard error, over the whole data, untempered and tempered. A `Linearized`
     posterior is taken as the Gaussian over the weights of the network itself, so that the bound is one for the network.
     Weights that are points enter with their log prior density, as in the log evidence of `Laplace` and `Conjugate`. For
     a `Density`, which does not tell data from prior, the data fit is E log density and the KL minus the entropy.
