@@ -24,8 +24,8 @@ def pareto_smoothed(log_weights: Tensor) -> Smoothed:
     A generalised Pareto distribution is fitted to the excesses of the M largest weights over the next one (Vehtari et
     al., 2024, Pareto smoothed importance sampling); its shape is k-hat, drawn to 1/2 with the weight of ten draws as
     there. Its quantiles at (z - 1/2) / M take the place of the z-th of them, none above the largest weight. Weights
-    that are equal up to rounding have k-hat -inf and stay as they are; so do those of which nearly all vanish beside the
-    largest, whose k-hat is inf.
+    that are equal up to rounding have k-hat -inf and stay as they are; so do those of which nearly all vanish beside
+    the largest, whose k-hat is inf.
 
     >>> pareto_smoothed(torch.zeros(100)).pareto_k
     -inf
