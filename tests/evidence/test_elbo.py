@@ -14,6 +14,7 @@ from posterity.curvature import Diagonal as DiagonalStructure
 from posterity.curvature import Full, Kronecker
 from posterity.errors import BadData
 from posterity.evidence import Elbo, elbo
+from posterity.evidence import draws as pieces
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Conjugate, Laplace
 from posterity.numerics import Dense, Diagonal, Key
@@ -196,6 +197,37 @@ def test_chunks_loaders_and_seeds():
     chunked = elbo(q, loader, seed=3)
     assert chunked.data_fit == pytest.approx(of.data_fit, rel=1e-12)
     assert chunked.kl == of.kl
+
+
+@pytest.mark.parametrize("together", [1, 15, 40])
+def test_rows_and_draws_may_go_in_any_pieces(together, monkeypatch):
+    joint, rows = classification(FLOAT64), labels(FLOAT64)
+    q = Normally(joint, joint.initial(), Diagonal(torch.full((joint.size,), 9.0)))
+    at_once = elbo(q, rows)
+    monkeypatch.setattr(pieces, "ROWS", 7)
+    monkeypatch.setattr(pieces, "TOGETHER", together)
+    in_pieces = elbo(q, rows)
+    assert in_pieces.data_fit == pytest.approx(at_once.data_fit, rel=1e-12)
+    assert in_pieces.standard_error == pytest.approx(at_once.standard_error, rel=1e-9)
+
+
+def test_draws_that_do_not_fit_together_differ(monkeypatch):
+    _, q, rows = tiny()
+    monkeypatch.setattr(pieces, "LARGE", 20)  # ten draws at a time
+    of = elbo(q, rows, draws=4000)
+    close(of.data_fit, load("tiny_bnn_elbo").at("expected_log_lik"), of.data_fit_standard_error)
+
+
+def test_buffers_of_the_posterior_are_used():
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
+    joint = po.Joint(module, Categorical(), Normal(), 20)
+    carried = {**joint.network.buffers, "1.running_mean": torch.tensor([3.0, -2.0], dtype=FLOAT64)}
+    q = Normally(joint, joint.initial(), Diagonal(torch.full((joint.size,), 1e12)), carried)
+    x, y = labels(FLOAT64)
+    expected = joint.likelihood.log_prob(joint.outputs(q.mean, x, carried), y).sum()
+    other = joint.likelihood.log_prob(joint.outputs(q.mean, x), y).sum()
+    assert elbo(q, (x, y)).data_fit == pytest.approx(float(expected), abs=1e-3)
+    assert abs(float(expected - other)) > 1.0
 
 
 def test_a_density():
