@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from posterity import (
         curvature,
         datasets,
+        diagnostics,
         evidence,
         inference,
         likelihoods,
@@ -51,6 +52,7 @@ _NAMES = {
 _PACKAGES = (
     "curvature",
     "datasets",
+    "diagnostics",
     "evidence",
     "inference",
     "likelihoods",
@@ -76,6 +78,7 @@ __all__ = [
     "continued",
     "curvature",
     "datasets",
+    "diagnostics",
     "evidence",
     "infer",
     "inference",

@@ -1,6 +1,8 @@
 """Evidence: log p(D) and its bounds, and hyper-parameters that maximise it."""
 
+from posterity.evidence.elbo import Elbo, elbo
 from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
+from posterity.evidence.importance import Importance, importance, prior_monte_carlo
 from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.mackay import MacKay
 from posterity.evidence.marginal import Marginal, residual_sums
@@ -10,8 +12,10 @@ from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joi
 from posterity.evidence.validation_grid import ValidationGrid
 
 __all__ = [
+    "Elbo",
     "Evidence",
     "Groups",
+    "Importance",
     "MacKay",
     "Marginal",
     "PerLayer",
@@ -20,9 +24,12 @@ __all__ = [
     "Tuned",
     "Tuning",
     "ValidationGrid",
+    "elbo",
+    "importance",
     "laplace_evidence",
     "marginal_likelihood",
     "present_precision",
+    "prior_monte_carlo",
     "residual_sums",
     "retuned",
     "tuned_joint",

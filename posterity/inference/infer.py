@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, shown
+from posterity.errors import shown
 from posterity.inference.callbacks import Callback, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint, Checkpointer
 from posterity.inference.finite import check_loss
@@ -22,7 +22,8 @@ from posterity.inference.run import Run
 from posterity.inference.start import starting_point
 from posterity.inference.trace import Trace
 from posterity.inference.validator import Validator
-from posterity.model.data import Data, Feed, NoData, StreamData, TensorData, as_data
+from posterity.model.checked import checked
+from posterity.model.data import Data, Feed, StreamData, as_data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
@@ -70,7 +71,7 @@ def infer(
     key = Key(operator.index(seed))
     rows = as_data(data)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
-    rows = _checked(joint, rows.to(joint.device))
+    rows = checked(joint, rows.to(joint.device))
     joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))
     state = method.init(joint, theta, key.fold("init"))
@@ -146,25 +147,6 @@ def _hooks(callbacks: Sequence[Callback], run: Run, progress: bool | None) -> li
     if progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None):
         hooks.append(ProgressBar())
     return hooks
-
-
-def _checked(joint: Target, data: Data) -> Data:
-    """The data, checked against the problem, with targets shaped for the likelihood."""
-    if isinstance(joint, Density):
-        if not isinstance(data, NoData):
-            raise BadData("A Density has its data inside. Pass None as the data.")
-        return data
-    batch = joint.check(data.first())
-    if data.num_data != joint.num_data:
-        raise BadData(
-            f"Joint.num_data is {joint.num_data} but the data have {data.num_data} rows, so the likelihood would be "
-            f"scaled wrongly. Make the Joint with num_data={data.num_data}."
-        )
-    if isinstance(data, TensorData):
-        return TensorData(batch)
-    assert isinstance(data, StreamData)
-    example = joint.example_output(batch)
-    return data.prepared(lambda rows: joint.prepared(rows, example))
 
 
 def _identity(

@@ -21,6 +21,8 @@ class Tempering:
       variance T s^2.
     - `balanced(tau, num_data, units)` = tempered(tau * num_data / units).
 
+    `kl_weight` and `weight_decay` are what the same temperature is called elsewhere.
+
     **Limit**: an evidence under `tempered(eta)` is not comparable across eta; never tune eta by it.
 
     **Cost**: none; two numbers.
@@ -93,6 +95,43 @@ class Tempering:
         powers instead.
         """
         return self.prior_power / self.likelihood_power
+
+    def kl_weight(self, num_data: int, rows: int = 1) -> float | Tensor:
+        """The factor of KL(q || prior), summed over all weights, that other libraries want beside their data loss.
+
+        That loss is the mean of -log p over the rows of a batch, or with `rows` its sum over that many: eta rows /
+        num_data. `rows=num_data` is the bound over all data, E log p - eta KL. A KL that a library has already averaged
+        over the weights or divided by something needs that factor as well. A power of the prior other than 1 is no
+        factor of a KL: a ValueError.
+
+        >>> Tempering.tempered(0.5).kl_weight(num_data=100)
+        0.005
+        """
+        positive("Tempering.kl_weight: num_data", num_data)
+        positive("Tempering.kl_weight: rows", rows)
+        prior_power = self.prior_power
+        if not bool((prior_power == 1.0).all() if isinstance(prior_power, Tensor) else prior_power == 1.0):
+            raise ValueError(
+                "Tempering.kl_weight needs prior_power = 1: no factor of the KL gives a prior of another power. "
+                f"Got {shown(prior_power)}. For a normal prior use tempered(T), and a prior scale times sqrt(T) for "
+                "what cold(T) means."
+            )
+        return self.eta * (rows / num_data)
+
+    def weight_decay(self, prior_scale: float | Tensor, num_data: int, rows: int = 1) -> float | Tensor:
+        """The `weight_decay` d of torch's SGD and Adam, with gradient d w, that is a prior N(0, prior_scale^2).
+
+        It goes with a data loss that is the mean of -log p over the rows of a batch, or with `rows` its sum over that
+        many: eta rows / (num_data prior_scale^2). `AdamW` decays otherwise: its fixed point is not a mode of this
+        density.
+
+        >>> Tempering.bayes().weight_decay(prior_scale=0.5, num_data=100)
+        0.04
+        """
+        positive("Tempering.weight_decay: prior_scale", prior_scale)
+        positive("Tempering.weight_decay: num_data", num_data)
+        positive("Tempering.weight_decay: rows", rows)
+        return self.eta * (rows / num_data) / prior_scale**2
 
     @property
     def num_members(self) -> int | None:

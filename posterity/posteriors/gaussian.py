@@ -1,5 +1,6 @@
 """A Gaussian over weights."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -94,6 +95,20 @@ class Gaussian(Posterior):
         """mean + deviations, (draws, P)."""
         self._alone()
         return torch.cat([self._moved(deviations) for deviations in self._some(draws, key)])
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """-(w - mean)^T precision (w - mean) / 2 + logdet / 2 - R/2 log 2 pi."""
+        self._alone()
+        away = theta.to(torch.float64) - self.mean.to(torch.float64)  # (S, P)
+        if self.joint.random_indices is not None:
+            away = away[..., self.joint.random_indices]
+        quadratic = (away * self.precision.matvec(away)).sum(-1)
+        return 0.5 * (self.precision.logdet - self.precision.size * math.log(2.0 * math.pi) - quadratic)
+
+    @property
+    def entropy(self) -> Tensor:
+        """R/2 log(2 pi e) - logdet / 2, in nats."""
+        return 0.5 * (self.precision.size * math.log(2.0 * math.pi * math.e) - self.precision.logdet)
 
     def _moved(self, deviations: Tensor) -> Tensor:
         """Weights (s, P) from deviations (s, R)."""

@@ -87,6 +87,10 @@ class Linearized(Posterior):
         """Weights of the Gaussian."""
         return self.gaussian.sample(draws, key)
 
+    def log_density(self, theta: Tensor) -> Tensor:
+        """That of the Gaussian."""
+        return self.gaussian.log_density(theta)
+
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Linear functions of shared weight draws, so that rows are correlated as they should be."""
         deviations = self.gaussian.deviations(draws, key, self.gaussian.mean.dtype)  # (S, R)

@@ -51,6 +51,16 @@ class Posterior(ABC):
     def sample(self, draws: int, key: Key) -> Tensor:
         """Weights (draws, P)."""
 
+    def log_density(self, theta: Tensor) -> Tensor:
+        """Log density of this posterior at weights (S, P), (S,) in float64, normalised over the random weights.
+
+        Weights that are points are not looked at. A TypeError where there is no density.
+        """
+        raise TypeError(
+            f"{type(self).__name__} has no density over weights. Use a posterior that has one: that of Laplace or "
+            "Conjugate, or another Gaussian."
+        )
+
     @abstractmethod
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Draws of the network outputs at all inputs jointly, (S, N, *event)."""
