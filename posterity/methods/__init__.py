@@ -1,8 +1,10 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.gradients import WeightSampling
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
+from posterity.methods.mean_field import MeanField
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 
@@ -14,6 +16,8 @@ __all__ = [
     "LargestVariance",
     "LastLayer",
     "Matching",
+    "MeanField",
     "OnlineLaplace",
     "Subset",
+    "WeightSampling",
 ]

@@ -1,0 +1,193 @@
+"""Mean-field variational inference against optima and gradients in closed form or by quadrature."""
+
+import itertools
+
+import pytest
+import torch
+from goldcases import load
+from torch import Tensor, nn
+
+import posterity as po
+from posterity.likelihoods import Bernoulli, Gaussian
+from posterity.methods import MAP, MeanField, WeightSampling
+from posterity.methods.gradients import Estimator, Factorised
+from posterity.methods.gradients.divergence import divergence
+from posterity.model import Batch
+from posterity.numerics import Adam, Cosine, Key
+from posterity.priors import FanIn, Normal
+
+FLOAT64 = torch.float64
+
+
+def linear(columns: int, outputs: int = 1) -> nn.Linear:
+    net = nn.Linear(columns, outputs, bias=False).to(FLOAT64)
+    nn.init.zeros_(net.weight)
+    return net
+
+
+class Tanh(nn.Module):
+    """f(x) = w2 tanh(w1 x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(torch.zeros(1, dtype=FLOAT64))
+        self.outer = nn.Parameter(torch.zeros(1, dtype=FLOAT64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer * torch.tanh(self.inner * x)
+
+
+def averages(
+    estimator: Estimator, joint: po.Joint, q: Factorised, batch: Batch, count: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Means of value, gradient in the mean and gradient in the scale of the ELBO, with their standard errors."""
+    prior = divergence(joint, q, q.scale.log(), Key(0))
+    found: list[list[Tensor]] = [[], [], []]
+    memory: dict[str, Tensor] = {}
+    for index in range(count):
+        term = estimator.data_term(joint, q, batch, {}, memory, Key(1).fold(index))
+        memory = term.memory
+        found[0].append(term.value - prior.kl)
+        found[1].append(term.grad_mean - prior.grad_mean)
+        found[2].append(term.grad_scale - prior.grad_scale + 1.0 / q.scale)
+    stacked = [torch.stack(each) for each in found]
+    return [each.mean(0) for each in stacked], [each.std(0) / count**0.5 for each in stacked]
+
+
+def within(found: Tensor, expected: object, error: Tensor) -> bool:
+    return bool(((found - torch.as_tensor(expected, dtype=FLOAT64)).abs() <= 5.0 * error).all())
+
+
+ESTIMATORS = [WeightSampling(), WeightSampling(draws=3), WeightSampling(draws=2, antithetic=True)]
+every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
+
+
+@every_estimator
+def test_value_and_gradients_of_the_tiny_network(estimator: Estimator) -> None:
+    case = load("tiny_bnn_elbo")
+    given = case.inputs
+    joint = po.Joint(Tanh(), Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5), num_data=4)
+    batch = Batch(given["x"].unsqueeze(1), given["y"].unsqueeze(1))
+    q = Factorised(given["q_mean"], given["q_std"], None)
+    case.check("kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
+    means, errors = averages(estimator, joint, q, batch, 4000)
+    assert within(means[0], case.at("elbo"), errors[0])
+    assert within(means[1], case.at("grad_mean"), errors[1])
+    assert within(means[2], case.at("grad_std"), errors[2])
+
+
+@every_estimator
+def test_value_and_gradients_of_logistic_regression(estimator: Estimator) -> None:
+    case = load("logistic_variational")
+    given = case.inputs
+    joint = po.Joint(linear(2), Bernoulli(), Normal(given["prior_std"]), num_data=10)
+    batch = joint.check(Batch(given["X"], given["t"]))
+    q = Factorised(given["probe_mean"], given["probe_std"], None)
+    case.check("probe.kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
+    means, errors = averages(estimator, joint, q, batch, 3000)
+    for index, name in enumerate(("elbo", "grad_mean", "grad_std")):
+        assert within(means[index], case.at(f"probe.{name}"), errors[index])
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_optimum_of_linear_regression(row: int) -> None:
+    case = load("linear_meanfield_vi")
+    given, wanted = case.inputs, case.expected["rows"][row]
+    tempering = po.Tempering.tempered(wanted["eta"])
+    noise, prior = Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5)
+    joint = po.Joint(linear(2), noise, prior, num_data=7, tempering=tempering)
+    # With mirrored pairs the gradient in the mean of a quadratic has no noise; that in the scale has.
+    method = MeanField(
+        steps=1500,
+        batch_size=None,
+        optimizer=Adam(0.05),
+        schedule=Cosine(),
+        estimator=WeightSampling(4, antithetic=True),
+        initial_scales=FanIn(0.3),
+    )
+    q, trace = po.infer(method, joint, (given["X"], given["y"].unsqueeze(1)))
+    torch.testing.assert_close(q.mean, wanted["mean"], rtol=2e-3, atol=0.0)
+    torch.testing.assert_close(q.variance.sqrt(), wanted["std"], rtol=0.03, atol=0.0)
+    assert abs(float(trace["kl"][-1]) * 7 - wanted["kl_to_prior"]) < 0.05
+    fit = trace["data_fit"][-300:] * 7
+    assert abs(float(fit.mean()) - wanted["expected_log_lik"]) < 5.0 * float(fit.std()) / 300**0.5 + 0.02
+    torch.testing.assert_close(trace["elbo"], trace["data_fit"] - trace["kl"])
+    tempered = trace["kl"] - trace["data_fit"] / wanted["eta"]  # the loss, which is E log p / eta - KL
+    torch.testing.assert_close(trace["loss"], tempered)
+
+
+@pytest.mark.parametrize("name", ["eta_1", "eta_0.3"])
+def test_optimum_of_logistic_regression(name: str) -> None:
+    case = load("logistic_variational")
+    given, wanted = case.inputs, case.expected["meanfield"][name]
+    tempering = po.Tempering.tempered(wanted["eta"])
+    joint = po.Joint(linear(2), Bernoulli(), Normal(given["prior_std"]), num_data=10, tempering=tempering)
+    method = MeanField(
+        steps=2500,
+        batch_size=None,
+        optimizer=Adam(0.05),
+        schedule=Cosine(),
+        estimator=WeightSampling(4, antithetic=True),
+    )
+    q, trace = po.infer(method, joint, (given["X"], given["t"]))
+    torch.testing.assert_close(q.mean, wanted["mean"], rtol=0.02, atol=0.0)
+    torch.testing.assert_close(q.variance.sqrt(), wanted["std"], rtol=0.03, atol=0.0)
+    assert abs(float(trace["kl"][-1]) * 10 - wanted["kl"]) < 0.06
+
+
+def test_batches_are_scaled_to_all_data() -> None:
+    case = load("minibatch_scaling")
+    targets = (-2.0 * case.inputs["expected_log_lik_per_point"]).sqrt()  # log p = -y^2 / 2 at f = 0, but for a constant
+    constant = -0.5 * torch.log(torch.tensor(2.0 * torch.pi, dtype=FLOAT64))
+    joint = po.Joint(linear(1), Gaussian(1.0), Normal(), num_data=5)
+    q = Factorised(torch.zeros(1, dtype=FLOAT64), torch.full((1,), 1e-12, dtype=FLOAT64), None)
+    for row in case.expected["rows"]:
+        values = []
+        for chosen in itertools.combinations(range(5), int(row["M"])):
+            batch = Batch(torch.ones(len(chosen), 1, dtype=FLOAT64), targets[list(chosen)].unsqueeze(1))
+            term = WeightSampling().data_term(joint, q, batch, {}, {}, Key(0))
+            values.append(term.value - 5 * constant - case.inputs["kl"])
+        stacked = torch.stack(values)
+        torch.testing.assert_close(float(stacked.mean()), row["mean_scaled"], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(float(stacked.var(unbiased=False)), row["var_scaled"], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["quadratic_w2", "log_sigmoid"])
+def test_variance_of_pathwise_gradients(name: str) -> None:
+    case = load("gradient_estimators")
+    functions = {"quadratic_w2": torch.square, "log_sigmoid": nn.functional.logsigmoid}
+    count = 200_000  # as so many independent weights: one call gives every single-sample gradient
+    density = po.Density(lambda w: functions[name](w).sum(), {"w": (count,)}, dtype=FLOAT64)
+    mean, scale = (torch.full((count,), case.inputs[key], dtype=FLOAT64) for key in ("mu", "sigma"))
+    term = WeightSampling().data_term(density, Factorised(mean, scale, None), None, {}, {}, Key(3))  # type: ignore[arg-type]
+    for grads, letter in ((term.grad_mean, "mu"), (term.grad_scale, "sigma")):
+        assert within(grads.mean(), case.at(f"{name}.grad_{letter}"), grads.std() / count**0.5)
+        assert abs(float(grads.var()) / case.at(f"{name}.var_pathwise_{letter}") - 1.0) < 0.03
+
+
+def test_without_data_the_prior_stays_to_the_bit() -> None:
+    """With rows of weight zero there is nothing but the KL, whose gradient is zero at the prior."""
+    joint = po.Joint(linear(3), Gaussian(1.0), Normal(0.5), num_data=4)
+    rows = torch.ones(4, 3, dtype=FLOAT64), torch.ones(4, 1, dtype=FLOAT64), torch.zeros(4, dtype=FLOAT64)
+    method = MeanField(steps=20, batch_size=None, initial_scales=FanIn(0.5 * 3**0.5))
+    q, trace = po.infer(method, joint, rows)
+    torch.testing.assert_close(q.mean, torch.zeros(3, dtype=FLOAT64), rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(q.variance, torch.full((3,), 0.25, dtype=FLOAT64), rtol=1e-8, atol=0.0)
+    assert float(trace["kl"].abs().max()) < 1e-12
+    moved, _ = po.infer(MeanField(steps=600, batch_size=None, optimizer=Adam(0.02), schedule=Cosine()), joint, rows)
+    torch.testing.assert_close(moved.variance.sqrt(), torch.full((3,), 0.5, dtype=FLOAT64), rtol=1e-3, atol=0.0)
+
+
+def test_without_noise_it_is_map() -> None:
+    """A cold posterior has no width: the means go where MAP goes."""
+    x = Key(4).normal((30, 2), FLOAT64)
+    y = x @ torch.tensor([[1.0], [-0.5]], dtype=FLOAT64) + 0.1 * Key(5).normal((30, 1), FLOAT64)
+    net = po.networks.MLP([2, 3, 1], activation="tanh").to(FLOAT64)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(0.5 * Key(6).fold(name).normal(tuple(parameter.shape), FLOAT64))
+    joint = po.Joint(net, Gaussian(0.5), Normal(0.8), num_data=30, tempering=po.Tempering.cold(1e-12))
+    settings = {"steps": 200, "batch_size": 10, "optimizer": Adam(0.01)}
+    mode, _ = po.infer(MAP(**settings), joint, (x, y))
+    q, _ = po.infer(MeanField(**settings, initial_scales=FanIn(1e-9)), joint, (x, y))
+    torch.testing.assert_close(q.mean, mode.point(), rtol=1e-5, atol=1e-6)
