@@ -13,7 +13,7 @@ from posterity.methods import MAP, MeanField, WeightSampling
 from posterity.methods.gradients import Estimator, Factorised
 from posterity.methods.gradients.divergence import divergence
 from posterity.model import Batch
-from posterity.numerics import Adam, Cosine, Key
+from posterity.numerics import SGD, Adam, Cosine, Key
 from posterity.priors import FanIn, Normal
 
 FLOAT64 = torch.float64
@@ -70,7 +70,7 @@ def test_value_and_gradients_of_the_tiny_network(estimator: Estimator) -> None:
     batch = Batch(given["x"].unsqueeze(1), given["y"].unsqueeze(1))
     q = Factorised(given["q_mean"], given["q_std"], None)
     case.check("kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
-    means, errors = averages(estimator, joint, q, batch, 4000)
+    means, errors = averages(estimator, joint, q, batch, 1500)
     assert within(means[0], case.at("elbo"), errors[0])
     assert within(means[1], case.at("grad_mean"), errors[1])
     assert within(means[2], case.at("grad_std"), errors[2])
@@ -84,7 +84,7 @@ def test_value_and_gradients_of_logistic_regression(estimator: Estimator) -> Non
     batch = joint.check(Batch(given["X"], given["t"]))
     q = Factorised(given["probe_mean"], given["probe_std"], None)
     case.check("probe.kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
-    means, errors = averages(estimator, joint, q, batch, 3000)
+    means, errors = averages(estimator, joint, q, batch, 1500)
     for index, name in enumerate(("elbo", "grad_mean", "grad_std")):
         assert within(means[index], case.at(f"probe.{name}"), errors[index])
 
@@ -98,7 +98,7 @@ def test_optimum_of_linear_regression(row: int) -> None:
     joint = po.Joint(linear(2), noise, prior, num_data=7, tempering=tempering)
     # With mirrored pairs the gradient in the mean of a quadratic has no noise; that in the scale has.
     method = MeanField(
-        steps=1500,
+        steps=1000,
         batch_size=None,
         optimizer=Adam(0.05),
         schedule=Cosine(),
@@ -123,7 +123,7 @@ def test_optimum_of_logistic_regression(name: str) -> None:
     tempering = po.Tempering.tempered(wanted["eta"])
     joint = po.Joint(linear(2), Bernoulli(), Normal(given["prior_std"]), num_data=10, tempering=tempering)
     method = MeanField(
-        steps=2500,
+        steps=1200,
         batch_size=None,
         optimizer=Adam(0.05),
         schedule=Cosine(),
@@ -165,14 +165,14 @@ def test_variance_of_pathwise_gradients(name: str) -> None:
         assert abs(float(grads.var()) / case.at(f"{name}.var_pathwise_{letter}") - 1.0) < 0.03
 
 
-def test_without_data_the_prior_stays_to_the_bit() -> None:
+def test_without_data_the_prior_is_the_optimum() -> None:
     """With rows of weight zero there is nothing but the KL, whose gradient is zero at the prior."""
     joint = po.Joint(linear(3), Gaussian(1.0), Normal(0.5), num_data=4)
     rows = torch.ones(4, 3, dtype=FLOAT64), torch.ones(4, 1, dtype=FLOAT64), torch.zeros(4, dtype=FLOAT64)
-    method = MeanField(steps=20, batch_size=None, initial_scales=FanIn(0.5 * 3**0.5))
+    method = MeanField(steps=20, batch_size=None, optimizer=SGD(0.1), initial_scales=FanIn(0.5 * 3**0.5))
     q, trace = po.infer(method, joint, rows)
-    torch.testing.assert_close(q.mean, torch.zeros(3, dtype=FLOAT64), rtol=0.0, atol=1e-12)
-    torch.testing.assert_close(q.variance, torch.full((3,), 0.25, dtype=FLOAT64), rtol=1e-8, atol=0.0)
+    torch.testing.assert_close(q.mean, torch.zeros(3, dtype=FLOAT64), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(q.variance, torch.full((3,), 0.25, dtype=FLOAT64), rtol=1e-14, atol=0.0)
     assert float(trace["kl"].abs().max()) < 1e-12
     moved, _ = po.infer(MeanField(steps=600, batch_size=None, optimizer=Adam(0.02), schedule=Cosine()), joint, rows)
     torch.testing.assert_close(moved.variance.sqrt(), torch.full((3,), 0.5, dtype=FLOAT64), rtol=1e-3, atol=0.0)
