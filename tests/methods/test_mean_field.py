@@ -19,6 +19,7 @@ from posterity.priors import (
     Cauchy,
     FanIn,
     GroupLasso,
+    HalfCauchy,
     Hierarchical,
     Horseshoe,
     Laplace,
@@ -108,7 +109,7 @@ def test_points_count_by_their_density() -> None:
 
 
 def test_a_prior_without_cross_entropy_is_sampled() -> None:
-    joint = problem(Hierarchical(Normal(1.0)))
+    joint = problem(Hierarchical(Normal(1.0), HalfCauchy(1.0)))
     mean, log_scale = joint.initial(), torch.full((joint.num_weights,), -1.5, dtype=FLOAT64)
     q = Factorised(mean, log_scale.exp(), None)
     found = [divergence(joint, q, log_scale, Key(0).fold(index)) for index in range(400)]
@@ -221,7 +222,7 @@ def test_a_density_without_data() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         MeanField(**settings)
-    with pytest.raises(ValueError, match="WeightSampling.draws must be"):
+    with pytest.raises(ValueError, match=r"WeightSampling\.draws must be"):
         WeightSampling(draws=0)
-    with pytest.raises(ValueError, match="Warmup.share must be"):
+    with pytest.raises(ValueError, match=r"Warmup\.share must be"):
         Warmup(-0.1)
