@@ -1,7 +1,7 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
-from posterity.methods.gradients import WeightSampling
+from posterity.methods.gradients import Flipout, LocalReparameterisation, WeightSampling
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
@@ -12,9 +12,11 @@ __all__ = [
     "MAP",
     "AllWeights",
     "Conjugate",
+    "Flipout",
     "Laplace",
     "LargestVariance",
     "LastLayer",
+    "LocalReparameterisation",
     "Matching",
     "MeanField",
     "OnlineLaplace",

@@ -1,6 +1,7 @@
 """The problem: network, likelihood, prior, number of data and tempering as one log density."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -271,10 +272,31 @@ class Joint:
         members = weights.dim() > 1
         leaves = [view.requires_grad_() for view in self.network.views(weights)]
         places = self.network.views(grad[..., : self.num_weights])
+        if raw.shape[-1]:
+            raw.requires_grad_()
+        value, buffers = self.data_value(leaves, raw, batch, buffers, members=members)
+        if raw.shape[-1]:
+            leaves.append(raw)
+            places.append(grad[..., self.num_weights :])
+        if members:  # the leaves are not dense: autograd does not add to their gradients in place
+            parts = torch.autograd.grad(value, leaves, torch.ones_like(value), allow_unused=True)
+            for place, part in zip(places, parts, strict=True):
+                if part is not None:
+                    place.add_(part)
+        else:
+            for leaf, place in zip(leaves, places, strict=True):
+                leaf.grad = place
+            value.backward()  # type: ignore[no-untyped-call]
+        return value.detach(), buffers
+
+    def data_value(
+        self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
+    ) -> tuple[Tensor, Buffers]:
+        """The tempered log-likelihood with its graph, from one tensor for each parameter; batch norm trains."""
         with torch.enable_grad():
             try:
                 outputs, buffers = self.network.run(
-                    leaves, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
+                    weights, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
                 )
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
@@ -282,21 +304,7 @@ class Joint:
                 raise BadData(
                     f"Batch norm cannot train on {batch.size} row. Pass more rows, or a loader with drop_last=True."
                 ) from error
-            if raw.shape[-1]:
-                leaves.append(raw.requires_grad_())
-                places.append(grad[..., self.num_weights :])
-            value = self._data_value(raw, outputs, batch, self.powers[0])
-            total = value.sum() if members else value
-        if members:  # the leaves are not dense: autograd does not add to their gradients in place
-            parts = torch.autograd.grad(total, leaves, allow_unused=True)
-            for place, part in zip(places, parts, strict=True):
-                if part is not None:
-                    place.add_(part)
-        else:
-            for leaf, place in zip(leaves, places, strict=True):
-                leaf.grad = place
-            total.backward()  # type: ignore[no-untyped-call]
-        return value.detach(), buffers
+            return self._data_value(raw, outputs, batch, self.powers[0]), buffers
 
     def _prior_value_and_grad(self, weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Untempered; the gradient is contiguous and nobody else's."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.likelihoods import Bernoulli, Gaussian
-from posterity.methods import MAP, MeanField, WeightSampling
+from posterity.methods import MAP, Flipout, LocalReparameterisation, MeanField, WeightSampling
 from posterity.methods.gradients import Estimator, Factorised
 from posterity.methods.gradients.divergence import divergence
 from posterity.model import Batch
@@ -58,7 +58,14 @@ def within(found: Tensor, expected: object, error: Tensor) -> bool:
     return bool(((found - torch.as_tensor(expected, dtype=FLOAT64)).abs() <= 5.0 * error).all())
 
 
-ESTIMATORS = [WeightSampling(), WeightSampling(draws=3), WeightSampling(draws=2, antithetic=True)]
+ESTIMATORS = [
+    WeightSampling(),
+    WeightSampling(draws=3),
+    WeightSampling(draws=2, antithetic=True),
+    LocalReparameterisation(),
+    LocalReparameterisation(draws=2),
+    Flipout(draws=2),
+]
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 
 
