@@ -23,7 +23,7 @@ from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Conjugate, Laplace, MeanField, OnlineLaplace
-from posterity.methods.gradients import WeightSampling
+from posterity.methods.gradients import Flipout, LocalReparameterisation, WeightSampling
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
 from posterity.numerics import SGD, Cosine, Key, Warmup
@@ -207,6 +207,18 @@ CASES = [
         labels,
         draws=True,
         noise_of_device=True,
+    ),
+    *(
+        Case(
+            f"mean field by {type(estimator).__name__}",
+            MeanField(steps=11, batch_size=6, estimator=estimator),
+            regression,
+            numbers,
+            draws=True,
+            every_row=False,
+            noise_of_device=True,
+        )
+        for estimator in (LocalReparameterisation(), Flipout(draws=2))
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]

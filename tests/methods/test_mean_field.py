@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import posterity as po
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, MeanField, WeightSampling
-from posterity.methods.gradients import Factorised
+from posterity.methods import MAP, Flipout, LocalReparameterisation, MeanField, WeightSampling
+from posterity.methods.gradients import Estimator, Factorised
 from posterity.methods.gradients.divergence import divergence
 from posterity.model import Batch
 from posterity.networks import MLP
@@ -226,3 +226,59 @@ def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> 
         WeightSampling(draws=0)
     with pytest.raises(ValueError, match=r"Warmup\.share must be"):
         Warmup(-0.1)
+
+
+class Sequences(nn.Module):
+    """Layers of every kind: an embedding, a linear one at positions, a norm, convolutions in groups, a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.mix = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.convolution = nn.Conv1d(4, 4, 3, padding=1, groups=2)
+        self.tied = nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.norm(self.mix(self.embedding(x))))
+        hidden = torch.tanh(self.convolution(hidden.transpose(1, 2))).mean(-1)
+        return self.head(torch.tanh(self.tied(torch.tanh(self.tied(hidden)))))
+
+
+@pytest.mark.parametrize("estimator", [LocalReparameterisation(), LocalReparameterisation(approximate=True), Flipout()])
+def test_what_is_drawn_once_is_said_once(estimator: Estimator, caplog: pytest.LogCaptureFixture) -> None:
+    joint = po.Joint(Sequences().to(FLOAT64), Categorical(), Normal(), num_data=6)
+    x = torch.randint(0, 5, (6, 7), generator=Key(1).generator())
+    with caplog.at_level("INFO", logger="posterity"):
+        q, _ = po.infer(MeanField(steps=3, batch_size=3, estimator=estimator), joint, (x, x[:, 0] % 2))
+    said = [text for text in caplog.messages if "is drawn once a batch" in text]
+    names = {text.split("'")[1] for text in said}
+    always = {"embedding.weight", "norm.weight", "norm.bias", "tied.weight"}
+    exact = isinstance(estimator, LocalReparameterisation) and not estimator.approximate
+    positions = {"mix.weight", "mix.bias", "convolution.weight", "convolution.bias"}
+    assert names == (always | positions if exact else always)
+    assert len(said) == len(names)
+    assert any("tied.weight" in text and "more than once" in text for text in said)
+    assert bool(torch.isfinite(q.variance).all())
+
+
+@pytest.mark.parametrize("estimator", [LocalReparameterisation(approximate=True), Flipout()], ids=repr)
+def test_layers_without_width_are_the_network(estimator: Estimator) -> None:
+    """With scales of zero every estimator gives the log-likelihood at the mean, and its gradient."""
+    joint = po.Joint(Sequences().to(FLOAT64), Categorical(), Normal(), num_data=6)
+    x = torch.randint(0, 5, (6, 7), generator=Key(1).generator())
+    batch = joint.check(Batch(x, x[:, 0] % 2))
+    theta = joint.initial()
+    q = Factorised(theta, torch.zeros_like(theta), None)
+    term = estimator.data_term(joint, q, batch, {}, {}, Key(0))
+    value, grad, _ = joint.data_value_and_grad(theta, batch)
+    torch.testing.assert_close(term.value, value)
+    torch.testing.assert_close(term.grad_mean, grad, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("estimator", [LocalReparameterisation(), Flipout()], ids=repr)
+def test_a_density_has_no_layers(estimator: Estimator) -> None:
+    density = po.Density(lambda w: -w.square().sum(), {"w": (1,)})
+    with pytest.raises(TypeError, match="needs a Joint, whose network has layers"):
+        po.infer(MeanField(steps=1, estimator=estimator), density, None)

@@ -1,6 +1,8 @@
 """Mean-field variational inference against optima and gradients in closed form or by quadrature."""
 
 import itertools
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -37,6 +39,33 @@ class Tanh(nn.Module):
         return self.outer * torch.tanh(self.inner * x)
 
 
+def layers() -> nn.Module:
+    """The same function, by layers that can be replaced."""
+    return nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False)).to(FLOAT64)
+
+
+class Twice(nn.Module):
+    """f(x) = w (w x): one weight, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False).to(FLOAT64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(x))
+
+
+class Positions(nn.Module):
+    """f(x) = w x_1 + w x_2, a convolution with two positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(1, 1, 1, bias=False).to(FLOAT64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.unsqueeze(1)).sum(-1)
+
+
 def averages(
     estimator: Estimator, joint: po.Joint, q: Factorised, batch: Batch, count: int
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -70,10 +99,11 @@ every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 
 
 @every_estimator
-def test_value_and_gradients_of_the_tiny_network(estimator: Estimator) -> None:
+@pytest.mark.parametrize("network", [Tanh, layers], ids=["products", "layers"])
+def test_value_and_gradients_of_the_tiny_network(estimator: Estimator, network: Callable[[], nn.Module]) -> None:
     case = load("tiny_bnn_elbo")
     given = case.inputs
-    joint = po.Joint(Tanh(), Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5), num_data=4)
+    joint = po.Joint(network(), Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5), num_data=4)
     batch = Batch(given["x"].unsqueeze(1), given["y"].unsqueeze(1))
     q = Factorised(given["q_mean"], given["q_std"], None)
     case.check("kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
@@ -94,6 +124,63 @@ def test_value_and_gradients_of_logistic_regression(estimator: Estimator) -> Non
     means, errors = averages(estimator, joint, q, batch, 1500)
     for index, name in enumerate(("elbo", "grad_mean", "grad_std")):
         assert within(means[index], case.at(f"probe.{name}"), errors[index])
+
+
+def expected_fit(first: float, second: float, target: float) -> float:
+    """E log N(y; f, 1) from E f and E f^2."""
+    return -0.5 * (target**2 - 2.0 * target * first + second) - 0.5 * math.log(2.0 * math.pi)
+
+
+def data_fits(estimator: Estimator, net: nn.Module, x: Tensor, target: float, m: float, s: float) -> Tensor:
+    """2,000 estimates of E log p, one row each, for one weight ~ N(m, s^2)."""
+    joint = po.Joint(net, Gaussian(1.0), Normal(), num_data=1)
+    batch = Batch(x.to(FLOAT64).expand(1, -1), torch.full((1, 1), target, dtype=FLOAT64))
+    q = Factorised(torch.tensor([m], dtype=FLOAT64), torch.tensor([s], dtype=FLOAT64), None)
+    return torch.stack([estimator.data_term(joint, q, batch, {}, {}, Key(2).fold(i)).value for i in range(2000)])
+
+
+@pytest.mark.parametrize("estimator", [WeightSampling(), LocalReparameterisation(), Flipout()], ids=repr)
+def test_a_weight_used_twice_is_drawn_once(estimator: Estimator) -> None:
+    """Noise of its own in each use would give other moments, and is not what is done."""
+    m, s, x, y = 0.8, 0.5, 1.3, 0.4
+    fits = data_fits(estimator, Twice(), torch.tensor([x]), y, m, s)
+    error = fits.std() / len(fits) ** 0.5
+    fourth = m**4 + 6 * m**2 * s**2 + 3 * s**4
+    assert within(fits.mean(), expected_fit((m**2 + s**2) * x, fourth * x**2, y), error)
+    assert not within(fits.mean(), expected_fit(m**2 * x, (m**2 + s**2) ** 2 * x**2, y), error)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "exact"),
+    [
+        (WeightSampling(), True),
+        (LocalReparameterisation(), True),
+        (LocalReparameterisation(approximate=True), False),
+        (Flipout(), True),
+    ],
+    ids=repr,
+)
+def test_a_convolution_at_two_positions(estimator: Estimator, exact: bool) -> None:
+    m, s, y, x = 0.8, 0.5, 0.4, torch.tensor([1.0, 2.0])
+    fits = data_fits(estimator, Positions(), x, y, m, s)
+    error = fits.std() / len(fits) ** 0.5
+    truth = expected_fit(m * 3.0, (m**2 + s**2) * 9.0, y)
+    independent = expected_fit(m * 3.0, m**2 * 9.0 + s**2 * 5.0, y)
+    assert within(fits.mean(), truth if exact else independent, error)
+    assert not within(fits.mean(), independent if exact else truth, error)
+
+
+def test_rows_with_noise_of_their_own_vary_less() -> None:
+    joint = po.Joint(linear(1), Gaussian(1.0), Normal(), num_data=64)
+    batch = Batch(torch.ones(64, 1, dtype=FLOAT64), torch.ones(64, 1, dtype=FLOAT64))
+    q = Factorised(torch.zeros(1, dtype=FLOAT64), torch.ones(1, dtype=FLOAT64), None)
+    spread = {}
+    for estimator in (WeightSampling(), LocalReparameterisation(), Flipout()):
+        terms = [estimator.data_term(joint, q, batch, {}, {}, Key(4).fold(i)).grad_mean for i in range(300)]
+        spread[type(estimator).__name__] = float(torch.stack(terms).var())
+    assert abs(spread["WeightSampling"] / 64**2 - 1.0) < 0.5  # the noise of one weight, 64 times
+    assert abs(spread["LocalReparameterisation"] / 64 - 1.0) < 0.5  # 64 independent noises
+    assert abs(spread["Flipout"] / 64 - 1.0) < 0.5  # of signs, times a square that is 1 on average
 
 
 @pytest.mark.parametrize("row", [0, 1, 2])
