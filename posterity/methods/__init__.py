@@ -1,7 +1,13 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
-from posterity.methods.gradients import Flipout, LocalReparameterisation, WeightSampling
+from posterity.methods.gradients import (
+    Flipout,
+    LocalReparameterisation,
+    ScoreFunction,
+    StickTheLanding,
+    WeightSampling,
+)
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
@@ -20,6 +26,8 @@ __all__ = [
     "Matching",
     "MeanField",
     "OnlineLaplace",
+    "ScoreFunction",
+    "StickTheLanding",
     "Subset",
     "WeightSampling",
 ]

@@ -123,9 +123,12 @@ class MeanField(Method):
         prior = divergence(joint, q, parameters[..., size:], key.fold("prior"))
         weight = self.kl_schedule.factor(state.step, self.steps)
         grad = torch.empty_like(parameters)
-        torch.sub(term.grad_mean, prior.grad_mean, alpha=weight, out=grad[..., :size])
-        torch.sub(term.grad_scale, prior.grad_scale, alpha=weight, out=grad[..., size:])
-        grad[..., size:].mul_(q.scale).add_(weight)  # d scale / d log scale, and the entropy's gradient
+        pulls = term.divergence_grads or (prior.grad_mean, prior.grad_scale)
+        torch.sub(term.grad_mean, pulls[0], alpha=weight, out=grad[..., :size])
+        torch.sub(term.grad_scale, pulls[1], alpha=weight, out=grad[..., size:])
+        grad[..., size:].mul_(q.scale)  # d scale / d log scale
+        if term.divergence_grads is None:
+            grad[..., size:].add_(weight)  # the entropy's gradient
         step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
         optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
         data_fit = term.value / (joint.powers[0] * joint.num_data)

@@ -23,7 +23,7 @@ from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Conjugate, Laplace, MeanField, OnlineLaplace
-from posterity.methods.gradients import Flipout, LocalReparameterisation, WeightSampling
+from posterity.methods.gradients import Flipout, LocalReparameterisation, ScoreFunction, StickTheLanding, WeightSampling
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
 from posterity.numerics import SGD, Cosine, Key, Warmup
@@ -218,7 +218,7 @@ CASES = [
             every_row=False,
             noise_of_device=True,
         )
-        for estimator in (LocalReparameterisation(), Flipout(draws=2))
+        for estimator in (LocalReparameterisation(), Flipout(draws=2), StickTheLanding(), ScoreFunction(4))
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]

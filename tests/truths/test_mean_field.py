@@ -11,9 +11,18 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.likelihoods import Bernoulli, Gaussian
-from posterity.methods import MAP, Flipout, LocalReparameterisation, MeanField, WeightSampling
+from posterity.methods import (
+    MAP,
+    Flipout,
+    LocalReparameterisation,
+    MeanField,
+    ScoreFunction,
+    StickTheLanding,
+    WeightSampling,
+)
 from posterity.methods.gradients import Estimator, Factorised
 from posterity.methods.gradients.divergence import divergence
+from posterity.methods.gradients.score_function import score_gradients
 from posterity.model import Batch
 from posterity.numerics import SGD, Adam, Cosine, Key
 from posterity.priors import FanIn, Normal
@@ -77,8 +86,9 @@ def averages(
         term = estimator.data_term(joint, q, batch, {}, memory, Key(1).fold(index))
         memory = term.memory
         found[0].append(term.value - prior.kl)
-        found[1].append(term.grad_mean - prior.grad_mean)
-        found[2].append(term.grad_scale - prior.grad_scale + 1.0 / q.scale)
+        pulls = term.divergence_grads or (prior.grad_mean, prior.grad_scale - 1.0 / q.scale)
+        found[1].append(term.grad_mean - pulls[0])
+        found[2].append(term.grad_scale - pulls[1])
     stacked = [torch.stack(each) for each in found]
     return [each.mean(0) for each in stacked], [each.std(0) / count**0.5 for each in stacked]
 
@@ -92,6 +102,8 @@ ESTIMATORS = [
     WeightSampling(draws=2, antithetic=True),
     LocalReparameterisation(draws=2),
     Flipout(draws=2),
+    StickTheLanding(),
+    ScoreFunction(draws=4),
 ]
 every_estimator = pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 
@@ -255,6 +267,37 @@ def test_variance_of_pathwise_gradients(name: str) -> None:
     for grads, letter in ((term.grad_mean, "mu"), (term.grad_scale, "sigma")):
         assert within(grads.mean(), case.at(f"{name}.grad_{letter}"), grads.std() / count**0.5)
         assert abs(float(grads.var()) / case.at(f"{name}.var_pathwise_{letter}") - 1.0) < 0.03
+
+
+@pytest.mark.parametrize("name", ["quadratic_w2", "log_sigmoid"])
+def test_variance_of_score_function_gradients(name: str) -> None:
+    case = load("gradient_estimators")
+    functions = {"quadratic_w2": torch.square, "log_sigmoid": nn.functional.logsigmoid}
+    mu, sigma = case.inputs["mu"], case.inputs["sigma"]
+    noise = Key(3).normal((400_000, 1), FLOAT64)
+    values = functions[name](mu + sigma * noise).squeeze(-1)
+    for scores, letter in ((noise, "mu"), (noise.square() - 1.0, "sigma")):
+        grads = score_gradients(values, scores, baseline=False) / sigma
+        assert within(grads.mean(), case.at(f"{name}.grad_{letter}"), grads.std() / len(grads) ** 0.5)
+        assert abs(float(grads.var()) / case.at(f"{name}.var_score_{letter}") - 1.0) < 0.03
+    grads = score_gradients(values, noise, baseline=True) / sigma
+    assert within(grads.mean(), case.at(f"{name}.grad_mu"), grads.std() / len(grads) ** 0.5)
+    assert abs(float(grads.var()) / case.at(f"{name}.var_score_mu_optimal_baseline") - 1.0) < 0.03
+
+
+def test_sticking_the_landing_has_no_noise_at_the_posterior() -> None:
+    """Of rows that share no weight the posterior factorises; at it every draw gives a gradient of zero."""
+    joint = po.Joint(linear(2), Gaussian(0.5), Normal(2.0), num_data=2, tempering=po.Tempering(0.7, 0.9))
+    batch = Batch(torch.eye(2, dtype=FLOAT64), torch.tensor([[1.0], [-2.0]], dtype=FLOAT64))
+    precision = 0.7 * 4.0 + 0.9 * 0.25
+    mean = torch.tensor([1.0, -2.0], dtype=FLOAT64) * 0.7 * 4.0 / precision
+    q = Factorised(mean, torch.full((2,), precision**-0.5, dtype=FLOAT64), None)
+    for seed in range(3):
+        term = StickTheLanding(draws=2).data_term(joint, q, batch, {}, {}, Key(seed))
+        assert term.divergence_grads is not None
+        torch.testing.assert_close(term.grad_mean, term.divergence_grads[0], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(term.grad_scale, term.divergence_grads[1], rtol=1e-10, atol=1e-12)
+        assert float(term.grad_mean.abs().max()) > 0.01
 
 
 def test_without_data_the_prior_is_the_optimum() -> None:

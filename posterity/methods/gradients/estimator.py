@@ -56,6 +56,8 @@ class DataTerm(NamedTuple):
     grad_scale: Tensor  # (..., R), a new tensor
     buffers: Buffers
     memory: Memory
+    # Gradients in mean and scale of pp E[-log p(w)] - H(q) at the same draws, in place of those in closed form.
+    divergence_grads: tuple[Tensor, Tensor] | None = None
 
 
 class Estimator(ABC):
