@@ -50,6 +50,7 @@ class Density:
     num_members = None
     random_indices = None
     tempering = Tempering.bayes()
+    powers = (1.0, 1.0)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -160,3 +161,9 @@ class Density:
             value = self.log_density(leaf)
             (grad,) = torch.autograd.grad(value.sum(), leaf)
         return value.detach(), grad, {}
+
+    def data_value_and_grad(
+        self, theta: Tensor, batch: object = None, buffers: Buffers | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """Those of the whole log density, see `log_likelihood`."""
+        return self.value_and_grad(theta)

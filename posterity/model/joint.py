@@ -1,6 +1,7 @@
 """The problem: network, likelihood, prior, number of data and tempering as one log density."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -10,9 +11,10 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.checks import check_finite, check_inputs, example_output
 from posterity.model.data import Batch
-from posterity.model.inputs import Inputs, named_tensors
-from posterity.model.network import Buffers, Network, OutputError
+from posterity.model.inputs import Inputs
+from posterity.model.network import Buffers, Network
 from posterity.model.saved import like_saved
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout, Slice
@@ -227,12 +229,13 @@ class Joint:
 
     def log_density(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """The tempered log density, differentiable in theta: (P,) -> (), (M, P) -> (M,)."""
-        likelihood_power, prior_power = self._powers
+        likelihood_power, prior_power = self.powers
         log_likelihood = self.log_likelihood(theta, batch, buffers)
         return likelihood_power * log_likelihood + prior_power * self.log_prior(theta)
 
     @cached_property
-    def _powers(self) -> tuple[float | Tensor, float | Tensor]:
+    def powers(self) -> tuple[float | Tensor, float | Tensor]:
+        """(likelihood_power, prior_power), in theta's number type where they differ by member, (M,)."""
         powers = self.tempering.likelihood_power, self.tempering.prior_power
         likelihood, prior = (p.to(self.network.initial) if isinstance(p, Tensor) else p for p in powers)
         return likelihood, prior
@@ -244,20 +247,56 @@ class Joint:
 
         The prior's gradient is written first, and that of the data is added to it in place, through views.
         """
-        members = theta.dim() > 1
-        likelihood_power, prior_power = self._powers
         weights, raw = self.split(theta.detach())
         value, grad = self._prior_value_and_grad(weights, raw)
+        prior_power = self.powers[1]
         if isinstance(prior_power, Tensor):
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
         elif prior_power != 1.0:
             value, grad = prior_power * value, grad.mul_(prior_power)
+        data_value, buffers = self._add_data_grad(weights, raw, batch, buffers, grad)
+        return value + data_value, grad, buffers
+
+    def data_value_and_grad(
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """As `value_and_grad`, of likelihood_power * log p(D | theta) alone."""
+        grad = torch.zeros_like(theta, memory_format=torch.contiguous_format)
+        value, buffers = self._add_data_grad(*self.split(theta.detach()), batch, buffers, grad)
+        return value, grad, buffers
+
+    def _add_data_grad(
+        self, weights: Tensor, raw: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor
+    ) -> tuple[Tensor, Buffers]:
+        """The tempered log-likelihood and the buffers; its gradient is added to `grad`, through views."""
+        members = weights.dim() > 1
         leaves = [view.requires_grad_() for view in self.network.views(weights)]
         places = self.network.views(grad[..., : self.num_weights])
+        if raw.shape[-1]:
+            raw.requires_grad_()
+        value, buffers = self.data_value(leaves, raw, batch, buffers, members=members)
+        if raw.shape[-1]:
+            leaves.append(raw)
+            places.append(grad[..., self.num_weights :])
+        if members:  # the leaves are not dense: autograd does not add to their gradients in place
+            parts = torch.autograd.grad(value, leaves, torch.ones_like(value), allow_unused=True)
+            for place, part in zip(places, parts, strict=True):
+                if part is not None:
+                    place.add_(part)
+        else:
+            for leaf, place in zip(leaves, places, strict=True):
+                leaf.grad = place
+            value.backward()  # type: ignore[no-untyped-call]
+        return value.detach(), buffers
+
+    def data_value(
+        self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
+    ) -> tuple[Tensor, Buffers]:
+        """The tempered log-likelihood with its graph, from one tensor for each parameter; batch norm trains."""
         with torch.enable_grad():
             try:
                 outputs, buffers = self.network.run(
-                    leaves, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
+                    weights, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
                 )
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
@@ -265,74 +304,37 @@ class Joint:
                 raise BadData(
                     f"Batch norm cannot train on {batch.size} row. Pass more rows, or a loader with drop_last=True."
                 ) from error
-            if raw.shape[-1]:
-                leaves.append(raw.requires_grad_())
-                places.append(grad[..., self.num_weights :])
-            data_value = self._data_value(raw, outputs, batch, likelihood_power)
-            total = data_value.sum() if members else data_value
-        if members:  # the leaves are not dense: autograd does not add to their gradients in place
-            parts = torch.autograd.grad(total, leaves, allow_unused=True)
-            for place, part in zip(places, parts, strict=True):
-                if part is not None:
-                    place.add_(part)
-        else:
-            for leaf, place in zip(leaves, places, strict=True):
-                leaf.grad = place
-            total.backward()  # type: ignore[no-untyped-call]
-        return value + data_value.detach(), grad, buffers
+            return self._data_value(raw, outputs, batch, self.powers[0]), buffers
 
     def _prior_value_and_grad(self, weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Untempered; the gradient is contiguous and nobody else's."""
         value, grad = self.bound_prior.value_and_grad(weights)
         if not raw.shape[-1]:
             return value, grad.contiguous()
+        extra, raw_grad = self.free_value_and_grad(raw)
+        return value + extra, torch.cat([grad, raw_grad], dim=-1)
+
+    def free_value_and_grad(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """The declared log prior of the likelihood's raw parameters (..., H), and its gradient; untempered."""
         leaf = raw.detach().requires_grad_()
         with torch.enable_grad():
-            extra = self.likelihood.free_log_prior(leaf)
-        raw_grad = torch.autograd.grad(extra.sum(), leaf)[0] if extra.requires_grad else torch.zeros_like(raw)
-        return value + extra.detach(), torch.cat([grad, raw_grad], dim=-1)
+            value = self.likelihood.free_log_prior(leaf)
+        grad = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(raw)
+        return value.detach(), grad
 
     def check_inputs(self, inputs: Inputs, *, per_member: bool = False) -> None:
         """A one-line error unless the inputs are finite and have the model's dtype."""
-        for name, tensor in named_tensors(inputs).items():
-            if tensor.is_floating_point():
-                if tensor.dtype != self.dtype:
-                    wanted, got = str(self.dtype).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
-                    raise BadData(
-                        f"{name} must have the model's dtype {wanted}. Got {got}. "
-                        f"Convert one of them: inputs.to({self.dtype}) or model.to({tensor.dtype})."
-                    )
-                _finite(name, tensor, per_member)
+        check_inputs(inputs, self.dtype, per_member)
 
     def example_output(self, batch: Batch) -> Tensor:
         """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
-        few = batch.map(lambda t: t.narrow(1 if batch.per_member else 0, 0, min(batch.size, 2))).member(0)
-        self.check_inputs(few.inputs)
-        network = self.network.member(0)
-        try:
-            with torch.no_grad():
-                outputs = network.outputs(network.initial, few.inputs)
-        except OutputError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-            kinds = (f"{name} {tuple(t.shape)} of {t.dtype}" for name, t in named_tensors(batch.inputs).items())
-            reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-            raise BadData(
-                f"The model does not accept these inputs ({', '.join(kinds)}): {reason}. "
-                "Pass inputs of the shape and dtype the model was made for."
-            ) from error
-        if outputs.dim() == 0 or outputs.shape[0] != few.size:
-            raise BadData(
-                f"The model must return one row of outputs for each row of inputs. Got outputs {tuple(outputs.shape)} "
-                f"for {few.size} rows."
-            )
-        return outputs[:1]
+        return example_output(self.network, batch)
 
     def prepared(self, batch: Batch, example: Tensor) -> Batch:
         """The batch with targets shaped for the likelihood, given an output row; a one-line error where it is bad."""
         self.check_inputs(batch.inputs, per_member=batch.per_member)
         if batch.targets.is_floating_point():
-            _finite("targets", batch.targets, batch.per_member)
+            check_finite("targets", batch.targets, batch.per_member)
         likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
         outputs = example.expand(batch.size, *example.shape[1:])
         if batch.per_member:
@@ -374,18 +376,4 @@ class Joint:
             config["num_data"],
             cast(Tempering, decode(config["tempering"], tensors)),
             cast(Any, decode(config["random"], tensors)),
-        )
-
-
-def _finite(name: str, tensor: Tensor, per_member: bool) -> None:
-    # A sum is thirty times as fast as a look at every entry; where it overflows, that look follows.
-    if bool(torch.isfinite(tensor.sum())):
-        return
-    bad = ~torch.isfinite(tensor)
-    if bool(bad.any()):
-        first = bad.nonzero()[0].tolist()
-        where = f"row {first[1]} of member {first[0]}" if per_member else f"row {first[0]}"
-        raise BadData(
-            f"{name} must be finite. Got {int(bad.sum())} NaN or infinite values, the first in {where}. "
-            "Remove or fill those rows."
         )

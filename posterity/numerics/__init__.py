@@ -13,7 +13,7 @@ from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.per_member import PerMember
 from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
-from posterity.numerics.schedules import Constant, Cosine, Schedule, Steps
+from posterity.numerics.schedules import Constant, Cosine, Schedule, Steps, Warmup
 from posterity.numerics.sgd import SGD
 
 __all__ = [
@@ -35,4 +35,5 @@ __all__ = [
     "Precision",
     "Schedule",
     "Steps",
+    "Warmup",
 ]

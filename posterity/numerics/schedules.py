@@ -1,4 +1,4 @@
-"""Step sizes over a run: factors between 0 and 1 as functions of the step."""
+"""Step sizes, and weights of terms, over a run: factors between 0 and 1 as functions of the step."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from posterity.errors import shown
 
 
 class Schedule(ABC):
-    """A factor for the step size at each step."""
+    """A factor for the step size, or for a term, at each step."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
@@ -26,6 +26,25 @@ class Constant(Schedule):
     def factor(self, step: int, steps: int) -> float:
         """1."""
         return 1.0
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """A line up to 1 over the first `share` of the run, then 1.
+
+    >>> Warmup(0.5).factor(0, 98), Warmup(0.5).factor(50, 98)
+    (0.02, 1.0)
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share <= 1.0:
+            raise ValueError(f"Warmup.share must be between 0 and 1. Got {shown(self.share)}.")
+
+    def factor(self, step: int, steps: int) -> float:
+        """See the class."""
+        return min(1.0, (step + 1) / (self.share * steps + 1))
 
 
 @dataclass(frozen=True)

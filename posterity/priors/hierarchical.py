@@ -114,6 +114,11 @@ class Hierarchical(Prior):
         pieces = zip(self._parts, self._pieces(like), strict=True)
         return torch.cat([prior.variance(piece) for prior, piece in pieces], dim=-1) * self.scale.second_moment
 
+    @property
+    def has_cross_entropy(self) -> bool:
+        """False."""
+        return False
+
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> NoReturn:
         """Refused with a TypeError: E log p of a common scale is no one-dimensional integral."""
         raise TypeError(

@@ -192,6 +192,10 @@ class _Blocks(Prior):
     def variance(self, like: Tensor) -> Tensor:
         return torch.cat([prior.variance(piece) for prior, piece in self._pieces(like)], dim=-1)
 
+    @property
+    def has_cross_entropy(self) -> bool:
+        return all(prior.has_cross_entropy for prior in self.priors)
+
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         scales = self._pieces(scale)
         return _total([p.cross_entropy(m, s) for (p, m), (_, s) in zip(self._pieces(mean), scales, strict=True)])

@@ -160,6 +160,22 @@ class Normal(Prior):
         squares = (_centred(mean, constants) * inverse).square() + (scale * inverse).square()
         return 0.5 * squares.sum(-1) + _log_normaliser(mean, constants)
 
+    def cross_entropy_and_grad(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The cross-entropy, (mean - mean0) / scale0^2 and scale / scale0^2, as new tensors and without a graph."""
+        with torch.no_grad():
+            constants = self._constants(mean.shape, mean)
+            inverse, centred = constants.inverse_scale, _centred(mean, constants)
+            if isinstance(inverse, Tensor) and inverse.shape[-1:] == mean.shape[-1:]:  # one scale for each weight
+                parts = [value * inverse for value in (centred, scale)]
+                squares = _square_norm(parts[0]) + _square_norm(parts[1])
+                grads = [part.mul_(inverse) for part in parts]
+            else:
+                precision = inverse * inverse
+                row_precision = precision.squeeze(-1) if isinstance(precision, Tensor) else precision  # (M,)
+                squares = (_square_norm(centred) + _square_norm(scale)) * row_precision
+                grads = [value * precision for value in (centred, scale)]
+            return 0.5 * squares + _log_normaliser(mean, constants), grads[0], grads[1]
+
     def kl(self, mean: Tensor, scale: Tensor) -> Tensor:
         """KL(N(mean, scale^2) || this prior), summed over weights: (..., P) -> (...).
 

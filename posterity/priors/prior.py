@@ -49,6 +49,19 @@ class Prior(ABC):
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         """-E log p(w) for independent w ~ N(mean, scale^2), summed over weights: (..., P) -> (...)."""
 
+    @property
+    def has_cross_entropy(self) -> bool:
+        """Whether `cross_entropy` can be had; where not, average -log_prob over draws."""
+        return True
+
+    def cross_entropy_and_grad(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The cross-entropy (...) and its gradients in mean and scale (..., P), as new tensors."""
+        leaves = [value.detach().requires_grad_() for value in (mean, scale)]
+        with torch.enable_grad():
+            value = self.cross_entropy(*leaves)
+            grad_mean, grad_scale = torch.autograd.grad(value.sum(), leaves)
+        return value.detach(), grad_mean, grad_scale
+
     def kl(self, mean: Tensor, scale: Tensor) -> Tensor:
         """KL(N(mean, scale^2) || this prior), cross-entropy minus entropy summed over weights: (..., P) -> (...)."""
         return self.cross_entropy(mean, scale) - (scale.log() + _HALF_LOG_TWO_PI_E).sum(-1)

@@ -22,10 +22,11 @@ from posterity.curvature import (
 from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Conjugate, Laplace, OnlineLaplace
+from posterity.methods import MAP, Conjugate, Laplace, MeanField, OnlineLaplace
+from posterity.methods.gradients import Flipout, LocalReparameterisation, ScoreFunction, StickTheLanding, WeightSampling
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
-from posterity.numerics import SGD, Cosine, Key
+from posterity.numerics import SGD, Cosine, Key, Warmup
 from posterity.priors import Normal
 
 ROWS, COLUMNS = 20, 3
@@ -83,7 +84,7 @@ class Case:
     """A method, and factories of the problem and of the data that it is run on.
 
     `draws`: whether the seed matters. `every_row`: whether every step, or the run, sees every row once. `members`:
-    whether it takes theta (M, P).
+    whether it takes theta (M, P). `noise_of_device`: whether a GPU draws other numbers than the CPU.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Case:
     draws: bool = False
     every_row: bool = True
     members: bool = True
+    noise_of_device: bool = False
 
 
 CASES = [
@@ -188,6 +190,35 @@ CASES = [
         classification,
         labels,
         members=False,
+    ),
+    Case(
+        "mean field",
+        MeanField(steps=11, batch_size=6),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
+    ),
+    Case(
+        "mean field, mirrored draws on all rows",
+        MeanField(steps=11, batch_size=None, estimator=WeightSampling(3, antithetic=True), kl_schedule=Warmup(0.5)),
+        classification,
+        labels,
+        draws=True,
+        noise_of_device=True,
+    ),
+    *(
+        Case(
+            f"mean field by {type(estimator).__name__}",
+            MeanField(steps=11, batch_size=6, estimator=estimator),
+            regression,
+            numbers,
+            draws=True,
+            every_row=False,
+            noise_of_device=True,
+        )
+        for estimator in (LocalReparameterisation(), Flipout(draws=2), StickTheLanding(), ScoreFunction(4))
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]

@@ -222,7 +222,9 @@ def test_is_a_value(case: Case) -> None:
     assert twin == case.method
     assert hash(twin) == hash(case.method)
     assert pickle.loads(pickle.dumps(case.method)) == case.method
-    names = {**vars(po.numerics), **vars(po.curvature), **vars(po.evidence), **vars(po.methods), **vars(subset)}
+    names = {}
+    for package in (po.priors, po.numerics, po.curvature, po.evidence, po.methods, subset):
+        names.update(vars(package))
     assert eval(repr(case.method), names) == case.method
     stored: dict[str, Tensor] = {}
     assert decode(encode(case.method, stored), stored) == case.method
@@ -332,8 +334,9 @@ def test_does_the_same_on_a_gpu(case: Case, dtype: torch.dtype, tmp_path: Path) 
     assert q.point().device.type == "cuda"
     here, _ = run(case, dtype)
     tolerance = 1e-9 if dtype == FLOAT64 else 1e-3
-    torch.testing.assert_close(q.point().cpu(), here.point(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(q.predict(x).mean.cpu(), here.predict(x).mean, rtol=tolerance, atol=tolerance)
+    if not case.noise_of_device:
+        torch.testing.assert_close(q.point().cpu(), here.point(), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(q.predict(x).mean.cpu(), here.predict(x).mean, rtol=tolerance, atol=tolerance)
     assert same_bits(po.infer(case.method, joint, (x.cuda(), y.cuda()))[0], q)
     with pytest.raises(KilledError):
         po.infer(case.method, joint, (x, y), checkpoint=Checkpoint(tmp_path / "run", steps=1), callbacks=[KillAfter(3)])
@@ -343,7 +346,8 @@ def test_does_the_same_on_a_gpu(case: Case, dtype: torch.dtype, tmp_path: Path) 
     q.save(tmp_path / "saved")
     assert torch.equal(po.load(tmp_path / "saved", module).predict(x).mean, q.predict(x).mean)
     on_cpu = po.load(tmp_path / "saved", plain.network._module)
-    torch.testing.assert_close(on_cpu.predict(x).mean, here.predict(x).mean, rtol=tolerance, atol=tolerance)
+    if not case.noise_of_device:
+        torch.testing.assert_close(on_cpu.predict(x).mean, here.predict(x).mean, rtol=tolerance, atol=tolerance)
     assert on_cpu.point().device.type == "cpu"
     if case.members:
         members, _ = po.infer(case.method, joint, (x, y), start=q.point().expand(3, -1))

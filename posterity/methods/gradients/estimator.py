@@ -1,0 +1,70 @@
+"""What every estimator of the expected log-likelihood's gradient can do."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.inference.method import Target
+from posterity.model.data import Batch
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+
+Memory = dict[str, Tensor]
+
+
+class Factorised(NamedTuple):
+    """A factorised Gaussian over the random weights of a problem, the other entries of theta being points.
+
+    `mean` (..., T) is all of theta, with the likelihood's learnt parameters at its end; `scale` (..., R) is that of
+    the random weights, at `places` (R,) of theta, or at its first R entries for None.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    places: Tensor | None
+
+    def moved(self, noise: Tensor) -> Tensor:
+        """theta (..., T) at mean + scale * noise, for noise (R,) or (..., R)."""
+        size = self.scale.shape[-1]
+        if self.places is not None:
+            return self.mean.index_add(-1, self.places, self.scale * noise)
+        if size == self.mean.shape[-1]:
+            return torch.addcmul(self.mean, self.scale, noise)
+        theta = self.mean.clone(memory_format=torch.contiguous_format)
+        theta[..., :size].addcmul_(self.scale, noise)
+        return theta
+
+    def random(self, theta: Tensor) -> Tensor:
+        """The entries (..., R) of a tensor (..., T) that belong to random weights."""
+        return theta[..., : self.scale.shape[-1]] if self.places is None else theta.index_select(-1, self.places)
+
+    def noise(self, key: Key) -> Tensor:
+        """Standard normal numbers (R,), the same for all members: each is what it would be alone.
+
+        They are drawn in float32 for every number type, so that a model draws alike in all of them.
+        """
+        return key.normal((self.scale.shape[-1],), torch.float32, self.scale.device).to(self.scale.dtype)
+
+
+class DataTerm(NamedTuple):
+    """An estimate of lp E log p(D | w) and of its gradients, and what the next estimate needs."""
+
+    value: Tensor  # (...)
+    grad_mean: Tensor  # (..., T), a new tensor
+    grad_scale: Tensor  # (..., R), a new tensor
+    buffers: Buffers
+    memory: Memory
+    # Gradients in mean and scale of pp E[-log p(w)] - H(q) at the same draws, in place of those in closed form.
+    divergence_grads: tuple[Tensor, Tensor] | None = None
+
+
+class Estimator(ABC):
+    """Estimates E log p(D | w) over q with its gradients in mean and scale. A value: what it keeps is in `memory`."""
+
+    @abstractmethod
+    def data_term(
+        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+    ) -> DataTerm:
+        """The tempered expected log-likelihood from one batch, with batch norm in training mode."""

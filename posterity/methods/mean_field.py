@@ -1,0 +1,171 @@
+"""Mean-field variational inference: the factorised Gaussian that maximises the ELBO."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive_whole
+from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.method import Info, Method, Target
+from posterity.methods.buffers import starting_buffers
+from posterity.methods.gradients.divergence import divergence
+from posterity.methods.gradients.estimator import Estimator, Factorised, Memory
+from posterity.methods.gradients.weight_sampling import WeightSampling
+from posterity.model.data import Batch, Data, Feed, check_batch_size
+from posterity.model.network import Buffers
+from posterity.numerics.adam import Adam
+from posterity.numerics.diagonal import Diagonal
+from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.random import Key
+from posterity.numerics.schedules import Constant, Schedule
+from posterity.posteriors.gaussian import Gaussian
+from posterity.priors.fan import FanIn, ScaleRule, fans
+
+
+class MeanFieldState(NamedTuple):
+    """Means (T,) of theta and log-scales (R,) of the random weights behind each other, (T + R,) or (M, T + R).
+
+    Further the optimiser's moments, batch-norm statistics, what the estimator keeps, and the number of steps done.
+    """
+
+    parameters: Tensor
+    optimizer: Any
+    buffers: Buffers
+    memory: Memory
+    step: int
+
+
+@dataclass(frozen=True)
+class MeanField(Method):
+    """Mean-field variational inference (Bayes by Backprop): independent Gaussian weights that maximise the ELBO.
+
+    **Math**: q(w) = prod N(mean, scale^2); ascent on lp E_q log p(D | w) - pp E_q[-log p(w)] + H(q) by `optimizer`
+    in (mean, log scale). The first term comes from `estimator`, on a batch; cross-entropy and entropy are in closed
+    form (from one draw where the prior has no cross-entropy) with their gradients. `kl_schedule` multiplies the last
+    two terms during the run. The trace has, in nats per datum, "loss" (minus the tempered ELBO) and untempered
+    "data_fit" E log p(D | w), "kl" and "elbo" = data_fit - kl. Weights that the joint does not have as random, and the
+    likelihood's learnt parameters, are trained points: their log prior is in "kl", with a minus. Scales begin at
+    the standard deviations of `initial_scales`, means at the weights.
+
+    **Limit**: a local optimum of a bound; scales are those of conditionals, too small where weights are correlated.
+    Members that train together draw the same noise.
+
+    **Cost**: that of `estimator`, and some passes over means and scales; two moments for each of them.
+
+    **References**: Graves (2011), Practical variational inference; Blundell et al. (2015), eq. 2-9.
+
+    **Example**:
+
+    >>> import torch, posterity as po
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=20)
+    >>> method = po.methods.MeanField(steps=1500, batch_size=None, optimizer=po.numerics.Adam(0.02))
+    >>> q, trace = po.infer(method, joint, (x, 2 * x))
+    >>> exact = (20 / 0.5**2 + 1) ** -0.5  # of the bias
+    >>> bool((q.variance[1].sqrt() / exact - 1).abs() < 0.2)
+    True
+    """
+
+    steps: int = 5000
+    batch_size: int | None = 128
+    optimizer: Optimizer = field(default_factory=Adam)
+    schedule: Schedule = field(default_factory=Constant)
+    estimator: Estimator = field(default_factory=WeightSampling)
+    kl_schedule: Schedule = field(default_factory=Constant)
+    initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
+
+    def __post_init__(self) -> None:
+        positive_whole("MeanField.steps", self.steps)
+        check_batch_size("MeanField.batch_size", self.batch_size)
+        kinds: dict[str, type] = {
+            "optimizer": Optimizer,
+            "schedule": Schedule,
+            "estimator": Estimator,
+            "kl_schedule": Schedule,
+            "initial_scales": ScaleRule,
+        }
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"MeanField.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """Means and scales with a draw and noise, their gradients, moments, and what a batch leaves for backward."""
+        like = torch.empty(joint.size + _num_random(joint), dtype=joint.dtype, device="meta")
+        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
+        members = theta_bytes(joint) // max(1, joint.size * like.itemsize)
+        both = members * like.numel() * like.itemsize
+        return {
+            "means and scales": 3 * both,
+            "gradient": 3 * both,
+            "optimiser": members * moments,
+            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
+        }
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Shuffled mini-batches, or all rows each time."""
+        return data.minibatches(self.batch_size, self.steps, key)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> MeanFieldState:
+        """Means at theta, with fresh moments."""
+        log_scales = _initial_log_scales(joint, self.initial_scales, theta)
+        parameters = torch.cat([theta, log_scales.expand(*theta.shape[:-1], -1)], dim=-1)
+        return MeanFieldState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), {}, 0)
+
+    def step(self, joint: Target, state: MeanFieldState, batch: Batch, key: Key) -> tuple[MeanFieldState, Info]:
+        """One ascent step on the ELBO."""
+        parameters, size = state.parameters, joint.size
+        q = _family(joint, parameters)
+        term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
+        prior = divergence(joint, q, parameters[..., size:], key.fold("prior"))
+        weight = self.kl_schedule.factor(state.step, self.steps)
+        grad = torch.empty_like(parameters)
+        pulls = term.divergence_grads or (prior.grad_mean, prior.grad_scale)
+        torch.sub(term.grad_mean, pulls[0], alpha=weight, out=grad[..., :size])
+        torch.sub(term.grad_scale, pulls[1], alpha=weight, out=grad[..., size:])
+        grad[..., size:].mul_(q.scale)  # d scale / d log scale
+        if term.divergence_grads is None:
+            grad[..., size:].add_(weight)  # the entropy's gradient
+        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
+        optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
+        data_fit = term.value / (joint.powers[0] * joint.num_data)
+        kl = prior.kl / joint.num_data
+        info = {
+            "loss": (prior.tempered - term.value) / joint.num_data,
+            "data_fit": data_fit,
+            "kl": kl,
+            "elbo": data_fit - kl,
+        }
+        return MeanFieldState(parameters, optimizer, term.buffers, term.memory, state.step + 1), info
+
+    def keep(self, state: MeanFieldState) -> MeanFieldState:
+        """Means, scales and buffers; the moments are not needed any more."""
+        return state._replace(optimizer=None, memory={})
+
+    def posterior(self, joint: Target, kept: Sequence[MeanFieldState]) -> Gaussian:
+        """The last Gaussian, with the noise fitted in its joint."""
+        last = kept[-1]
+        theta, log_scales = last.parameters[..., : joint.size].clone(), last.parameters[..., joint.size :]
+        precision = Diagonal((-2.0 * log_scales.double()).exp())
+        return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
+
+
+def _num_random(joint: Target) -> int:
+    """R."""
+    return joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
+
+
+def _family(joint: Target, parameters: Tensor) -> Factorised:
+    """The Gaussian of means and log-scales (..., T + R)."""
+    return Factorised(parameters[..., : joint.size], parameters[..., joint.size :].exp(), joint.random_indices)
+
+
+def _initial_log_scales(joint: Target, rule: ScaleRule, like: Tensor) -> Tensor:
+    """log of the rule's standard deviation for each random weight, (R,); a tensor without fans has fans of one."""
+    layout = joint.layout
+    found = [(fans(part, layout) or (1, 1), part.size) for part in layout]
+    each = torch.cat([like.new_full((size,), 0.5 * math.log(rule.variance(*pair))) for pair, size in found])
+    return each[: joint.num_weights] if joint.random_indices is None else each[joint.random_indices]

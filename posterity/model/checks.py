@@ -1,0 +1,62 @@
+"""Whether rows fit a model: one-line errors where they do not."""
+
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData
+from posterity.model.data import Batch
+from posterity.model.inputs import Inputs, named_tensors
+from posterity.model.network import Network, OutputError
+
+
+def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
+    """A one-line error unless the inputs are finite and have the model's dtype."""
+    for name, tensor in named_tensors(inputs).items():
+        if tensor.is_floating_point():
+            if tensor.dtype != dtype:
+                wanted, got = str(dtype).removeprefix("torch."), str(tensor.dtype).removeprefix("torch.")
+                raise BadData(
+                    f"{name} must have the model's dtype {wanted}. Got {got}. "
+                    f"Convert one of them: inputs.to({dtype}) or model.to({tensor.dtype})."
+                )
+            check_finite(name, tensor, per_member)
+
+
+def example_output(network: Network, batch: Batch) -> Tensor:
+    """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
+    few = batch.map(lambda t: t.narrow(1 if batch.per_member else 0, 0, min(batch.size, 2))).member(0)
+    check_inputs(few.inputs, network.dtype, per_member=False)
+    network = network.member(0)
+    try:
+        with torch.no_grad():
+            outputs = network.outputs(network.initial, few.inputs)
+    except OutputError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        kinds = (f"{name} {tuple(t.shape)} of {t.dtype}" for name, t in named_tensors(batch.inputs).items())
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise BadData(
+            f"The model does not accept these inputs ({', '.join(kinds)}): {reason}. "
+            "Pass inputs of the shape and dtype the model was made for."
+        ) from error
+    if outputs.dim() == 0 or outputs.shape[0] != few.size:
+        raise BadData(
+            f"The model must return one row of outputs for each row of inputs. Got outputs {tuple(outputs.shape)} "
+            f"for {few.size} rows."
+        )
+    return outputs[:1]
+
+
+def check_finite(name: str, tensor: Tensor, per_member: bool) -> None:
+    """A one-line error that names the first row with NaN or infinity."""
+    # A sum is thirty times as fast as a look at every entry; where it overflows, that look follows.
+    if bool(torch.isfinite(tensor.sum())):
+        return
+    bad = ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        first = bad.nonzero()[0].tolist()
+        where = f"row {first[1]} of member {first[0]}" if per_member else f"row {first[0]}"
+        raise BadData(
+            f"{name} must be finite. Got {int(bad.sum())} NaN or infinite values, the first in {where}. "
+            "Remove or fill those rows."
+        )
