@@ -28,13 +28,9 @@ class Factorised(NamedTuple):
     def moved(self, noise: Tensor) -> Tensor:
         """theta (..., T) at mean + scale * noise, for noise (R,) or (..., R)."""
         size = self.scale.shape[-1]
-        if self.places is not None:
-            return self.mean.index_add(-1, self.places, self.scale * noise)
-        if size == self.mean.shape[-1]:
+        if self.places is None and size == self.mean.shape[-1]:
             return torch.addcmul(self.mean, self.scale, noise)
-        theta = self.mean.clone(memory_format=torch.contiguous_format)
-        theta[..., :size].addcmul_(self.scale, noise)
-        return theta
+        return shifted(self.mean, self.scale * noise, self.places)
 
     def random(self, theta: Tensor) -> Tensor:
         """The entries (..., R) of a tensor (..., T) that belong to random weights."""
@@ -46,6 +42,15 @@ class Factorised(NamedTuple):
         They are drawn in float32 for every number type, so that a model draws alike in all of them.
         """
         return key.normal((self.scale.shape[-1],), torch.float32, self.scale.device).to(self.scale.dtype)
+
+
+def shifted(theta: Tensor, shift: Tensor, places: Tensor | None) -> Tensor:
+    """theta (..., T) with a shift (..., R) of the entries at `places` (R,), or of the first R for None."""
+    if places is not None:
+        return theta.index_add(-1, places, shift)
+    moved = theta.clone(memory_format=torch.contiguous_format)
+    moved[..., : shift.shape[-1]].add_(shift)
+    return moved
 
 
 class DataTerm(NamedTuple):
