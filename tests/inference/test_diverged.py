@@ -13,7 +13,7 @@ from posterity.errors import Diverged
 from posterity.inference import Checkpoint, Method, Trace
 from posterity.inference.finite import check_loss
 from posterity.likelihoods import Gaussian
-from posterity.methods import MAP
+from posterity.methods import MAP, MeanField
 from posterity.numerics import SGD
 from posterity.posteriors import Point
 
@@ -165,3 +165,14 @@ def test_other_flat_vectors_are_named_with_the_weights_in_them():
 
     with pytest.raises(Diverged, match=r"first seen in spread of 0\.weight"):
         po.infer(Spreads(at=99), joint(), numbers(FLOAT64))
+
+
+@pytest.mark.parametrize(("entry", "name"), [(2, "0.weight"), (21 + 13, "the scale of 0.bias")])
+def test_means_and_scales_are_named_by_their_weights(entry, name):
+    problem = joint()
+    state = MeanField().init(problem, problem.initial(), po.Key(0))
+    state.parameters[entry] = float("nan")
+    trace = Trace()
+    trace.record(1, {"loss": float("nan")})
+    with pytest.raises(Diverged, match=f"first seen in {name}\\)"):
+        check_loss(problem, trace, state, 1)

@@ -27,7 +27,7 @@ def test_reaches_the_posterior_of_linear_regression(powers: tuple[float, float])
     rows = given["X"], given["y"].unsqueeze(1)
     prior, noise = Normal(given["alpha"] ** -0.5), Gaussian(given["beta"] ** -0.5)
     joint = po.Joint(linear(2), noise, prior, num_data=7, tempering=po.Tempering(*powers))
-    exact, _ = po.infer(Conjugate(), joint, rows)
+    exact = po.infer(Conjugate(), joint, rows)[0].gaussian
     method = FullRank(steps=2500, batch_size=None, optimizer=Adam(0.03), schedule=Cosine(), initial_scales=FanIn(0.3))
     q, trace = po.infer(method, joint, rows)
     torch.testing.assert_close(q.mean, exact.mean, rtol=1e-4, atol=1e-5)
