@@ -15,6 +15,7 @@ from posterity.methods.gradients.divergence import divergence
 from posterity.methods.gradients.estimator import Estimator, Factorised, Memory
 from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
 from posterity.methods.gradients.weight_sampling import WeightSampling
+from posterity.methods.gradients.workspace import workspace
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
 from posterity.numerics.adam import Adam
@@ -122,7 +123,7 @@ class MeanField(Method):
         term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
         prior = divergence(joint, q, parameters[..., size:], key.fold("prior"))
         weight = self.kl_schedule.factor(state.step, self.steps)
-        grad = torch.empty_like(parameters)
+        grad = workspace(joint, "parameters", parameters)
         pulls = term.divergence_grads or (prior.grad_mean, prior.grad_scale)
         torch.sub(term.grad_mean, pulls[0], alpha=weight, out=grad[..., :size])
         torch.sub(term.grad_scale, pulls[1], alpha=weight, out=grad[..., size:])
@@ -155,4 +156,6 @@ class MeanField(Method):
 
 def _family(joint: Target, parameters: Tensor) -> Factorised:
     """The Gaussian of means and log-scales (..., T + R)."""
-    return Factorised(parameters[..., : joint.size], parameters[..., joint.size :].exp(), joint.random_indices)
+    log_scale = parameters[..., joint.size :]
+    scale = torch.exp(log_scale, out=workspace(joint, "scale", log_scale))
+    return Factorised(parameters[..., : joint.size], scale, joint.random_indices)

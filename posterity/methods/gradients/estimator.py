@@ -25,22 +25,25 @@ class Factorised(NamedTuple):
     scale: Tensor
     places: Tensor | None
 
-    def moved(self, noise: Tensor) -> Tensor:
-        """theta (..., T) at mean + scale * noise, for noise (R,) or (..., R)."""
+    def moved(self, noise: Tensor, out: Tensor | None = None) -> Tensor:
+        """theta (..., T) at mean + scale * noise, for noise (R,) or (..., R); it may be written to `out`."""
         size = self.scale.shape[-1]
         if self.places is None and size == self.mean.shape[-1]:
-            return torch.addcmul(self.mean, self.scale, noise)
+            return torch.addcmul(self.mean, self.scale, noise, out=out)
         return shifted(self.mean, self.scale * noise, self.places)
 
     def random(self, theta: Tensor) -> Tensor:
         """The entries (..., R) of a tensor (..., T) that belong to random weights."""
         return theta[..., : self.scale.shape[-1]] if self.places is None else theta.index_select(-1, self.places)
 
-    def noise(self, key: Key) -> Tensor:
+    def noise(self, key: Key, out: Tensor | None = None) -> Tensor:
         """Standard normal numbers (R,), the same for all members: each is what it would be alone.
 
-        They are drawn in float32 for every number type, so that a model draws alike in all of them.
+        They are drawn in float32 for every number type, so that a model draws alike in all of them;
+        into `out`, float32 (R,), if given.
         """
+        if out is not None:
+            return out.normal_(generator=key.generator(out.device)).to(self.scale.dtype)
         return key.normal((self.scale.shape[-1],), torch.float32, self.scale.device).to(self.scale.dtype)
 
 
@@ -57,8 +60,8 @@ class DataTerm(NamedTuple):
     """An estimate of lp E log p(D | w) and of its gradients, and what the next estimate needs."""
 
     value: Tensor  # (...)
-    grad_mean: Tensor  # (..., T), a new tensor
-    grad_scale: Tensor  # (..., R), a new tensor
+    grad_mean: Tensor  # (..., T); good until the next call, as is the next
+    grad_scale: Tensor  # (..., R)
     buffers: Buffers
     memory: Memory
     # Gradients in mean and scale of pp E[-log p(w)] - H(q) at the same draws, in place of those in closed form.
