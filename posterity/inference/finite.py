@@ -27,8 +27,11 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
         return
     step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
     tensor = _first_bad(joint, state) or "the log-likelihood of the batch"
+    cause = ""
+    if "kl" in trace and not bool(torch.isfinite(trace.recent("kl", count)[bad]).all()):
+        cause = " The KL to the prior is not finite: the prior has no density at such weights, or they are too large."
     raise Diverged(
-        f"The loss is not finite at step {step} (first seen in {tensor}). {_REMEDY}", step=step, tensor=tensor
+        f"The loss is not finite at step {step} (first seen in {tensor}).{cause} {_REMEDY}", step=step, tensor=tensor
     )
 
 

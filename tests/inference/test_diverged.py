@@ -176,3 +176,15 @@ def test_means_and_scales_are_named_by_their_weights(entry, name):
     trace.record(1, {"loss": float("nan")})
     with pytest.raises(Diverged, match=f"first seen in {name}\\)"):
         check_loss(problem, trace, state, 1)
+
+
+def test_a_kl_that_is_not_finite_is_told_from_the_data():
+    """Weights so large that their squares overflow, in a layer whose activations saturate."""
+    problem = joint()
+    start = problem.initial()
+    start[:12] = 1e200
+    with pytest.raises(Diverged, match=r"at step 1 .*The KL to the prior is not finite"):
+        po.infer(MeanField(steps=3), problem, numbers(FLOAT64), start=start)
+    with pytest.raises(Diverged, match=r"at step 1 ") as caught:
+        po.infer(MeanField(steps=3), problem, numbers(FLOAT64), start=problem.initial() * 1e160)
+    assert caught.value.step == 1
