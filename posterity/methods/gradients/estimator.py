@@ -25,12 +25,12 @@ class Factorised(NamedTuple):
     scale: Tensor
     places: Tensor | None
 
-    def moved(self, noise: Tensor, out: Tensor | None = None) -> Tensor:
-        """theta (..., T) at mean + scale * noise, for noise (R,) or (..., R); it may be written to `out`."""
+    def moved(self, noise: Tensor, out: Tensor | None = None, sign: float = 1.0) -> Tensor:
+        """theta (..., T) at mean + sign * scale * noise, for noise (R,) or (..., R); it may be written to `out`."""
         size = self.scale.shape[-1]
         if self.places is None and size == self.mean.shape[-1]:
-            return torch.addcmul(self.mean, self.scale, noise, out=out)
-        return shifted(self.mean, self.scale * noise, self.places)
+            return torch.addcmul(self.mean, self.scale, noise, value=sign, out=out)
+        return shifted(self.mean, self.scale * noise * sign, self.places)
 
     def random(self, theta: Tensor) -> Tensor:
         """The entries (..., R) of a tensor (..., T) that belong to random weights."""

@@ -48,19 +48,23 @@ class WeightSampling(Estimator):
         self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
     ) -> DataTerm:
         """The average over the draws."""
-        mirrored = memory.get("mirrored")
+        used = memory.get("used")  # noise whose mirror image comes next
         terms = None
         for draw in range(self.draws):
-            if mirrored is None:
+            mirror = used is not None
+            if used is not None:
+                noise, used = used, None
+            elif self.antithetic:
+                noise = used = q.noise(key.fold(draw) if draw else key)  # it may outlive the step
+            else:
                 space = workspace(joint, "noise", q.scale[0] if q.scale.dim() > 1 else q.scale, torch.float32)
                 noise = q.noise(key.fold(draw) if draw else key, space)
-                mirrored = -noise if self.antithetic else None
-            else:
-                noise, mirrored = mirrored, None
-            theta = q.moved(noise, workspace(joint, "theta", q.mean))
+            theta = q.moved(noise, workspace(joint, "theta", q.mean), -1.0 if mirror else 1.0)
             space = workspace(joint, "grad" if terms is None else "another grad", q.mean)
             value, grad, buffers = joint.data_value_and_grad(theta, batch, buffers, space)
             grad_scale = torch.mul(q.random(grad), noise, out=workspace(joint, f"grad_scale {draw > 0}", q.scale))
+            if mirror:
+                grad_scale.neg_()
             if terms is None:
                 terms = value, grad, grad_scale
             else:
@@ -68,4 +72,4 @@ class WeightSampling(Estimator):
         assert terms is not None
         if self.draws > 1:
             terms = terms[0] / self.draws, terms[1].div_(self.draws), terms[2].div_(self.draws)
-        return DataTerm(*terms, buffers, {} if mirrored is None else {"mirrored": mirrored})
+        return DataTerm(*terms, buffers, {} if used is None else {"used": used})
