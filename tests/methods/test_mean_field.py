@@ -266,7 +266,9 @@ def test_what_is_drawn_once_is_said_once(estimator: Estimator, caplog: pytest.Lo
     assert bool(torch.isfinite(q.variance).all())
 
 
-@pytest.mark.parametrize("estimator", [LocalReparameterisation(approximate=True), Flipout()], ids=repr)
+@pytest.mark.parametrize(
+    "estimator", [LocalReparameterisation(approximate=True), LocalReparameterisation(3, True), Flipout(2)], ids=repr
+)
 def test_layers_without_width_are_the_network(estimator: Estimator) -> None:
     """With scales of zero every estimator gives the log-likelihood at the mean, and its gradient."""
     joint = po.Joint(Sequences().to(FLOAT64), Categorical(), Normal(), num_data=6)
