@@ -27,8 +27,11 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
         return
     step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
     tensor = _first_bad(joint, state) or "the log-likelihood of the batch"
+    cause = ""
+    if "kl" in trace and not bool(torch.isfinite(trace.recent("kl", count)[bad]).all()):
+        cause = " The KL to the prior is not finite: the prior has no density at such weights, or they are too large."
     raise Diverged(
-        f"The loss is not finite at step {step} (first seen in {tensor}). {_REMEDY}", step=step, tensor=tensor
+        f"The loss is not finite at step {step} (first seen in {tensor}).{cause} {_REMEDY}", step=step, tensor=tensor
     )
 
 
@@ -53,8 +56,14 @@ def _first_bad(joint: Target, state: Any) -> str | None:
     for path, tensor in _floating(state).items():
         bad = ~torch.isfinite(tensor)
         if bool(bad.any()):
-            if not tensor.dim() or tensor.shape[-1] not in (joint.size, joint.num_weights):
+            places = joint.random_indices
+            scaled = joint.size + (joint.num_weights if places is None else places.numel())  # means, then scales
+            if not tensor.dim() or tensor.shape[-1] not in (joint.size, joint.num_weights, scaled):
                 return path
-            name = joint.layout.name_at(int(bad.nonzero()[0, -1]))
-            return name if path == "theta" else f"{path} of {name}"
+            index = int(bad.nonzero()[0, -1])
+            if index >= joint.size:
+                index -= joint.size
+                return f"the scale of {joint.layout.name_at(index if places is None else int(places[index]))}"
+            name = joint.layout.name_at(index)
+            return name if path in ("theta", "parameters") else f"{path} of {name}"
     return None

@@ -1,6 +1,7 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
     LocalReparameterisation,
@@ -19,6 +20,7 @@ __all__ = [
     "AllWeights",
     "Conjugate",
     "Flipout",
+    "FullRank",
     "Laplace",
     "LargestVariance",
     "LastLayer",

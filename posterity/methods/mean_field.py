@@ -1,6 +1,5 @@
 """Mean-field variational inference: the factorised Gaussian that maximises the ELBO."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,7 +13,9 @@ from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gradients.divergence import divergence
 from posterity.methods.gradients.estimator import Estimator, Factorised, Memory
+from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
 from posterity.methods.gradients.weight_sampling import WeightSampling
+from posterity.methods.gradients.workspace import workspace
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
 from posterity.numerics.adam import Adam
@@ -23,7 +24,7 @@ from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
 from posterity.numerics.schedules import Constant, Schedule
 from posterity.posteriors.gaussian import Gaussian
-from posterity.priors.fan import FanIn, ScaleRule, fans
+from posterity.priors.fan import FanIn, ScaleRule
 
 
 class MeanFieldState(NamedTuple):
@@ -94,7 +95,7 @@ class MeanField(Method):
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means and scales with a draw and noise, their gradients, moments, and what a batch leaves for backward."""
-        like = torch.empty(joint.size + _num_random(joint), dtype=joint.dtype, device="meta")
+        like = torch.empty(joint.size + num_random(joint), dtype=joint.dtype, device="meta")
         moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
         members = theta_bytes(joint) // max(1, joint.size * like.itemsize)
         both = members * like.numel() * like.itemsize
@@ -111,7 +112,7 @@ class MeanField(Method):
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> MeanFieldState:
         """Means at theta, with fresh moments."""
-        log_scales = _initial_log_scales(joint, self.initial_scales, theta)
+        log_scales = initial_log_scales(joint, self.initial_scales, theta)
         parameters = torch.cat([theta, log_scales.expand(*theta.shape[:-1], -1)], dim=-1)
         return MeanFieldState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), {}, 0)
 
@@ -122,7 +123,7 @@ class MeanField(Method):
         term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
         prior = divergence(joint, q, parameters[..., size:], key.fold("prior"))
         weight = self.kl_schedule.factor(state.step, self.steps)
-        grad = torch.empty_like(parameters)
+        grad = workspace(joint, "parameters", parameters)
         pulls = term.divergence_grads or (prior.grad_mean, prior.grad_scale)
         torch.sub(term.grad_mean, pulls[0], alpha=weight, out=grad[..., :size])
         torch.sub(term.grad_scale, pulls[1], alpha=weight, out=grad[..., size:])
@@ -153,19 +154,8 @@ class MeanField(Method):
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
 
 
-def _num_random(joint: Target) -> int:
-    """R."""
-    return joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
-
-
 def _family(joint: Target, parameters: Tensor) -> Factorised:
     """The Gaussian of means and log-scales (..., T + R)."""
-    return Factorised(parameters[..., : joint.size], parameters[..., joint.size :].exp(), joint.random_indices)
-
-
-def _initial_log_scales(joint: Target, rule: ScaleRule, like: Tensor) -> Tensor:
-    """log of the rule's standard deviation for each random weight, (R,); a tensor without fans has fans of one."""
-    layout = joint.layout
-    found = [(fans(part, layout) or (1, 1), part.size) for part in layout]
-    each = torch.cat([like.new_full((size,), 0.5 * math.log(rule.variance(*pair))) for pair, size in found])
-    return each[: joint.num_weights] if joint.random_indices is None else each[joint.random_indices]
+    log_scale = parameters[..., joint.size :]
+    scale = torch.exp(log_scale, out=workspace(joint, "scale", log_scale))
+    return Factorised(parameters[..., : joint.size], scale, joint.random_indices)

@@ -163,7 +163,8 @@ class Density:
         return value.detach(), grad, {}
 
     def data_value_and_grad(
-        self, theta: Tensor, batch: object = None, buffers: Buffers | None = None
+        self, theta: Tensor, batch: object = None, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """Those of the whole log density, see `log_likelihood`."""
-        return self.value_and_grad(theta)
+        """Those of the whole log density, see `log_likelihood`; the gradient is written to `out` if given."""
+        value, grad, buffers = self.value_and_grad(theta)
+        return value, grad if out is None else out.copy_(grad), buffers

@@ -258,10 +258,10 @@ class Joint:
         return value + data_value, grad, buffers
 
     def data_value_and_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """As `value_and_grad`, of likelihood_power * log p(D | theta) alone."""
-        grad = torch.zeros_like(theta, memory_format=torch.contiguous_format)
+        """As `value_and_grad`, of likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
+        grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
         value, buffers = self._add_data_grad(*self.split(theta.detach()), batch, buffers, grad)
         return value, grad, buffers
 

@@ -54,8 +54,13 @@ class Prior(ABC):
         """Whether `cross_entropy` can be had; where not, average -log_prob over draws."""
         return True
 
-    def cross_entropy_and_grad(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The cross-entropy (...) and its gradients in mean and scale (..., P), as new tensors."""
+    def cross_entropy_and_grad(
+        self, mean: Tensor, scale: Tensor, out: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The cross-entropy (...) and its gradients in mean and scale (..., P): new tensors, or in the memory of `out`.
+
+        A prior need not use `out`; what it is for is to save the time that large new tensors take.
+        """
         leaves = [value.detach().requires_grad_() for value in (mean, scale)]
         with torch.enable_grad():
             value = self.cross_entropy(*leaves)

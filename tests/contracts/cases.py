@@ -22,7 +22,7 @@ from posterity.curvature import (
 from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Conjugate, Laplace, MeanField, OnlineLaplace
+from posterity.methods import MAP, Conjugate, FullRank, Laplace, MeanField, OnlineLaplace
 from posterity.methods.gradients import Flipout, LocalReparameterisation, ScoreFunction, StickTheLanding, WeightSampling
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
@@ -219,6 +219,15 @@ CASES = [
             noise_of_device=True,
         )
         for estimator in (LocalReparameterisation(), Flipout(draws=2), StickTheLanding(), ScoreFunction(4))
+    ),
+    Case(
+        "full rank",
+        FullRank(steps=11, batch_size=6, draws=2),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]

@@ -13,7 +13,7 @@ from posterity.errors import Diverged
 from posterity.inference import Checkpoint, Method, Trace
 from posterity.inference.finite import check_loss
 from posterity.likelihoods import Gaussian
-from posterity.methods import MAP
+from posterity.methods import MAP, MeanField
 from posterity.numerics import SGD
 from posterity.posteriors import Point
 
@@ -165,3 +165,26 @@ def test_other_flat_vectors_are_named_with_the_weights_in_them():
 
     with pytest.raises(Diverged, match=r"first seen in spread of 0\.weight"):
         po.infer(Spreads(at=99), joint(), numbers(FLOAT64))
+
+
+@pytest.mark.parametrize(("entry", "name"), [(2, "0.weight"), (21 + 13, "the scale of 0.bias")])
+def test_means_and_scales_are_named_by_their_weights(entry, name):
+    problem = joint()
+    state = MeanField().init(problem, problem.initial(), po.Key(0))
+    state.parameters[entry] = float("nan")
+    trace = Trace()
+    trace.record(1, {"loss": float("nan")})
+    with pytest.raises(Diverged, match=f"first seen in {name}\\)"):
+        check_loss(problem, trace, state, 1)
+
+
+def test_a_kl_that_is_not_finite_is_told_from_the_data():
+    """Weights so large that their squares overflow, in a layer whose activations saturate."""
+    problem = joint()
+    start = problem.initial()
+    start[:12] = 1e200
+    with pytest.raises(Diverged, match=r"at step 1 .*The KL to the prior is not finite"):
+        po.infer(MeanField(steps=3), problem, numbers(FLOAT64), start=start)
+    with pytest.raises(Diverged, match=r"at step 1 ") as caught:
+        po.infer(MeanField(steps=3), problem, numbers(FLOAT64), start=problem.initial() * 1e160)
+    assert caught.value.step == 1

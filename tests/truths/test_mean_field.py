@@ -186,7 +186,7 @@ def test_rows_with_noise_of_their_own_vary_less() -> None:
     q = Factorised(torch.zeros(1, dtype=FLOAT64), torch.ones(1, dtype=FLOAT64), None)
     spread = {}
     for estimator in (WeightSampling(), LocalReparameterisation(), Flipout()):
-        terms = [estimator.data_term(joint, q, batch, {}, {}, Key(4).fold(i)).grad_mean for i in range(300)]
+        terms = [estimator.data_term(joint, q, batch, {}, {}, Key(4).fold(i)).grad_mean.clone() for i in range(300)]
         spread[type(estimator).__name__] = float(torch.stack(terms).var())
     assert abs(spread["WeightSampling"] / 64**2 - 1.0) < 0.5  # the noise of one weight, 64 times
     assert abs(spread["LocalReparameterisation"] / 64 - 1.0) < 0.5  # 64 independent noises

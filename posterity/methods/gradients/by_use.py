@@ -29,7 +29,7 @@ def term_by_use(
     buffers: Buffers,
     key: Key,
     draws: int,
-    rule: Callable[[Mapping[str, Tensor], Key], Replacement],
+    rule: Callable[[Mapping[str, Tensor], Key, int], Replacement],
     positions: bool,
 ) -> DataTerm:
     """The data term of a pass in which `rule` replaces the layers that it may, from the scales of their weights.
@@ -47,10 +47,10 @@ def term_by_use(
     if draws > 1:
         batch = batch.map(lambda tensor: torch.cat([tensor] * draws, dim=1 if batch.per_member else 0))
     if q.mean.dim() == 1:
-        value, grad_mean, grad_scale, buffers = _one(joint, q.mean, scale, batch, buffers, key, names, rule)
+        value, grad_mean, grad_scale, buffers = _one(joint, q.mean, scale, batch, buffers, key, draws, names, rule)
     else:
         found = [
-            _one(joint.member(i), q.mean[i], scale[i], batch.member(i), _of(buffers, i), key, names, rule)
+            _one(joint.member(i), q.mean[i], scale[i], batch.member(i), _of(buffers, i), key, draws, names, rule)
             for i in range(len(q.mean))
         ]
         value, grad_mean, grad_scale = (torch.stack(parts) for parts in list(zip(*found, strict=True))[:3])
@@ -69,8 +69,9 @@ def _one(
     batch: Batch,
     buffers: Buffers,
     key: Key,
+    draws: int,
     names: frozenset[str],
-    rule: Callable[[Mapping[str, Tensor], Key], Replacement],
+    rule: Callable[[Mapping[str, Tensor], Key, int], Replacement],
 ) -> tuple[Tensor, Tensor, Tensor, Buffers]:
     """(value, gradient in the mean (T,), in the scale (P,), buffers), from a mean (T,) and scales (P,)."""
     grad_mean, grad_scale = torch.zeros_like(mean), torch.zeros_like(scale)
@@ -92,7 +93,7 @@ def _one(
             given.append(torch.addcmul(m, s, normal(key.fold(part.name), part.shape, m)) if drawn else m)
     tracked = {part.name: m for part, m in zip(parts, means, strict=True) if part.name in names}
     known = {part.name: s for part, s in zip(parts, scales, strict=True) if part.name in names}
-    with ReplacedUses(tracked, rule(known, key)):
+    with ReplacedUses(tracked, rule(known, key, draws)):
         value, buffers = joint.data_value(given, raw, batch, buffers)
     for leaf, place in zip(leaves, places, strict=True):
         leaf.grad = place

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posterity.inference.method import Target
 from posterity.methods.gradients.estimator import Factorised
+from posterity.methods.gradients.workspace import workspace
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
@@ -23,8 +24,8 @@ class Divergence(NamedTuple):
 
     kl: Tensor  # (...)
     tempered: Tensor  # (...)
-    grad_mean: Tensor  # (..., T), a new tensor
-    grad_scale: Tensor  # (..., R), a new tensor
+    grad_mean: Tensor  # (..., T); good until the next call, as is the next
+    grad_scale: Tensor  # (..., R)
 
 
 def divergence(joint: Target, q: Factorised, log_scale: Tensor, key: Key) -> Divergence:
@@ -52,7 +53,8 @@ def _cross_entropy(joint: Joint, q: Factorised, key: Key) -> tuple[Tensor, Tenso
         scale = q.scale
         if q.places is not None:
             scale = torch.full_like(weights, _POINT).index_copy_(-1, q.places, scale)
-        value, grad_mean, grad_scale = prior.cross_entropy_and_grad(weights, scale)
+        places = workspace(joint, "prior grad", weights), workspace(joint, "prior grad_scale", scale)
+        value, grad_mean, grad_scale = prior.cross_entropy_and_grad(weights, scale, places)
         grad_scale = q.random(grad_scale)
     else:
         noise = q.noise(key)

@@ -25,35 +25,43 @@ class Factorised(NamedTuple):
     scale: Tensor
     places: Tensor | None
 
-    def moved(self, noise: Tensor) -> Tensor:
-        """theta (..., T) at mean + scale * noise, for noise (R,) or (..., R)."""
+    def moved(self, noise: Tensor, out: Tensor | None = None, sign: float = 1.0) -> Tensor:
+        """theta (..., T) at mean + sign * scale * noise, for noise (R,) or (..., R); it may be written to `out`."""
         size = self.scale.shape[-1]
-        if self.places is not None:
-            return self.mean.index_add(-1, self.places, self.scale * noise)
-        if size == self.mean.shape[-1]:
-            return torch.addcmul(self.mean, self.scale, noise)
-        theta = self.mean.clone(memory_format=torch.contiguous_format)
-        theta[..., :size].addcmul_(self.scale, noise)
-        return theta
+        if self.places is None and size == self.mean.shape[-1]:
+            return torch.addcmul(self.mean, self.scale, noise, value=sign, out=out)
+        return shifted(self.mean, self.scale * noise * sign, self.places)
 
     def random(self, theta: Tensor) -> Tensor:
         """The entries (..., R) of a tensor (..., T) that belong to random weights."""
         return theta[..., : self.scale.shape[-1]] if self.places is None else theta.index_select(-1, self.places)
 
-    def noise(self, key: Key) -> Tensor:
+    def noise(self, key: Key, out: Tensor | None = None) -> Tensor:
         """Standard normal numbers (R,), the same for all members: each is what it would be alone.
 
-        They are drawn in float32 for every number type, so that a model draws alike in all of them.
+        They are drawn in float32 for every number type, so that a model draws alike in all of them;
+        into `out`, float32 (R,), if given.
         """
+        if out is not None:
+            return out.normal_(generator=key.generator(out.device)).to(self.scale.dtype)
         return key.normal((self.scale.shape[-1],), torch.float32, self.scale.device).to(self.scale.dtype)
+
+
+def shifted(theta: Tensor, shift: Tensor, places: Tensor | None) -> Tensor:
+    """theta (..., T) with a shift (..., R) of the entries at `places` (R,), or of the first R for None."""
+    if places is not None:
+        return theta.index_add(-1, places, shift)
+    moved = theta.clone(memory_format=torch.contiguous_format)
+    moved[..., : shift.shape[-1]].add_(shift)
+    return moved
 
 
 class DataTerm(NamedTuple):
     """An estimate of lp E log p(D | w) and of its gradients, and what the next estimate needs."""
 
     value: Tensor  # (...)
-    grad_mean: Tensor  # (..., T), a new tensor
-    grad_scale: Tensor  # (..., R), a new tensor
+    grad_mean: Tensor  # (..., T); good until the next call, as is the next
+    grad_scale: Tensor  # (..., R)
     buffers: Buffers
     memory: Memory
     # Gradients in mean and scale of pp E[-log p(w)] - H(q) at the same draws, in place of those in closed form.

@@ -54,7 +54,7 @@ class Flipout(Estimator):
         return term_by_use(type(self).__name__, joint, q, batch, buffers, key, self.draws, _rule, positions=True)
 
 
-def _rule(scales: Mapping[str, Tensor], key: Key) -> Replacement:
+def _rule(scales: Mapping[str, Tensor], key: Key, draws: int) -> Replacement:
     def replacement(
         operation: Operation,
         axis: int,

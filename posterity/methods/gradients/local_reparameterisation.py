@@ -27,7 +27,7 @@ class LocalReparameterisation(Estimator):
     **Limit**: unbiased. A weight that acts at several positions of a row (convolutions, sequences) makes their outputs
     dependent: it is drawn too, unless `approximate` takes the positions as independent, which is biased.
 
-    **Cost**: twice the matrix products of a pass, on `draws` copies of the batch.
+    **Cost**: twice the matrix products of a pass, on `draws` copies of the batch, which share those of the first layer.
 
     **References**: Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick,
     section 2.2.
@@ -58,7 +58,9 @@ class LocalReparameterisation(Estimator):
         return term_by_use(name, joint, q, batch, buffers, key, self.draws, _rule, positions=self.approximate)
 
 
-def _rule(scales: Mapping[str, Tensor], key: Key) -> Replacement:
+def _rule(scales: Mapping[str, Tensor], key: Key, draws: int) -> Replacement:
+    before = True  # any noise: up to the first replaced layer the copies of the batch are alike
+
     def replacement(
         operation: Operation,
         axis: int,
@@ -67,11 +69,16 @@ def _rule(scales: Mapping[str, Tensor], key: Key) -> Replacement:
         bias: Tensor | None,
         names: tuple[str | None, str | None],
     ) -> Tensor:
+        nonlocal before
+        copies, before = draws if before else 1, False
+        source = source[: len(source) // copies]
         spread, bias_spread = (None if name is None else scales[name].square() for name in names)
         mean = operation(source, weight, bias)
         variance = operation(source.square(), torch.zeros_like(weight) if spread is None else spread, bias_spread)
         # Where no input is on there is no noise, and the square root would have no gradient.
         scale = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+        if copies > 1:
+            mean, scale = (torch.cat([value] * copies) for value in (mean, scale))
         noise = normal(key.fold(f"{names[0] or names[1]} outputs"), mean.shape, mean)
         return torch.addcmul(mean, scale, noise)
 

@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
 from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.workspace import workspace
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
@@ -27,7 +30,7 @@ class WeightSampling(Estimator):
 
     **Example**:
 
-    >>> import torch, posterity as po
+    >>> import posterity as po
     >>> density = po.Density(lambda w: -w.square().sum(), {"w": (1,)})
     >>> q = Factorised(torch.ones(1), torch.full((1,), 0.5), None)
     >>> term = WeightSampling(draws=2, antithetic=True).data_term(density, q, None, {}, {}, po.Key(0))
@@ -45,16 +48,23 @@ class WeightSampling(Estimator):
         self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
     ) -> DataTerm:
         """The average over the draws."""
-        mirrored = memory.get("mirrored")
+        used = memory.get("used")  # noise whose mirror image comes next
         terms = None
         for draw in range(self.draws):
-            if mirrored is None:
-                noise = q.noise(key.fold(draw) if draw else key)
-                mirrored = -noise if self.antithetic else None
+            mirror = used is not None
+            if used is not None:
+                noise, used = used, None
+            elif self.antithetic:
+                noise = used = q.noise(key.fold(draw) if draw else key)  # it may outlive the step
             else:
-                noise, mirrored = mirrored, None
-            value, grad, buffers = joint.data_value_and_grad(q.moved(noise), batch, buffers)
-            grad_scale = q.random(grad) * noise
+                space = workspace(joint, "noise", q.scale[0] if q.scale.dim() > 1 else q.scale, torch.float32)
+                noise = q.noise(key.fold(draw) if draw else key, space)
+            theta = q.moved(noise, workspace(joint, "theta", q.mean), -1.0 if mirror else 1.0)
+            space = workspace(joint, "grad" if terms is None else "another grad", q.mean)
+            value, grad, buffers = joint.data_value_and_grad(theta, batch, buffers, space)
+            grad_scale = torch.mul(q.random(grad), noise, out=workspace(joint, f"grad_scale {draw > 0}", q.scale))
+            if mirror:
+                grad_scale.neg_()
             if terms is None:
                 terms = value, grad, grad_scale
             else:
@@ -62,4 +72,4 @@ class WeightSampling(Estimator):
         assert terms is not None
         if self.draws > 1:
             terms = terms[0] / self.draws, terms[1].div_(self.draws), terms[2].div_(self.draws)
-        return DataTerm(*terms, buffers, {} if mirrored is None else {"mirrored": mirrored})
+        return DataTerm(*terms, buffers, {} if used is None else {"used": used})
