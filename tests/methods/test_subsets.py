@@ -170,3 +170,28 @@ def test_the_last_layer_is_found_by_running_the_network(fitted):
     backwards = po.Joint(Backwards().double(), joint.likelihood, joint.prior, num_data=20)
     last, _ = po.infer(Laplace(tuning=None, subset=LastLayer()), backwards, labels(FLOAT64))
     assert {part.name for part in last.joint.random_slices} == {"head.weight", "head.bias"}
+
+
+def test_the_largest_variances_are_those_of_the_tempered_posterior() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(Key(31).fold(name).normal(tuple(parameter.shape), torch.float64))
+    prior = po.priors.Layerwise({"0.*": po.priors.Normal(0.3), "2.*": po.priors.Normal(1.0)})
+    x = Key(32).normal((9, 2), torch.float64)
+    batch = po.model.Batch(x, torch.zeros(9, 1, dtype=torch.float64))
+    chosen = {}
+    for eta in (1.0, 100.0):
+        joint = po.Joint(net, po.likelihoods.Gaussian(0.2), prior, 9, po.Tempering.tempered(eta))
+        theta = joint.network.initial
+        q, _ = po.infer(
+            po.methods.Laplace(subset=po.methods.LargestVariance(5), tuning=None),
+            joint,
+            (x, batch.targets),
+            start=theta,
+        )
+        curvature = po.curvature.GaussNewton().diagonal(joint, theta, batch, None)
+        variance = 1.0 / (curvature / eta + joint.bound_prior.precision(theta))
+        assert q.joint.random_indices.tolist() == sorted(variance.topk(5).indices.tolist())
+        chosen[eta] = q.joint.random_indices.tolist()
+    assert chosen[1.0] != chosen[100.0]  # so that the power matters here

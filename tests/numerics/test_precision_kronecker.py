@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics import Factor, Kronecker
+from posterity.numerics import Factor, Key, Kronecker
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 
 ROWS, OUTPUTS = 4, 3
@@ -235,3 +235,14 @@ def test_factored_damping_has_derivatives_in_precisions_of_weights_and_bias():
         with torch.no_grad():
             wanted = torch.stack([(logdet(both + step) - logdet(both - step)) / 2e-5 for step in steps])
         close(got, wanted, 1e-7)
+
+
+def test_factored_damping_of_a_table_is_that_of_ritter():
+    counts = torch.tensor([0.5, 0.0, 2.0], dtype=torch.float64)
+    factor = Key(21).normal((4, 2), torch.float64)
+    inner, tau, scale = factor.T @ factor, 0.7, 5.0
+    table = Kronecker.table(counts, inner, torch.full((6,), tau, dtype=torch.float64), scale, factored_damping=True)
+    rows = scale**0.5 * torch.diag(counts) + tau**0.5 * torch.eye(3, dtype=torch.float64)
+    columns = scale**0.5 * inner + tau**0.5 * torch.eye(2, dtype=torch.float64)
+    wanted = torch.linalg.inv(torch.kron(rows, columns))
+    torch.testing.assert_close(table.covariance(), wanted, rtol=1e-10, atol=1e-12)
