@@ -16,7 +16,7 @@ def fit(
     context: typer.Context,
     data: o.Data,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
-    method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace or conjugate.")] = "laplace",
+    method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace, mean-field or conjugate.")] = "laplace",
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
     steps: o.Steps = None,
@@ -28,6 +28,8 @@ def fit(
     eta: o.Eta = None,
     structure: o.Structure = None,
     tune: o.Tune = True,
+    estimator: o.Estimator = None,
+    kl_weight: o.KLWeight = None,
     seed: o.Seed = 0,
     checkpoint_steps: Annotated[
         int | None, typer.Option(metavar="N", help="Store the run after so many steps.", show_default=False)
@@ -120,7 +122,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     from posterity.cli.folders import open_run
     from posterity.cli.output import console, print_json
     from posterity.cli.scores import columns
-    from posterity.cli.tasks import describe, label
+    from posterity.cli.tasks import describe, kl_weight, kl_weight_line, label
 
     values, found = slot.scores(), evidence(open_run(slot.path)[1], task)
     if as_json:
@@ -135,6 +137,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
                 "settings": {**task.settings.config(), **task.source.config},
                 "scores": values,
                 "evidence": found,
+                "kl_weight": kl_weight(name, task),
                 "seconds": None if seconds is None else round(seconds, 3),
             }
         )
@@ -145,4 +148,6 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
     if found is not None:
         out.print(Text(evidence_line(name, task, found)), soft_wrap=True)
+    if line := kl_weight_line(name, task):
+        out.print(Text(line), soft_wrap=True)
     out.print(Text(f"run folder: {slot.path}"), soft_wrap=True)
