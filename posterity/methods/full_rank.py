@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +67,8 @@ class FullRank(Method):
     >>> bool((q.precision.matrix - precision).abs().max() < 0.01)
     True
     """
+
+    recordable: ClassVar[bool] = True
 
     steps: int = 5000
     batch_size: int | None = 128

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from posterity.methods.gradients.divergence import divergence
 from posterity.methods.gradients.estimator import Estimator, Factorised, Gradients, Memory
 from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
 from posterity.methods.gradients.weight_sampling import WeightSampling
-from posterity.methods.gradients.workspace import workspace
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
 from posterity.numerics.adam import Adam
@@ -24,6 +23,7 @@ from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
 from posterity.numerics.schedules import Constant, Schedule
+from posterity.numerics.workspace import workspace
 from posterity.posteriors.gaussian import Gaussian
 from posterity.priors.fan import FanIn, ScaleRule
 
@@ -73,6 +73,8 @@ class MeanField(Method):
     >>> bool((q.variance[1].sqrt() / exact - 1).abs() < 0.2)
     True
     """
+
+    recordable: ClassVar[bool] = True
 
     steps: int = 5000
     batch_size: int | None = 128
@@ -132,8 +134,8 @@ class MeanField(Method):
         closed = -weight if at_draws is None else 0.0
         prior = divergence(joint, q, parameters[..., size:], key.fold("prior"), grads, closed)
         if at_draws is not None:
-            grads.mean.sub_(at_draws.mean, alpha=weight)
-            grads.scale.sub_(at_draws.scale, alpha=weight)
+            grads.mean.sub_(at_draws.mean.mul_(weight))
+            grads.scale.sub_(at_draws.scale.mul_(weight))
         grads.scale.mul_(q.scale)  # d scale / d log scale
         if at_draws is None:
             grads.scale.add_(weight)  # the entropy's gradient

@@ -42,7 +42,7 @@ class Seats:
         return Seats, ()  # they belong to the memory of this process
 
     def at(self, network: Network, theta: Tensor, grad: Tensor) -> Seat:
-        """The seat of theta and `grad` (T,). One that is kept holds on to its memory, so its address is nobody else's."""
+        """The seat of theta and `grad` (T,). A kept one holds on to its memory, so its address is nobody else's."""
         place = theta.data_ptr(), grad.data_ptr()
         seat = self._kept.get(place)
         if seat is None or seat.raw.shape[0] + network.layout.size != theta.shape[0]:

@@ -7,10 +7,10 @@ import torch
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
 from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
-from posterity.methods.gradients.workspace import workspace
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
+from posterity.numerics.workspace import workspace
 
 
 @dataclass(frozen=True)
