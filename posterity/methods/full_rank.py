@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,8 +67,6 @@ class FullRank(Method):
     >>> bool((q.precision.matrix - precision).abs().max() < 0.01)
     True
     """
-
-    recordable: ClassVar[bool] = True
 
     steps: int = 5000
     batch_size: int | None = 128
