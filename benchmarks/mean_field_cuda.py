@@ -29,7 +29,8 @@ from posterity.networks import MLP, ResNet
 from posterity.numerics.random import Key
 from posterity.priors import Normal
 
-BATCH, CLASSES, NUM_DATA, STEPS = 128, 10, 50_000, 50
+BATCH, CLASSES, STEPS = 128, 10, 50
+NUM_DATA = 8 * BATCH
 NAMES = ("ResNet-20", "MLP 784-1200-1200-10")
 LIMIT, CALLED = "deterministic, recorded", "deterministic, called"
 LOOP_STEPS = 1_000  # of a whole run of `infer`, of which the second half is timed
@@ -59,7 +60,7 @@ def problem(name: str, seed: int) -> Problem:
             key.fold(f"inputs {index}").normal((BATCH, *shape), device="cuda"),
             (key.fold(f"labels {index}").uniform((BATCH,), device="cuda") * CLASSES).long(),
         )
-        for index in range(8)
+        for index in range(NUM_DATA // BATCH)
     ]
     return Problem(name, module.cuda(), batches)
 
