@@ -21,7 +21,8 @@ class Stepper:
 
     Takes the method, the problem and `accelerate`: "auto" records on CUDA, "off" never does. A step that cannot be
     recorded is called from then on, which is said once with the reason. The numbers are those of plain steps, up to
-    the rounding of kernels that add up in another order each time.
+    the rounding of kernels that add up in another order each time. A recording cannot see memory of the CPU that a
+    kernel reads (batched solvers of cuBLAS pass pointers that way): switch it off for modules that solve equations.
     """
 
     def __init__(self, method: Method, joint: Target, accelerate: Acceleration) -> None:
