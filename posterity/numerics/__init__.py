@@ -9,6 +9,7 @@ from posterity.numerics.factor import Factor
 from posterity.numerics.kronecker import Kronecker
 from posterity.numerics.layout import Layout
 from posterity.numerics.low_rank import LowRank
+from posterity.numerics.low_rank_covariance import LowRankCovariance
 from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.per_member import PerMember
 from posterity.numerics.precision import Precision
@@ -30,6 +31,7 @@ __all__ = [
     "Kronecker",
     "Layout",
     "LowRank",
+    "LowRankCovariance",
     "Optimizer",
     "PerMember",
     "Precision",
