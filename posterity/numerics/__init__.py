@@ -3,6 +3,7 @@
 from posterity.numerics.adam import Adam
 from posterity.numerics.block import Block
 from posterity.numerics.block_diagonal import BlockDiagonal
+from posterity.numerics.cyclic import Cyclic
 from posterity.numerics.dense import Dense
 from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.factor import Factor
@@ -24,6 +25,7 @@ __all__ = [
     "BlockDiagonal",
     "Constant",
     "Cosine",
+    "Cyclic",
     "Dense",
     "Diagonal",
     "Factor",

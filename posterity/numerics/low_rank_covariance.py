@@ -43,7 +43,7 @@ class LowRankCovariance(Precision):
         for name, values in (("own", self.own), ("factor", self.factor)):
             if not bool(torch.isfinite(values).all()):
                 raise NotPositiveDefinite(
-                    f"LowRankCovariance.{name} has entries that are not finite. Look for NaN or infinite weights or data."
+                    f"LowRankCovariance.{name} has entries that are not finite. Look for NaN or infinite weights."
                 )
         if not bool((self.own > 0).all()):
             raise NotPositiveDefinite(
@@ -119,7 +119,7 @@ class LowRankCovariance(Precision):
 
     @cached_property
     def _lead(self) -> tuple[int, ...]:
-        return tuple(torch.broadcast_shapes(self.own.shape[:-1], self.factor.shape[:-2]))
+        return tuple(torch.broadcast_shapes(self.own.shape[:-1], self.factor.shape[:-2]))  # type: ignore[no-untyped-call]
 
     def _each(self, jacobian: Jacobian, function: Callable[[Jacobian, Tensor, Tensor], Tensor]) -> Tensor:
         """The function of own variances and factor of each member, in the number type of the Jacobian."""

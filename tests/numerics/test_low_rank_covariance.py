@@ -104,8 +104,8 @@ def test_shapes_that_do_not_fit_are_refused(factor):
 
 def test_no_curvature_can_be_taken_from_it():
     precision = LowRankCovariance(torch.ones(2), torch.ones(1, 2))
-    with pytest.raises(TypeError, match="neither can be rescaled.*Laplace"):
+    with pytest.raises(TypeError, match=r"neither can be rescaled.*Laplace"):
         precision.rescaled(2.0, torch.ones(2))
     close(base(precision), 0.5 * precision.diagonal())
-    with pytest.raises(TypeError, match="within one structure. Got Dense and LowRankCovariance"):
+    with pytest.raises(TypeError, match=r"within one structure\. Got Dense and LowRankCovariance"):
         updated(Dense(torch.eye(2), torch.ones(2)), precision)
