@@ -20,7 +20,6 @@ from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
 from posterity.priors import Correlated, Normal
-from posterity.priors.independent import Independent
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def exact_kl(gaussian: Gaussian) -> float | None:
         return -entropy
     prior, index, mean = joint.bound_prior, joint.random_indices, gaussian.mean.to(torch.float64)
     factorised, normal = isinstance(gaussian.precision, Diagonal), isinstance(prior, Normal)
-    if not (factorised or normal or isinstance(prior, Independent)):
+    if not (factorised or prior.factorises):
         return None
     scale = gaussian.variance.sqrt()
     if index is not None:

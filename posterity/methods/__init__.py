@@ -10,13 +10,16 @@ from posterity.methods.gradients import (
     WeightSampling,
 )
 from posterity.methods.laplace import Laplace
+from posterity.methods.low_rank_gaussian import LowRankGaussian
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
+from posterity.methods.swag import SWAG
 
 __all__ = [
     "MAP",
+    "SWAG",
     "AllWeights",
     "Conjugate",
     "Flipout",
@@ -25,6 +28,7 @@ __all__ = [
     "LargestVariance",
     "LastLayer",
     "LocalReparameterisation",
+    "LowRankGaussian",
     "Matching",
     "MeanField",
     "OnlineLaplace",

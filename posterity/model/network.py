@@ -219,6 +219,25 @@ class Network:
                 return looped
         return self._loop(weights, inputs, stacked, per_member, train)
 
+    def batch_statistics(
+        self, theta: Tensor, inputs: Inputs, buffers: Buffers | None = None, *, per_member: bool = False
+    ) -> Buffers:
+        """Running statistics of batch norm as this batch alone gives them at theta (P,) or (M, P); none without it."""
+        if not self._running:
+            return {}
+        momenta = [norm.momentum for norm in self._batch_norms]
+        try:
+            for norm in self._batch_norms:
+                norm.momentum = 1.0
+            with torch.no_grad():
+                weights = self.views(theta)
+                members = theta.dim() > 1
+                after = self.run(weights, inputs, buffers, members=members, per_member=per_member, train=True)[1]
+        finally:
+            for norm, momentum in zip(self._batch_norms, momenta, strict=True):
+                norm.momentum = momentum
+        return {name: after[name] for name in after if name in self._running and after[name].is_floating_point()}
+
     def _mapped(
         self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:

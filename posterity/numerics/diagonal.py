@@ -81,15 +81,15 @@ class Diagonal(Precision):
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J diag(1/entries) J^T, in the number type of a factored J."""
-        return self._each(_in_factors(jacobian), lambda factors, variance: factors.weighted_gram(variance))
+        return self._each(in_factors(jacobian), lambda factors, variance: factors.weighted_gram(variance))
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J^2 (1/entries)."""
-        return self._each(_in_factors(jacobian), lambda factors, variance: factors.weighted_squares(variance))
+        return self._each(in_factors(jacobian), lambda factors, variance: factors.weighted_squares(variance))
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J diag(1/entries) J^T between all rows."""
-        return self._each(_in_factors(jacobian), lambda factors, variance: factors.joint_gram(variance))
+        return self._each(in_factors(jacobian), lambda factors, variance: factors.joint_gram(variance))
 
     def _each(self, jacobian: Jacobian, function: Callable[[Jacobian, Tensor], Tensor]) -> Tensor:
         """The function of the variances of each member, in the number type of the Jacobian."""
@@ -113,6 +113,6 @@ class Diagonal(Precision):
         return Diagonal(pick(self.curvature, lead, 1, index), prior)
 
 
-def _in_factors(jacobian: Tensor | Jacobian) -> Jacobian:
+def in_factors(jacobian: Tensor | Jacobian) -> Jacobian:
     """Dense derivatives in float64, factored ones as they are."""
     return Explicit(jacobian.to(torch.float64)) if isinstance(jacobian, Tensor) else jacobian

@@ -153,6 +153,11 @@ class Normal(Prior):
         """1 / scale^2, shaped as theta (..., P)."""
         return torch.zeros_like(theta) + self._constants(theta.shape, theta).inverse_scale ** 2
 
+    @property
+    def factorises(self) -> bool:
+        """They are."""
+        return True
+
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         """-E log p(w) = sum of ((mean - mean0)^2 + scale^2) / (2 scale0^2) + log scale0 + log(2 pi) / 2."""
         constants = self._constants(mean.shape, mean)

@@ -54,6 +54,11 @@ class Prior(ABC):
         """Whether `cross_entropy` can be had; where not, average -log_prob over draws."""
         return True
 
+    @property
+    def factorises(self) -> bool:
+        """Whether weights are independent under it: `cross_entropy` then holds for any w of these marginals."""
+        return False
+
     def cross_entropy_and_grad(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The cross-entropy (...) and its gradients in mean and scale, as new tensors (..., P)."""
         leaves = [value.detach().requires_grad_() for value in (mean, scale)]

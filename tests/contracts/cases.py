@@ -22,7 +22,7 @@ from posterity.curvature import (
 from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Conjugate, FullRank, Laplace, MeanField, OnlineLaplace
+from posterity.methods import MAP, SWAG, Conjugate, FullRank, Laplace, LowRankGaussian, MeanField, OnlineLaplace
 from posterity.methods.gradients import Flipout, LocalReparameterisation, ScoreFunction, StickTheLanding, WeightSampling
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
@@ -229,5 +229,23 @@ CASES = [
         every_row=False,
         noise_of_device=True,
     ),
+    Case(
+        "low rank gaussian",
+        LowRankGaussian(rank=3, steps=11, batch_size=6, draws=2),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
+    ),
+    Case(
+        "swag",
+        SWAG(MAP(steps=11, batch_size=6, optimizer=SGD(0.05)), every=2, rank=3, warmup=1),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+    ),
+    Case("swag, diagonal", SWAG(MAP(steps=11, batch_size=None), every=3, rank=0), classification, labels),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]
