@@ -12,11 +12,13 @@ from posterity.methods.gradients.workspace import workspace
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
+from posterity.priors.normal import Normal
 
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
 # A point is a weight of almost no width: quadratures have no gradient at a width of zero, and this one moves the
 # gradient by some 1e-10 over the third power of the prior's width.
 _POINT = 1e-5
+_LEAST = 1e-10  # nor do other cross-entropies than a Gaussian's where a scale is zero in the model's number type
 
 
 class Divergence(NamedTuple):
@@ -53,6 +55,8 @@ def _cross_entropy(joint: Joint, q: Factorised, key: Key) -> tuple[Tensor, Tenso
         scale = q.scale
         if q.places is not None:
             scale = torch.full_like(weights, _POINT).index_copy_(-1, q.places, scale)
+        if not isinstance(prior, Normal):
+            scale = scale.clamp_min(_LEAST)
         places = workspace(joint, "prior grad", weights), workspace(joint, "prior grad_scale", scale)
         value, grad_mean, grad_scale = prior.cross_entropy_and_grad(weights, scale, places)
         grad_scale = q.random(grad_scale)
