@@ -202,7 +202,7 @@ def test_scales_begin_at_the_rule() -> None:
 def test_a_density_without_data() -> None:
     """The factorised optimum of a correlated Gaussian: its mean, and the inverse diagonal of its precision.
 
-    Its marginal scales are 2.3 times as large. The noise of the last steps leaves those of q some 3 in a hundred apart.
+    Its marginal scales are 2.3 times as large. The noise of the last steps leaves those of q some 5 in a hundred apart.
     """
     precision = torch.tensor([[2.0, 2.2], [2.2, 3.0]], dtype=FLOAT64)
     centre = torch.tensor([1.0, -1.0], dtype=FLOAT64)
@@ -212,7 +212,7 @@ def test_a_density_without_data() -> None:
     )
     q, _ = po.infer(method, density, None)
     torch.testing.assert_close(q.mean, centre, rtol=0.01, atol=0.0)
-    torch.testing.assert_close(q.variance.sqrt(), precision.diagonal().rsqrt(), rtol=0.15, atol=0.0)
+    torch.testing.assert_close(q.variance.sqrt(), precision.diagonal().rsqrt(), rtol=0.25, atol=0.0)
 
 
 @pytest.mark.parametrize(
