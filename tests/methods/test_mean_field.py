@@ -290,3 +290,56 @@ def test_a_density_has_no_layers(estimator: Estimator) -> None:
     density = po.Density(lambda w: -w.square().sum(), {"w": (1,)})
     with pytest.raises(TypeError, match="needs a Joint, whose network has layers"):
         po.infer(MeanField(steps=1, estimator=estimator), density, None)
+
+
+class Draws(nn.Module):
+    """Random numbers of its own, or rows that see each other."""
+
+    def __init__(self, noise: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2, dtype=FLOAT64)
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.layer(x)
+        return outputs + torch.randn_like(outputs) if self.noise else outputs - outputs.mean(0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (True, "draws random numbers.*local reparameterisation and flipout need a fixed function"),
+        (False, "mixes the rows.*local reparameterisation and flipout need .*or MeanField with WeightSampling"),
+    ],
+)
+@pytest.mark.parametrize("estimator", [LocalReparameterisation(), Flipout()], ids=repr)
+def test_modules_that_have_no_rows_of_their_own_are_refused_in_words_that_fit(
+    estimator: Estimator, noise: bool, message: str
+) -> None:
+    joint = po.Joint(Draws(noise), Categorical(), Normal(), num_data=12)
+    with torch.random.fork_rng(), pytest.raises(ValueError, match=message):
+        po.infer(MeanField(steps=1, estimator=estimator), joint, rows())
+
+
+class Scaled(nn.Module):
+    """A layer, and a weight that acts in a way of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2, dtype=FLOAT64)
+        self.factor = nn.Parameter(torch.ones(2, dtype=FLOAT64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * self.layer(x)
+
+
+def test_curvature_is_spoken_of_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    """An estimator that looks at the network first says nothing of curvature; Laplace does afterwards, once."""
+    joint = po.Joint(Scaled(), Categorical(), Normal(), num_data=12)
+    with caplog.at_level("INFO", logger="posterity"):
+        po.infer(MeanField(steps=2, estimator=Flipout()), joint, rows())
+        assert not [text for text in caplog.messages if "urvature" in text]
+        for _ in range(2):
+            po.infer(po.methods.Laplace(tuning=None), joint, rows())
+    said = [text for text in caplog.messages if "curvature of" in text]
+    assert said == ["curvature of 'factor' by whole Jacobians, because it goes through mul"]
