@@ -16,6 +16,7 @@ from posterity.likelihoods import Gaussian
 from posterity.methods import Flipout, LocalReparameterisation, MeanField, WeightSampling
 from posterity.methods.gradients import Estimator, Factorised
 from posterity.methods.gradients.divergence import divergence
+from posterity.methods.gradients.estimator import Gradients
 from posterity.numerics import SGD, Adam, Key
 from posterity.priors import Cauchy, FanIn, GroupLasso, Horseshoe, Laplace, Layerwise, Logistic, Normal, Prior, StudentT
 from posterity.storage import RunFolder
@@ -90,8 +91,9 @@ def test_scales_that_underflow_have_a_gradient(prior: Prior, dtype: torch.dtype)
     log_scale = torch.full_like(mean, -800.0)
     q = Factorised(mean, log_scale.exp(), None)
     assert float(q.scale.max()) == 0.0
-    found = divergence(joint, q, log_scale, Key(0))
-    for value in found:
+    grads = Gradients(torch.zeros_like(mean), torch.zeros_like(mean))
+    found = divergence(joint, q, log_scale, Key(0), grads, 1.0)
+    for value in (*found, *grads):
         assert bool(torch.isfinite(value).all())
 
 
