@@ -115,7 +115,7 @@ def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, se
 
     **Cost**: `draws` forward passes over the data, or one with derivatives for linear models.
 
-    **References**: Graves (2011), Practical variational inference for neural networks, eq. 4-8; Blei et al. (2017).
+    **References**: Graves (2011), Practical variational inference for neural networks; Blei et al. (2017).
 
     **Example**:
 

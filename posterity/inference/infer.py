@@ -15,10 +15,11 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.inference.accelerate import Acceleration, Stepper
 from posterity.inference.callbacks import Callback, ProgressBar, Validation
-from posterity.inference.checkpoint import Checkpoint, Checkpointer
+from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good
 from posterity.inference.finite import check_loss
 from posterity.inference.interrupt import Interrupt
 from posterity.inference.method import Method, Target
+from posterity.inference.plan import refuse_too_large
 from posterity.inference.run import Run
 from posterity.inference.start import starting_point
 from posterity.inference.trace import Trace
@@ -77,6 +78,9 @@ def infer(
     rows = as_data(data)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = checked(joint, rows.to(joint.device))
+    if theta.dim() > 1:
+        refuse_too_large(method, joint, rows, members=len(theta))
+    theta = theta.contiguous()
     joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))
     state = method.init(joint, theta, key.fold("init"))
@@ -90,8 +94,9 @@ def infer(
             rows.refuse_unrepeatable()
         keeper = Checkpointer(checkpoint, hooks, *_identity(method, joint, rows, validator, theta, key))
         keeper.resume(run)
-    _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
-    return run.posterior(), run.trace
+    with last_good(keeper):
+        _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
+        return run.posterior(), run.trace
 
 
 def _loop(

@@ -162,14 +162,20 @@ class Joint:
         return torch.cat([torch.arange(p.offset, p.offset + p.size) for p in parts]).to(self.device)
 
     def member(self, index: int) -> "Joint":
-        """The joint of one member."""
-        return dataclasses.replace(
-            self,
-            network=self.network.member(index),
-            likelihood=self.likelihood.member(index),
-            prior=self.prior.member(index),
-            tempering=self.tempering.member(index),
-        )
+        """The joint of one member, made once."""
+        if index not in self._members:
+            self._members[index] = dataclasses.replace(
+                self,
+                network=self.network.member(index),
+                likelihood=self.likelihood.member(index),
+                prior=self.prior.member(index),
+                tempering=self.tempering.member(index),
+            )
+        return self._members[index]
+
+    @cached_property
+    def _members(self) -> dict[int, "Joint"]:
+        return {}
 
     def with_weights(self, *patterns: str, random: str | tuple[str, ...] | None = None) -> "Joint":
         """The joint over part of the weights.

@@ -200,17 +200,17 @@ def test_optimum_of_linear_regression(row: int) -> None:
     tempering = po.Tempering.tempered(wanted["eta"])
     noise, prior = Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5)
     joint = po.Joint(linear(2), noise, prior, num_data=7, tempering=tempering)
-    # With mirrored pairs the gradient in the mean of a quadratic has no noise; that in the scale has.
+    # With so many draws the noise of the last steps leaves means and scales within half a hundredth of a scale.
     method = MeanField(
-        steps=1000,
+        steps=800,
         batch_size=None,
         optimizer=Adam(0.05),
         schedule=Cosine(),
-        estimator=WeightSampling(4, antithetic=True),
+        estimator=LocalReparameterisation(128),
         initial_scales=FanIn(0.3),
     )
     q, trace = po.infer(method, joint, (given["X"], given["y"].unsqueeze(1)))
-    torch.testing.assert_close(q.mean, wanted["mean"], rtol=2e-3, atol=0.0)
+    assert float(((q.mean - wanted["mean"]) / wanted["std"]).abs().max()) < 0.03
     torch.testing.assert_close(q.variance.sqrt(), wanted["std"], rtol=0.03, atol=0.0)
     assert abs(float(trace["kl"][-1]) * 7 - wanted["kl_to_prior"]) < 0.05
     fit = trace["data_fit"][-300:] * 7
@@ -227,14 +227,10 @@ def test_optimum_of_logistic_regression(name: str) -> None:
     tempering = po.Tempering.tempered(wanted["eta"])
     joint = po.Joint(linear(2), Bernoulli(), Normal(given["prior_std"]), num_data=10, tempering=tempering)
     method = MeanField(
-        steps=1200,
-        batch_size=None,
-        optimizer=Adam(0.05),
-        schedule=Cosine(),
-        estimator=WeightSampling(4, antithetic=True),
+        steps=800, batch_size=None, optimizer=Adam(0.05), schedule=Cosine(), estimator=LocalReparameterisation(128)
     )
     q, trace = po.infer(method, joint, (given["X"], given["t"]))
-    torch.testing.assert_close(q.mean, wanted["mean"], rtol=0.02, atol=0.0)
+    assert float(((q.mean - wanted["mean"]) / wanted["std"]).abs().max()) < 0.03
     torch.testing.assert_close(q.variance.sqrt(), wanted["std"], rtol=0.03, atol=0.0)
     assert abs(float(trace["kl"][-1]) * 10 - wanted["kl"]) < 0.06
 

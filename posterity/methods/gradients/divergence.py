@@ -11,11 +11,13 @@ from posterity.methods.gradients.estimator import Factorised, Gradients
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
+from posterity.priors.normal import Normal
 
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
 # A point is a weight of almost no width: quadratures have no gradient at a width of zero, and this one moves the
 # gradient by some 1e-10 over the third power of the prior's width.
 _POINT = 1e-5
+_LEAST = 1e-10  # nor do other cross-entropies than a Gaussian's where a scale is zero in the model's number type
 
 
 class Divergence(NamedTuple):
@@ -48,6 +50,7 @@ def _cross_entropy(joint: Joint, q: Factorised, key: Key, grads: Gradients, fact
     weights, raw = joint.split(q.mean)
     grad_weights, grad_raw = joint.split(grads.mean)
     prior = joint.bound_prior
+    given = q.scale if isinstance(prior, Normal) else q.scale.clamp_min(_LEAST)
     if not prior.has_cross_entropy:
         noise = q.noise(key)
         value, grad = prior.value_and_grad(joint.split(q.moved(noise))[0])
@@ -55,9 +58,9 @@ def _cross_entropy(joint: Joint, q: Factorised, key: Key, grads: Gradients, fact
         grad_weights.add_(grad)
         grads.scale.addcmul_(q.random(grad), noise)
     elif q.places is None:
-        value = prior.add_cross_entropy_grad(weights, q.scale, grad_weights, grads.scale, factor)
+        value = prior.add_cross_entropy_grad(weights, given, grad_weights, grads.scale, factor)
     else:
-        scale = torch.full_like(weights, _POINT).index_copy_(-1, q.places, q.scale)
+        scale = torch.full_like(weights, _POINT).index_copy_(-1, q.places, given)
         grad_scale = torch.zeros_like(scale)
         value = prior.add_cross_entropy_grad(weights, scale, grad_weights, grad_scale, factor)
         grads.scale.add_(q.random(grad_scale))

@@ -28,7 +28,7 @@ class Flipout(Estimator):
 
     **Cost**: twice the matrix products of a pass, on `draws` copies of the batch.
 
-    **References**: Wen et al. (2018), Flipout: efficient pseudo-independent weight perturbations, eq. 4.
+    **References**: Wen et al. (2018), Flipout: efficient pseudo-independent weight perturbations.
 
     **Example**:
 

@@ -29,8 +29,7 @@ class LocalReparameterisation(Estimator):
 
     **Cost**: twice the matrix products of a pass, on `draws` copies of the batch, which share those of the first layer.
 
-    **References**: Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick,
-    section 2.2.
+    **References**: Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
 
     **Example**:
 

@@ -28,8 +28,7 @@ class ScoreFunction(Estimator):
 
     **Cost**: `draws` forward passes (backward too where there are points), and all draws of the noise in memory.
 
-    **References**: Williams (1992); Mohamed et al. (2020), Monte Carlo gradient estimation in machine learning,
-    sections 4 and 7.4.
+    **References**: Williams (1992); Mohamed et al. (2020), Monte Carlo gradient estimation in machine learning.
 
     **Example**:
 

@@ -27,7 +27,7 @@ class StickTheLanding(Estimator):
 
     **Cost**: `draws` forward and backward passes, and one gradient of the prior for each.
 
-    **References**: Roeder, Wu and Duvenaud (2017), Sticking the landing, eq. 7.
+    **References**: Roeder, Wu and Duvenaud (2017), Sticking the landing.
 
     **Example**:
 
