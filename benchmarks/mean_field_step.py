@@ -55,10 +55,10 @@ class Case:
 
 
 CASES = {
-    "mlp": Case("784-400-400-10, one draw", "mlp", 1, 6, 30, 100),
-    "lenet": Case("LeNet, one draw", "lenet", 1, 4, 12, 100),
+    "mlp": Case("784-400-400-10, one draw", "mlp", 1, 6, 12, 100),
+    "lenet": Case("LeNet, one draw", "lenet", 1, 4, 8, 100),
     "resnet20": Case("ResNet-20, one draw", "resnet20", 1, 1, 2, 5),
-    "tiny": Case("2-50-50-10, one draw", "tiny", 1, 30, 300, 100),
+    "tiny": Case("2-50-50-10, one draw", "tiny", 1, 30, 60, 100),
     "mlp-8": Case("784-400-400-10, eight draws", "mlp", 8, 2, 0, 100),
 }
 
