@@ -120,8 +120,8 @@ def _linear_elbo(x: Tensor, y: Tensor, mean: Tensor, log_scale: Tensor, noise: f
     """Gradient in means and log-scales of the ELBO for each datum, and minus its value, (2 R + 1,)."""
     rows, variance = len(y), (2.0 * log_scale).exp()
     residual, squares = y - x @ mean, x.square().sum(0)
-    fit = -0.5 * rows * math.log(2.0 * math.pi * noise**2)
-    fit = fit - 0.5 * (residual.square().sum() + (squares * variance).sum()) / noise**2
+    constant = -0.5 * rows * math.log(2.0 * math.pi * noise**2)
+    fit = constant - 0.5 * (residual.square().sum() + (squares * variance).sum()) / noise**2
     kl = (0.5 * (variance + mean.square() - 1.0) - log_scale).sum()
     grad_mean = x.T @ residual / noise**2 - mean
     grad_log_scale = -squares * variance / noise**2 - variance + 1.0

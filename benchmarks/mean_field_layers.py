@@ -203,7 +203,7 @@ def torch_uncertainty(problem: Problem) -> Peer:
         lambda old: BayesConv2d(
             *(old.in_channels, old.out_channels, old.kernel_size[0]),
             stride=old.stride[0],
-            padding=old.padding[0],  # type: ignore[arg-type]
+            padding=old.padding[0],
             bias=old.bias is not None,
         ),
     )

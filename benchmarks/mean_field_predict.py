@@ -58,7 +58,7 @@ def by_hand(module: nn.Module, x: Tensor, scale: float = SCALE) -> Callable[[], 
 def our_predict(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     """The predictive of a mean-field posterior."""
     q = our_posterior(module, SCALE)
-    return lambda: q.predict(x, draws=DRAWS).probs  # type: ignore[no-any-return]
+    return lambda: q.predict(x, draws=DRAWS).probs
 
 
 def peer_predict(build: Callable[[Problem], Peer], module: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tensor]:
