@@ -49,8 +49,11 @@ class Precision(ABC):
     def colour(self, noise: Tensor) -> Tensor:
         """Draws of N(0, Sigma), (..., S, R), from standard normal noise (..., S, R)."""
 
-    def draws(self, count: int, key: Key, like: Tensor) -> Tensor:
-        """Fresh draws (count, R) of N(0, Sigma), on the device and in the number type of `like`; of one member."""
+    def draws(self, count: int, key: Key, like: Tensor, space: Tensor | None = None) -> Tensor:
+        """Fresh draws (count, R) of N(0, Sigma), on the device and in the number type of `like`; of one member.
+
+        They may be made in `space`, float32 (count, R), if given.
+        """
         return self.colour(key.normal((count, self.size), torch.float64, like.device)).to(like.dtype)
 
     @abstractmethod

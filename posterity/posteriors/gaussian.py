@@ -83,11 +83,17 @@ class Gaussian(Posterior):
         self._alone()
         return torch.cat(list(self._some(draws, key, self.mean.to(dtype))))
 
-    def _some(self, draws: int, key: Key, like: Tensor) -> Iterator[Tensor]:
-        """The deviations in the number type of `like`, as many draws at a time as are not too large together."""
-        step = max(1, LARGE // max(1, self.precision.size))
+    def _some(self, draws: int, key: Key, like: Tensor, *, passing: bool = False) -> Iterator[Tensor]:
+        """The deviations in the number type of `like`, as many draws at a time as are not too large together.
+
+        With `passing` the next ones may take the place of these, so that memory is not asked for each time.
+        """
+        step, size = max(1, LARGE // max(1, self.precision.size)), self.precision.size
+        space = torch.empty((min(step, draws), size), dtype=torch.float32, device=like.device) if passing else None
         for low in range(0, draws, step):
-            yield self.precision.draws(min(step, draws - low), key.fold(low) if low else key, like)
+            count = min(step, draws - low)
+            own = None if space is None else space[:count]
+            yield self.precision.draws(count, key.fold(low) if low else key, like, own)
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """mean + deviations, (draws, P)."""
@@ -120,5 +126,9 @@ class Gaussian(Posterior):
         self._alone()
         assert isinstance(self.joint, Joint)
         joint, buffers = self.joint, self.buffers or None
-        some = (self._moved(deviations) for deviations in self._some(draws, key, self.mean))
-        return torch.stack([joint.outputs(theta, inputs, buffers) for thetas in some for theta in thetas])
+        some = self._some(draws, key, self.mean, passing=not torch.is_grad_enabled())  # a graph keeps the weights
+        parts = [
+            torch.stack([joint.outputs(theta, inputs, buffers) for theta in self._moved(deviations)])
+            for deviations in some
+        ]
+        return torch.cat(parts)
