@@ -78,7 +78,8 @@ def posteriors(problem: Problem) -> Peer:
     buffers = dict(module.named_buffers())
 
     def log_posterior(parameters: Any, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs = torch.func.functional_call(module, (parameters, buffers), (batch[0],))
+        own = {name: buffer.clone() for name, buffer in buffers.items()}  # batch norm writes into them
+        outputs = torch.func.functional_call(module, (parameters, own), (batch[0],))
         prior = library.diag_normal_log_prob(parameters) / NUM_DATA
         return prior - F.cross_entropy(outputs, batch[1]), torch.tensor([])
 
