@@ -10,6 +10,7 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics.jacobian import Explicit, Jacobian
 from posterity.numerics.precision import Precision
+from posterity.numerics.random import Key
 from posterity.numerics.spectrum import check_size, double, number, pick
 
 
@@ -74,6 +75,22 @@ class Diagonal(Precision):
     def colour(self, noise: Tensor) -> Tensor:
         """Noise over the square roots."""
         return noise / self.entries.sqrt().unsqueeze(-2)
+
+    def draws(self, count: int, key: Key, like: Tensor, space: Tensor | None = None) -> Tensor:
+        """Noise of float32 times the scales.
+
+        So that a model draws alike in every number type, and in a third of the time that float64 takes.
+        """
+        if like.dtype not in self._scales:
+            self._scales[like.dtype] = self.entries.rsqrt().to(like.dtype)
+        if space is None:
+            space = torch.empty((count, self.size), dtype=torch.float32, device=like.device)
+        noise = space.normal_(generator=key.generator(like.device))
+        return noise.to(like.dtype).mul_(self._scales[like.dtype])
+
+    @cached_property
+    def _scales(self) -> dict[torch.dtype, Tensor]:
+        return {}
 
     def variance(self) -> Tensor:
         """1 / entries."""
