@@ -6,12 +6,14 @@ from posterity.methods.gradients import (
     Flipout,
     LocalReparameterisation,
     ScoreFunction,
+    SecondOrder,
     StickTheLanding,
     WeightSampling,
 )
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
+from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 
@@ -27,8 +29,10 @@ __all__ = [
     "LocalReparameterisation",
     "Matching",
     "MeanField",
+    "NaturalGradient",
     "OnlineLaplace",
     "ScoreFunction",
+    "SecondOrder",
     "StickTheLanding",
     "Subset",
     "WeightSampling",

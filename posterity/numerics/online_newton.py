@@ -14,34 +14,36 @@ def online_newton_(
     curvature: Tensor,
     scale: Tensor,
     momentum: Tensor,
-    centred: Tensor,
+    pull: Tensor,
     product: Tensor,
     decay: float | Tensor,
     *,
     weight: float,
     rate: float,
-    correction: float = 1.0,
+    pull_factor: float,
+    bend: float = 0.5,
     radius: float = math.inf,
 ) -> None:
     """Move the curvature by an estimate of the Hessian, and put the mean's step in place of `product`.
 
-    `curvature` is s = h + decay, h the Hessian of the loss and decay the prior's part; `scale` is s^(-1/2) before and
-    after. The estimate is h^ = weight * product / scale, product being gradient times standard noise. Then
+    `curvature` is s = h + decay, h the Hessian of the data's loss and `decay` that of the prior's; `scale` is s^(-1/2)
+    before and after. The estimate is h^ = weight * product / scale, product being gradient times standard noise. Then
 
-    - h <- h + rate (h^ - h) + rate^2 (h^ - h)^2 / (2 s), that is s <- s (1 + x + x^2 / 2) with x = rate (h^ - h) / s, so
-      that s stays above half of what it was;
-    - product <- (momentum + correction * decay * centred) / s, between -radius and radius.
+    - s <- s (1 + x + bend x^2) with x = rate (h^ + decay - s) / s; with a bend of 1/2 s stays above half of what it was,
+      whatever the estimate, and with 0 a rate of 1 takes the estimate itself;
+    - product <- (momentum + pull_factor * pull) / s, between -radius and radius.
 
     All vectors are contiguous and of one shape, as is the decay unless it is a number (Shen et al. 2024, Algorithm 1,
-    with rate = 1 - beta2).
+    with rate = 1 - beta2; for a decay that stays the same, h^ + decay - s is their h^ - h).
 
     >>> s, product = torch.full((1,), 4.0), torch.ones(1)
-    >>> online_newton_(s, torch.full((1,), 0.5), torch.zeros(1), torch.ones(1), product, 1.0, weight=2.0, rate=0.5)
+    >>> vectors = torch.full((1,), 0.5), torch.zeros(1), torch.ones(1)
+    >>> online_newton_(s, *vectors, product, 1.0, weight=2.0, rate=0.5, pull_factor=1.0)
     >>> s, product  # h = 3, h^ = 4: 4 + 0.5 + 0.125 / 4, and 1 / s
     (tensor([4.5312]), tensor([0.2207]))
     """
     size = _PIECE if curvature.device.type == "cpu" else max(1, curvature.numel())
-    vectors = [curvature, scale, momentum, centred, product]
+    vectors = [curvature, scale, momentum, pull, product]
     if isinstance(decay, Tensor):
         vectors.append(decay)
     below, one = curvature.new_tensor(-rate), curvature.new_ones(())  # numbers would be made tensors piece by piece
@@ -51,15 +53,11 @@ def online_newton_(
         if isinstance(decay, Tensor):
             p.addcmul_(pieces[5] * t, t, value=1.0 / weight)
         else:
-            p.addcmul_(t, t, value=decay / weight)  # now (h^ + decay) / (weight s)
+            p.addcmul_(t, t, value=decay / weight)
         torch.add(below, p, alpha=rate * weight, out=p)  # x
-        torch.add(one, p, alpha=0.5, out=t).mul_(p)
+        torch.add(one, p, alpha=bend, out=t).mul_(p)
         s.addcmul_(s, t)
         torch.rsqrt(s, out=t)
-        if isinstance(decay, Tensor):
-            torch.addcmul(m, pieces[5], c, value=correction, out=p)
-        else:
-            torch.add(m, c, alpha=decay * correction, out=p)
-        p.mul_(t).mul_(t)
+        torch.add(m, c, alpha=pull_factor, out=p).mul_(t).mul_(t)
         if radius < math.inf:
             p.clamp_(-radius, radius)

@@ -138,7 +138,7 @@ class Slab:
                 self.decay,
                 weight=settings.ess,
                 rate=1.0 - settings.beta2,
-                correction=settings.correction,
+                pull_factor=self.decay * settings.correction,
                 radius=settings.radius * settings.correction,
             )
         torch._foreach_add_(
