@@ -64,12 +64,12 @@ class NaturalGradient(Method):
     the joint does not have as random, and the likelihood's learnt parameters, are trained points, moved by `optimizer`.
     `schedule` multiplies the steps of means and points. Trace and start are those of `MeanField`.
 
-    **Limit**: a local optimum of the bound. Where -log p(D, w) is quadratic, an exact `SecondOrder` estimate on all rows
-    with bend=0, beta1=0, beta2=0 and step_size=1 has the precisions of the optimum after one step, and its means too if
-    the Hessian is diagonal; else the means follow by Jacobi iterations, which step_size below 1 makes converge.
-    Members that train together draw the same noise.
+    **Limit**: a local optimum of the bound. Where -log p(D, w) is quadratic, the exact estimates of `SecondOrder` on
+    all rows with bend=0, beta1=0, beta2=0 and step_size=1 have the precisions of the optimum after one step, and its
+    means too if the Hessian is diagonal; else the means follow by Jacobi iterations, which a step_size below 1 makes
+    converge. Members that train together draw the same noise.
 
-    **Cost**: that of `estimator`, and some passes over means and precisions; one momentum, less than `MeanField` by Adam.
+    **Cost**: that of `estimator`, and some passes over means and precisions; one momentum.
 
     **References**: Shen et al. (2024), Variational learning is effective for large deep networks, Algorithm 1; Khan and
     Rue (2023), The Bayesian learning rule, section 4; Lin, Schmidt and Khan (2020), Handling the positive-definite
@@ -91,11 +91,11 @@ class NaturalGradient(Method):
 
     steps: int = 5000
     batch_size: int | None = 128
-    step_size: float = 0.03
+    step_size: float = 0.01
     schedule: Schedule = field(default_factory=Constant)
     estimator: Estimator = field(default_factory=WeightSampling)
     beta1: float = 0.9
-    beta2: float = 0.999
+    beta2: float = 0.995
     bend: float = 0.5
     radius: float | None = None
     initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))

@@ -29,7 +29,7 @@ def online_newton_(
     `curvature` is s = h + decay, h the Hessian of the data's loss and `decay` that of the prior's; `scale` is s^(-1/2)
     before and after. The estimate is h^ = weight * product / scale, product being gradient times standard noise. Then
 
-    - s <- s (1 + x + bend x^2) with x = rate (h^ + decay - s) / s; with a bend of 1/2 s stays above half of what it was,
+    - s <- s (1 + x + bend x^2) with x = rate (h^ + decay - s) / s; with a bend of 1/2 at least half of s is left,
       whatever the estimate, and with 0 a rate of 1 takes the estimate itself;
     - product <- (momentum + pull_factor * pull) / s, between -radius and radius.
 
@@ -47,7 +47,7 @@ def online_newton_(
     if isinstance(decay, Tensor):
         vectors.append(decay)
     below, one = curvature.new_tensor(-rate), curvature.new_ones(())  # numbers would be made tensors piece by piece
-    for pieces in zip(*(vector.view(-1).split(size) for vector in vectors), strict=True):
+    for pieces in zip(*(torch.split(vector.view(-1), size) for vector in vectors), strict=True):
         s, t, m, c, p = pieces[:5]
         p.mul_(t)
         if isinstance(decay, Tensor):

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from posterity.errors import positive, positive_whole, shown
 from posterity.model.joint import Joint
-from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.random import Key
-from posterity.optim.slab import Settings, Slab
+from posterity.optim.hand_over import gaussian
+from posterity.optim.settings import check_group, step_settings
+from posterity.optim.slab import Slab
 from posterity.posteriors.gaussian import Gaussian
-
-_ESTIMATES = ("price", "gradsq")
 
 
 class IVON(torch.optim.Optimizer):
@@ -29,24 +27,24 @@ class IVON(torch.optim.Optimizer):
     - h <- b2 h + (1 - b2) h^ + (1 - b2)^2 (h - h^)^2 / (2 (h + d))
     - m <- m - lr (v / (1 - b1^t) + d m) / (h + d), the fraction between -clip_radius and clip_radius.
 
-    With `rescale_lr` the step is also multiplied by hess_init + d, so that the first is one of SGD; `debias=False` leaves
-    1 - b1^t out. It ascends the ELBO of a problem whose loss is -log p per row when `ess` is num_data and d =
-    1 / (num_data prior_scale^2), tempered: ess = likelihood_power num_data, d by `Tempering.weight_decay`.
+    With `rescale_lr` the step is also multiplied by hess_init + d, so that the first is one of SGD; `debias=False`
+    leaves 1 - b1^t out. It ascends the ELBO of a problem whose loss is -log p per row when `ess` is num_data and d =
+    1 / (num_data prior_scale^2); tempered: ess = likelihood_power num_data, d by `Tempering.weight_decay`.
 
     Names and verbs are those of the package ivon-opt. What differs: weights are back at the means after an exception;
-    frozen parameters are not moved; parameters without a gradient keep their state; gradients are read in `step`, so that
-    clipping and a `GradScaler` act on them; a closure need not open the context; `state_dict` is enough to go on bit
-    by bit; and the noise comes from `seed` and the number of the step, never from torch's own generator.
+    frozen parameters are not moved; parameters without a gradient keep their state; gradients are read in `step`, so
+    that clipping and a `GradScaler` act on them; a closure need not open the context; `state_dict` is enough to go on
+    bit by bit; and the noise comes from `seed` and the number of the step, never from torch's own generator.
 
-    **Samples**: each `with opt.sampled_params(train=True)` is one draw, and `step` averages over all since the last one.
-    Micro-batches of one large batch go into one context, several `backward` calls in a row.
+    **Samples**: each `with opt.sampled_params(train=True)` is one draw, and `step` averages over those since the last
+    one. Micro-batches of one large batch go into one context, several `backward` calls in a row.
 
     **Processes**: the noise is the same in all, since they have the same seed, so that the gradients that
     DistributedDataParallel averages inside the context are those at one draw: mean and Hessian move as in one process
     with the whole batch. Nothing else is exchanged, so `sync` must be False.
 
-    **Limit**: a local optimum of the ELBO of a factorised Gaussian. The noise of h^ is large; hence b2 near 1, and `ess`
-    below num_data or a larger `hess_init` where training is unstable.
+    **Limit**: a local optimum of the ELBO of a factorised Gaussian. The noise of h^ is large; hence b2 near 1, and
+    `ess` above num_data (a colder posterior) or a larger `hess_init` where training is unstable.
 
     **Cost**: one normal number a weight and draw, and about as many passes over the weights as Adam; four vectors of
     their size.
@@ -126,7 +124,7 @@ class IVON(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Check the settings, and make room for more parameters."""
         super().add_param_group(param_group)
-        _check(self.param_groups[-1])
+        check_group(self.param_groups[-1])
         self._forget_layout()
 
     @contextmanager
@@ -141,8 +139,7 @@ class IVON(torch.optim.Optimizer):
             return
         if self._inside is not None:
             raise RuntimeError("IVON.sampled_params: the weights are drawn already. Leave the other context first.")
-        if train:
-            self._collect()
+        self._collect()
         try:
             self._inside = "context"
             self._draw(train)
@@ -184,7 +181,7 @@ class IVON(torch.optim.Optimizer):
         self._collect()
         super().zero_grad(set_to_none)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Move means and Hessian by the samples since the last step; gives the closure's mean loss, if there is one.
 
         A closure is called `mc_samples` times, each at weights that are drawn for it; it clears gradients, computes the
@@ -221,7 +218,7 @@ class IVON(torch.optim.Optimizer):
             return 1.0
         if scale is None and self._count > 1:
             raise RuntimeError(
-                "IVON: GradScaler.unscale_ has seen the last of several samples alone. Leave it out, or take one sample."
+                "IVON: GradScaler.unscale_ has seen the last of several samples alone. Leave it out, or sample once."
             )
         if bool(found):
             return None
@@ -235,15 +232,7 @@ class IVON(torch.optim.Optimizer):
             self._need_gradients()
         for group, slabs in zip(self.param_groups, self._slabs, strict=True):
             group["step"] += 1
-            settings = Settings(
-                lr=group["lr"] * (group["hess_init"] + group["weight_decay"] if group["rescale_lr"] else 1.0),
-                beta1=group["beta1"],
-                beta2=group["beta2"],
-                ess=group["ess"],
-                correction=1.0 - group["beta1"] ** group["step"] if group["debias"] else 1.0,
-                radius=group["clip_radius"],
-                squares=group["hess_approx"] == "gradsq",
-            )
+            settings = step_settings(group)
             for slab in slabs:
                 slab.update(settings, self._count, scale)
 
@@ -313,49 +302,8 @@ class IVON(torch.optim.Optimizer):
             raise RuntimeError("IVON.posterior: leave the sampled_params context first.")
         self._lay_out()
         precisions = {
-            id(p): group["ess"] * self.state[p]["curvature"].double()
+            p: group["ess"] * self.state[p]["curvature"].double()
             for group in self.param_groups
             for p in group["params"]
         }
-        named = dict(module.named_parameters())
-        layout = joint.network.layout
-        for part in layout:
-            if part.name not in named or named[part.name].shape != part.shape:
-                raise ValueError(
-                    f"IVON.posterior: the module must be that of the joint. It has no '{part.name}' of shape {part.shape}."
-                )
-        missing = [part.name for part in joint.random_slices if id(named[part.name]) not in precisions]
-        if missing:
-            raise ValueError(
-                f"IVON.posterior: the optimiser has no parameter '{missing[0]}', which is random in the joint. "
-                "Pass the optimiser all of them, or name its own in Joint(..., random=...)."
-            )
-        mean = layout.flatten({part.name: named[part.name].detach() for part in layout})
-        ones = mean.new_ones((), dtype=torch.float64)
-        found = [precisions.get(id(named[part.name]), ones.expand(part.shape)).reshape(-1) for part in layout]
-        precision = torch.cat(found)
-        places = joint.random_indices
-        buffers = dict(module.named_buffers())
-        return Gaussian(
-            joint,
-            mean.clone(),
-            Diagonal(precision if places is None else precision[places]),
-            {name: buffers[name].detach().clone() for name in joint.network.buffers},
-        )
-
-
-def _check(group: dict[str, Any]) -> None:
-    """Refuse settings that cannot be."""
-    for name in ("lr", "ess", "hess_init", "weight_decay"):
-        positive(f"IVON.{name}", group[name])
-    positive_whole("IVON.mc_samples", group["mc_samples"])
-    for name in ("beta1", "beta2"):
-        if not 0.0 <= group[name] < 1.0:
-            raise ValueError(f"IVON.{name} must be at least 0 and below 1. Got {shown(group[name])}.")
-    if not group["clip_radius"] > 0:
-        raise ValueError(f"IVON.clip_radius must be above 0. Got {shown(group['clip_radius'])}.")
-    if group["hess_approx"] not in _ESTIMATES:
-        raise ValueError(f"IVON.hess_approx must be one of {_ESTIMATES}. Got {shown(group['hess_approx'])}.")
-    for p in group["params"]:
-        if not p.is_floating_point():
-            raise ValueError(f"IVON: parameters must be real numbers. Got one of {p.dtype}.")
+        return gaussian(joint, module, precisions)

@@ -1,27 +1,15 @@
 """Parameters of one device and number type with their state in flat vectors."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.numerics.online_newton import online_newton_
 from posterity.numerics.random import Key
+from posterity.optim.settings import Settings
 
 _HALF = (torch.float16, torch.bfloat16)
-
-
-class Settings(NamedTuple):
-    """The numbers of one step, and whether the Hessian comes from squares of gradients."""
-
-    lr: float  # the whole factor of the mean's step
-    beta1: float
-    beta2: float
-    ess: float
-    correction: float  # of the momentum's start at zero
-    radius: float
-    squares: bool
 
 
 class Slab:
@@ -49,7 +37,8 @@ class Slab:
         self.curvatures, self.scales, self.momenta, self.means, self.noises = (
             _views(flat, parameters) for flat in (self.curvature, self.scale, self.momentum, self.mean, self.noise)
         )
-        self.sampled: list[int] = []  # the parameters that the last draw moved
+        self.sampled: list[int] = []  # the parameters that the last draw was about
+        self.moved: list[int] = []  # those that are away from their means now
         self.sums: tuple[Tensor, Tensor] | None = None  # of gradients and products, where a step has several samples
         self.seen: set[int] = set()  # the parameters that have a gradient in them
 
@@ -78,11 +67,18 @@ class Slab:
         self.sampled = [index for index, p in enumerate(self.parameters) if p.requires_grad]
         torch._foreach_copy_(self.means, self.parameters)
         self.noise.normal_(0.0, ess**-0.5, generator=key.generator(self.noise.device))
-        torch._foreach_addcmul_(*self._pick(self.sampled, self.parameters, self.noises, self.scales))
+        self.moved = self.sampled
+        if self.moved:
+            parameters, noises, scales = (
+                _pick(self.moved, each) for each in (self.parameters, self.noises, self.scales)
+            )
+            torch._foreach_addcmul_(parameters, noises, scales)
 
     def restore(self) -> None:
         """Put the means back."""
-        torch._foreach_copy_(*self._pick(self.sampled, self.parameters, self.means))
+        if self.moved:
+            torch._foreach_copy_(_pick(self.moved, self.parameters), _pick(self.moved, self.means))
+            self.moved = []
 
     def with_gradient(self) -> list[int]:
         """The sampled parameters that have a gradient."""
@@ -91,14 +87,15 @@ class Slab:
     def collect(self, squares: bool) -> None:
         """Add the gradients of the last sample to the sums, and take them off the parameters."""
         indices = self.with_gradient()
+        if not indices:
+            return
         gradients = self._gradients(indices)
         if self.sums is None:
             self.sums = torch.zeros_like(self.curvature), torch.zeros_like(self.curvature)
         gradient_sums, product_sums = (_views(flat, self.parameters) for flat in self.sums)
-        if indices:
-            torch._foreach_add_([gradient_sums[index] for index in indices], gradients)
-            factors = gradients if squares else [self.noises[index] for index in indices]
-            torch._foreach_addcmul_([product_sums[index] for index in indices], gradients, factors)
+        torch._foreach_add_(_pick(indices, gradient_sums), gradients)
+        factors = gradients if squares else _pick(indices, self.noises)
+        torch._foreach_addcmul_(_pick(indices, product_sums), gradients, factors)
         self.seen.update(indices)
         for index in indices:
             self.parameters[index].grad = None
@@ -109,41 +106,38 @@ class Slab:
 
     def update(self, settings: Settings, count: int, scale: float) -> None:
         """One step from `count` samples, whose gradients are to be divided by `scale`."""
+        indices = self.with_gradient() if self.sums is None else sorted(self.seen)
+        if not indices:
+            return
         if self.sums is not None:
-            indices = sorted(self.seen)
             gradient, product = self.sums
-            views = _views(gradient.div_(count * scale), self.parameters)
-            gradients = [views[index] for index in indices]
+            gradients = _pick(indices, _views(gradient.div_(count * scale), self.parameters))
             self.noise.copy_(product).div_(count * (scale**2 if settings.squares else scale))
         else:
-            indices = self.with_gradient()
             gradients = self._gradients(indices)
             if scale != 1.0:
                 torch._foreach_div_(gradients, scale)
-            products = [self.noises[index] for index in indices]
+            products = _pick(indices, self.noises)
             if settings.squares:
                 torch._foreach_copy_(products, gradients)
             torch._foreach_mul_(products, gradients)
-        if not indices:
-            return
-        torch._foreach_lerp_([self.momenta[index] for index in indices], gradients, 1.0 - settings.beta1)
+        torch._foreach_lerp_(_pick(indices, self.momenta), gradients, 1.0 - settings.beta1)
         for begin, end in self._spans(indices):
-            scales, products = self.scale[begin:end], self.noise[begin:end]
+            scales, change = self.scale[begin:end], self.noise[begin:end]
             online_newton_(
                 self.curvature[begin:end],
                 scales,
                 self.momentum[begin:end],
                 self.mean[begin:end],
-                products.mul_(scales) if settings.squares else products,
+                change.mul_(scales) if settings.squares else change,
                 self.decay,
                 weight=settings.ess,
                 rate=1.0 - settings.beta2,
                 pull_factor=self.decay * settings.correction,
                 radius=settings.radius * settings.correction,
             )
-        torch._foreach_add_(
-            *self._pick(indices, self.parameters, self.noises), alpha=-settings.lr / settings.correction
-        )
+        changes = _pick(indices, self.noises)
+        torch._foreach_add_(_pick(indices, self.parameters), changes, alpha=-settings.lr / settings.correction)
 
     def _gradients(self, indices: Iterable[int]) -> list[Tensor]:
         """The gradients of these parameters, in the number type of the state."""
@@ -155,9 +149,6 @@ class Slab:
                 raise RuntimeError("IVON does not take sparse gradients. Make the embedding with sparse=False.")
             found.append(gradient if gradient.dtype == self.curvature.dtype else gradient.to(self.curvature.dtype))
         return found
-
-    def _pick(self, indices: Sequence[int], *lists: Sequence[Tensor]) -> list[list[Tensor]]:
-        return [[tensors[index] for index in indices] for tensors in lists]
 
     def _spans(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """Where the vectors of these parameters begin and end, neighbours in one."""
@@ -171,6 +162,10 @@ class Slab:
                 spans.append((begin, end))
             begin = end
         return spans
+
+
+def _pick(indices: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensors[index] for index in indices]
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -21,8 +21,8 @@ class SecondOrder(Estimator):
     **Math**: lp E log p(D | w) ~ lp [log p(D | mean) - sum C_rr scale_r^2 / 2] with C the total of `curvature`; so
     d/dmean = lp d log p(D | mean) / dmean (the change of C with the mean is left out) and d/dscale = -lp C_rr scale_r.
 
-    **Limit**: exact for linear models with Gaussian noise, and without noise of its own; elsewhere as good as the second
-    order is, which is near a mode with narrow scales. `GaussNewton` is never negative, `Hessian` may be.
+    **Limit**: exact for linear models with Gaussian noise, and without noise of its own; elsewhere as good as the
+    second order is, which is near a mode with narrow scales. `GaussNewton` is never negative, `Hessian` may be.
 
     **Cost**: a forward and backward pass, and the diagonal of the curvature: for `GaussNewton` as many backward passes
     as there are outputs.
@@ -33,7 +33,8 @@ class SecondOrder(Estimator):
     **Example**:
 
     >>> import posterity as po
-    >>> joint = po.Joint(torch.nn.Linear(1, 1, bias=False), po.likelihoods.Gaussian(1.0), po.priors.Normal(), num_data=4)
+    >>> net = torch.nn.Linear(1, 1, bias=False)
+    >>> joint = po.Joint(net, po.likelihoods.Gaussian(1.0), po.priors.Normal(), num_data=4)
     >>> q = Factorised(torch.zeros(1), torch.full((1,), 0.5), None)
     >>> batch = po.model.Batch(torch.ones(2, 1), torch.ones(2, 1))
     >>> term = SecondOrder().data_term(joint, q, batch, {}, {}, po.Key(0))
@@ -67,8 +68,6 @@ class SecondOrder(Estimator):
         grad_scale = -total * q.scale
         return DataTerm(value + 0.5 * (grad_scale * q.scale).sum(-1), grad, grad_scale, after, {})
 
-    def _diagonal(
-        self, joint: Target, theta: torch.Tensor, batch: Batch, buffers: Buffers, key: Key
-    ) -> torch.Tensor:
+    def _diagonal(self, joint: Target, theta: torch.Tensor, batch: Batch, buffers: Buffers, key: Key) -> torch.Tensor:
         """Of the curvature of these rows, (R,), at the likelihood's learnt parameters."""
         return self.curvature.diagonal(joint.fitted(theta), theta[: joint.num_weights], batch, buffers, key.seed)
