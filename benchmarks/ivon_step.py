@@ -1,8 +1,8 @@
 """Time of a training step with IVON against one with plain torch.optim.Adam, and with ivon-opt.
 
 All train the same network from the same weights on the same batches of 128 rows: forward pass, cross-entropy, backward
-pass and step, in a plain loop, with the weights drawn once a step for IVON. The settings of both IVONs are the same; their
-noise is not.
+pass and step, in a plain loop, with the weights drawn once a step for IVON. The settings of both IVONs are the same;
+their noise is not.
 """
 
 import copy
@@ -92,9 +92,9 @@ def ivon(kind: Callable[..., Any], net: nn.Module, batches: list[tuple[Tensor, T
 
 def ivon_opt(net: nn.Module, batches: list[tuple[Tensor, Tensor]], steps: int) -> Loop:
     """The peer, from its own package."""
-    from ivon import IVON as Peer  # type: ignore[import-not-found, unused-ignore]
+    import ivon as peer  # type: ignore[import-not-found, unused-ignore]
 
-    return ivon(Peer, net, batches, steps)
+    return ivon(peer.IVON, net, batches, steps)
 
 
 def measure(case: Case, rounds: int, seed: int) -> Comparison:
@@ -138,8 +138,8 @@ def main() -> None:
         comparisons.append(measure(CASES[name], chosen.rounds, chosen.seed))
         notes.append(verdict(CASES[name], comparisons[-1]))
     notes.append(
-        "Checksum: cross-entropy of the first batch after the first call, both IVONs with the same settings and noise of "
-        f"their own; they must agree within {TOLERANCE:.0%}."
+        "Checksum: cross-entropy of the first batch after the first call, both IVONs with the same settings and noise "
+        f"of their own; they must agree within {TOLERANCE:.0%}."
     )
     write("ivon_step", comparisons, context(chosen, ["ivon-opt"]), notes=notes, folder=chosen.results)
 

@@ -46,17 +46,15 @@ def online_newton_(
     vectors = [curvature, scale, momentum, pull, product]
     if isinstance(decay, Tensor):
         vectors.append(decay)
-    below, one = curvature.new_tensor(-rate), curvature.new_ones(())  # numbers would be made tensors piece by piece
+    below = curvature.new_full((), -rate)
     for pieces in zip(*(torch.split(vector.view(-1), size) for vector in vectors), strict=True):
         s, t, m, c, p = pieces[:5]
-        p.mul_(t)
         if isinstance(decay, Tensor):
-            p.addcmul_(pieces[5] * t, t, value=1.0 / weight)
+            p.addcmul_(pieces[5], t, value=1.0 / weight)
         else:
-            p.addcmul_(t, t, value=decay / weight)
-        torch.add(below, p, alpha=rate * weight, out=p)  # x
-        torch.add(one, p, alpha=bend, out=t).mul_(p)
-        s.addcmul_(s, t)
+            p.add_(t, alpha=decay / weight)
+        torch.addcmul(below, p, t, value=rate * weight, out=p)  # x
+        s.addcmul_(s, torch.addcmul(p, p, p, value=bend, out=t))
         torch.rsqrt(s, out=t)
         torch.add(m, c, alpha=pull_factor, out=p).mul_(t).mul_(t)
         if radius < math.inf:

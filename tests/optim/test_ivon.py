@@ -186,6 +186,33 @@ def test_misuse_is_refused():
         optimiser(net, sync=True)
 
 
+@pytest.mark.parametrize("verb", ["posterior", "load_state_dict", "add_param_group"])
+def test_what_would_leave_the_draw_behind_is_refused(verb):
+    net = network()
+    opt = optimiser(net)
+    arguments = {"posterior": (None, net), "load_state_dict": ({},), "add_param_group": ({"params": []},)}[verb]
+    before = values(net)
+    with opt.sampled_params(), pytest.raises(RuntimeError, match=f"{verb}: call it after"):
+        getattr(opt, verb)(*arguments)
+    assert torch.equal(values(net), before)
+
+
+def test_a_batch_may_be_skipped():
+    nets, (x, y) = [network(), network()], rows()
+    train(nets[0], optimiser(nets[0]))
+    opt = optimiser(nets[1])
+    for step in range(5):
+        if step == 2:
+            with opt.sampled_params(train=True):
+                opt.zero_grad()  # a bad batch: no backward pass, no step
+        with opt.sampled_params(train=True):
+            opt.zero_grad()
+            F.cross_entropy(nets[1](x), y).backward()
+        opt.step()
+    assert torch.equal(values(nets[0]), values(nets[1]))
+    assert opt.step(lambda: F.cross_entropy(nets[1](x), y).backward()) is None
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -372,6 +399,7 @@ def test_copies_and_other_number_types_go_on():
     assert bool(torch.isfinite(values(net)).all())
 
 
+@pytest.mark.cpu
 def test_bf16_autocast_trains():
     x, y = rows(dtype=torch.float32)
     net = network(torch.float32)
@@ -388,6 +416,7 @@ def test_bf16_autocast_trains():
     assert values(net).dtype == torch.float32
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_grad_scaler_changes_nothing_and_skips_what_is_not_finite(samples):
     plain, scaled, (x, y) = network(), network(), rows()

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 TRAIN = """
@@ -37,6 +38,7 @@ if world > 1:
 """
 
 
+@pytest.mark.cpu
 def test_two_processes_are_one(tmp_path):
     def start(rank, world, out):
         command = [sys.executable, "-c", TRAIN, str(rank), str(world), str(tmp_path / "meeting"), str(out)]
