@@ -7,7 +7,7 @@ from torch import Tensor
 
 # Numbers of each vector that are worked on at a time, so that the passes over a piece find it in the cache. On a GPU
 # every pass is a kernel, and there is one piece.
-_PIECE = 1 << 16
+_PIECE = 1 << 17
 
 
 def online_newton_(
