@@ -13,10 +13,9 @@ from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gradients.divergence import divergence
-from posterity.methods.gradients.estimator import Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import Estimator, Factorised, Gradients, Memory
 from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
 from posterity.methods.gradients.weight_sampling import WeightSampling
-from posterity.methods.gradients.workspace import workspace
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
 from posterity.numerics.adam import Adam
@@ -25,6 +24,7 @@ from posterity.numerics.online_newton import online_newton_
 from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
 from posterity.numerics.schedules import Constant, Schedule
+from posterity.numerics.workspace import workspace
 from posterity.posteriors.gaussian import Gaussian
 from posterity.priors.fan import FanIn, ScaleRule
 
@@ -158,12 +158,13 @@ class NaturalGradient(Method):
         scale = torch.rsqrt(precision, out=workspace(joint, "scale", precision))
         q = Factorised(mean, scale, joint.random_indices)
         term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
-        prior = divergence(joint, q, scale.log(), key.fold("prior"))
+        pulls = Gradients(workspace(joint, "pull", mean).zero_(), workspace(joint, "pull_scale", scale).zero_())
+        prior = divergence(joint, q, scale.log(), key.fold("prior"), pulls, 1.0)
         factor = self.schedule.factor(state.step, self.steps)
         if term.divergence_grads is None:
-            pull, hessian = prior.grad_mean, prior.grad_scale / scale
+            pull, hessian = pulls.mean, pulls.scale.div_(scale)
         else:  # at the draws, the entropy with its -1 / scale among them
-            pull, hessian = term.divergence_grads[0], term.divergence_grads[1] / scale + precision
+            pull, hessian = term.divergence_grads.mean, term.divergence_grads.scale / scale + precision
         optimizer = state.optimizer
         points = _points(joint, mean.device)
         if points is not None:

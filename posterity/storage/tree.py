@@ -1,6 +1,6 @@
 """Nested states of methods as flat tensors, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from torch import Tensor
@@ -55,19 +55,51 @@ def clone(state: State) -> State:
     >>> second[0].add_(1), first
     (tensor([1.]), (tensor([0.]), [2]))
     """
-    return cast(State, _clone(state))
+    return mapped(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, state)
 
 
-def _clone(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if _is_named(value):
-        return type(value)(*map(_clone, value))
-    if type(value) in (tuple, list):
-        return type(value)(map(_clone, value))
+def mapped(function: Callable[[Any], Any], state: State) -> State:
+    """The nested state with `function` of each leaf in its place: tensors, numbers, None and whatever else it holds.
+
+    >>> mapped(lambda leaf: leaf + 1, (1, {"two": [2]}))
+    (2, {'two': [3]})
+    """
+    return cast(State, _mapped(function, state))
+
+
+def leaves(state: object) -> dict[str, Any]:
+    """Each leaf of the nested state under its dotted path, in the order of `mapped`.
+
+    >>> leaves((1, {"two": [2]}))
+    {'0': 1, '1.two.0': 2}
+    """
+    found: dict[str, Any] = {}
+    _gather(state, "", found)
+    return found
+
+
+def _gather(value: Any, path: str, found: dict[str, Any]) -> None:
     if type(value) is dict:
-        return {key: _clone(item) for key, item in value.items()}
-    return value
+        items: Iterable[tuple[str, Any]] = value.items()
+    elif _is_named(value):
+        items = zip(value._fields, value, strict=True)
+    elif type(value) in (tuple, list):
+        items = ((str(index), item) for index, item in enumerate(value))
+    else:
+        found[path] = value
+        return
+    for name, item in items:
+        _gather(item, join(path, name), found)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if _is_named(value):
+        return type(value)(*[_mapped(function, item) for item in value])
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(function, item) for item in value)
+    if type(value) is dict:
+        return {key: _mapped(function, item) for key, item in value.items()}
+    return function(value)
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor], path: str) -> JSON:

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from divergences import divergence_of
 from torch import Tensor, nn
 
 import posterity as po
@@ -11,7 +12,6 @@ from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Flipout, LocalReparameterisation, MeanField, WeightSampling
 from posterity.methods.gradients import Estimator, Factorised
-from posterity.methods.gradients.divergence import divergence
 from posterity.model import Batch
 from posterity.networks import MLP
 from posterity.numerics import Adam, Constant, Key, Warmup
@@ -79,11 +79,11 @@ def test_gradients_of_the_divergence(prior: Prior, random: str) -> None:
     places = joint.random_indices
     count = joint.num_weights if places is None else places.numel()
     mean, log_scale = joint.initial(), 0.3 * Key(5).normal((count,), FLOAT64) - 1.0
-    found = divergence(joint, Factorised(mean, log_scale.exp(), places), log_scale, Key(0))
+    found = divergence_of(joint, Factorised(mean, log_scale.exp(), places), Key(0))
     grads = {"mean": found.grad_mean.clone(), "scale": found.grad_scale.clone()}
 
     def value(mean: Tensor, scale: Tensor) -> float:
-        there = divergence(joint, Factorised(mean, scale, places), scale.log(), Key(0))
+        there = divergence_of(joint, Factorised(mean, scale, places), Key(0))
         return float(there.tempered + scale.log().sum())  # the cross-entropy alone
 
     step = 1e-5
@@ -102,7 +102,7 @@ def test_points_count_by_their_density() -> None:
     places = joint.random_indices
     assert places is not None
     mean, log_scale = joint.initial(), torch.full((places.numel(),), -1.0, dtype=FLOAT64)
-    found = divergence(joint, Factorised(mean, log_scale.exp(), places), log_scale, Key(0))
+    found = divergence_of(joint, Factorised(mean, log_scale.exp(), places), Key(0))
     points = torch.ones(joint.num_weights, dtype=torch.bool)
     points[places] = False
     wanted = Normal(0.7).kl(mean[places], log_scale.exp()) - Normal(0.7).log_prob(mean[points])
@@ -113,7 +113,7 @@ def test_a_prior_without_cross_entropy_is_sampled() -> None:
     joint = problem(Hierarchical(Normal(1.0), HalfCauchy(1.0)))
     mean, log_scale = joint.initial(), torch.full((joint.num_weights,), -1.5, dtype=FLOAT64)
     q = Factorised(mean, log_scale.exp(), None)
-    found = [divergence(joint, q, log_scale, Key(0).fold(index)) for index in range(400)]
+    found = [divergence_of(joint, q, Key(0).fold(index)) for index in range(400)]
     draws = mean + log_scale.exp() * Key(9).normal((4000, len(mean)), FLOAT64)
     entropy = (log_scale + 0.5 * torch.log(torch.tensor(2 * torch.pi * torch.e, dtype=FLOAT64))).sum()
     wanted = -joint.log_prior(draws) - entropy
@@ -160,7 +160,7 @@ def test_warm_up_weighs_the_kl() -> None:
         assert abs(info["elbo"] - info["data_fit"] + info["kl"]) < 1e-12
     state = MeanField().init(joint, joint.initial(), Key(0))
     mean, log_scale = state.parameters.split(joint.size)
-    kl = divergence(joint, Factorised(mean, log_scale.exp(), None), log_scale, Key(0))
+    kl = divergence_of(joint, Factorised(mean, log_scale.exp(), None), Key(0))
     push = torch.cat([-kl.grad_mean, 1.0 - kl.grad_scale * log_scale.exp()]) / joint.num_data
     torch.testing.assert_close(grads["none"] - grads["warm"], 0.99 * push)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from divergences import divergence_of
 from goldcases import load
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from posterity.methods import (
     WeightSampling,
 )
 from posterity.methods.gradients import Estimator, Factorised
-from posterity.methods.gradients.divergence import divergence
 from posterity.methods.gradients.score_function import score_gradients
 from posterity.model import Batch
 from posterity.numerics import SGD, Adam, Cosine, Key
@@ -79,7 +79,7 @@ def averages(
     estimator: Estimator, joint: po.Joint, q: Factorised, batch: Batch, count: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Means of value, gradient in the mean and gradient in the scale of the ELBO, with their standard errors."""
-    prior = divergence(joint, q, q.scale.log(), Key(0))
+    prior = divergence_of(joint, q, Key(0))
     found: list[list[Tensor]] = [[], [], []]
     memory: dict[str, Tensor] = {}
     for index in range(count):
@@ -116,7 +116,7 @@ def test_value_and_gradients_of_the_tiny_network(estimator: Estimator, network: 
     joint = po.Joint(network(), Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5), num_data=4)
     batch = Batch(given["x"].unsqueeze(1), given["y"].unsqueeze(1))
     q = Factorised(given["q_mean"], given["q_std"], None)
-    case.check("kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
+    case.check("kl", divergence_of(joint, q, Key(0)).kl)
     means, errors = averages(estimator, joint, q, batch, 800)
     assert within(means[0], case.at("elbo"), errors[0])
     assert within(means[1], case.at("grad_mean"), errors[1])
@@ -130,7 +130,7 @@ def test_value_and_gradients_of_logistic_regression(estimator: Estimator) -> Non
     joint = po.Joint(linear(2), Bernoulli(), Normal(given["prior_std"]), num_data=10)
     batch = joint.check(Batch(given["X"], given["t"]))
     q = Factorised(given["probe_mean"], given["probe_std"], None)
-    case.check("probe.kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
+    case.check("probe.kl", divergence_of(joint, q, Key(0)).kl)
     means, errors = averages(estimator, joint, q, batch, 800)
     for index, name in enumerate(("elbo", "grad_mean", "grad_std")):
         assert within(means[index], case.at(f"probe.{name}"), errors[index])

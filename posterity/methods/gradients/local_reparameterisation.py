@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
 from posterity.methods.gradients.by_use import normal, term_by_use
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
@@ -51,7 +51,14 @@ class LocalReparameterisation(Estimator):
         positive_whole("LocalReparameterisation.draws", self.draws)
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """The average over the draws."""
         name = type(self).__name__

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -53,7 +53,14 @@ class ScoreFunction(Estimator):
             )
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """The average over the draws."""
         values, noises, points = [], [], torch.zeros_like(q.mean)

@@ -7,7 +7,7 @@ import torch
 from posterity.curvature.curvature import Curvature
 from posterity.curvature.gauss_newton import GaussNewton
 from posterity.inference.method import Target
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -49,7 +49,14 @@ class SecondOrder(Estimator):
             raise TypeError(f"SecondOrder.curvature must be of kind Curvature. Got {self.curvature!r}.")
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """Of the batch, scaled to all data."""
         value, grad, after = joint.data_value_and_grad(q.mean, batch, buffers)
