@@ -6,6 +6,7 @@ from posterity.methods.gradients import (
     Flipout,
     LocalReparameterisation,
     ScoreFunction,
+    SecondOrder,
     StickTheLanding,
     WeightSampling,
 )
@@ -13,6 +14,7 @@ from posterity.methods.laplace import Laplace
 from posterity.methods.low_rank_gaussian import LowRankGaussian
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
+from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.swag import SWAG
@@ -31,8 +33,10 @@ __all__ = [
     "LowRankGaussian",
     "Matching",
     "MeanField",
+    "NaturalGradient",
     "OnlineLaplace",
     "ScoreFunction",
+    "SecondOrder",
     "StickTheLanding",
     "Subset",
     "WeightSampling",

@@ -22,8 +22,25 @@ from posterity.curvature import (
 from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, SWAG, Conjugate, FullRank, Laplace, LowRankGaussian, MeanField, OnlineLaplace
-from posterity.methods.gradients import Flipout, LocalReparameterisation, ScoreFunction, StickTheLanding, WeightSampling
+from posterity.methods import (
+    MAP,
+    SWAG,
+    Conjugate,
+    FullRank,
+    Laplace,
+    LowRankGaussian,
+    MeanField,
+    NaturalGradient,
+    OnlineLaplace,
+)
+from posterity.methods.gradients import (
+    Flipout,
+    LocalReparameterisation,
+    ScoreFunction,
+    SecondOrder,
+    StickTheLanding,
+    WeightSampling,
+)
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
 from posterity.numerics import SGD, Cosine, Key, Warmup
@@ -239,6 +256,15 @@ CASES = [
         noise_of_device=True,
     ),
     Case(
+        "natural gradient",
+        NaturalGradient(steps=11, batch_size=6),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
+    ),
+    Case(
         "swag",
         SWAG(MAP(steps=11, batch_size=6, optimizer=SGD(0.05)), every=2, rank=3, warmup=1),
         regression,
@@ -247,5 +273,16 @@ CASES = [
         every_row=False,
     ),
     Case("swag, diagonal", SWAG(MAP(steps=11, batch_size=None), every=3, rank=0), classification, labels),
+    *(
+        Case(
+            f"natural gradient by {type(estimator).__name__}",
+            NaturalGradient(steps=11, batch_size=None, estimator=estimator, beta2=0.9, schedule=Cosine()),
+            classification,
+            labels,
+            draws=not isinstance(estimator, SecondOrder),
+            noise_of_device=True,
+        )
+        for estimator in (WeightSampling(2, antithetic=True), StickTheLanding(), SecondOrder())
+    ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]
