@@ -1,6 +1,7 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.dropout import MCDropout
 from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
@@ -25,6 +26,7 @@ __all__ = [
     "LargestVariance",
     "LastLayer",
     "LocalReparameterisation",
+    "MCDropout",
     "Matching",
     "MeanField",
     "OnlineLaplace",

@@ -49,6 +49,17 @@ def private(module: object) -> nn.Module:
     return mine
 
 
+def recurrent_rates(module: nn.Module, mine: nn.Module) -> list[tuple[nn.RNNBase, float]]:
+    """The recurrent layers of the private copy whose originals have dropout between layers, with its rate."""
+    originals = getattr(module, "_orig_mod", module).modules()
+    pairs = zip(originals, mine.modules(), strict=True)
+    return [
+        (own, layer.dropout)
+        for layer, own in pairs
+        if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and isinstance(own, nn.RNNBase)
+    ]
+
+
 def _drops(layer: nn.Module) -> bool:
     """Whether a layer has dropout of its own."""
     if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):
