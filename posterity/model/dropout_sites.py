@@ -59,8 +59,8 @@ def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training:
         rows = map_inputs(lambda tensor, few=few: tensor[few], inputs)  # type: ignore[misc]
         try:
             with torch.no_grad(), network.dropping(masks, training=training):
-                network.run(weights, rows)
-        except (RuntimeError, TypeError):
+                network.run(weights, rows, {name: buffer.clone() for name, buffer in network.buffers.items()})
+        except Exception:
             if training:
                 return None
             raise

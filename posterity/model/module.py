@@ -34,7 +34,7 @@ def private(module: object) -> nn.Module:
     mine = copied(module).eval()
     dropouts = [name for name, layer in mine.named_modules() if _drops(layer)]
     if dropouts:
-        logger.info("dropout is off (layers: %s)", ", ".join(dropouts))
+        logger.info("dropout is off but under MCDropout (layers: %s)", ", ".join(dropouts))
     for layer in mine.modules():
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             if layer.max_norm is not None:
