@@ -11,7 +11,7 @@ from posterity.errors import positive, positive_whole, shown
 from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
-from posterity.methods.learnt_rates import learnt_rates, prior_value_and_grad
+from posterity.methods.learnt_rates import check_learnt_rates, learnt_rates, prior_value_and_grad
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.dropout_sites import dropout_sites
 from posterity.model.inputs import map_inputs
@@ -99,7 +99,7 @@ class MCDropout(Method):
         if not isinstance(joint, Joint):
             raise TypeError(f"MCDropout needs a Joint, whose network has dropout. Got {shown(joint)}. Use MAP.")
         dropout_sites(joint.network.member(0), data.first().member(0).inputs)
-        learnt_rates(joint)
+        check_learnt_rates(joint)
         return joint
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:

@@ -23,7 +23,7 @@ class LearntRate(NamedTuple):
 
 
 def learnt_rates(joint: Joint) -> tuple[LearntRate, ...]:
-    """The rates of the `ConcreteDropout` layers that are in theta; an error where their prior is not a normal one."""
+    """The rates of the `ConcreteDropout` layers that are in theta."""
     parts = {part.name: part for part in joint.network.layout}
     found = []
     for name, logit in parts.items():
@@ -37,13 +37,17 @@ def learnt_rates(joint: Joint) -> tuple[LearntRate, ...]:
                 "Freeze both or neither."
             )
         found.append(LearntRate(owner, logit, weight, weight.shape[1]))
+    return tuple(found)
+
+
+def check_learnt_rates(joint: Joint) -> None:
+    """A ValueError where rates are learnt under a prior that is not a normal one around zero."""
     prior = joint.bound_prior
-    if found and not (isinstance(prior, Normal) and not bool(torch.as_tensor(prior.mean).any())):
+    if learnt_rates(joint) and not (isinstance(prior, Normal) and not bool(torch.as_tensor(prior.mean).any())):
         raise ValueError(
             f"MCDropout: learnt rates need normal priors with mean 0. Got {type(joint.prior).__name__}. Use Normal, or "
             "Layerwise of scale rules, or torch.nn.Dropout with rates that are given."
         )
-    return tuple(found)
 
 
 def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, ...]) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.network import Network
 from posterity.numerics.masks import NoMasks, Site
 
-Calls = list[tuple[tuple[int, ...], float]]
+Call = tuple[tuple[int, ...], float, int]
+Calls = list[Call]
 
 _KNOWN: WeakKeyDictionary[Network, dict[tuple[torch.Size, ...], "DropoutSites"]] = WeakKeyDictionary()
 
@@ -88,14 +89,15 @@ def _restore(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-def _site(two: tuple[tuple[int, ...], float], three: tuple[tuple[int, ...], float]) -> Site:
+def _site(two: Call, three: Call) -> Site:
     """The site of which the mask was asked for with two and with three rows."""
-    (small, rate), (large, _) = two, three
+    (small, rate, few), (large, _, more) = two, three
+    entries = max(0, more - few)
     changed = [axis for axis, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]
     if len(small) == len(large) and not changed:
-        return Site(rate, small, None)
+        return Site(rate, small, None, entries=entries)
     if len(small) != len(large) or len(changed) > 1 or 3 * small[changed[0]] != 2 * large[changed[0]]:
-        return Site(rate, small, None, clear=False)
+        return Site(rate, small, None, clear=False, entries=entries)
     axis = changed[0]
     repeats = small[axis] // 2
-    return Site(rate, (*small[:axis], repeats, *small[axis + 1 :]), axis, repeats)
+    return Site(rate, (*small[:axis], repeats, *small[axis + 1 :]), axis, repeats, entries=entries)

@@ -16,7 +16,7 @@ from posterity.numerics.random import Key
 logger = logging.getLogger("posterity")
 
 LARGE = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries of the largest masked tensor for the draws that go together
-LEAST = 8  # draws that go together even so: what comes before the first dropout is shared by them
+AT_LEAST = 8  # draws go together up to so many times that size: they share what comes before the first dropout
 
 _ALONE: WeakSet[Network] = WeakSet()  # those that vmap refused
 
@@ -45,10 +45,8 @@ def outputs_under(
         with network.dropping(NumberedMasks(own, known.sites), training=known.training):
             return network.outputs(theta, inputs, buffers)
 
-    draws = len(numbers[0])
-    if draws > 1 and network not in _ALONE:
-        widest = num_rows(inputs) * max(site.units for site in known.sites)
-        together = min(draws, max(LEAST, LARGE[theta.device.type if theta.device.type in LARGE else "cpu"] // widest))
+    together = min(len(numbers[0]), _together(known, num_rows(inputs), theta.device))
+    if together > 1 and network not in _ALONE:
         try:
             outputs: Tensor = torch.func.vmap(one, chunk_size=together)(*numbers)
             return outputs
@@ -59,3 +57,11 @@ def outputs_under(
             logger.warning("masks run one after the other because vmap refused this module: %s", reason)
             return looped
     return torch.stack([one(*own) for own in zip(*numbers, strict=True)])
+
+
+def _together(known: DropoutSites, rows: int, device: torch.device) -> int:
+    """How many draws go together."""
+    large = LARGE["cuda" if device.type == "cuda" else "cpu"]
+    widest = rows * max(max(site.units, site.entries) for site in known.sites)
+    fit = large // widest
+    return fit if fit >= AT_LEAST else min(AT_LEAST, max(1, AT_LEAST * large // widest))

@@ -34,7 +34,8 @@ class Network:
     Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. theta (P,) holds
     the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
     Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
-    dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its weights are frozen.
+    dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
+    weights are frozen.
 
     >>> network = Network(nn.Linear(2, 1))
     >>> network.layout.names, network.layout.size

@@ -1,7 +1,7 @@
 """Masks of dropout: drawn by key, given one by one, or none while the places are noted at which they are asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -18,6 +18,7 @@ class Site:
 
     `shape` is the mask's for one row. The rows are on `axis`, `repeats` entries each, the entries of a row beside each
     other (the heads of an attention); `axis` None: the mask has no rows. `clear` is False where they cannot be found.
+    `entries` of a row are multiplied by the mask, more than it has where units go together.
     """
 
     rate: float
@@ -25,6 +26,7 @@ class Site:
     axis: int | None
     repeats: int = 1
     clear: bool = True
+    entries: int = field(default=0, compare=False)
 
     @property
     def units(self) -> int:
@@ -91,15 +93,15 @@ class NumberedMasks(Masks):
 
 
 class NoMasks(Masks):
-    """Nothing is dropped; `calls` has the mask's shape and the rate of every call."""
+    """Nothing is dropped; `calls` has the mask's shape, the rate and the number of entries of every call."""
 
     def __init__(self) -> None:
         """Begin with no calls."""
-        self.calls: list[tuple[tuple[int, ...], float]] = []
+        self.calls: list[tuple[tuple[int, ...], float, int]] = []
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> None:
         """None."""
-        self.calls.append((shape, float(rate)))
+        self.calls.append((shape, float(rate), like.numel()))
 
 
 class LayersAfter(Masks):

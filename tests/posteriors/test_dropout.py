@@ -9,6 +9,9 @@ from torch import nn
 import posterity as po
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.metrics import accuracy, negative_log_likelihood
+from posterity.model import mask_draws
+from posterity.model.dropout_sites import dropout_sites
+from posterity.model.mask_draws import mask_numbers, outputs_under
 from posterity.networks import MLP
 from posterity.numerics import Key
 from posterity.posteriors import Dropout, enumerated
@@ -44,6 +47,24 @@ def test_saved_and_loaded(one_mask_a_draw, tmp_path):
     assert loaded.one_mask_a_draw == one_mask_a_draw
     assert torch.equal(loaded.predict(X).probs, q.predict(X).probs)
     assert torch.equal(loaded.sample(4, Key(2)), q.sample(4, Key(2)))
+
+
+@pytest.mark.parametrize("large", [1, 100, 1 << 20])
+def test_draws_that_go_together_are_those_that_go_alone(large, monkeypatch):
+    q = posterior()
+    known = dropout_sites(q.joint.network, X)
+    numbers = mask_numbers(known, 20, Key(0), X.device)
+    alone = [
+        outputs_under(q.joint.network, q.theta, X, None, [n[i : i + 1] for n in numbers], known) for i in range(20)
+    ]
+    monkeypatch.setitem(mask_draws.LARGE, "cpu", large)
+    torch.testing.assert_close(q.outputs(X, 20, Key(0)), torch.cat(alone))
+
+
+def test_whole_channels_count_with_all_their_pixels():
+    net = nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(4, 1, 3))
+    (site,) = dropout_sites(po.model.Network(net), torch.ones(2, 4, 32, 32)).sites
+    assert (site.units, site.entries) == (4, 4 * 32 * 32)
 
 
 def test_metrics_and_gradients_go_through_it():
