@@ -312,3 +312,14 @@ def test_numbers_without_a_key_are_refused_where_they_are_drawn_in_evaluation_mo
 def test_a_pass_with_more_calls_than_the_first_is_refused():
     with pytest.raises(RuntimeError, match="more than the 1 times"):
         KeyedMasks(Key(0), (Site(0.1, (1,), 0),), shared=True).keep(1, (1,), 0.1, torch.zeros(1))
+
+
+def test_a_pass_that_fails_leaves_the_network_as_it_was():
+    network = Network(Conditional())
+    found = dropout_sites(network, Key(0).normal((3, 5, 6)))
+    before = network.outputs(network.initial, torch.ones(2, 5, 6))
+    with pytest.raises(RuntimeError), network.dropping(NoMasks(), training=found.training):
+        network.outputs(network.initial, torch.ones(2, 5, 7))
+    assert not network._dropping
+    assert not any(module.training for module in network._module.modules())
+    assert torch.equal(network.outputs(network.initial, torch.ones(2, 5, 6)), before)
