@@ -33,6 +33,7 @@ def compare(
     eta: o.Eta = None,
     structure: o.Structure = None,
     tune: o.Tune = True,
+    dropout: o.Dropout = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     quiet: o.Quiet = False,

@@ -16,7 +16,7 @@ def fit(
     context: typer.Context,
     data: o.Data,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
-    method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace or conjugate.")] = "laplace",
+    method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace, conjugate or dropout.")] = "laplace",
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
     steps: o.Steps = None,
@@ -28,6 +28,7 @@ def fit(
     eta: o.Eta = None,
     structure: o.Structure = None,
     tune: o.Tune = True,
+    dropout: o.Dropout = None,
     seed: o.Seed = 0,
     checkpoint_steps: Annotated[
         int | None, typer.Option(metavar="N", help="Store the run after so many steps.", show_default=False)

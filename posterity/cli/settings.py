@@ -10,7 +10,9 @@ from posterity.cli.sources import Source
 from posterity.errors import positive, unknown
 from posterity.storage.part import JSON
 
-METHODS = MappingProxyType({"map": ("map",), "laplace": ("map", "laplace"), "conjugate": ("conjugate",)})
+METHODS = MappingProxyType(
+    {"map": ("map",), "laplace": ("map", "laplace"), "conjugate": ("conjugate",), "dropout": ("dropout",)}
+)
 """The stages of each method: every stage starts from the posterior of the one before it."""
 
 HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
@@ -19,7 +21,7 @@ HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
 FEWEST_STEPS = 2000
 MOST_STEPS = 20_000
 
-LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate"})
+LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate", "dropout": "MC dropout"})
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Settings:
     seed: int
     structure: str | None = None
     tune: bool = True
+    dropout: float = 0.0
 
     def config(self) -> dict[str, JSON]:
         """The settings as JSON."""
@@ -63,6 +66,7 @@ def settings(
     seed: int,
     structure: str | None,
     tune: bool,
+    dropout: float | None,
 ) -> Settings:
     """The settings from the words of the command line; `UsageError` or ValueError where one cannot be used."""
     data, is_file = source.data, source.path is not None
@@ -86,6 +90,8 @@ def settings(
         ("--eta", 1.0 if eta is None else eta),
     ):
         positive(option, value)
+    if dropout is not None and not 0 < dropout < 1:
+        raise UsageError(f"--dropout must be above 0 and below 1. Got {dropout:g}.", "a usual rate is 0.1.")
     linear = data.name == "line" and not is_file
     usual = "50" if is_file else HIDDEN.get(data.name, "50,50")
     return Settings(
@@ -102,6 +108,7 @@ def settings(
         seed=seed,
         structure=structure,
         tune=tune,
+        dropout=0.0 if dropout is None else dropout,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from posterity.cli.study_dropout import dropout
 from posterity.cli.study_logistic import logistic
 from posterity.cli.study_uci import uci
 
@@ -24,5 +25,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, uci):
+for one in (logistic, uci, dropout):
     study.command()(one)

@@ -27,7 +27,7 @@ from posterity.evidence import Evidence
 from posterity.inference import Method, Plan, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
-from posterity.methods import MAP, Conjugate, Laplace
+from posterity.methods import MAP, Conjugate, Laplace, MCDropout
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.numerics.adam import Adam
@@ -46,6 +46,9 @@ STRUCTURES: Mapping[str, type[Structure]] = MappingProxyType(
     }
 )
 """The words of --structure, those that keep most first."""
+
+
+RATE = 0.1  # of dropout, where none is given
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +115,18 @@ def asked(words: Mapping[str, Any]) -> Task:
     source = find_data(words["data"], options, words["seed"])
     names = ("hidden", "activation", "steps", "batch_size", "step_size", "prior_scale")
     chosen_by = {name: words[name] for name in (*names, "noise", "temperature", "eta", "seed", "structure", "tune")}
+    chosen_by["dropout"] = _rate(words)
     return make_task(settings(source, **chosen_by), source, find_device(words["device"]))
+
+
+def _rate(words: Mapping[str, Any]) -> float | None:
+    """The rate of dropout layers: None, so that the network has none, where no method is asked for that uses them."""
+    names = (words.get("methods") or words["method"]).split(",")
+    if "dropout" in (name.strip() for name in names):
+        return RATE if words["dropout"] is None else float(words["dropout"])
+    if words["dropout"] is not None:
+        raise UsageError("--dropout is for the method dropout, which was not asked for.", "leave --dropout out.")
+    return None
 
 
 def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
@@ -122,7 +136,7 @@ def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
     outputs = data.train.targets.shape[1] if data.classes is None else len(data.classes)
     with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
         torch.default_generator.manual_seed(chosen.seed)
-        network = MLP((inputs, *chosen.hidden, outputs), activation=chosen.activation)
+        network = MLP((inputs, *chosen.hidden, outputs), activation=chosen.activation, dropout=chosen.dropout)
     network = network.to(device)
     cold = chosen.temperature != 1.0
     tempering = Tempering.cold(chosen.temperature) if cold else Tempering.tempered(chosen.eta)
@@ -135,6 +149,8 @@ def make_method(stage: str, settings: Settings) -> Method:
     if stage == "map":
         adam = Adam(step_size=settings.step_size)
         return MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
+    if stage == "dropout":
+        return MCDropout(settings.steps, settings.batch_size, Adam(step_size=settings.step_size), Cosine())
     if stage == "conjugate":
         return Conjugate()
     structure = None if settings.structure is None else STRUCTURES[settings.structure]()
@@ -150,6 +166,8 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
             "conjugate needs regression with a linear model and known noise: the exact posterior is not known else.",
             "try the data set line, or --hidden none --noise 0.5.",
         )
+    if "dropout" in names and not settings.hidden:
+        raise UsageError("dropout needs hidden units to drop, and the model is linear.", "try --hidden 50.")
     if settings.structure is not None and "laplace" not in names:
         raise UsageError("--structure is for laplace, which was not asked for.", "leave --structure out.")
     stages(names, settings)

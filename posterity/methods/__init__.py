@@ -1,6 +1,7 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.dropout import MCDropout
 from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
@@ -31,6 +32,7 @@ __all__ = [
     "LastLayer",
     "LocalReparameterisation",
     "LowRankGaussian",
+    "MCDropout",
     "Matching",
     "MeanField",
     "NaturalGradient",

@@ -4,7 +4,8 @@ import copy
 import fnmatch
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import unknown
 from posterity.model.inputs import Inputs, map_inputs, num_rows
-from posterity.model.module import check_one_kind, copied, fresh_weights, private, unique
+from posterity.model.module import check_one_kind, copied, fresh_weights, private, recurrent_rates, unique
+from posterity.numerics.dropout import Dropping, Masks
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 
@@ -32,7 +34,8 @@ class Network:
     Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. theta (P,) holds
     the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
     Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
-    dropout is off), except batch norm, which runs on batch statistics when `train=True` unless its weights are frozen.
+    dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
+    weights are frozen.
 
     >>> network = Network(nn.Linear(2, 1))
     >>> network.layout.names, network.layout.size
@@ -58,6 +61,8 @@ class Network:
         self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
         self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
         self._names = {**names, **buffer_names}
+        self._dropping: list[Masks] = []  # where dropout is on, its masks; shared with the copies of this network
+        self._recurrences = recurrent_rates(module, self._module)
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._running = {  # the buffers that batch norm writes into
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
@@ -181,6 +186,27 @@ class Network:
         """
         return self.run(self.views(theta), inputs, buffers, members=theta.dim() > 1, per_member=per_member)[0]
 
+    @contextmanager
+    def dropping(self, masks: Masks, *, training: bool = False) -> Iterator[None]:
+        """Every pass inside `with` drops by `masks`, the same for all members.
+
+        With `training` modules see `self.training`, too, for those whose own code decides by it; batch norm does not.
+        """
+        flags = [m for m in self._module.modules() if training and not m.training and m not in self._batch_norms]
+        self._dropping.append(masks)
+        try:
+            for module in flags:
+                module.training = True
+            for layer, rate in self._recurrences:
+                layer.dropout = rate
+            yield
+        finally:
+            self._dropping.pop()
+            for module in flags:
+                module.training = False
+            for layer, _ in self._recurrences:
+                layer.dropout = 0.0
+
     def run(
         self,
         weights: Sequence[Tensor],
@@ -242,7 +268,11 @@ class Network:
         self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
         """All members at once; without the fused attention kernels, for which vmap has no rule."""
-        one = torch.func.vmap(lambda w, x, b: self._call(w, x, b, train), in_dims=(0, 0 if per_member else None, 0))
+        one = torch.func.vmap(
+            lambda w, x, b: self._call(w, x, b, train),
+            in_dims=(0, 0 if per_member else None, 0),
+            randomness="same" if self._dropping else "error",
+        )
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -281,12 +311,13 @@ class Network:
                 table[name] = buffers[key]
             for norm, trains in self._norms:
                 norm.training = train and trains
-            if isinstance(inputs, Tensor):
-                outputs = self._module(inputs)
-            elif isinstance(inputs, Mapping):
-                outputs = self._module(**inputs)
-            else:
-                outputs = self._module(*inputs)
+            with Dropping(self._dropping[-1]) if self._dropping else nullcontext():
+                if isinstance(inputs, Tensor):
+                    outputs = self._module(inputs)
+                elif isinstance(inputs, Mapping):
+                    outputs = self._module(**inputs)
+                else:
+                    outputs = self._module(*inputs)
         finally:
             for table, name, own in self._own:
                 table[name] = own

@@ -31,7 +31,7 @@ def test_a_run_folder_has_the_posterior_the_trace_and_the_task(fitted):
         "seed": 0,
         "steps": 40,
     }
-    assert task["network"] == {"sizes": [2, 6, 2], "activation": "tanh", "bias": True}
+    assert task["network"] == {"sizes": [2, 6, 2], "activation": "tanh", "bias": True, "dropout": 0.0}
     trace = Trace.from_tensors(folder.read("trace").tensors)
     assert trace["map.loss"].shape == (40,)
     assert not (fitted / "stages").exists()

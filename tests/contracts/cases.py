@@ -29,6 +29,7 @@ from posterity.methods import (
     FullRank,
     Laplace,
     LowRankGaussian,
+    MCDropout,
     MeanField,
     NaturalGradient,
     OnlineLaplace,
@@ -42,7 +43,7 @@ from posterity.methods.gradients import (
     WeightSampling,
 )
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
-from posterity.networks import MLP
+from posterity.networks import MLP, ConcreteDropout
 from posterity.numerics import SGD, Cosine, Key, Warmup
 from posterity.priors import Normal
 
@@ -65,9 +66,9 @@ def labels(dtype: torch.dtype) -> Rows:
     return x.to(dtype), (x.square().sum(-1) > 2.5).long()
 
 
-def network(sizes: list[int], dtype: torch.dtype) -> MLP:
+def network(sizes: list[int], dtype: torch.dtype, dropout: float = 0.0) -> MLP:
     """The same weights every time, whatever was drawn before."""
-    net = MLP(sizes, activation="tanh").to(dtype)
+    net = MLP(sizes, activation="tanh", dropout=dropout).to(dtype)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(0.5 * Key(3).fold(name).normal(tuple(parameter.shape), torch.float64, "cpu"))
@@ -94,6 +95,16 @@ def tunable_regression(dtype: torch.dtype) -> Joint:
 def narrow_regression(dtype: torch.dtype) -> Joint:
     """Noise so wide and a prior so narrow that the exact Hessian is positive definite wherever it is taken."""
     return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(3.0), Normal(0.2), ROWS)
+
+
+def dropping_regression(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 4, 1], dtype, dropout=0.3), Gaussian(0.3, learn=True), Normal(0.7), ROWS)
+
+
+def learnt_dropping(dtype: torch.dtype) -> Joint:
+    net = network([COLUMNS, 4, 2], dtype)
+    layers = torch.nn.Sequential(net[0], net[1], ConcreteDropout(net[2], rate=0.3))
+    return Joint(layers, Categorical(), Normal(0.7), ROWS)
 
 
 @dataclass(frozen=True)
@@ -256,6 +267,15 @@ CASES = [
         noise_of_device=True,
     ),
     Case(
+        "dropout",
+        MCDropout(steps=11, batch_size=6),
+        dropping_regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
+    ),
+    Case(
         "natural gradient",
         NaturalGradient(steps=11, batch_size=6),
         regression,
@@ -283,6 +303,14 @@ CASES = [
             noise_of_device=True,
         )
         for estimator in (WeightSampling(2, antithetic=True), StickTheLanding(), SecondOrder())
+    ),
+    Case(
+        "dropout, one mask a batch on all rows, learnt rates",
+        MCDropout(steps=11, batch_size=None, one_mask_a_batch=True),
+        learnt_dropping,
+        labels,
+        draws=True,
+        noise_of_device=True,
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
 ]
