@@ -4,7 +4,7 @@ import copy
 import fnmatch
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import unknown
 from posterity.model.inputs import Inputs, map_inputs, num_rows
+from posterity.model.linear_chain import linear_chain, run_members, takes
 from posterity.model.module import check_one_kind, copied, fresh_weights, private, unique
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
@@ -62,6 +63,7 @@ class Network:
         self._running = {  # the buffers that batch norm writes into
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
         }
+        self._chain = linear_chain(self._module)
         self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
         self._index()
@@ -208,6 +210,11 @@ class Network:
         stacked = {
             name: b if b.dim() > self._buffer_dims[name] else b.expand(count, *b.shape) for name, b in buffers.items()
         }
+        chain = self._chain
+        if chain is not None and isinstance(inputs, Tensor) and inputs.dim() == (3 if per_member else 2):
+            rows = inputs if per_member else inputs.expand(count, *inputs.shape)
+            if takes(chain, rows):
+                return self._call(weights, rows, stacked, train, lambda rows: run_members(chain, rows))
         if not self._refusals:
             try:
                 return self._mapped(weights, inputs, stacked, per_member, train)
@@ -249,8 +256,16 @@ class Network:
         outputs = torch.stack([outputs for outputs, _ in results])
         return outputs, {name: torch.stack([after[name] for _, after in results]) for name in buffers}
 
-    def _call(self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, train: bool) -> tuple[Tensor, Buffers]:
-        """One call of the private module with these tensors in place of its own, which are put back after."""
+    def _call(
+        self,
+        weights: Sequence[Tensor],
+        inputs: Inputs,
+        buffers: Buffers,
+        train: bool,
+        function: Callable[..., Any] | None = None,
+    ) -> tuple[Tensor, Buffers]:
+        """One call of the private module, or of a function of its layers, with these tensors in place of its own."""
+        function = self._module if function is None else function
         if train and self._running:
             buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
         try:
@@ -263,11 +278,11 @@ class Network:
             for norm, trains in self._norms:
                 norm.training = train and trains
             if isinstance(inputs, Tensor):
-                outputs = self._module(inputs)
+                outputs = function(inputs)
             elif isinstance(inputs, Mapping):
-                outputs = self._module(**inputs)
+                outputs = function(**inputs)
             else:
-                outputs = self._module(*inputs)
+                outputs = function(*inputs)
         finally:
             for table, name, own in self._own:
                 table[name] = own
