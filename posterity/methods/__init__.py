@@ -1,6 +1,7 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.ensemble import Ensemble
 from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
@@ -19,6 +20,7 @@ __all__ = [
     "MAP",
     "AllWeights",
     "Conjugate",
+    "Ensemble",
     "Flipout",
     "FullRank",
     "Laplace",

@@ -4,6 +4,7 @@ from posterity.errors import BadData
 from posterity.model.data import Data, NoData, StreamData, TensorData
 from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.model.orders import OwnOrders
 
 
 def checked(joint: Joint | Density, data: Data) -> Data:
@@ -20,6 +21,8 @@ def checked(joint: Joint | Density, data: Data) -> Data:
         )
     if isinstance(data, TensorData):
         return TensorData(batch)
+    if isinstance(data, OwnOrders):
+        return OwnOrders(TensorData(batch), data.keys)
     assert isinstance(data, StreamData)
     example = joint.example_output(batch)
     return data.prepared(lambda rows: joint.prepared(rows, example))

@@ -55,14 +55,16 @@ def run_members(layers: tuple[nn.Module, ...], inputs: Tensor) -> Tensor:
     for layer in layers:
         if not isinstance(layer, nn.Linear):
             inputs = layer(inputs)
-        elif layer.weight.dim() == 2:
-            inputs = F.linear(inputs, layer.weight)
-            inputs = inputs if layer.bias is None else inputs + layer.bias.reshape(-1, 1, layer.bias.shape[-1])
+            continue
+        weight: Tensor = layer.weight
+        bias: Tensor | None = layer.bias
+        if weight.dim() == 2:
+            inputs = F.linear(inputs, weight)
+            inputs = inputs if bias is None else inputs + bias.reshape(-1, 1, bias.shape[-1])
+        # Below the weights come first: so their gradients are made as they lie in theta, and those of the activations
+        # as these do; where the two differ every operation on both walks through memory in leaps.
+        elif bias is None:
+            inputs = torch.bmm(weight, inputs.mT).mT
         else:
-            # The weights come first: so their gradients are made as they lie in theta, and those of the activations
-            # as these do; where the two differ every operation on both walks through memory in leaps.
-            if layer.bias is None:
-                inputs = torch.bmm(layer.weight, inputs.mT).mT
-            else:
-                inputs = torch.baddbmm(layer.bias.unsqueeze(-1), layer.weight, inputs.mT).mT
+            inputs = torch.baddbmm(bias.unsqueeze(-1), weight, inputs.mT).mT
     return inputs

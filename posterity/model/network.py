@@ -164,11 +164,11 @@ class Network:
     def fresh(self, key: Key) -> Tensor:
         """Newly initialised weights (P,), as the layers' own `reset_parameters` draw them under `key`.
 
-        They are drawn on the CPU, so that they are the same wherever the network is.
+        They are drawn on the CPU in float32, so that they are the same wherever the network is, and in what numbers.
         """
-        module = copied(self._module).cpu()
+        module = copied(self._module).to("cpu", torch.float32)
         fresh_weights(module, self.layout.names, key)
-        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.device)
+        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.initial)
 
     def views(self, theta: Tensor) -> list[Tensor]:
         """theta (..., P) as one tensor for each parameter, (..., *shape), in layout order."""

@@ -2,8 +2,9 @@
 
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.next_problem import continued
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior
 
-__all__ = ["Gaussian", "Linearized", "Point", "Posterior", "continued"]
+__all__ = ["Gaussian", "Linearized", "Mixture", "Point", "Posterior", "continued"]

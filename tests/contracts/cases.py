@@ -22,7 +22,7 @@ from posterity.curvature import (
 from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Conjugate, FullRank, Laplace, MeanField, OnlineLaplace
+from posterity.methods import MAP, Conjugate, Ensemble, FullRank, Laplace, MeanField, OnlineLaplace
 from posterity.methods.gradients import Flipout, LocalReparameterisation, ScoreFunction, StickTheLanding, WeightSampling
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP
@@ -230,4 +230,41 @@ CASES = [
         noise_of_device=True,
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
+    Case(
+        "ensemble",
+        Ensemble(MAP(steps=11, batch_size=6), size=3),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        members=False,
+    ),
+    Case(
+        "ensemble of mean fields",
+        Ensemble(MeanField(steps=11, batch_size=6), size=3),
+        classification,
+        labels,
+        draws=True,
+        every_row=False,
+        members=False,
+        noise_of_device=True,
+    ),
+    Case(
+        "ensemble of laplace",
+        Ensemble(Laplace(tuning=None, batch_size=6), size=2),
+        classification,
+        labels,
+        draws=True,
+        every_row=False,
+        members=False,
+    ),
+    Case(
+        "ensemble in turn",
+        Ensemble(OnlineLaplace(MAP(steps=7, batch_size=6), Laplace(batch_size=6, tuning=None), rounds=2), size=2),
+        tunable_regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        members=False,
+    ),
 ]
