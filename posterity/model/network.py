@@ -102,6 +102,11 @@ class Network:
         return self.initial.device
 
     @property
+    def module(self) -> nn.Module:
+        """The private copy, whose own weights are those of the start: for reading a stored posterior back."""
+        return self._module
+
+    @property
     def description(self) -> str:
         """The module as it prints itself, one line a layer."""
         return re.sub(r" at 0x[0-9a-f]+", "", str(self._module))  # an address differs from run to run

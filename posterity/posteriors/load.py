@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
-import posterity.posteriors as classes
 from posterity.errors import BadFolder, unknown
 from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import RunFolder, decode
 
@@ -32,7 +33,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
         _read(one, {**each[0], **tensors}, model, repr(os.fspath(path)))
         for one, tensors in zip(config["mixture"], each, strict=True)
     ]
-    return classes.Mixture(components, part.tensors["weights"])
+    return Mixture(components, part.tensors["weights"])
 
 
 def _numbered(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
@@ -70,7 +71,7 @@ def _build(config: dict[str, Any], tensors: dict[str, Tensor], joint: Joint | De
     name = config["type"]
     known: dict[str, Callable[..., Posterior]] = {
         name: kind
-        for name, kind in vars(classes).items()
+        for name, kind in vars(import_module("posterity.posteriors")).items()
         if isinstance(kind, type) and issubclass(kind, Posterior) and kind is not Posterior
     }
     if name not in known:
