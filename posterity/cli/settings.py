@@ -10,7 +10,9 @@ from posterity.cli.sources import Source
 from posterity.errors import positive, unknown
 from posterity.storage.part import JSON
 
-METHODS = MappingProxyType({"map": ("map",), "laplace": ("map", "laplace"), "conjugate": ("conjugate",)})
+METHODS = MappingProxyType(
+    {"map": ("map",), "laplace": ("map", "laplace"), "conjugate": ("conjugate",), "ensemble": ("ensemble",)}
+)
 """The stages of each method: every stage starts from the posterior of the one before it."""
 
 HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
@@ -19,7 +21,7 @@ HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
 FEWEST_STEPS = 2000
 MOST_STEPS = 20_000
 
-LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate"})
+LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate", "ensemble": "Ensemble"})
 
 
 @dataclass(frozen=True)

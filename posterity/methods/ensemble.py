@@ -82,6 +82,11 @@ class Ensemble(Method):
         return self.method.anytime
 
     @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        """As the method, where its members step together."""
+        return self.method.recordable and self.method.takes_members
+
+    @property
     def takes_members(self) -> bool:
         """No: a row of theta is a member of the ensemble."""
         return False
