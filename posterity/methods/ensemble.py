@@ -11,11 +11,14 @@ from torch import Tensor
 
 from posterity.errors import positive_whole, shown
 from posterity.inference.method import Info, Method, Target
-from posterity.model.data import Batch, Data, Feed, TensorData
+from posterity.inference.start import starting_point
+from posterity.inference.task import Task
+from posterity.model.data import Batch, Data, Feed, TensorData, as_data
 from posterity.model.joint import Joint
-from posterity.model.orders import OwnOrders
+from posterity.model.orders import OwnOrders, Reordered
 from posterity.numerics.random import Key
 from posterity.posteriors.mixture import Mixture
+from posterity.posteriors.posterior import Posterior
 from posterity.storage import Part, flatten, restore
 
 logger = logging.getLogger("posterity")
@@ -123,7 +126,22 @@ class Ensemble(Method):
 
     def order_keys(self, key: Key) -> list[Key]:
         """The keys by which the members shuffle their rows, from that of the run."""
-        return [key.fold(f"member {index}") for index in range(self.size)]
+        return [key.fold(_label(index)) for index in range(self.size)]
+
+    def tasks(
+        self, joint: Target, data: object, *, start: Posterior | Tensor | None = None, seed: int = 0
+    ) -> list[Task]:
+        """The members as fits of their own, for an executor: each may have a process and a folder to itself.
+
+        `Mixture([outcome.posterior for outcome in executor.run(tasks)])` is what `infer` gives, to rounding.
+        """
+        rows = as_data(data)
+        joint, theta = starting_point(self, joint, start, rows, Key(seed).fold("start"))
+        theta = self._each(theta)
+        return [
+            Task(_label(index), self.method, _of(joint, index), _own(rows, index), theta[index].clone(), seed=seed)
+            for index in range(self.size)
+        ]
 
     def initial(self, joint: Target, key: Key) -> Tensor:
         """Newly initialised weights for each member, (M, P)."""
@@ -131,19 +149,24 @@ class Ensemble(Method):
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> EnsembleState:
         """The members at the rows of theta."""
-        if theta.dim() == 1:
-            theta = theta.expand(self.size, -1).contiguous()
-        if len(theta) != self.size:
-            raise ValueError(
-                f"Ensemble.size is {self.size}, so start must be (P,) or ({self.size}, P), one row for each member. "
-                f"Got {len(theta)} rows. Use size={len(theta)}."
-            )
+        theta = self._each(theta)
         if self.method.takes_members:
             members = self.method.init(joint, theta, key)
         else:
             members = tuple(self.method.init(_of(joint, index), own, key) for index, own in enumerate(theta))
         alive = torch.ones(self.size, dtype=torch.bool, device=theta.device)
         return EnsembleState(members, theta.new_zeros(self.size), alive)
+
+    def _each(self, theta: Tensor) -> Tensor:
+        """One row of theta for each member."""
+        if theta.dim() == 1:
+            return theta.expand(self.size, -1).contiguous()
+        if len(theta) != self.size:
+            raise ValueError(
+                f"Ensemble.size is {self.size}, so start must be (P,) or ({self.size}, P), one row for each member. "
+                f"Got {len(theta)} rows. Use size={len(theta)}."
+            )
+        return theta
 
     def step(self, joint: Target, state: EnsembleState, batch: Batch, key: Key) -> tuple[EnsembleState, Info]:
         """One step of every member."""
@@ -218,6 +241,15 @@ def _of(joint: Target, index: int) -> Target:
     if not isinstance(joint, Joint) or (joint.num_members is None and joint.network.member(index) is joint.network):
         return joint
     return joint.member(index)
+
+
+def _own(data: Data, index: int) -> Data:
+    """The data as one member sees them."""
+    return Reordered(TensorData(data.rows.member(index)), _label(index)) if isinstance(data, TensorData) else data
+
+
+def _label(index: int) -> str:
+    return f"member {index}"
 
 
 def _finite_all(state: Any) -> Tensor:

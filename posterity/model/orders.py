@@ -1,4 +1,4 @@
-"""The same rows for all members, in an order for each."""
+"""Rows in other orders: one for each member, or that of one member."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ class OwnOrders(Data):
 
     >>> data = TensorData(Batch(torch.arange(6.0).unsqueeze(1), torch.arange(6)))
     >>> orders = OwnOrders(data, lambda key: [key.fold(member) for member in range(2)])
-    >>> next(orders.minibatches(3, 1, Key(0)).from_step(0)).targets.shape
-    torch.Size([2, 3])
+    >>> orders.num_data, len(orders.minibatches(3, 10, Key(0)))
+    (6, 10)
     """
 
     data: TensorData
@@ -70,3 +70,34 @@ class OwnOrders(Data):
     def fingerprint(self) -> str:
         """That of the data: the orders follow from keys."""
         return self.data.fingerprint()
+
+
+@dataclass(frozen=True, eq=False)
+class Reordered(Data):
+    """The data, shuffled by the key that is folded with `label`: as one member of many sees them."""
+
+    data: TensorData
+    label: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_data", self.data.num_data)
+
+    def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
+        """See `Data`."""
+        return self.data.minibatches(size, steps, key.fold(self.label))
+
+    def passes(self, size: int | None, count: int = 1) -> Feed:
+        """Those of the data."""
+        return self.data.passes(size, count)
+
+    def to(self, device: torch.device) -> "Reordered":
+        """See `Data`."""
+        return Reordered(self.data.to(device), self.label)
+
+    def first(self) -> Batch:
+        """All rows."""
+        return self.data.first()
+
+    def fingerprint(self) -> str:
+        """That of the data, and the label."""
+        return f"{self.data.fingerprint()} {self.label}"

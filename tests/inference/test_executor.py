@@ -145,7 +145,7 @@ def deadly(folder, times):
 def test_a_killed_worker_is_begun_again(tmp_path, caplog):
     given = [deadly(tmp_path / "kills", 1), *tasks(2)]
     with caplog.at_level(logging.WARNING, "posterity"):
-        outcomes = Processes(2).run(given)
+        outcomes = Processes(1).run(given)
     assert "a worker was killed" in caplog.text
     assert_same(Sequential().run(given), outcomes)
 

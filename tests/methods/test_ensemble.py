@@ -8,6 +8,7 @@ from torch import nn
 
 import posterity as po
 from posterity.errors import Diverged
+from posterity.inference import Sequential
 from posterity.methods import MAP, Conjugate, Ensemble, FullRank, Laplace, MeanField, OnlineLaplace
 from posterity.methods.subset import LargestVariance
 from posterity.model.data import TensorData, as_data
@@ -59,6 +60,35 @@ def test_a_member_is_what_the_method_gives_alone(way):
         one, two = component.predict(rows[0], draws=5), own.predict(rows[0], draws=5)
         torch.testing.assert_close(one.mean, two.mean, rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(one.variance, two.variance, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+def test_members_are_tasks_for_an_executor(way):
+    method, problem, data = way
+    joint, rows = problem(FLOAT64), data(FLOAT64)
+    ensemble = Ensemble(method, 3)
+    q, trace = po.infer(ensemble, joint, rows, seed=4)
+    outcomes = Sequential().run(ensemble.tasks(joint, rows, seed=4))
+    apart = Mixture([outcome.posterior for outcome in outcomes])
+    torch.testing.assert_close(q.point(), apart.point(), rtol=1e-10, atol=1e-10)
+    one, two = q.predict(rows[0], draws=6), apart.predict(rows[0], draws=6)
+    torch.testing.assert_close(one.mean, two.mean, rtol=1e-9, atol=1e-10)
+    for name in trace:
+        columns = torch.stack([outcome.trace[name] for outcome in outcomes], dim=1)
+        torch.testing.assert_close(trace[name], columns, rtol=1e-9, atol=1e-9)
+
+
+def test_tasks_begin_at_the_members_of_an_ensemble_and_see_their_own_rows(tmp_path):
+    x, y = numbers(FLOAT64)
+    rows = as_data((torch.stack([x, 2 * x]), torch.stack([y, -y])), per_member=True)
+    joint, ensemble = regression(FLOAT64), Ensemble(MAP(steps=9, batch_size=6), 2)
+    q, _ = po.infer(ensemble, joint, rows)
+    again, _ = po.infer(ensemble, joint, rows, start=q)
+    outcomes = Sequential().run(ensemble.tasks(joint, rows, start=q), tmp_path)
+    for component, outcome in zip(again.posteriors, outcomes, strict=True):
+        torch.testing.assert_close(component.theta, outcome.posterior.theta, rtol=1e-10, atol=1e-10)
+    stored = Sequential().run(ensemble.tasks(joint, rows, start=q), tmp_path)
+    assert all(torch.equal(a.posterior.theta, b.posterior.theta) for a, b in zip(outcomes, stored, strict=True))
 
 
 class Bent(nn.Module):
