@@ -38,7 +38,7 @@ class OwnOrders(Data):
         keys, each, device = self.keys(key), count // size, rows.targets.device
         if rows.per_member:  # members one behind the other
             rows = rows.map(lambda tensor: tensor.flatten(0, 1))._replace(per_member=False)
-        members = torch.arange(len(keys)).unsqueeze(1) * (count if self.data.rows.per_member else 0)
+        members = torch.arange(len(keys), device="cpu").unsqueeze(1) * (count if self.data.rows.per_member else 0)
 
         def taken(tensor: Tensor, index: Tensor) -> Tensor:
             return tensor.index_select(0, index).view(len(keys), -1, *tensor.shape[1:])
