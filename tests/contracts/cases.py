@@ -250,15 +250,6 @@ CASES = [
         noise_of_device=True,
     ),
     Case(
-        "ensemble of laplace",
-        Ensemble(Laplace(tuning=None, batch_size=6), size=2),
-        classification,
-        labels,
-        draws=True,
-        every_row=False,
-        members=False,
-    ),
-    Case(
         "ensemble in turn",
         Ensemble(OnlineLaplace(MAP(steps=7, batch_size=6), Laplace(batch_size=6, tuning=None), rounds=2), size=2),
         tunable_regression,
