@@ -14,6 +14,7 @@ from posterity.methods import MAP, Conjugate, Laplace, MeanField
 from posterity.numerics import SGD, Key
 from posterity.priors import Normal
 
+pytestmark = pytest.mark.cpu
 FLOAT64 = torch.float64
 FIT = MAP(steps=7, batch_size=6)
 
@@ -55,7 +56,6 @@ def test_errors_are_named_and_the_others_kept(caplog):
     assert any(r.getMessage().startswith("impossible: ValueError: Conjugate") for r in caplog.records)
 
 
-@pytest.mark.cpu  # the bits of one process
 def test_processes_give_the_bits_of_one_after_the_other():
     given = mixed_tasks()
     assert_same(Sequential().run(given), Processes(2).run(given))
@@ -141,7 +141,6 @@ def deadly(folder, times):
     return Task("deadly", FIT, joint, numbers(FLOAT64))
 
 
-@pytest.mark.cpu
 def test_a_killed_worker_is_begun_again(tmp_path, caplog):
     given = [deadly(tmp_path / "kills", 1), *tasks(2)]
     with caplog.at_level(logging.WARNING, "posterity"):
@@ -150,14 +149,12 @@ def test_a_killed_worker_is_begun_again(tmp_path, caplog):
     assert_same(Sequential().run(given), outcomes)
 
 
-@pytest.mark.cpu
 def test_a_task_that_always_kills_is_named_and_the_others_kept(tmp_path):
     outcomes = Processes(1, retries=0).run([deadly(tmp_path / "kills", 99), *tasks(1)])
     assert outcomes[0].error.startswith("its process was killed, 2 times")
     assert outcomes[1].posterior is not None
 
 
-@pytest.mark.cpu
 def test_what_cannot_travel_is_named():
     density = po.Density(lambda w: -w.square().sum(), {"w": (2,)})
     (outcome,) = Processes(1).run([Task("own density", MAP(steps=2), density, None)])

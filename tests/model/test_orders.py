@@ -5,6 +5,7 @@ from posterity.model.data import Batch, TensorData
 from posterity.model.orders import OwnOrders, Reordered
 from posterity.numerics.random import Key
 
+pytestmark = pytest.mark.cpu
 ROWS, MEMBERS = 11, 3
 
 

@@ -14,6 +14,7 @@ from posterity.posteriors import Gaussian, Mixture, Point
 from posterity.predictive import MixturePredictive, MonteCarlo, Probit
 from posterity.priors import Normal
 
+pytestmark = pytest.mark.cpu
 FLOAT64 = torch.float64
 WEIGHTS = torch.tensor([0.2, 0.5, 0.3], dtype=FLOAT64)
 
