@@ -16,7 +16,9 @@ def fit(
     context: typer.Context,
     data: o.Data,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
-    method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace, conjugate or dropout.")] = "laplace",
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="map, laplace, conjugate, dropout or ensemble.")
+    ] = "laplace",
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
     steps: o.Steps = None,

@@ -11,7 +11,13 @@ from posterity.errors import positive, unknown
 from posterity.storage.part import JSON
 
 METHODS = MappingProxyType(
-    {"map": ("map",), "laplace": ("map", "laplace"), "conjugate": ("conjugate",), "dropout": ("dropout",)}
+    {
+        "map": ("map",),
+        "laplace": ("map", "laplace"),
+        "conjugate": ("conjugate",),
+        "dropout": ("dropout",),
+        "ensemble": ("ensemble",),
+    }
 )
 """The stages of each method: every stage starts from the posterior of the one before it."""
 
@@ -21,7 +27,9 @@ HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
 FEWEST_STEPS = 2000
 MOST_STEPS = 20_000
 
-LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate", "dropout": "MC dropout"})
+LABELS = MappingProxyType(
+    {"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate", "dropout": "MC dropout", "ensemble": "Ensemble"}
+)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from posterity.evidence import Evidence
 from posterity.inference import Method, Plan, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
-from posterity.methods import MAP, Conjugate, Laplace, MCDropout
+from posterity.methods import MAP, Conjugate, Ensemble, Laplace, MCDropout
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.numerics.adam import Adam
@@ -146,9 +146,10 @@ def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
 
 def make_method(stage: str, settings: Settings) -> Method:
     """The method of one stage."""
-    if stage == "map":
+    if stage in ("map", "ensemble"):
         adam = Adam(step_size=settings.step_size)
-        return MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
+        fit = MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
+        return fit if stage == "map" else Ensemble(fit)
     if stage == "dropout":
         return MCDropout(settings.steps, settings.batch_size, Adam(step_size=settings.step_size), Cosine())
     if stage == "conjugate":

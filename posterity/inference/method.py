@@ -32,6 +32,11 @@ class Method(ABC):
     # numbers may be tensors), the batch and the key, and never looks at a tensor: it may be recorded and played again.
     recordable: ClassVar[bool] = False
 
+    @property
+    def takes_members(self) -> bool:
+        """Whether theta may be (M, P), all members stepping together and each as it would alone."""
+        return True
+
     def prepared(self, joint: Target, data: Data) -> Target:
         """The problem that the run works on, once the data are known; by default the one given."""
         return joint

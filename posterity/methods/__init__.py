@@ -2,6 +2,7 @@
 
 from posterity.methods.conjugate import Conjugate
 from posterity.methods.dropout import MCDropout
+from posterity.methods.ensemble import Ensemble
 from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
@@ -25,6 +26,7 @@ __all__ = [
     "SWAG",
     "AllWeights",
     "Conjugate",
+    "Ensemble",
     "Flipout",
     "FullRank",
     "Laplace",

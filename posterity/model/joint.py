@@ -19,6 +19,7 @@ from posterity.model.saved import like_saved
 from posterity.model.seat import Seat, Seats
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout, Slice
+from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
 from posterity.storage import decode, encode
 
@@ -189,6 +190,10 @@ class Joint:
     def initial(self) -> Tensor:
         """Starting theta: the module's own weights and the likelihood's starting parameters."""
         return torch.cat([self.network.initial, self.likelihood.free(self.network.initial)])
+
+    def fresh(self, key: Key) -> Tensor:
+        """A theta (P,) of newly initialised weights, see `Network.fresh`, and the likelihood's starting parameters."""
+        return torch.cat([self.network.fresh(key), self.likelihood.free(self.network.initial)])
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """theta as (weights (..., P), raw likelihood parameters (..., H))."""

@@ -4,7 +4,7 @@ import copy
 import fnmatch
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import unknown
 from posterity.model.inputs import Inputs, map_inputs, num_rows
+from posterity.model.linear_chain import linear_chain, run_members, takes
 from posterity.model.module import check_one_kind, copied, fresh_weights, private, recurrent_rates, unique
 from posterity.numerics.dropout import Dropping, Masks
 from posterity.numerics.layout import Layout, Slice
@@ -67,6 +68,7 @@ class Network:
         self._running = {  # the buffers that batch norm writes into
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
         }
+        self._chain = linear_chain(self._module)
         self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
         self._index()
@@ -103,6 +105,11 @@ class Network:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.initial.device
+
+    @property
+    def module(self) -> nn.Module:
+        """The private copy, whose own weights are those of the start: for reading a stored posterior back."""
+        return self._module
 
     @property
     def description(self) -> str:
@@ -167,11 +174,11 @@ class Network:
     def fresh(self, key: Key) -> Tensor:
         """Newly initialised weights (P,), as the layers' own `reset_parameters` draw them under `key`.
 
-        They are drawn on the CPU, so that they are the same wherever the network is.
+        They are drawn on the CPU in float32, so that they are the same wherever the network is, and in what numbers.
         """
-        module = copied(self._module).cpu()
+        module = copied(self._module).to("cpu", torch.float32)
         fresh_weights(module, self.layout.names, key)
-        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.device)
+        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.initial)
 
     def views(self, theta: Tensor) -> list[Tensor]:
         """theta (..., P) as one tensor for each parameter, (..., *shape), in layout order."""
@@ -234,6 +241,11 @@ class Network:
         stacked = {
             name: b if b.dim() > self._buffer_dims[name] else b.expand(count, *b.shape) for name, b in buffers.items()
         }
+        chain = self._chain
+        if chain is not None and isinstance(inputs, Tensor) and inputs.dim() == (3 if per_member else 2):
+            rows = inputs if per_member else inputs.expand(count, *inputs.shape)
+            if takes(chain, rows):
+                return self._call(weights, rows, stacked, train, lambda rows: run_members(chain, rows))
         if not self._refusals:
             try:
                 return self._mapped(weights, inputs, stacked, per_member, train)
@@ -298,8 +310,16 @@ class Network:
         outputs = torch.stack([outputs for outputs, _ in results])
         return outputs, {name: torch.stack([after[name] for _, after in results]) for name in buffers}
 
-    def _call(self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, train: bool) -> tuple[Tensor, Buffers]:
-        """One call of the private module with these tensors in place of its own, which are put back after."""
+    def _call(
+        self,
+        weights: Sequence[Tensor],
+        inputs: Inputs,
+        buffers: Buffers,
+        train: bool,
+        function: Callable[..., Any] | None = None,
+    ) -> tuple[Tensor, Buffers]:
+        """One call of the private module, or of a function of its layers, with these tensors in place of its own."""
+        function = self._module if function is None else function
         if train and self._running:
             buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
         try:
@@ -313,11 +333,11 @@ class Network:
                 norm.training = train and trains
             with Dropping(self._dropping[-1]) if self._dropping else nullcontext():
                 if isinstance(inputs, Tensor):
-                    outputs = self._module(inputs)
+                    outputs = function(inputs)
                 elif isinstance(inputs, Mapping):
-                    outputs = self._module(**inputs)
+                    outputs = function(**inputs)
                 else:
-                    outputs = self._module(*inputs)
+                    outputs = function(*inputs)
         finally:
             for table, name, own in self._own:
                 table[name] = own
