@@ -1,5 +1,7 @@
 """One step of a method as a CUDA graph."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,37 +39,45 @@ class Graph:
 
     def __init__(self, method: Method, joint: Target, state: Any, batch: Batch, key: Key) -> None:
         """Record the step from `state`, which is not taken by that."""
-        # A plain step on copies tells which random numbers are drawn, and by how much the counts rise.
-        with Streams(key) as streams:
-            after, _ = method.step(joint, clone(state), batch, key)
-        given, counted = leaves(state), leaves(after)
-        self._streams = streams.asked
-        for stream in self._streams:
-            if stream.device.type != "cuda":
-                raise RuntimeError(f"a step draws random numbers on the {stream.device.type}")
-        self._generators = [torch.Generator(device=joint.device) for _ in self._streams]
-        self._batch = clone(batch)
-        self._last_batch: Batch | None = None
+        device = joint.device
+        given = leaves(state)
         self._counts = {path: leaf for path, leaf in given.items() if _is_count(leaf)}
         self._inputs = {
-            path: torch.tensor(float(leaf), dtype=torch.float64, device=joint.device) if _is_count(leaf) else leaf
+            path: torch.tensor(float(leaf), dtype=torch.float64, device=device) if _is_count(leaf) else leaf
             for path, leaf in given.items()
         }
         inputs = iter(self._inputs.values())
         lifted = mapped(lambda _: next(inputs), state)
+        self._batch = clone(batch)
+        self._last_batch: Batch | None = None
+        # A plain step on copies tells which random numbers are drawn, and by how much the counts rise.
+        with Streams(key) as streams, _nothing_read():
+            after, _ = method.step(joint, clone(lifted), self._batch, key)
+        self._streams = streams.asked
+        for stream in self._streams:
+            if stream.device.type != "cuda":
+                raise RuntimeError(f"a step draws random numbers on the {stream.device.type}")
+        reached = leaves(after)
+        self._rises = {
+            path: round(float(reached[path])) - count for path, count in self._counts.items() if path in reached
+        }
+        self.kind_after = shapes(self._with_counts(after, reached))
+        self._generators = [torch.Generator(device=device) for _ in self._streams]
         self._graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             self._graph.register_generator_state(generator)
-        with own_workspaces(), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            with Streams(key, self._streams, self._generators):
-                self._after, info = method.step(joint, lifted, self._batch, key)
-            self._settle()
-            self._fixed = {name: value for name, value in info.items() if not isinstance(value, Tensor)}
-            self._names = [name for name in info if name not in self._fixed]
-            tensors = [info[name] for name in self._names]
-            self._numbers = torch.stack([t.to(torch.float64) for t in tensors]) if tensors else None  # type: ignore[union-attr]
-        self._rises = {path: counted[path] - count for path, count in self._counts.items() if path in counted}
-        self.kind_after = shapes(after)
+        try:
+            with own_workspaces(), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                with Streams(key, self._streams, self._generators):
+                    self._after, info = method.step(joint, lifted, self._batch, key)
+                self._settle()
+                self._fixed = {name: value for name, value in info.items() if not isinstance(value, Tensor)}
+                self._names = [name for name in info if name not in self._fixed]
+                tensors = [torch.as_tensor(info[name]).double() for name in self._names]
+                self._numbers = torch.stack(tensors) if tensors else None
+        except BaseException:
+            _record_nothing()
+            raise
 
     def _settle(self) -> None:
         """Put the next state into the memory of the one before, where it fits."""
@@ -105,10 +115,31 @@ class Graph:
     def _next_state(self) -> Any:
         for path, rise in self._rises.items():
             self._counts[path] += rise
-        parts = iter([self._counts[path] if path in self._rises else leaf for path, leaf in self._result.items()])
-        return mapped(lambda _: next(parts), self._after)
+        return self._with_counts(self._after, self._result)
+
+    def _with_counts(self, state: Any, parts: Mapping[str, Any]) -> Any:
+        """The state, made of these parts, with its counts as numbers."""
+        each = iter([self._counts[path] if path in self._rises else leaf for path, leaf in parts.items()])
+        return mapped(lambda _: next(each), state)
 
     def _info(self) -> Info:
         if self._numbers is None:
             return self._fixed
         return {**self._fixed, **dict(zip(self._names, self._numbers.clone().unbind(0), strict=True))}
+
+
+@contextmanager
+def _nothing_read() -> Iterator[None]:
+    """An error where a step waits for the device to read a number: a recording could not, and would end in pieces."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _record_nothing() -> None:
+    """Make a recording that succeeds: one that failed leaves torch's own generator waiting for the end of it."""
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros((), device="cuda")

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import posterity as po
-from posterity.inference import Callback, Checkpoint, Method, Run
+from posterity.inference import Callback, Checkpoint, Method, Run, graph
 from posterity.inference.accelerate import Stepper
 from posterity.methods import (
     MAP,
@@ -153,6 +154,36 @@ def test_a_schedule_of_the_user_that_looks_at_the_step_runs_plainly(caplog: pyte
         found, _ = po.infer(MAP(40, 16, ADAM, Halves()), problem(MLP([2, 16, 3])), rows())
     assert caplog.text.count("not recorded") == 1
     assert bool(torch.isfinite(found.point()).all())
+
+
+@pytest.mark.cuda
+def test_torch_is_well_after_a_recording_that_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where nothing was noticed before it began."""
+    monkeypatch.setattr(graph, "_nothing_read", nullcontext)
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * (2.0 if float(x.sum()) > 0 else 1.0)
+
+    po.infer(METHODS["map"], problem(Looks()), rows())
+    assert caplog.text.count("not recorded") == 1
+    assert torch.randn(3, device="cuda").isfinite().all()
+    held = torch.cuda.memory_reserved()
+    for _ in range(20):
+        torch.empty(2**24, device="cuda")
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= held
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "posterity"):
+        po.infer(METHODS["map"], problem(), rows())
+    assert RECORDED in caplog.text
+    assert "not recorded" not in caplog.text
 
 
 @pytest.mark.cuda
