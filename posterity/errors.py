@@ -27,7 +27,10 @@ class BadFolder(PosterityError, ValueError):
 
 
 class Diverged(PosterityError, ArithmeticError):
-    """A run produced a number that is not finite; `step` and `tensor` say where."""
+    """A run produced a number that is not finite; `step` and `tensor` say where.
+
+    `stored` is the step after which the last good state was stored, None where none was.
+    """
 
     exit_code = 5
 
@@ -35,6 +38,7 @@ class Diverged(PosterityError, ArithmeticError):
         super().__init__(message)
         self.step = step
         self.tensor = tensor
+        self.stored: int | None = None
 
 
 class NotPositiveDefinite(PosterityError, ArithmeticError):

@@ -8,7 +8,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def load(name):
-    """`benchmarks/<name>.py` as a module."""
+    """`benchmarks/<name>.py` as a module; what it imports from its neighbours is found."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
     spec = importlib.util.spec_from_file_location(f"posterity_benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up

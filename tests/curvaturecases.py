@@ -76,7 +76,8 @@ def truth(
     outputs = run(module, theta, inputs).detach()
     targets = likelihood.sample(outputs, Key(8)) if targets is None else targets
     joint = po.Joint(module, likelihood, po.priors.Normal(0.8), num_data=len(outputs), random=random)
-    slopes = jacobian(lambda flat: run(module, flat, inputs), theta)
+    with torch.backends.cudnn.flags(enabled=False):  # whose recurrent layers have no gradient in evaluation mode
+        slopes = jacobian(lambda flat: run(module, flat, inputs), theta)
     if joint.random_indices is not None:
         slopes = slopes[..., joint.random_indices]
     return Truth(joint, theta, Batch(inputs, targets, weights), slopes)

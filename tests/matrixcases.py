@@ -5,7 +5,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.numerics import Block, BlockDiagonal, Dense, Diagonal, Key, Kronecker, LowRank, Precision
+from posterity.numerics import (
+    Block,
+    BlockDiagonal,
+    Dense,
+    Diagonal,
+    Key,
+    Kronecker,
+    LowRank,
+    LowRankCovariance,
+    Precision,
+)
 
 FLOAT64 = torch.float64
 
@@ -68,6 +78,13 @@ def diagonal(seed, lead, size=5):
 def low_rank(seed, lead, size=6, rank=3):
     factor, prior = normal(seed, "f", *lead, rank, size), between(seed, "p", *lead, size)
     return MatrixCase(LowRank(factor, prior, 1.7), 1.7 * factor.mT @ factor, prior)
+
+
+def low_rank_covariance(seed, lead, size=6, rank=3):
+    """The inverse has no part that is a prior's."""
+    factor, own = normal(seed, "f", *lead, rank, size), between(seed, "d", *lead, size)
+    matrix = torch.linalg.inv(factor.mT @ factor + torch.diag_embed(own))
+    return MatrixCase(LowRankCovariance(own, factor), matrix, torch.zeros_like(own))
 
 
 def kronecker(seed, lead, shape=(1, 3, 4)):
@@ -139,6 +156,7 @@ STRUCTURES = {
     "dense alone": dense_alone,
     "diagonal": diagonal,
     "low rank": low_rank,
+    "low rank covariance": low_rank_covariance,
     "kronecker": kronecker,
     "kronecker, prior pattern, groups": patterned,
     "kronecker, corrected": corrected,

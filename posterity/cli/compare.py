@@ -35,6 +35,7 @@ def compare(
     tune: o.Tune = True,
     estimator: o.Estimator = None,
     kl_weight: o.KLWeight = None,
+    dropout: o.Dropout = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     quiet: o.Quiet = False,

@@ -16,7 +16,9 @@ def fit(
     context: typer.Context,
     data: o.Data,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
-    method: Annotated[str, typer.Option(metavar="NAME", help="map, laplace, mean-field or conjugate.")] = "laplace",
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="map, laplace, mean-field, conjugate, dropout or ensemble.")
+    ] = "laplace",
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
     steps: o.Steps = None,
@@ -30,6 +32,7 @@ def fit(
     tune: o.Tune = True,
     estimator: o.Estimator = None,
     kl_weight: o.KLWeight = None,
+    dropout: o.Dropout = None,
     seed: o.Seed = 0,
     checkpoint_steps: Annotated[
         int | None, typer.Option(metavar="N", help="Store the run after so many steps.", show_default=False)

@@ -16,7 +16,9 @@ Data = Annotated[
         metavar="DATA", help=f"A data set: {', '.join(DATA_NAMES)}, or a CSV or TSV file.", show_default=False
     ),
 ]
-Methods = Annotated[str, typer.Option(metavar="NAMES", help="Of map, laplace, mean-field and conjugate.")]
+Methods = Annotated[
+    str, typer.Option(metavar="NAMES", help="Of map, laplace, mean-field, conjugate, dropout and ensemble.")
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
 Hidden = Annotated[
     str | None,
@@ -81,6 +83,9 @@ Temperature = Annotated[
 ]
 Eta = Annotated[
     float | None, typer.Option(metavar="E", help="Tempered posterior, likelihood^(1/E) x prior. Default: 1.")
+]
+Dropout = Annotated[
+    float | None, typer.Option(metavar="P", help="Rate behind each hidden layer, for dropout. Default: 0.1.")
 ]
 Seed = Annotated[
     int, typer.Option(metavar="N", help="Fixes the starting weights, the order of rows, and a file's test rows.")

@@ -28,6 +28,7 @@ def plan(
     tune: o.Tune = True,
     estimator: o.Estimator = None,
     kl_weight: o.KLWeight = None,
+    dropout: o.Dropout = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     quiet: o.Quiet = False,

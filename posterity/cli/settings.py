@@ -16,6 +16,8 @@ METHODS = MappingProxyType(
         "laplace": ("map", "laplace"),
         "mean-field": ("map", "mean-field"),
         "conjugate": ("conjugate",),
+        "dropout": ("dropout",),
+        "ensemble": ("ensemble",),
     }
 )
 """The stages of each method: every stage starts from the posterior of the one before it."""
@@ -26,7 +28,16 @@ HIDDEN = MappingProxyType({"line": "none", "sine": "50"})
 FEWEST_STEPS = 2000
 MOST_STEPS = 20_000
 
-LABELS = MappingProxyType({"map": "MAP", "laplace": "Laplace", "mean-field": "MeanField", "conjugate": "Conjugate"})
+LABELS = MappingProxyType(
+    {
+        "map": "MAP",
+        "laplace": "Laplace",
+        "mean-field": "MeanField",
+        "conjugate": "Conjugate",
+        "dropout": "MC dropout",
+        "ensemble": "Ensemble",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,7 @@ class Settings:
     tune: bool = True
     estimator: str | None = None
     kl_weight: float | None = None
+    dropout: float = 0.0
 
     def config(self) -> dict[str, JSON]:
         """The settings as JSON."""
@@ -75,6 +87,7 @@ def settings(
     tune: bool,
     estimator: str | None,
     kl_weight: float | None,
+    dropout: float | None,
 ) -> Settings:
     """The settings from the words of the command line; `UsageError` or ValueError where one cannot be used."""
     data, is_file = source.data, source.path is not None
@@ -107,6 +120,8 @@ def settings(
         ("--kl-weight", 1.0 if kl_weight is None else kl_weight),
     ):
         positive(option, value)
+    if dropout is not None and not 0 < dropout < 1:
+        raise UsageError(f"--dropout must be above 0 and below 1. Got {dropout:g}.", "a usual rate is 0.1.")
     linear = data.name == "line" and not is_file
     usual = "50" if is_file else HIDDEN.get(data.name, "50,50")
     return Settings(
@@ -125,6 +140,7 @@ def settings(
         tune=tune,
         estimator=estimator,
         kl_weight=kl_weight,
+        dropout=0.0 if dropout is None else dropout,
     )
 
 

@@ -46,7 +46,7 @@ def run_stage(
         error.add_note(f"try a smaller --step-size than {task.settings.step_size:g}.")
         raise
     seconds = time.perf_counter() - begin
-    steps = f", {task.settings.steps} steps, loss {float(trace['loss'][-1]):.4f}" if "loss" in trace else ""
+    steps = f", {task.settings.steps} steps, loss {float(trace['loss'][-1].mean()):.4f}" if "loss" in trace else ""
     log(f"{label(name)}{steps}, {seconds:.1f} s", quiet=quiet)
     return Stage(posterior, trace, seconds)
 

@@ -5,6 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from posterity.cli.study_dropout import dropout
 from posterity.cli.study_gradients import gradients
 from posterity.cli.study_images import images
 from posterity.cli.study_logistic import logistic
@@ -26,5 +27,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (gradients, images, logistic, uci):
+for one in (logistic, gradients, images, uci, dropout):
     study.command()(one)

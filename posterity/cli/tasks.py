@@ -27,7 +27,7 @@ from posterity.evidence import Evidence
 from posterity.inference import Method, Plan, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
-from posterity.methods import MAP, Conjugate, Laplace, MeanField
+from posterity.methods import MAP, Conjugate, Ensemble, Laplace, MCDropout, MeanField
 from posterity.methods.gradients import Estimator, Flipout, LocalReparameterisation, WeightSampling
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
@@ -64,6 +64,9 @@ SETTINGS = (
     *("structure", "tune", "estimator", "kl_weight"),
 )
 """The options by which `settings` chooses, by name."""
+
+
+RATE = 0.1  # of dropout, where none is given
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +132,18 @@ def asked(words: Mapping[str, Any]) -> Task:
     )
     source = find_data(words["data"], options, words["seed"])
     chosen_by = {name: words[name] for name in SETTINGS}
+    chosen_by["dropout"] = _rate(words)
     return make_task(settings(source, **chosen_by), source, find_device(words["device"]))
+
+
+def _rate(words: Mapping[str, Any]) -> float | None:
+    """The rate of dropout layers: None, so that the network has none, where no method is asked for that uses them."""
+    names = (words.get("methods") or words["method"]).split(",")
+    if "dropout" in (name.strip() for name in names):
+        return RATE if words["dropout"] is None else float(words["dropout"])
+    if words["dropout"] is not None:
+        raise UsageError("--dropout is for the method dropout, which was not asked for.", "leave --dropout out.")
+    return None
 
 
 def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
@@ -139,7 +153,7 @@ def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
     outputs = data.train.targets.shape[1] if data.classes is None else len(data.classes)
     with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
         torch.default_generator.manual_seed(chosen.seed)
-        network = MLP((inputs, *chosen.hidden, outputs), activation=chosen.activation)
+        network = MLP((inputs, *chosen.hidden, outputs), activation=chosen.activation, dropout=chosen.dropout)
     network = network.to(device)
     cold = chosen.temperature != 1.0
     tempering = Tempering.cold(chosen.temperature) if cold else Tempering.tempered(chosen.eta)
@@ -149,9 +163,12 @@ def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
 
 def make_method(stage: str, settings: Settings) -> Method:
     """The method of one stage."""
-    if stage == "map":
+    if stage in ("map", "ensemble"):
         adam = Adam(step_size=settings.step_size)
-        return MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
+        fit = MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
+        return fit if stage == "map" else Ensemble(fit)
+    if stage == "dropout":
+        return MCDropout(settings.steps, settings.batch_size, Adam(step_size=settings.step_size), Cosine())
     if stage == "conjugate":
         return Conjugate()
     if stage == "mean-field":
@@ -201,6 +218,8 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
             "conjugate needs regression with a linear model and known noise: the exact posterior is not known else.",
             "try the data set line, or --hidden none --noise 0.5.",
         )
+    if "dropout" in names and not settings.hidden:
+        raise UsageError("dropout needs hidden units to drop, and the model is linear.", "try --hidden 50.")
     if settings.structure is not None and "laplace" not in names:
         raise UsageError("--structure is for laplace, which was not asked for.", "leave --structure out.")
     for option, value in (("--estimator", settings.estimator), ("--kl-weight", settings.kl_weight)):

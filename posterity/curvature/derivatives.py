@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ CACHE = 1 << 25  # bytes to which the work on one chunk of rows is kept on a CPU
 UNIT_CACHE = 1 << 24  # the same for Jacobians, whose pieces are gone over more often
 DEVICE = 5 << 29  # the same on a GPU, which wants many rows at a time
 LEAST_ROWS = 16
+
+_SAID: WeakSet[Survey] = WeakSet()
 
 Columns = Callable[[Tensor, int], Tensor]
 
@@ -121,6 +124,7 @@ def _pieces(
     seeds = _units(plain) if columns is None else columns(plain, low)
     whole = None
     if known.explicit:
+        _say(known)
         names = [place.block.names[0] for place in known.places if place.block.names[0] in known.explicit]
         whole = explicit_jacobian(joint, theta, names, inputs, buffers)  # (n, D, size)
     for first in range(0, len(seeds), together):
@@ -137,6 +141,14 @@ def _pieces(
         if known.select is not None:
             jacobian = Selected(jacobian, known.select)
         yield Piece(low, plain, jacobian, first == 0)
+
+
+def _say(known: Survey) -> None:
+    """Which weights have no rule, and why; once for each survey."""
+    if known not in _SAID:
+        _SAID.add(known)
+        for name, reason in known.explicit.items():
+            logger.info("curvature of '%s' by whole Jacobians, because %s", name, reason)
 
 
 def _units(outputs: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """How a network uses its random weights: found by running it on a few rows, which also shows what it must not do."""
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from posterity.model.network import Network
 from posterity.numerics.block import Block
 from posterity.numerics.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use
 from posterity.numerics.weight_uses import WeightUses
-
-logger = logging.getLogger("posterity")
 
 
 @dataclass(frozen=True)
@@ -159,8 +156,6 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
     places += [Place(Block((name,), sizes[name], 1, offsets[name]), "plain") for name in offsets if name not in placed]
     entries = sum(prod(use.output_shape[1:]) for use in uses)
     features = sum(_positions(use) * use.shape[1] for use in uses if not isinstance(use, EmbeddingUse))
-    for name, reason in explicit.items():
-        logger.info("curvature of '%s' by whole Jacobians, because %s", name, reason)
     return Survey(
         offsets, total, select, tuple(places), draft.tracked, explicit, outputs,
         max(entries, sum(sizes[name] for name in explicit)), features, count,
@@ -241,13 +236,14 @@ def _refuse_random(first: Tensor, again: Tensor, among_others: Tensor, drew: boo
     """
     if drew or not torch.allclose(first, again, rtol=1e-6, atol=1e-8, equal_nan=True):
         raise ValueError(
-            "The module draws random numbers even in evaluation mode: two runs on the same rows differ. Curvature "
-            "needs a fixed function: draw with torch.nn.Dropout, which is off here, or remove the noise."
+            "The module draws random numbers even in evaluation mode: two runs on the same rows differ. Curvature, "
+            "local reparameterisation and flipout need a fixed function: draw with torch.nn.Dropout, which is off "
+            "here, or remove the noise."
         )
     close = 1e-5 * float(first.detach().abs().max())
     if not torch.allclose(first, among_others, rtol=1e-3, atol=close, equal_nan=True):
         raise ValueError(
-            "The module mixes the rows of a batch: a row's outputs change with the rows beside it. Curvature needs a "
-            "likelihood that factorises over rows: use a layer that treats rows one by one (batch norm with "
-            "track_running_stats=True, layer norm)."
+            "The module mixes the rows of a batch: a row's outputs change with the rows beside it. Curvature, local "
+            "reparameterisation and flipout need a likelihood that factorises over rows: use a layer that treats rows "
+            "one by one (batch norm with track_running_stats=True, layer norm), or MeanField with WeightSampling."
         )

@@ -1,5 +1,6 @@
 """Evidence: log p(D) and its bounds, and hyper-parameters that maximise it."""
 
+from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo
 from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
 from posterity.evidence.importance import Importance, importance, prior_monte_carlo
@@ -12,6 +13,7 @@ from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joi
 from posterity.evidence.validation_grid import ValidationGrid
 
 __all__ = [
+    "DropoutObjective",
     "Elbo",
     "Evidence",
     "Groups",
@@ -24,6 +26,8 @@ __all__ = [
     "Tuned",
     "Tuning",
     "ValidationGrid",
+    "dropout_divergence",
+    "dropout_divergence_far",
     "elbo",
     "importance",
     "laplace_evidence",

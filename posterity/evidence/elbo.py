@@ -20,7 +20,6 @@ from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
 from posterity.priors import Correlated, Normal
-from posterity.priors.independent import Independent
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, se
 
     **Cost**: `draws` forward passes over the data, or one with derivatives for linear models.
 
-    **References**: Graves (2011), Practical variational inference for neural networks, eq. 4-8; Blei et al. (2017).
+    **References**: Graves (2011), Practical variational inference for neural networks; Blei et al. (2017).
 
     **Example**:
 
@@ -169,7 +168,7 @@ def exact_kl(gaussian: Gaussian) -> float | None:
         return -entropy
     prior, index, mean = joint.bound_prior, joint.random_indices, gaussian.mean.to(torch.float64)
     factorised, normal = isinstance(gaussian.precision, Diagonal), isinstance(prior, Normal)
-    if not (factorised or normal or isinstance(prior, Independent)):
+    if not (factorised or prior.factorises):
         return None
     scale = gaussian.variance.sqrt()
     if index is not None:

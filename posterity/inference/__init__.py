@@ -2,22 +2,30 @@
 
 from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint
+from posterity.inference.executor import Batched, Executor, Processes, Sequential
 from posterity.inference.infer import infer
 from posterity.inference.method import Info, Method, Target
 from posterity.inference.plan import Plan, plan
 from posterity.inference.run import Run
+from posterity.inference.task import Outcome, Task
 from posterity.inference.trace import Trace
 
 __all__ = [
+    "Batched",
     "Callback",
     "Checkpoint",
     "EarlyStopping",
+    "Executor",
     "Info",
     "Method",
+    "Outcome",
     "Plan",
+    "Processes",
     "ProgressBar",
     "Run",
+    "Sequential",
     "Target",
+    "Task",
     "Trace",
     "Validation",
     "infer",

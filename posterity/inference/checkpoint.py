@@ -3,14 +3,16 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from posterity.errors import BadFolder, positive, positive_whole, shown
+from posterity.errors import BadFolder, Diverged, positive, positive_whole, shown
 from posterity.inference.callbacks import Callback
+from posterity.inference.finite import check_kept, check_loss
 from posterity.inference.run import Run
 from posterity.inference.trace import Trace
 from posterity.storage import Part, RunFolder, flatten, restore
@@ -20,7 +22,8 @@ from posterity.storage import Part, RunFolder, flatten, restore
 class Checkpoint:
     """Where and how often a run is stored: after `steps` steps, or when `seconds` have passed, whichever is set.
 
-    Takes the folder. The run is also stored at its end and, at the end of the present step, on Ctrl-C.
+    Takes the folder. The run is also stored at its end and, at the end of the present step, on Ctrl-C. A state that is
+    not finite is never stored: a run that diverges leaves the last good one.
     """
 
     path: str | os.PathLike[str]
@@ -58,6 +61,11 @@ class Checkpointer:
         self._written = 0  # kept states already in the folder
         self._last_time, self._last_step = time.monotonic(), 0
 
+    @property
+    def stored(self) -> int | None:
+        """The step after which the stored state was, None where there is none yet."""
+        return self._last_step or None
+
     def resume(self, run: Run) -> None:
         """Bring `run` and the callbacks to where the folder says, if it holds this run."""
         if not self.folder.exists() or "state" not in self.folder.parts():
@@ -73,7 +81,7 @@ class Checkpointer:
             "state": run.state,
             "callbacks": {name: callback.template(run) for name, callback in self._callbacks.items()},
         }
-        stored = restore(self.folder.read("state"), template)
+        stored = restore(self.folder.read("state"), template, run.joint.device)
         run.step, run.stopped, run.state = stored["step"], stored["stopped"], stored["state"]
         run.trace = Trace.from_tensors(self.folder.read("trace").tensors)
         run.trace.seconds = stored["seconds"]
@@ -83,7 +91,7 @@ class Checkpointer:
         for name in self.folder.parts():  # sorted, so in the order in which they were kept
             if name.startswith("kept-"):
                 shard = self.folder.read(name)
-                run.kept += restore(shard, [kept] * len(shard.config["state"]))  # type: ignore[arg-type]
+                run.kept += restore(shard, [kept] * len(shard.config["state"]), run.joint.device)  # type: ignore[arg-type]
         self._written = len(run.kept)
         self._last_step = run.step
 
@@ -110,6 +118,9 @@ class Checkpointer:
         due_steps = self.checkpoint.steps is not None and run.step - self._last_step >= self.checkpoint.steps
         due_time = self.checkpoint.seconds is not None and time.monotonic() - self._last_time >= self.checkpoint.seconds
         if now or due_steps or due_time or run.step == run.steps or run.stopped:
+            # On a GPU the loss is looked at once in a while; and the last update has not been seen by any loss.
+            check_loss(run.joint, run.trace, run.state, run.step - self._last_step)
+            check_kept(run.joint, [run.state], run.step)
             self.write(run)
 
     def write(self, run: Run) -> None:
@@ -127,6 +138,24 @@ class Checkpointer:
         self.folder.commit(parts)
         self._written = len(run.kept)
         self._last_time, self._last_step = time.monotonic(), run.step
+
+
+@contextmanager
+def last_good(keeper: Checkpointer | None) -> Iterator[None]:
+    """Add to what is said of a run that diverges where its last good state is."""
+    try:
+        yield
+    except Diverged as error:
+        error.stored = None if keeper is None else keeper.stored
+        where = "" if keeper is None else repr(os.fspath(keeper.checkpoint.path))
+        if error.stored is not None:
+            said = f"The last good state, after step {error.stored}, is in {where}."
+        elif keeper is not None:
+            said = f"No state is in {where} yet: it broke before the first was due."
+        else:
+            said = "No state was stored: with checkpoint= the last good one would be."
+        error.args = (f"{error} {said}",)
+        raise
 
 
 def _with_state(callbacks: Sequence[Callback]) -> dict[str, Callback]:

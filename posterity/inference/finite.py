@@ -13,6 +13,7 @@ from posterity.inference.trace import Trace
 from posterity.storage import flatten
 
 _REMEDY = "Use a smaller step size, standardise the inputs and targets, or look for extreme rows."
+_ELSEWHERE = "Begin at other weights (start=), or take a prior that allows these."
 
 
 def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
@@ -26,12 +27,14 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
     if not bool(bad.any()):
         return
     step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
-    tensor = _first_bad(joint, state) or "the log-likelihood of the batch"
-    cause = ""
+    tensor, cause, remedy = _first_bad(joint, state), "", _REMEDY
     if "kl" in trace and not bool(torch.isfinite(trace.recent("kl", count)[bad]).all()):
+        tensor = tensor or "the KL to the prior"
         cause = " The KL to the prior is not finite: the prior has no density at such weights, or they are too large."
+        remedy = _ELSEWHERE if step == 1 else _REMEDY
+    tensor = tensor or "the log-likelihood of the batch"
     raise Diverged(
-        f"The loss is not finite at step {step} (first seen in {tensor}).{cause} {_REMEDY}", step=step, tensor=tensor
+        f"The loss is not finite at step {step} (first seen in {tensor}).{cause} {remedy}", step=step, tensor=tensor
     )
 
 

@@ -7,17 +7,19 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from posterity.errors import shown
+from posterity.inference.accelerate import Acceleration, Stepper
 from posterity.inference.callbacks import Callback, ProgressBar, Validation
-from posterity.inference.checkpoint import Checkpoint, Checkpointer
+from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good
 from posterity.inference.finite import check_loss
 from posterity.inference.interrupt import Interrupt
 from posterity.inference.method import Method, Target
+from posterity.inference.plan import refuse_too_large
 from posterity.inference.run import Run
 from posterity.inference.start import starting_point
 from posterity.inference.trace import Trace
@@ -47,6 +49,7 @@ def infer(
     checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    accelerate: Acceleration = "auto",
 ) -> tuple[Posterior, Trace]:
     """Run `method` on the problem `joint` with `data`; give the posterior and the trace of the run.
 
@@ -56,6 +59,7 @@ def infer(
     - `seed`: with it, the data and the method, every number of the run is fixed.
     - `checkpoint`: a folder in which the run is kept; the same call takes an interrupted run up again, to the bit.
     - `callbacks`: see `posterity.inference.callbacks`; `EarlyStopping` among them.
+    - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does.
     - `progress`: a bar on standard error; None shows one when that is a terminal.
 
     >>> import torch, posterity as po
@@ -66,12 +70,17 @@ def infer(
     True
     """
     _refuse_bad_arguments(method, joint, seed, callbacks)
+    if accelerate not in get_args(Acceleration):
+        raise ValueError(f"infer: accelerate must be 'auto' or 'off'. Got {shown(accelerate)}.")
     if torch.is_inference_mode_enabled():
         raise RuntimeError("infer needs gradients, and torch.inference_mode() is on. Call it outside of that.")
     key = Key(operator.index(seed))
     rows = as_data(data)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = checked(joint, rows.to(joint.device))
+    if theta.dim() > 1:
+        refuse_too_large(method, joint, rows, members=len(theta))
+    theta = theta.contiguous()
     joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))
     state = method.init(joint, theta, key.fold("init"))
@@ -85,11 +94,14 @@ def infer(
             rows.refuse_unrepeatable()
         keeper = Checkpointer(checkpoint, hooks, *_identity(method, joint, rows, validator, theta, key))
         keeper.resume(run)
-    _loop(run, feed, key.fold("steps"), hooks, keeper)
-    return run.posterior(), run.trace
+    with last_good(keeper):
+        _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
+        return run.posterior(), run.trace
 
 
-def _loop(run: Run, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Checkpointer | None) -> None:
+def _loop(
+    run: Run, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Checkpointer | None, step: Stepper
+) -> None:
     method, joint = run.method, run.joint
     look = 1 if joint.device.type == "cpu" else CHECK_EVERY
     clock = time.perf_counter() - run.trace.seconds
@@ -100,7 +112,7 @@ def _loop(run: Run, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Che
             started.append(hook)
         with Interrupt(wanted=keeper is not None) as interrupt:
             for batch in iter(()) if run.stopped else feed.from_step(run.step):
-                run.state, info = method.step(joint, run.state, batch, key.fold(run.step))  # type: ignore[arg-type]
+                run.state, info = step(run.state, batch, key.fold(run.step))  # type: ignore[arg-type]
                 run.step += 1
                 run.trace.record(run.step, info)
                 if run.step % look == 0 or run.step == run.steps:

@@ -28,6 +28,14 @@ class Method(ABC):
 
     # Whether the state before the last step makes a posterior worth looking at (a sum over half the rows does not).
     anytime: ClassVar[bool] = True
+    # Whether a step on a GPU does the same work each time, with numbers that only come from the state (whose whole
+    # numbers may be tensors), the batch and the key, and never looks at a tensor: it may be recorded and played again.
+    recordable: ClassVar[bool] = False
+
+    @property
+    def takes_members(self) -> bool:
+        """Whether theta may be (M, P), all members stepping together and each as it would alone."""
+        return True
 
     def prepared(self, joint: Target, data: Data) -> Target:
         """The problem that the run works on, once the data are known; by default the one given."""

@@ -115,11 +115,24 @@ def _refuse_bad_arguments(method: object, joint: object) -> None:
         raise TypeError(f"plan: the problem must be a Joint or a Density. Got {shown(joint)}.")
 
 
-def refuse_too_large(method: Method, joint: Target, data: Data) -> None:
-    """A ValueError where a run takes more than the device has, which names the best setting that fits."""
+def refuse_too_large(method: Method, joint: Target, data: Data, members: int = 1) -> None:
+    """A ValueError where a run takes more than the device has, which names the best setting that fits.
+
+    `members` is how many weight vectors run at once, where they are not those of the joint, which counts its own.
+    """
     there = memory.device_memory(joint.device)
-    if there is None or data_bytes(data) + sum(method.bytes(joint, data).values()) <= there:
+    if there is None:
         return
+    times = 1 if joint.num_members is not None else members
+    held = data_bytes(data)
+    needed = held + times * sum(method.bytes(joint, data).values())
+    if needed <= there:
+        return
+    if members > 1:
+        raise ValueError(
+            f"{method.describe(joint, data)} with {members:,} members needs about {_gigabytes(needed)}, and "
+            f"{joint.device} has {_gigabytes(there)}. Run fewer members at a time, or use a smaller batch_size."
+        )
     found = plan(method, joint, data)
     what = f"{found.method} needs about {_gigabytes(found.total)}"
     remedy = "Use fewer weights, fewer rows or a smaller batch_size."

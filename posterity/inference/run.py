@@ -10,6 +10,7 @@ from posterity.inference.finite import check_kept
 from posterity.inference.method import Method, Target
 from posterity.inference.trace import Trace
 from posterity.posteriors.posterior import Posterior
+from posterity.storage import clone
 
 
 @dataclass
@@ -28,11 +29,11 @@ class Run:
 
     def posterior(self) -> Posterior:
         """The posterior as it would be if the run ended here."""
-        return self._made(self.kept or [self.method.keep(self.state)])
+        return self._made(self.kept or [clone(self.method.keep(self.state))])
 
     def latest(self) -> Posterior:
         """The posterior of the present state alone."""
-        return self._made([self.method.keep(self.state)])
+        return self._made([clone(self.method.keep(self.state))])  # the next step overwrites the state
 
     def _made(self, kept: Sequence[Any]) -> Posterior:
         # The last update may have broken what no loss has seen yet.

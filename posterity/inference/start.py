@@ -16,7 +16,7 @@ from posterity.posteriors.posterior import Posterior
 def starting_point(
     method: Method, joint: Target, start: Posterior | Tensor | None, data: Data, key: Key
 ) -> tuple[Target, Tensor]:
-    """(joint, theta) to begin from; theta is a new tensor, (P,) or (M, P).
+    """(joint, theta) to begin from; theta (P,) or (M, P) is a new tensor, which members may share (no copy for each).
 
     A posterior brings all it knows: weights by name (those the joint freezes are frozen at its values), buffers, and
     the fitted parameters of its likelihood. A single theta is repeated where the joint or the data have members.
@@ -92,6 +92,7 @@ def _members(joint: Target, theta: Tensor, data: Data) -> Tensor:
         raise ValueError(
             f"The starting weights must be finite. Got NaN or infinity in '{where}'. Repair or retrain it."
         )
+    theta = theta.detach().clone()
     in_data = data.rows.targets.shape[0] if isinstance(data, TensorData) and data.rows.per_member else None
     for owner, members in (("joint", joint.num_members), ("data", in_data)):
         if members is None:
@@ -103,4 +104,4 @@ def _members(joint: Target, theta: Tensor, data: Data) -> Tensor:
                 f"There must be one row of theta for each of the {members} members of the {owner}. "
                 f"Got {theta.shape[0]}. Give start, joint and data the same number of members."
             )
-    return theta.detach().clone()
+    return theta

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from posterity.errors import BadData, shown
 from posterity.likelihoods.likelihood import Likelihood, event_sum
@@ -92,6 +93,8 @@ class Categorical(Likelihood):
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log probability of each row's labels, (..., N, C, *positions) and (N, *positions) -> (..., N)."""
         axis = self._axis
+        if outputs.dim() == targets.dim() + 1:
+            return event_sum(-functional.cross_entropy(outputs, targets, reduction="none"), self.positions)
         lead = outputs.shape[: outputs.dim() - 1 - targets.dim()]
         labels = targets.expand(*lead, *targets.shape).unsqueeze(axis)  # (..., N, 1, *positions)
         return event_sum(outputs.log_softmax(axis).gather(axis, labels).squeeze(axis), self.positions)

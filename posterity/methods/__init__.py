@@ -1,34 +1,46 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.dropout import MCDropout
+from posterity.methods.ensemble import Ensemble
 from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
     LocalReparameterisation,
     ScoreFunction,
+    SecondOrder,
     StickTheLanding,
     WeightSampling,
 )
 from posterity.methods.laplace import Laplace
+from posterity.methods.low_rank_gaussian import LowRankGaussian
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
+from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
+from posterity.methods.swag import SWAG
 
 __all__ = [
     "MAP",
+    "SWAG",
     "AllWeights",
     "Conjugate",
+    "Ensemble",
     "Flipout",
     "FullRank",
     "Laplace",
     "LargestVariance",
     "LastLayer",
     "LocalReparameterisation",
+    "LowRankGaussian",
+    "MCDropout",
     "Matching",
     "MeanField",
+    "NaturalGradient",
     "OnlineLaplace",
     "ScoreFunction",
+    "SecondOrder",
     "StickTheLanding",
     "Subset",
     "WeightSampling",

@@ -60,6 +60,11 @@ class Conjugate(Method):
     def __post_init__(self) -> None:
         check_batch_size("Conjugate.batch_size", self.batch_size)
 
+    @property
+    def takes_members(self) -> bool:
+        """No: one problem at a time."""
+        return False
+
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With sums, precision and factor, R x R each."""
         return {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * num_random(joint) ** 2}

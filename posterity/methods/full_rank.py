@@ -55,7 +55,7 @@ class FullRank(Method):
     **Cost**: `draws` forward and backward passes and R^2 numbers for R random weights, with two moments for each.
 
     **References**: Challis and Barber (2013), Gaussian Kullback-Leibler approximate inference; Roeder et al. (2017),
-    eq. 7.
+    Sticking the landing.
 
     **Example**:
 

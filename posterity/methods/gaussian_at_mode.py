@@ -1,6 +1,5 @@
 """From sums over the data to a Gaussian posterior: prior, tempering, tuned hyper-parameters, and where the mode is."""
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,13 +15,14 @@ from posterity.inference.method import Target
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.model.members import joint_of_members
 from posterity.model.network import Buffers
 from posterity.numerics.block_diagonal import BlockDiagonal
 from posterity.numerics.per_member import PerMember
 from posterity.numerics.precision import Precision
 from posterity.numerics.updated import base, updated
 from posterity.posteriors.gaussian import Gaussian
-from posterity.priors import Correlated, Normal, Prior
+from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
 
@@ -125,7 +125,8 @@ def side_by_side(joint: Target, each: Sequence[Gaussian], buffers: Buffers) -> G
     theta = torch.stack([gaussian.mean for gaussian in each])
     evidence = [gaussian.log_evidence for gaussian in each]
     precision = PerMember(tuple(gaussian.precision for gaussian in each))
-    joint = joint if isinstance(joint, Density) else _with_members(joint, [gaussian.joint for gaussian in each])
+    if isinstance(joint, Joint):
+        joint = joint_of_members(joint, [one.joint for one in each if isinstance(one.joint, Joint)])
     terms = [gaussian.data_terms for gaussian in each if gaussian.data_terms is not None]
     return Gaussian(
         joint,
@@ -135,24 +136,3 @@ def side_by_side(joint: Target, each: Sequence[Gaussian], buffers: Buffers) -> G
         torch.stack([value for value in evidence if value is not None]),
         torch.stack(terms) if terms else None,
     )
-
-
-def _with_members(joint: Joint, each: Sequence[Target]) -> Joint:
-    """The joint whose prior and likelihood are those of the members' joints."""
-    joints = [one for one in each if isinstance(one, Joint)]
-    layout = joint.network.layout
-    noises = [one.likelihood for one in joints if isinstance(one.likelihood, GaussianNoise)]
-    plain, likelihood = joint.network.initial.double(), joints[0].likelihood
-    if len(noises) == len(joints):
-        learning = [dataclasses.replace(noise, learn=True) for noise in noises]
-        likelihood = learning[0].fixed(torch.stack([noise.free(plain) for noise in learning]))
-    priors = [one.bound_prior for one in joints if isinstance(one.bound_prior, Normal)]
-    prior: Prior = joint.prior
-    if len(priors) == len(joints):
-        scale = torch.stack([one.variance(plain).sqrt() for one in priors])
-        mean = torch.stack([torch.as_tensor(one.mean).to(plain).expand(layout.size) for one in priors])
-        if bool((scale == scale[:, :1]).all()) and bool((mean == mean[0, 0]).all()):
-            prior = Normal(scale[:, 0].clone(), float(mean[0, 0]))
-        else:
-            prior = Normal(scale, mean)
-    return dataclasses.replace(joint, prior=prior, likelihood=likelihood)

@@ -150,6 +150,11 @@ class Laplace(Method):
         whole = num_random(joint) <= WHOLE or not self.curvature.factored or single
         return Full() if whole else Kronecker()
 
+    @property
+    def takes_members(self) -> bool:
+        """Unless each would choose its own weights."""
+        return self.subset.count is None
+
     def prepared(self, joint: Target, data: Data) -> Target:
         """The joint over the subset, once it is known that the network and the machine can do this."""
         if isinstance(data, NoData):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class MAP(Method):
     >>> po.metrics.accuracy(q.predict(x), y) > 0.9
     True
     """
+
+    recordable: ClassVar[bool] = True
 
     steps: int = 2000
     batch_size: int | None = 128

@@ -1,8 +1,9 @@
 """Mean-field variational inference: the factorised Gaussian that maximises the ELBO."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +13,9 @@ from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gradients.divergence import divergence
-from posterity.methods.gradients.estimator import Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import Estimator, Factorised, Gradients, Memory
 from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
 from posterity.methods.gradients.weight_sampling import WeightSampling
-from posterity.methods.gradients.workspace import workspace
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
 from posterity.numerics.adam import Adam
@@ -23,8 +23,11 @@ from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
 from posterity.numerics.schedules import Constant, Schedule
+from posterity.numerics.workspace import workspace
 from posterity.posteriors.gaussian import Gaussian
 from posterity.priors.fan import FanIn, ScaleRule
+
+_PER_OCTAVE = 1.0 / math.log(2.0)
 
 
 class MeanFieldState(NamedTuple):
@@ -70,6 +73,8 @@ class MeanField(Method):
     >>> bool((q.variance[1].sqrt() / exact - 1).abs() < 0.2)
     True
     """
+
+    recordable: ClassVar[bool] = True
 
     steps: int = 5000
     batch_size: int | None = 128
@@ -120,16 +125,20 @@ class MeanField(Method):
         """One ascent step on the ELBO."""
         parameters, size = state.parameters, joint.size
         q = _family(joint, parameters)
-        term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
-        prior = divergence(joint, q, parameters[..., size:], key.fold("prior"))
-        weight = self.kl_schedule.factor(state.step, self.steps)
         grad = workspace(joint, "parameters", parameters)
-        pulls = term.divergence_grads or (prior.grad_mean, prior.grad_scale)
-        torch.sub(term.grad_mean, pulls[0], alpha=weight, out=grad[..., :size])
-        torch.sub(term.grad_scale, pulls[1], alpha=weight, out=grad[..., size:])
-        grad[..., size:].mul_(q.scale)  # d scale / d log scale
-        if term.divergence_grads is None:
-            grad[..., size:].add_(weight)  # the entropy's gradient
+        grads = Gradients(grad[..., :size], grad[..., size:])
+        term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"), grads)
+        term = term.written(grads)
+        weight = self.kl_schedule.factor(state.step, self.steps)
+        at_draws = term.divergence_grads
+        closed = -weight if at_draws is None else 0.0
+        prior = divergence(joint, q, parameters[..., size:], key.fold("prior"), grads, closed)
+        if at_draws is not None:
+            grads.mean.sub_(at_draws.mean.mul_(weight))
+            grads.scale.sub_(at_draws.scale.mul_(weight))
+        grads.scale.mul_(q.scale)  # d scale / d log scale
+        if at_draws is None:
+            grads.scale.add_(weight)  # the entropy's gradient
         step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
         optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
         data_fit = term.value / (joint.powers[0] * joint.num_data)
@@ -157,5 +166,5 @@ class MeanField(Method):
 def _family(joint: Target, parameters: Tensor) -> Factorised:
     """The Gaussian of means and log-scales (..., T + R)."""
     log_scale = parameters[..., joint.size :]
-    scale = torch.exp(log_scale, out=workspace(joint, "scale", log_scale))
+    scale = torch.mul(log_scale, _PER_OCTAVE, out=workspace(joint, "scale", log_scale)).exp2_()  # thrice as fast as exp
     return Factorised(parameters[..., : joint.size], scale, joint.random_indices)

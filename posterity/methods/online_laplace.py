@@ -102,6 +102,11 @@ class OnlineLaplace(Method):
         first = max(1, math.ceil(self.burn_in * steps))
         return tuple(sorted({*(first + (steps - first) * k // self.rounds for k in range(self.rounds)), steps}))
 
+    @property
+    def takes_members(self) -> bool:
+        """No: each has hyper-parameters of its own."""
+        return False
+
     def prepared(self, joint: Target, data: Data) -> Target:
         """As `laplace` wants it."""
         return self.laplace.prepared(joint, data)

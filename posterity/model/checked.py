@@ -4,6 +4,7 @@ from posterity.errors import BadData
 from posterity.model.data import Data, NoData, StreamData, TensorData
 from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.model.orders import OwnOrders, Reordered
 
 
 def checked(joint: Joint | Density, data: Data) -> Data:
@@ -20,6 +21,10 @@ def checked(joint: Joint | Density, data: Data) -> Data:
         )
     if isinstance(data, TensorData):
         return TensorData(batch)
+    if isinstance(data, OwnOrders):
+        return OwnOrders(TensorData(batch), data.keys)
+    if isinstance(data, Reordered):
+        return Reordered(TensorData(batch), data.label)
     assert isinstance(data, StreamData)
     example = joint.example_output(batch)
     return data.prepared(lambda rows: joint.prepared(rows, example))

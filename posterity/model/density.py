@@ -13,6 +13,7 @@ from posterity.model.constraints import Constraint, Real
 from posterity.model.network import Buffers
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout
+from posterity.numerics.random import Key
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +101,10 @@ class Density:
     def initial(self) -> Tensor:
         """Zeros (P,): the middle of the unconstrained space."""
         return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+
+    def fresh(self, key: Key) -> Tensor:
+        """Standard normal numbers (P,): a density has no layers that know better where to begin."""
+        return key.normal((self.size,), torch.float32, "cpu").to(self.device, self.dtype)
 
     def fitted(self, theta: Tensor) -> "Density":
         """Itself: nothing but theta is fitted."""

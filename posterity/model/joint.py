@@ -16,8 +16,10 @@ from posterity.model.data import Batch
 from posterity.model.inputs import Inputs
 from posterity.model.network import Buffers, Network
 from posterity.model.saved import like_saved
+from posterity.model.seat import Seat, Seats
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout, Slice
+from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
 from posterity.storage import decode, encode
 
@@ -161,14 +163,20 @@ class Joint:
         return torch.cat([torch.arange(p.offset, p.offset + p.size) for p in parts]).to(self.device)
 
     def member(self, index: int) -> "Joint":
-        """The joint of one member."""
-        return dataclasses.replace(
-            self,
-            network=self.network.member(index),
-            likelihood=self.likelihood.member(index),
-            prior=self.prior.member(index),
-            tempering=self.tempering.member(index),
-        )
+        """The joint of one member, made once."""
+        if index not in self._members:
+            self._members[index] = dataclasses.replace(
+                self,
+                network=self.network.member(index),
+                likelihood=self.likelihood.member(index),
+                prior=self.prior.member(index),
+                tempering=self.tempering.member(index),
+            )
+        return self._members[index]
+
+    @cached_property
+    def _members(self) -> dict[int, "Joint"]:
+        return {}
 
     def with_weights(self, *patterns: str, random: str | tuple[str, ...] | None = None) -> "Joint":
         """The joint over part of the weights.
@@ -182,6 +190,10 @@ class Joint:
     def initial(self) -> Tensor:
         """Starting theta: the module's own weights and the likelihood's starting parameters."""
         return torch.cat([self.network.initial, self.likelihood.free(self.network.initial)])
+
+    def fresh(self, key: Key) -> Tensor:
+        """A theta (P,) of newly initialised weights, see `Network.fresh`, and the likelihood's starting parameters."""
+        return torch.cat([self.network.fresh(key), self.likelihood.free(self.network.initial)])
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """theta as (weights (..., P), raw likelihood parameters (..., H))."""
@@ -254,7 +266,7 @@ class Joint:
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
         elif prior_power != 1.0:
             value, grad = prior_power * value, grad.mul_(prior_power)
-        data_value, buffers = self._add_data_grad(weights, raw, batch, buffers, grad)
+        data_value, buffers = self._add_data_grad(theta, batch, buffers, grad)
         return value + data_value, grad, buffers
 
     def data_value_and_grad(
@@ -262,31 +274,36 @@ class Joint:
     ) -> tuple[Tensor, Tensor, Buffers]:
         """As `value_and_grad`, of likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
         grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
-        value, buffers = self._add_data_grad(*self.split(theta.detach()), batch, buffers, grad)
+        if theta.dim() == 1 and out is not None:
+            value, buffers = self._add_data_grad_at(self._seats.at(self.network, theta, grad), batch, buffers)
+        else:
+            value, buffers = self._add_data_grad(theta, batch, buffers, grad)
         return value, grad, buffers
 
+    @cached_property
+    def _seats(self) -> Seats:
+        return Seats()
+
     def _add_data_grad(
-        self, weights: Tensor, raw: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor
     ) -> tuple[Tensor, Buffers]:
         """The tempered log-likelihood and the buffers; its gradient is added to `grad`, through views."""
-        members = weights.dim() > 1
+        if theta.dim() == 1:
+            return self._add_data_grad_at(Seat.at(self.network, theta, grad), batch, buffers)
+        weights, raw = self.split(theta.detach())
         leaves = [view.requires_grad_() for view in self.network.views(weights)]
         places = self.network.views(grad[..., : self.num_weights])
-        if raw.shape[-1]:
-            raw.requires_grad_()
-        value, buffers = self.data_value(leaves, raw, batch, buffers, members=members)
-        if raw.shape[-1]:
-            leaves.append(raw)
-            places.append(grad[..., self.num_weights :])
-        if members:  # the leaves are not dense: autograd does not add to their gradients in place
-            parts = torch.autograd.grad(value, leaves, torch.ones_like(value), allow_unused=True)
-            for place, part in zip(places, parts, strict=True):
-                if part is not None:
-                    place.add_(part)
-        else:
-            for leaf, place in zip(leaves, places, strict=True):
-                leaf.grad = place
-            value.backward()  # type: ignore[no-untyped-call]
+        value, buffers = self.data_value(leaves, raw.requires_grad_(), batch, buffers, members=True)
+        # The leaves are not dense: autograd does not add to their gradients in place.
+        parts = torch.autograd.grad(value, [*leaves, raw], torch.ones_like(value), allow_unused=True)
+        for place, part in zip([*places, grad[..., self.num_weights :]], parts, strict=True):
+            if part is not None:
+                place.add_(part)
+        return value.detach(), buffers
+
+    def _add_data_grad_at(self, seat: Seat, batch: Batch, buffers: Buffers | None) -> tuple[Tensor, Buffers]:
+        value, buffers = self.data_value(seat.leaves, seat.raw, batch, buffers)
+        value.backward()  # type: ignore[no-untyped-call]
         return value.detach(), buffers
 
     def data_value(

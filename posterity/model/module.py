@@ -34,7 +34,7 @@ def private(module: object) -> nn.Module:
     mine = copied(module).eval()
     dropouts = [name for name, layer in mine.named_modules() if _drops(layer)]
     if dropouts:
-        logger.info("dropout is off (layers: %s)", ", ".join(dropouts))
+        logger.info("dropout is off but under MCDropout (layers: %s)", ", ".join(dropouts))
     for layer in mine.modules():
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             if layer.max_norm is not None:
@@ -47,6 +47,17 @@ def private(module: object) -> nn.Module:
             layer.dropout = 0.0
             layer.train()  # on CUDA it has gradients in training mode alone, which differs by nothing but dropout
     return mine
+
+
+def recurrent_rates(module: nn.Module, mine: nn.Module) -> list[tuple[nn.RNNBase, float]]:
+    """The recurrent layers of the private copy whose originals have dropout between layers, with its rate."""
+    originals = getattr(module, "_orig_mod", module).modules()
+    pairs = zip(originals, mine.modules(), strict=True)
+    return [
+        (own, layer.dropout)
+        for layer, own in pairs
+        if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and isinstance(own, nn.RNNBase)
+    ]
 
 
 def _drops(layer: nn.Module) -> bool:

@@ -4,7 +4,8 @@ import copy
 import fnmatch
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import unknown
 from posterity.model.inputs import Inputs, map_inputs, num_rows
-from posterity.model.module import check_one_kind, copied, fresh_weights, private, unique
+from posterity.model.linear_chain import linear_chain, run_members, takes
+from posterity.model.module import check_one_kind, copied, fresh_weights, private, recurrent_rates, unique
+from posterity.numerics.dropout import Dropping, Masks
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 
@@ -32,7 +35,8 @@ class Network:
     Takes an `nn.Module`, of which it keeps a private copy: the user's module is never changed. theta (P,) holds
     the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
     Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
-    dropout is off), except batch norm, which runs on batch statistics when `train=True` unless its weights are frozen.
+    dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
+    weights are frozen.
 
     >>> network = Network(nn.Linear(2, 1))
     >>> network.layout.names, network.layout.size
@@ -58,10 +62,13 @@ class Network:
         self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
         self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
         self._names = {**names, **buffer_names}
+        self._dropping: list[Masks] = []  # where dropout is on, its masks; shared with the copies of this network
+        self._recurrences = recurrent_rates(module, self._module)
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._running = {  # the buffers that batch norm writes into
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
         }
+        self._chain = linear_chain(self._module)
         self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
         self._index()
@@ -98,6 +105,11 @@ class Network:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.initial.device
+
+    @property
+    def module(self) -> nn.Module:
+        """The private copy, whose own weights are those of the start: for reading a stored posterior back."""
+        return self._module
 
     @property
     def description(self) -> str:
@@ -162,11 +174,11 @@ class Network:
     def fresh(self, key: Key) -> Tensor:
         """Newly initialised weights (P,), as the layers' own `reset_parameters` draw them under `key`.
 
-        They are drawn on the CPU, so that they are the same wherever the network is.
+        They are drawn on the CPU in float32, so that they are the same wherever the network is, and in what numbers.
         """
-        module = copied(self._module).cpu()
+        module = copied(self._module).to("cpu", torch.float32)
         fresh_weights(module, self.layout.names, key)
-        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.device)
+        return self.layout.flatten({name: p.detach() for name, p in module.named_parameters()}).to(self.initial)
 
     def views(self, theta: Tensor) -> list[Tensor]:
         """theta (..., P) as one tensor for each parameter, (..., *shape), in layout order."""
@@ -180,6 +192,27 @@ class Network:
         `per_member` says that the inputs have a member axis of their own, (M, N, ...).
         """
         return self.run(self.views(theta), inputs, buffers, members=theta.dim() > 1, per_member=per_member)[0]
+
+    @contextmanager
+    def dropping(self, masks: Masks, *, training: bool = False) -> Iterator[None]:
+        """Every pass inside `with` drops by `masks`, the same for all members.
+
+        With `training` modules see `self.training`, too, for those whose own code decides by it; batch norm does not.
+        """
+        flags = [m for m in self._module.modules() if training and not m.training and m not in self._batch_norms]
+        self._dropping.append(masks)
+        try:
+            for module in flags:
+                module.training = True
+            for layer, rate in self._recurrences:
+                layer.dropout = rate
+            yield
+        finally:
+            self._dropping.pop()
+            for module in flags:
+                module.training = False
+            for layer, _ in self._recurrences:
+                layer.dropout = 0.0
 
     def run(
         self,
@@ -208,6 +241,11 @@ class Network:
         stacked = {
             name: b if b.dim() > self._buffer_dims[name] else b.expand(count, *b.shape) for name, b in buffers.items()
         }
+        chain = self._chain
+        if chain is not None and isinstance(inputs, Tensor) and inputs.dim() == (3 if per_member else 2):
+            rows = inputs if per_member else inputs.expand(count, *inputs.shape)
+            if takes(chain, rows):
+                return self._call(weights, rows, stacked, train, lambda rows: run_members(chain, rows))
         if not self._refusals:
             try:
                 return self._mapped(weights, inputs, stacked, per_member, train)
@@ -219,11 +257,34 @@ class Network:
                 return looped
         return self._loop(weights, inputs, stacked, per_member, train)
 
+    def batch_statistics(
+        self, theta: Tensor, inputs: Inputs, buffers: Buffers | None = None, *, per_member: bool = False
+    ) -> Buffers:
+        """Running statistics of batch norm as this batch alone gives them at theta (P,) or (M, P); none without it."""
+        if not self._running:
+            return {}
+        momenta = [norm.momentum for norm in self._batch_norms]
+        try:
+            for norm in self._batch_norms:
+                norm.momentum = 1.0
+            with torch.no_grad():
+                weights = self.views(theta)
+                members = theta.dim() > 1
+                after = self.run(weights, inputs, buffers, members=members, per_member=per_member, train=True)[1]
+        finally:
+            for norm, momentum in zip(self._batch_norms, momenta, strict=True):
+                norm.momentum = momentum
+        return {name: after[name] for name in after if name in self._running and after[name].is_floating_point()}
+
     def _mapped(
         self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
         """All members at once; without the fused attention kernels, for which vmap has no rule."""
-        one = torch.func.vmap(lambda w, x, b: self._call(w, x, b, train), in_dims=(0, 0 if per_member else None, 0))
+        one = torch.func.vmap(
+            lambda w, x, b: self._call(w, x, b, train),
+            in_dims=(0, 0 if per_member else None, 0),
+            randomness="same" if self._dropping else "error",
+        )
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
@@ -249,8 +310,16 @@ class Network:
         outputs = torch.stack([outputs for outputs, _ in results])
         return outputs, {name: torch.stack([after[name] for _, after in results]) for name in buffers}
 
-    def _call(self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, train: bool) -> tuple[Tensor, Buffers]:
-        """One call of the private module with these tensors in place of its own, which are put back after."""
+    def _call(
+        self,
+        weights: Sequence[Tensor],
+        inputs: Inputs,
+        buffers: Buffers,
+        train: bool,
+        function: Callable[..., Any] | None = None,
+    ) -> tuple[Tensor, Buffers]:
+        """One call of the private module, or of a function of its layers, with these tensors in place of its own."""
+        function = self._module if function is None else function
         if train and self._running:
             buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
         try:
@@ -262,12 +331,13 @@ class Network:
                 table[name] = buffers[key]
             for norm, trains in self._norms:
                 norm.training = train and trains
-            if isinstance(inputs, Tensor):
-                outputs = self._module(inputs)
-            elif isinstance(inputs, Mapping):
-                outputs = self._module(**inputs)
-            else:
-                outputs = self._module(*inputs)
+            with Dropping(self._dropping[-1]) if self._dropping else nullcontext():
+                if isinstance(inputs, Tensor):
+                    outputs = function(inputs)
+                elif isinstance(inputs, Mapping):
+                    outputs = function(**inputs)
+                else:
+                    outputs = function(*inputs)
         finally:
             for table, name, own in self._own:
                 table[name] = own

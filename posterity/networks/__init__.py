@@ -1,8 +1,9 @@
 """Small networks for examples and tests; any `nn.Module` will do in their place."""
 
 from posterity.networks.chain import Chain
+from posterity.networks.concrete_dropout import ConcreteDropout
 from posterity.networks.lenet import LeNet
 from posterity.networks.mlp import MLP
 from posterity.networks.resnet import ResNet
 
-__all__ = ["MLP", "Chain", "LeNet", "ResNet"]
+__all__ = ["MLP", "Chain", "ConcreteDropout", "LeNet", "ResNet"]

@@ -3,12 +3,14 @@
 from posterity.numerics.adam import Adam
 from posterity.numerics.block import Block
 from posterity.numerics.block_diagonal import BlockDiagonal
+from posterity.numerics.cyclic import Cyclic
 from posterity.numerics.dense import Dense
 from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.factor import Factor
 from posterity.numerics.kronecker import Kronecker
 from posterity.numerics.layout import Layout
 from posterity.numerics.low_rank import LowRank
+from posterity.numerics.low_rank_covariance import LowRankCovariance
 from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.per_member import PerMember
 from posterity.numerics.precision import Precision
@@ -23,6 +25,7 @@ __all__ = [
     "BlockDiagonal",
     "Constant",
     "Cosine",
+    "Cyclic",
     "Dense",
     "Diagonal",
     "Factor",
@@ -30,6 +33,7 @@ __all__ = [
     "Kronecker",
     "Layout",
     "LowRank",
+    "LowRankCovariance",
     "Optimizer",
     "PerMember",
     "Precision",

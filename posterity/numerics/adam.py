@@ -58,17 +58,19 @@ class Adam(Optimizer):
             raise ValueError(f"Adam: theta must be contiguous. Got strides {theta.stride()}. Pass theta.contiguous().")
         return AdamState(torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros((), device=theta.device))
 
-    def ascend(self, theta: Tensor, grad: Tensor, state: AdamState, step_size: float, divisor: float) -> AdamState:
+    def ascend(
+        self, theta: Tensor, grad: Tensor, state: AdamState, step_size: float | Tensor, divisor: float
+    ) -> AdamState:
         """One fused step in place; the kernel divides the gradient by `divisor`, in place too."""
         state.steps.add_(1)
-        torch._fused_adam_(
+        torch._fused_adam_(  # type: ignore[call-overload, unused-ignore]
             [theta],
             [grad.contiguous()],
             [state.first],
             [state.second],
             [],
             [state.steps],
-            lr=step_size,
+            lr=step_size.float() if isinstance(step_size, Tensor) else step_size,
             beta1=self.beta1,
             beta2=self.beta2,
             weight_decay=0.0,

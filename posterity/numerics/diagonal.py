@@ -10,6 +10,7 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics.jacobian import Explicit, Jacobian
 from posterity.numerics.precision import Precision
+from posterity.numerics.random import Key
 from posterity.numerics.spectrum import check_size, double, number, pick
 
 
@@ -75,21 +76,37 @@ class Diagonal(Precision):
         """Noise over the square roots."""
         return noise / self.entries.sqrt().unsqueeze(-2)
 
+    def draws(self, count: int, key: Key, like: Tensor, space: Tensor | None = None) -> Tensor:
+        """Noise of float32 times the scales.
+
+        So that a model draws alike in every number type, and in a third of the time that float64 takes.
+        """
+        if like.dtype not in self._scales:
+            self._scales[like.dtype] = self.entries.rsqrt().to(like.dtype)
+        if space is None:
+            space = torch.empty((count, self.size), dtype=torch.float32, device=like.device)
+        noise = space.normal_(generator=key.generator(like.device))
+        return noise.to(like.dtype).mul_(self._scales[like.dtype])
+
+    @cached_property
+    def _scales(self) -> dict[torch.dtype, Tensor]:
+        return {}
+
     def variance(self) -> Tensor:
         """1 / entries."""
         return 1.0 / self.entries
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J diag(1/entries) J^T, in the number type of a factored J."""
-        return self._each(_in_factors(jacobian), lambda factors, variance: factors.weighted_gram(variance))
+        return self._each(in_factors(jacobian), lambda factors, variance: factors.weighted_gram(variance))
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J^2 (1/entries)."""
-        return self._each(_in_factors(jacobian), lambda factors, variance: factors.weighted_squares(variance))
+        return self._each(in_factors(jacobian), lambda factors, variance: factors.weighted_squares(variance))
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J diag(1/entries) J^T between all rows."""
-        return self._each(_in_factors(jacobian), lambda factors, variance: factors.joint_gram(variance))
+        return self._each(in_factors(jacobian), lambda factors, variance: factors.joint_gram(variance))
 
     def _each(self, jacobian: Jacobian, function: Callable[[Jacobian, Tensor], Tensor]) -> Tensor:
         """The function of the variances of each member, in the number type of the Jacobian."""
@@ -113,6 +130,6 @@ class Diagonal(Precision):
         return Diagonal(pick(self.curvature, lead, 1, index), prior)
 
 
-def _in_factors(jacobian: Tensor | Jacobian) -> Jacobian:
+def in_factors(jacobian: Tensor | Jacobian) -> Jacobian:
     """Dense derivatives in float64, factored ones as they are."""
     return Explicit(jacobian.to(torch.float64)) if isinstance(jacobian, Tensor) else jacobian

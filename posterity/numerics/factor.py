@@ -33,7 +33,8 @@ class Factor:
         white = matrix.to(torch.float64) * root.unsqueeze(-1) * root.unsqueeze(-2)
         _finite(white)
         values, vectors = torch.linalg.eigh(0.5 * (white + white.mT))
-        return cls(vectors, _semidefinite(values), pattern.to(torch.float64))
+        # In one order in memory, whether they come from here or from a file: the same bits come out of products.
+        return cls(vectors.contiguous(), _semidefinite(values), pattern.to(torch.float64))
 
     @classmethod
     def diagonal(cls, entries: Tensor, pattern: Tensor) -> "Factor":

@@ -11,12 +11,13 @@ from torch import Tensor
 from posterity.numerics.block import Block
 
 CHUNK = 1 << 21  # entries of dense rows that are formed at a time on a CPU, whose caches are small
+DEVICE_SHARE = 64  # times as many on a GPU, which wants large pieces
 CACHED = 8  # share of such a chunk that a cache holds, for work that goes over it twice
 
 
 def chunk_size(device: torch.device, share: int = 1) -> int:
     """How many entries are formed at a time on this device; on a CPU one in `share` of that."""
-    return CHUNK // share if device.type == "cpu" else 64 * CHUNK
+    return CHUNK // share if device.type == "cpu" else DEVICE_SHARE * CHUNK
 
 
 class Jacobian(ABC):

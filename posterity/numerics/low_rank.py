@@ -112,6 +112,12 @@ class LowRank(Precision):
         """prior^-1/2 S noise."""
         return self._shrunk(noise.to(torch.float64)) * self.prior.rsqrt().unsqueeze(-2)
 
+    def root(self, noise: Tensor) -> Tensor:
+        """Draws of N(0, Lambda) (..., S, R), from noise (..., S, R): Lambda = prior^1/2 S^-1 S^-1 prior^1/2."""
+        turned, values = self._turned
+        grown = ((noise @ turned.mT) / (1.0 + (1.0 + values).sqrt()).unsqueeze(-2)) @ turned
+        return (noise + grown) * self.prior.sqrt().unsqueeze(-2)
+
     def variance(self) -> Tensor:
         """prior^-1 (1 - diag(X^T (I + X X^T)^-1 X))."""
         turned, values = self._turned

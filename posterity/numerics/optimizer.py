@@ -16,8 +16,9 @@ class Optimizer(ABC):
         """The state (a NamedTuple of tensors) before the first step."""
 
     @abstractmethod
-    def ascend(self, theta: Tensor, grad: Tensor, state: Any, step_size: float, divisor: float) -> Any:
+    def ascend(self, theta: Tensor, grad: Tensor, state: Any, step_size: float | Tensor, divisor: float) -> Any:
         """Move `theta` in place along `grad / divisor` and return the next state.
 
-        The tensors of the state may be reused, and `grad` may be overwritten. theta and grad are contiguous.
+        The tensors of the state may be reused, and `grad` may be overwritten. theta and grad are contiguous. A step
+        size that is a tensor () on the device of theta is not to be read, only used.
         """

@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from posterity.numerics.jacobian import Jacobian
+from posterity.numerics.random import Key
 
 
 class Precision(ABC):
@@ -46,6 +48,13 @@ class Precision(ABC):
     @abstractmethod
     def colour(self, noise: Tensor) -> Tensor:
         """Draws of N(0, Sigma), (..., S, R), from standard normal noise (..., S, R)."""
+
+    def draws(self, count: int, key: Key, like: Tensor, space: Tensor | None = None) -> Tensor:
+        """Fresh draws (count, R) of N(0, Sigma), on the device and in the number type of `like`; of one member.
+
+        They may be made in `space`, float32 (count, R), if given.
+        """
+        return self.colour(key.normal((count, self.size), torch.float64, like.device)).to(like.dtype)
 
     @abstractmethod
     def variance(self) -> Tensor:

@@ -1,10 +1,20 @@
 """Randomness by key: the same (seed, purpose, step) gives the same numbers, whatever ran before."""
 
 import hashlib
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class _Active(threading.local):
+    streams: "Streams | None" = None
+
+
+_ACTIVE = _Active()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +37,15 @@ class Key:
     def fold(self, label: int | str) -> "Key":
         """The child key of this one under `label`."""
         digest = hashlib.blake2b(f"{self.seed}/{label!r}".encode(), digest_size=8).digest()
-        return Key(int.from_bytes(digest, "little") >> 1)  # torch seeds are signed 64-bit
+        child = Key(int.from_bytes(digest, "little") >> 1)  # torch seeds are signed 64-bit
+        if (streams := _ACTIVE.streams) is not None:
+            streams.folded(self, label, child)
+        return child
 
     def generator(self, device: torch.device | str | None = None) -> torch.Generator:
         """A new generator on `device` (torch's default device if None), seeded by this key."""
+        if (streams := _ACTIVE.streams) is not None:
+            return streams.generator(self, torch.device(device or torch.get_default_device()))
         return torch.Generator(device=device or torch.get_default_device()).manual_seed(self.seed)
 
     def normal(
@@ -54,3 +69,68 @@ class Key:
     def permutation(self, count: int, device: torch.device | str | None = None) -> Tensor:
         """The numbers 0 .. count - 1 in random order."""
         return torch.randperm(count, device=device, generator=self.generator(device))
+
+
+class Stream(NamedTuple):
+    """A generator that some work asked for: the labels folded into the key it was given, and the device."""
+
+    labels: tuple[int | str, ...]
+    device: torch.device
+
+
+class Streams:
+    """Notes which generators a piece of work asks for; given such notes and generators, hands those out instead.
+
+    For work that is recorded and played again: before each time its generators are seeded by `seed`, from the
+    key that the work is to have this time.
+
+    >>> key = Key(3)
+    >>> with Streams(key) as first:
+    ...     numbers = key.fold("noise").normal((2,))
+    >>> own = torch.Generator()
+    >>> with Streams(key, first.asked, [own]):
+    ...     seed(first.asked, [own], Key(4))
+    ...     again = key.fold("noise").normal((2,))
+    >>> bool((again == Key(4).fold("noise").normal((2,))).all())
+    True
+    """
+
+    def __init__(self, key: Key, wanted: Sequence[Stream] = (), generators: Sequence[torch.Generator] = ()) -> None:
+        """Begin at the key that the work is given."""
+        self.asked: list[Stream] = []
+        self._labels: dict[Key, tuple[int | str, ...]] = {key: ()}
+        self._given = list(zip(wanted, generators, strict=True))
+
+    def __enter__(self) -> "Streams":
+        _ACTIVE.streams = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _ACTIVE.streams = None
+
+    def folded(self, key: Key, label: int | str, child: Key) -> None:
+        """Note where a key comes from."""
+        if key in self._labels:
+            self._labels[child] = (*self._labels[key], label)
+
+    def generator(self, key: Key, device: torch.device) -> torch.Generator:
+        """A generator at the key, or the next of those given, which must be for the same."""
+        if key not in self._labels:
+            raise RuntimeError("A step drew random numbers by a key that is not its own.")
+        stream = Stream(self._labels[key], device)
+        self.asked.append(stream)
+        if not self._given:
+            return torch.Generator(device=device).manual_seed(key.seed)
+        wanted, generator = self._given[len(self.asked) - 1] if len(self.asked) <= len(self._given) else (None, None)
+        if wanted != stream or generator is None:
+            raise RuntimeError("A step drew other random numbers than the one before.")
+        return generator
+
+
+def seed(streams: Sequence[Stream], generators: Sequence[torch.Generator], key: Key) -> None:
+    """Seed the generators of some work as the work would, had it this key."""
+    for stream, generator in zip(streams, generators, strict=True):
+        own = key
+        for label in stream.labels:
+            own = own.fold(label)
+        generator.manual_seed(own.seed)

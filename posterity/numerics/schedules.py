@@ -4,6 +4,9 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from posterity.errors import shown
 
 
@@ -11,8 +14,11 @@ class Schedule(ABC):
     """A factor for the step size, or for a term, at each step."""
 
     @abstractmethod
-    def factor(self, step: int, steps: int) -> float:
-        """The factor at `step` (from 0) of a run of `steps`."""
+    def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
+        """The factor at `step` (from 0) of a run of `steps`.
+
+        A step that is a tensor () gives one, made without reading it: by torch's operations, and no `if`.
+        """
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Constant(Schedule):
     1.0
     """
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
         """1."""
         return 1.0
 
@@ -42,9 +48,9 @@ class Warmup(Schedule):
         if not 0.0 <= self.share <= 1.0:
             raise ValueError(f"Warmup.share must be between 0 and 1. Got {shown(self.share)}.")
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
         """See the class."""
-        return min(1.0, (step + 1) / (self.share * steps + 1))
+        return _at_most_one((step + 1) / (self.share * steps + 1))
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,17 @@ class Cosine(Schedule):
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"Cosine.{name} must be at least 0 and below 1. Got {shown(value)}.")
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
         """See the class."""
         rising = self.warmup * steps
-        if step < rising:
-            return (step + 1) / (rising + 1)
-        progress = (step - rising) / (steps - rising)  # the warm-up is less than the whole
-        return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+        up = (step + 1) / (rising + 1)
+        turn = math.pi * _at_most_one((step - rising) / (steps - rising))  # the warm-up is less than the whole
+        if isinstance(step, Tensor):
+            return torch.where(step < rising, up, self._falling(torch.cos(torch.as_tensor(turn))))
+        return up if step < rising else self._falling(math.cos(turn))
+
+    def _falling(self, cosine: float | Tensor) -> float | Tensor:
+        return self.final + (1.0 - self.final) * 0.5 * (1.0 + cosine)
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,11 @@ class Steps(Schedule):
         if not 0.0 < self.decay <= 1.0:
             raise ValueError(f"Steps.decay must be above 0 and at most 1. Got {shown(self.decay)}.")
 
-    def factor(self, step: int, steps: int) -> float:
+    def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
         """See the class."""
-        return float(self.decay ** sum(step >= share * steps for share in self.at))
+        passed = sum(step >= share * steps for share in self.at)
+        return self.decay**passed
+
+
+def _at_most_one(value: float | Tensor) -> float | Tensor:
+    return value.clamp_max(1.0) if isinstance(value, Tensor) else min(1.0, value)

@@ -49,11 +49,14 @@ class SGD(Optimizer):
         """Zero velocity."""
         return SGDState(torch.zeros_like(theta))
 
-    def ascend(self, theta: Tensor, grad: Tensor, state: SGDState, step_size: float, divisor: float) -> SGDState:
+    def ascend(
+        self, theta: Tensor, grad: Tensor, state: SGDState, step_size: float | Tensor, divisor: float
+    ) -> SGDState:
         """One step in place."""
         velocity = state.velocity.mul_(self.momentum).add_(grad, alpha=1.0 / divisor)
-        if self.nesterov:
-            theta.add_(grad, alpha=step_size / divisor).add_(velocity, alpha=step_size * self.momentum)
+        way = velocity * self.momentum + grad / divisor if self.nesterov else velocity
+        if isinstance(step_size, Tensor):
+            theta.addcmul_(way, step_size)
         else:
-            theta.add_(velocity, alpha=step_size)
+            theta.add_(way, alpha=step_size)
         return state

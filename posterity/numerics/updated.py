@@ -70,9 +70,9 @@ def base(precision: Precision) -> Tensor:
         return whole
     if isinstance(precision, (Kronecker, LowRank)):
         return precision.prior
-    assert isinstance(precision, (Dense, Diagonal))
     half = 0.5 * precision.diagonal()
-    return half if precision.prior is None else torch.where(precision.prior > 0, precision.prior, half)
+    prior = precision.prior if isinstance(precision, (Dense, Diagonal)) else None
+    return half if prior is None else torch.where(prior > 0, prior, half)
 
 
 def _matrix(precision: Dense | LowRank) -> Tensor:

@@ -1,9 +1,22 @@
 """Posteriors: whatever draws network outputs."""
 
+from posterity.posteriors.dropout import Dropout
+from posterity.posteriors.enumerated_masks import MaskMixture, enumerated
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.next_problem import continued
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior
 
-__all__ = ["Gaussian", "Linearized", "Point", "Posterior", "continued"]
+__all__ = [
+    "Dropout",
+    "Gaussian",
+    "Linearized",
+    "MaskMixture",
+    "Mixture",
+    "Point",
+    "Posterior",
+    "continued",
+    "enumerated",
+]

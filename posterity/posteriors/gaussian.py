@@ -15,7 +15,7 @@ from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
-LARGE = 1 << 22  # numbers that are drawn at a time
+LARGE = 1 << 19  # numbers that are drawn at a time: few enough to stay in the cache until they are used
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,22 +79,26 @@ class Gaussian(Posterior):
         return self.mean
 
     def deviations(self, draws: int, key: Key, dtype: torch.dtype = torch.float64) -> Tensor:
-        """Draws of w - mean for the random weights, (draws, R), computed in float64."""
+        """Draws of w - mean for the random weights, (draws, R)."""
         self._alone()
-        return torch.cat([deviations.to(dtype) for deviations in self._some(draws, key)])
+        return torch.cat(list(self._some(draws, key, self.mean.to(dtype))))
 
-    def _some(self, draws: int, key: Key) -> Iterator[Tensor]:
-        """The deviations, as many draws at a time as are not too large together."""
-        step = max(1, LARGE // max(1, self.precision.size))
+    def _some(self, draws: int, key: Key, like: Tensor, *, passing: bool = False) -> Iterator[Tensor]:
+        """The deviations in the number type of `like`, as many draws at a time as are not too large together.
+
+        With `passing` the next ones may take the place of these, so that memory is not asked for each time.
+        """
+        step, size = max(1, LARGE // max(1, self.precision.size)), self.precision.size
+        space = torch.empty((min(step, draws), size), dtype=torch.float32, device=like.device) if passing else None
         for low in range(0, draws, step):
-            own = key.fold(low) if low else key
-            noise = own.normal((min(step, draws - low), self.precision.size), torch.float64, self.mean.device)
-            yield self.precision.colour(noise)
+            count = min(step, draws - low)
+            own = None if space is None else space[:count]
+            yield self.precision.draws(count, key.fold(low) if low else key, like, own)
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """mean + deviations, (draws, P)."""
         self._alone()
-        return torch.cat([self._moved(deviations) for deviations in self._some(draws, key)])
+        return torch.cat([self._moved(deviations) for deviations in self._some(draws, key, self.mean)])
 
     def log_density(self, theta: Tensor) -> Tensor:
         """-(w - mean)^T precision (w - mean) / 2 + logdet / 2 - R/2 log 2 pi."""
@@ -111,16 +115,20 @@ class Gaussian(Posterior):
         return 0.5 * (self.precision.size * math.log(2.0 * math.pi * math.e) - self.precision.logdet)
 
     def _moved(self, deviations: Tensor) -> Tensor:
-        """Weights (s, P) from deviations (s, R)."""
-        index, shift = self.joint.random_indices, deviations.to(self.mean.dtype)
+        """Weights (s, P) from deviations (s, R), which may be written over."""
+        index = self.joint.random_indices
         if index is None:
-            return self.mean + shift
-        return self.mean.expand(len(shift), -1).clone().index_add_(1, index, shift)
+            return deviations.add_(self.mean)
+        return self.mean.expand(len(deviations), -1).clone().index_add_(1, index, deviations)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """One forward pass for each draw."""
         self._alone()
         assert isinstance(self.joint, Joint)
         joint, buffers = self.joint, self.buffers or None
-        some = (self._moved(deviations) for deviations in self._some(draws, key))
-        return torch.stack([joint.outputs(theta, inputs, buffers) for thetas in some for theta in thetas])
+        some = self._some(draws, key, self.mean, passing=not torch.is_grad_enabled())  # a graph keeps the weights
+        parts = [
+            torch.stack([joint.outputs(theta, inputs, buffers) for theta in self._moved(deviations)])
+            for deviations in some
+        ]
+        return torch.cat(parts)

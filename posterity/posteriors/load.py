@@ -1,15 +1,16 @@
 """Read a posterior back from its run folder."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
-import posterity.posteriors as classes
 from posterity.errors import BadFolder, unknown
 from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import RunFolder, decode
 
@@ -25,8 +26,23 @@ def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
         raise BadFolder(f"{os.fspath(path)!r} holds a run, no posterior. Run infer to its end, then q.save() it.")
     part = folder.read("posterior")
     config: dict[str, Any] = dict(part.config)
-    tensors = dict(part.tensors)
-    shown = repr(os.fspath(path))
+    if "mixture" not in config:
+        return _read(config, dict(part.tensors), model, repr(os.fspath(path)))
+    each = [_numbered(part.tensors, index) for index in range(len(config["mixture"]))]
+    components = [
+        _read(one, {**each[0], **tensors}, model, repr(os.fspath(path)))
+        for one, tensors in zip(config["mixture"], each, strict=True)
+    ]
+    return Mixture(components, part.tensors["weights"])
+
+
+def _numbered(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    """The tensors of one component; what it shares with the first is stored there."""
+    start = f"{index}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def _read(config: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | Density, shown: str) -> Posterior:
     if "density" in config:
         if not isinstance(model, Density):
             raise BadFolder(f"{shown} holds the posterior of a Density. Pass that Density, not {_kind(model)}.")
@@ -55,7 +71,7 @@ def _build(config: dict[str, Any], tensors: dict[str, Tensor], joint: Joint | De
     name = config["type"]
     known: dict[str, Callable[..., Posterior]] = {
         name: kind
-        for name, kind in vars(classes).items()
+        for name, kind in vars(import_module("posterity.posteriors")).items()
         if isinstance(kind, type) and issubclass(kind, Posterior) and kind is not Posterior
     }
     if name not in known:

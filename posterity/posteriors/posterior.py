@@ -43,6 +43,11 @@ class Posterior(ABC):
         """One of the side-by-side posteriors."""
         raise TypeError(f"{type(self).__name__} has no members. Use it as it is.")
 
+    @property
+    def ties_rows(self) -> bool:
+        """Whether a draw of outputs is one function at all rows, as `joint_log_prob` needs."""
+        return True
+
     @abstractmethod
     def point(self) -> Tensor:
         """The weights (P,) or (M, P) that stand for the posterior when another run starts from it."""
@@ -131,7 +136,8 @@ class Posterior(ABC):
                         parts.append(chosen(self.joint.likelihood, *moments, key.fold(first)))
                     else:
                         self._refuse(integrator)
-                        parts.append(from_outputs(self.joint.likelihood, self.outputs(chunk, draws, key)))
+                        drawn = self.outputs(chunk, draws, key)
+                        parts.append(from_outputs(self.joint.likelihood, drawn, shared=self.ties_rows))
                 first += num_rows(chunk)
         if not parts:
             raise BadData("predict: the inputs have no rows. Pass at least one.")

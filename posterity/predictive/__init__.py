@@ -7,6 +7,8 @@ from posterity.predictive.exact import Exact, joint_gaussian
 from posterity.predictive.gaussian import GaussianPredictive
 from posterity.predictive.integrator import Integrator
 from posterity.predictive.laplace_bridge import LaplaceBridge, laplace_bridge
+from posterity.predictive.mixture import MixturePredictive, mixed
+from posterity.predictive.moment_matched import moment_matched
 from posterity.predictive.monte_carlo import MonteCarlo
 from posterity.predictive.outputs import from_outputs
 from posterity.predictive.predictive import Predictive
@@ -22,6 +24,7 @@ __all__ = [
     "GaussianPredictive",
     "Integrator",
     "LaplaceBridge",
+    "MixturePredictive",
     "MonteCarlo",
     "Predictive",
     "Probit",
@@ -31,6 +34,8 @@ __all__ = [
     "from_outputs",
     "joint_gaussian",
     "laplace_bridge",
+    "mixed",
+    "moment_matched",
     "probit_kappa",
     "probit_phi",
     "sigmoid_gaussian",

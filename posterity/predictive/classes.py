@@ -74,12 +74,27 @@ class ClassPredictive(Predictive):
         self._probs = probs
         self._log_draws = None if draws is None else draws.log()
         self._shared = shared
+        self._shares: Tensor | None = None  # logs of the weights of the draws, (S,); None where they are equal
 
     @classmethod
     def of_log_probs(cls, log_draws: Tensor, dtype: torch.dtype, *, shared: bool = True) -> "ClassPredictive":
         """The average of log probabilities (S, N, C, *positions) given in float64, whose draws are kept in `dtype`."""
         pred = cls(log_draws.exp().mean(0), shared=shared)
         pred._log_draws = log_draws.to(dtype)  # as logs, which float32 holds where it rounds a probability to 0
+        return pred
+
+    @classmethod
+    def mixed(cls, parts: Sequence["ClassPredictive"], weights: Tensor) -> "ClassPredictive":
+        """The average of predictives of the same rows with weights (K,), and their draws where all of them have any."""
+        weights = weights.to(parts[0]._probs.device, torch.float64)
+        probs = torch.einsum("k,k...->...", weights, torch.stack([part._probs.double() for part in parts]))
+        pred = cls(probs, shared=all(part._shared for part in parts))
+        known = [part._log_draws for part in parts if part._log_draws is not None]
+        if len(known) == len(parts):
+            shares = [w.log() + part._log_shares() for w, part in zip(weights, parts, strict=True)]
+            together = torch.cat(shares)
+            pred._log_draws = torch.cat(known)
+            pred._shares = None if torch.allclose(together, together[:1], rtol=0.0, atol=1e-12) else together
         return pred
 
     @property
@@ -89,8 +104,8 @@ class ClassPredictive(Predictive):
 
     @property
     def draws(self) -> Tensor | None:
-        """Class probabilities of each posterior draw, (S, N, C, *positions), where they are known."""
-        return None if self._log_draws is None else self._log_draws.exp()
+        """Class probabilities of each posterior draw, (S, N, C, *positions), where known and of equal weight."""
+        return None if self._log_draws is None or self._shares is not None else self._log_draws.exp()
 
     @property
     def mean(self) -> Tensor:
@@ -113,7 +128,7 @@ class ClassPredictive(Predictive):
         """Mean entropy of the draws, (N, *positions) in nats."""
         draws = self._known("aleatoric and epistemic need", "use entropy for their sum").exp()
         entropies: Tensor = torch.special.entr(draws).sum(2)  # (S, N, *positions)
-        return entropies.mean(0).to(self._probs)
+        return self._average(entropies).to(self._probs)
 
     @property
     def epistemic(self) -> Tensor:
@@ -147,14 +162,14 @@ class ClassPredictive(Predictive):
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
         """Mean over the draws of each row's log probability, (N,)."""
-        return self._each(y, "expected_log_prob needs", "use log_prob").mean(0)
+        return self._average(self._each(y, "expected_log_prob needs", "use log_prob"))
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
         """Log probability of all labels together: the log of the mean over draws of their product, ()."""
         each = self._each(y, "joint_log_prob needs", "predict by draws of the weights").sum(-1)  # (S,)
         if not self._shared:
             raise ValueError(self._unshared())
-        return each.logsumexp(0) - math.log(len(each))
+        return (each + self._log_shares()).logsumexp(0)
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """Independent labels (draws, N, *positions)."""
@@ -170,7 +185,21 @@ class ClassPredictive(Predictive):
         index = chosen_rows(index, self._probs.device)
         pred = ClassPredictive(self._probs[index], shared=self._shared)
         pred._log_draws = None if self._log_draws is None else self._log_draws[:, index]
+        pred._shares = self._shares
         return pred
+
+    def _log_shares(self) -> Tensor:
+        """Logs of the weights of the draws, (S,) in float64."""
+        if self._shares is not None:
+            return self._shares
+        count = 1 if self._log_draws is None else len(self._log_draws)
+        return torch.full((count,), -math.log(count), dtype=torch.float64, device=self._probs.device)
+
+    def _average(self, values: Tensor) -> Tensor:
+        """The average over draws of values (S, ...)."""
+        if self._shares is None:
+            return values.mean(0)
+        return torch.einsum("s,s...->...", self._shares.exp().to(values.dtype), values)
 
     def _each(self, y: Tensor, needs: str, remedy: str) -> Tensor:
         """Log probability of each row under each draw, (S, N) in float64."""
@@ -198,4 +227,5 @@ class ClassPredictive(Predictive):
         shared = all(part._shared for part in parts)
         pred = ClassPredictive(torch.cat([part._probs for part in parts]), shared=shared)
         pred._log_draws = torch.cat(known, dim=1) if known else None
+        pred._shares = self._shares
         return pred

@@ -14,10 +14,8 @@ from posterity.likelihoods.gaussian import Gaussian
 from posterity.likelihoods.heteroscedastic import Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
+from posterity.predictive.bisection import bisected_quantile
 from posterity.predictive.predictive import Predictive, aligned, between_zero_and_one, chosen_rows, rows
-
-_BISECTIONS = 64  # each halves the bracket: enough for every bit of a float64
-_DOUBLINGS = 2000  # the range of a float64
 
 
 @final
@@ -155,24 +153,10 @@ class DrawsPredictive(Predictive):
         outputs = self._outputs.double()
         self._likelihood.cdf(outputs, outputs.new_zeros(()))  # refuses where there is none
 
-        def enough(y: Tensor) -> Tensor:
-            return self._likelihood.cdf(outputs, y).mean(0) >= p
+        def cdf(y: Tensor) -> Tensor:
+            return self._likelihood.cdf(outputs, y).mean(0)
 
-        # A bracket that is a whole number plus and minus a power of two is halved at whole numbers, until these
-        # are an end of it. So the quantile of a count, where the mixture jumps, comes out whole.
-        centre = self.mean.double().floor()
-        width = torch.exp2(self.std.double().nan_to_num(1.0, posinf=1.0).clamp_min(1e-300).log2().ceil())
-        for _ in range(_DOUBLINGS):
-            lower, upper = centre - width, centre + width
-            narrow = (enough(lower) | ~enough(upper)) & torch.isfinite(centre)
-            if not bool(narrow.any()):
-                break
-            width = torch.where(narrow, 2.0 * width, width)
-        for _ in range(_BISECTIONS):
-            middle = 0.5 * (lower + upper)
-            below = ~enough(middle)
-            lower, upper = torch.where(below, middle, lower), torch.where(below, upper, middle)
-        return upper.to(self._outputs.dtype)
+        return bisected_quantile(cdf, self.mean, self.std, p).to(self._outputs.dtype)
 
     def rows(self, index: Tensor | slice) -> "DrawsPredictive":
         """The predictive of some rows."""

@@ -89,6 +89,11 @@ class Independent(Prior):
         """scale^2 Var x, shaped as theta `like` (..., P)."""
         return torch.zeros_like(like) + column(self, "scale", like.shape, like) ** 2 * self.standard_variance
 
+    @property
+    def factorises(self) -> bool:
+        """They are."""
+        return True
+
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         """-E log p(w) for independent w ~ N(mean, scale^2), summed over weights: (..., P) -> (...)."""
         own = column(self, "scale", mean.shape, mean)

@@ -196,6 +196,10 @@ class _Blocks(Prior):
     def has_cross_entropy(self) -> bool:
         return all(prior.has_cross_entropy for prior in self.priors)
 
+    @property
+    def factorises(self) -> bool:
+        return all(prior.factorises for prior in self.priors)
+
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         scales = self._pieces(scale)
         return _total([p.cross_entropy(m, s) for (p, m), (_, s) in zip(self._pieces(mean), scales, strict=True)])

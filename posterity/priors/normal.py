@@ -153,6 +153,11 @@ class Normal(Prior):
         """1 / scale^2, shaped as theta (..., P)."""
         return torch.zeros_like(theta) + self._constants(theta.shape, theta).inverse_scale ** 2
 
+    @property
+    def factorises(self) -> bool:
+        """They are."""
+        return True
+
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         """-E log p(w) = sum of ((mean - mean0)^2 + scale^2) / (2 scale0^2) + log scale0 + log(2 pi) / 2."""
         constants = self._constants(mean.shape, mean)
@@ -160,25 +165,23 @@ class Normal(Prior):
         squares = (_centred(mean, constants) * inverse).square() + (scale * inverse).square()
         return 0.5 * squares.sum(-1) + _log_normaliser(mean, constants)
 
-    def cross_entropy_and_grad(
-        self, mean: Tensor, scale: Tensor, out: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The cross-entropy, (mean - mean0) / scale0^2 and scale / scale0^2, without a graph."""
+    def add_cross_entropy_grad(
+        self, mean: Tensor, scale: Tensor, grad_mean: Tensor, grad_scale: Tensor, factor: float | Tensor
+    ) -> Tensor:
+        """See `Prior`; the gradients are (mean - mean0) / scale0^2 and scale / scale0^2."""
         with torch.no_grad():
             constants = self._constants(mean.shape, mean)
             inverse, centred = constants.inverse_scale, _centred(mean, constants)
-            places = (torch.empty_like(centred), torch.empty_like(scale)) if out is None else out
+            precision = inverse * inverse
+            pull = factor * precision
+            for total, value in ((grad_mean, centred), (grad_scale, scale)):
+                total.addcmul_(value, pull) if isinstance(pull, Tensor) else total.add_(value, alpha=pull)
             if isinstance(inverse, Tensor) and inverse.shape[-1:] == mean.shape[-1:]:  # one scale for each weight
-                parts = [torch.mul(v, inverse, out=place) for v, place in zip((centred, scale), places, strict=True)]
-                squares = _square_norm(parts[0]) + _square_norm(parts[1])
-                grads = [part.mul_(inverse) for part in parts]
+                squares = _square_norm(centred * inverse) + _square_norm(scale * inverse)
             else:
-                precision = inverse * inverse
                 row_precision = precision.squeeze(-1) if isinstance(precision, Tensor) else precision  # (M,)
                 squares = (_square_norm(centred) + _square_norm(scale)) * row_precision
-                factor = torch.as_tensor(precision, dtype=mean.dtype, device=mean.device)
-                grads = [torch.mul(v, factor, out=place) for v, place in zip((centred, scale), places, strict=True)]
-            return 0.5 * squares + _log_normaliser(mean, constants), grads[0], grads[1]
+            return 0.5 * squares + _log_normaliser(mean, constants)
 
     def kl(self, mean: Tensor, scale: Tensor) -> Tensor:
         """KL(N(mean, scale^2) || this prior), summed over weights: (..., P) -> (...).

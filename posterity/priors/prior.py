@@ -54,18 +54,27 @@ class Prior(ABC):
         """Whether `cross_entropy` can be had; where not, average -log_prob over draws."""
         return True
 
-    def cross_entropy_and_grad(
-        self, mean: Tensor, scale: Tensor, out: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The cross-entropy (...) and its gradients in mean and scale (..., P): new tensors, or in the memory of `out`.
+    @property
+    def factorises(self) -> bool:
+        """Whether weights are independent under it: `cross_entropy` then holds for any w of these marginals."""
+        return False
 
-        A prior need not use `out`; what it is for is to save the time that large new tensors take.
-        """
+    def cross_entropy_and_grad(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The cross-entropy (...) and its gradients in mean and scale, as new tensors (..., P)."""
         leaves = [value.detach().requires_grad_() for value in (mean, scale)]
         with torch.enable_grad():
             value = self.cross_entropy(*leaves)
             grad_mean, grad_scale = torch.autograd.grad(value.sum(), leaves)
         return value.detach(), grad_mean, grad_scale
+
+    def add_cross_entropy_grad(
+        self, mean: Tensor, scale: Tensor, grad_mean: Tensor, grad_scale: Tensor, factor: float | Tensor
+    ) -> Tensor:
+        """The cross-entropy (...); `factor` (a number or (M, 1)) times its gradients is added to those given."""
+        value, *grads = self.cross_entropy_and_grad(mean, scale)
+        for total, grad in zip((grad_mean, grad_scale), grads, strict=True):
+            total.add_(grad.mul_(factor))
+        return value
 
     def kl(self, mean: Tensor, scale: Tensor) -> Tensor:
         """KL(N(mean, scale^2) || this prior), cross-entropy minus entropy summed over weights: (..., P) -> (...)."""

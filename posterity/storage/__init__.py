@@ -2,7 +2,7 @@
 
 from posterity.storage.folder import RunFolder
 from posterity.storage.part import Part
-from posterity.storage.tree import clone, flatten, restore
+from posterity.storage.tree import clone, flatten, leaves, mapped, restore
 from posterity.storage.values import decode, encode
 
-__all__ = ["Part", "RunFolder", "clone", "decode", "encode", "flatten", "restore"]
+__all__ = ["Part", "RunFolder", "clone", "decode", "encode", "flatten", "leaves", "mapped", "restore"]

@@ -1,8 +1,9 @@
 """Nested states of methods as flat tensors, and back."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from posterity.errors import BadFolder
@@ -33,17 +34,17 @@ def flatten(state: object) -> Part:
     return Part({"state": _flatten(state, tensors, "")}, tensors)
 
 
-def restore(part: Part, template: State) -> State:
+def restore(part: Part, template: State, device: torch.device | str = "cpu") -> State:
     """The state that `flatten` made `part` of, to the bit.
 
     `template`, a fresh state of the same method, gives the NamedTuple classes and the device of each tensor
-    (the CPU where it has none); dtypes, shapes and numbers come from the part. A structure that differs is a
+    (`device` where it has none); dtypes, shapes and numbers come from the part. A structure that differs is a
     BadFolder that names the path. None and empty containers in the template fit anything of their kind, for
     what a method only makes or collects later.
     """
     if "state" not in part.config:
         raise BadFolder("This part is no stored state. Give a part that was saved as a checkpoint.")
-    return cast(State, _restore(part.config["state"], part.tensors, template, ""))
+    return cast(State, _restore(part.config["state"], part.tensors, template, "", torch.device(device)))
 
 
 def clone(state: State) -> State:
@@ -55,19 +56,51 @@ def clone(state: State) -> State:
     >>> second[0].add_(1), first
     (tensor([1.]), (tensor([0.]), [2]))
     """
-    return cast(State, _clone(state))
+    return mapped(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, state)
 
 
-def _clone(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if _is_named(value):
-        return type(value)(*map(_clone, value))
-    if type(value) in (tuple, list):
-        return type(value)(map(_clone, value))
+def mapped(function: Callable[[Any], Any], state: State) -> State:
+    """The nested state with `function` of each leaf in its place: tensors, numbers, None and whatever else it holds.
+
+    >>> mapped(lambda leaf: leaf + 1, (1, {"two": [2]}))
+    (2, {'two': [3]})
+    """
+    return cast(State, _mapped(function, state))
+
+
+def leaves(state: object) -> dict[str, Any]:
+    """Each leaf of the nested state under its dotted path, in the order of `mapped`.
+
+    >>> leaves((1, {"two": [2]}))
+    {'0': 1, '1.two.0': 2}
+    """
+    found: dict[str, Any] = {}
+    _gather(state, "", found)
+    return found
+
+
+def _gather(value: Any, path: str, found: dict[str, Any]) -> None:
     if type(value) is dict:
-        return {key: _clone(item) for key, item in value.items()}
-    return value
+        items: Iterable[tuple[str, Any]] = value.items()
+    elif _is_named(value):
+        items = zip(value._fields, value, strict=True)
+    elif type(value) in (tuple, list):
+        items = ((str(index), item) for index, item in enumerate(value))
+    else:
+        found[path] = value
+        return
+    for name, item in items:
+        _gather(item, join(path, name), found)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if _is_named(value):
+        return type(value)(*[_mapped(function, item) for item in value])
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(function, item) for item in value)
+    if type(value) is dict:
+        return {key: _mapped(function, item) for key, item in value.items()}
+    return function(value)
 
 
 def _flatten(value: Any, tensors: dict[str, Tensor], path: str) -> JSON:
@@ -86,7 +119,7 @@ def _flatten(value: Any, tensors: dict[str, Tensor], path: str) -> JSON:
     return encode(value, tensors, path)
 
 
-def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str) -> Any:
+def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str, device: torch.device) -> Any:
     match node:
         case {"named": str(name), "fields": list(items)}:
             stored = pairs(items)
@@ -95,36 +128,40 @@ def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str
                 raise _misfit(path, f"{name}({', '.join(names)})", template)
             return type(template)(
                 *(
-                    _restore(item, tensors, child, join(path, key))
+                    _restore(item, tensors, child, join(path, key), device)
                     for (key, item), child in zip(stored, template, strict=True)
                 )
             )
         case {"tuple": list(items)}:
-            return tuple(_items(items, tensors, template, path, tuple))
+            return tuple(_items(items, tensors, template, path, tuple, device))
         case list(items):
-            return _items(items, tensors, template, path, list)
+            return _items(items, tensors, template, path, list, device)
         case {"dict": list(items)}:
             entries = dict(pairs(items))
             if not _is_kind(template, dict) or (template and template.keys() != entries.keys()):
                 raise _misfit(path, f"a dict of {', '.join(entries) or 'nothing'}", template)
             children = template or dict.fromkeys(entries)
-            return {key: _restore(item, tensors, children[key], join(path, key)) for key, item in entries.items()}
-    return _leaf(decode(node, tensors), template, path)
+            return {
+                key: _restore(item, tensors, children[key], join(path, key), device) for key, item in entries.items()
+            }
+    return _leaf(decode(node, tensors), template, path, device)
 
 
-def _items(items: list[JSON], tensors: Mapping[str, Tensor], template: Any, path: str, kind: type) -> list[Any]:
+def _items(
+    items: list[JSON], tensors: Mapping[str, Tensor], template: Any, path: str, kind: type, device: torch.device
+) -> list[Any]:
     if not _is_kind(template, kind) or (template and len(template) != len(items)):
         raise _misfit(path, f"a {kind.__name__} of {len(items)}", template)
     children = template or (None,) * len(items)
     return [
-        _restore(item, tensors, child, join(path, str(index)))
+        _restore(item, tensors, child, join(path, str(index)), device)
         for index, (item, child) in enumerate(zip(items, children, strict=True))
     ]
 
 
-def _leaf(value: object, template: object, path: str) -> object:
-    if isinstance(value, Tensor) and isinstance(template, Tensor):
-        return value.to(template.device)
+def _leaf(value: object, template: object, path: str, device: torch.device) -> object:
+    if isinstance(value, Tensor) and (template is None or isinstance(template, Tensor)):
+        return value.to(device if template is None else template.device)
     numbers = type(value) in (int, float) and type(template) in (int, float)
     if value is None or template is None or numbers or type(value) is type(template):
         return value

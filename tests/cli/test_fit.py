@@ -31,7 +31,7 @@ def test_a_run_folder_has_the_posterior_the_trace_and_the_task(fitted):
         "seed": 0,
         "steps": 40,
     }
-    assert task["network"] == {"sizes": [2, 6, 2], "activation": "tanh", "bias": True}
+    assert task["network"] == {"sizes": [2, 6, 2], "activation": "tanh", "bias": True, "dropout": 0.0}
     trace = Trace.from_tensors(folder.read("trace").tensors)
     assert trace["map.loss"].shape == (40,)
     assert not (fitted / "stages").exists()
@@ -57,6 +57,16 @@ def test_the_posterior_is_that_of_the_library(fitted):
     scores = RunFolder(fitted).read("scores").config
     expected = po.metrics.negative_log_likelihood(q.predict(data.test.inputs), data.test.targets)
     assert scores["test_nll"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_ensemble_is_a_mixture_of_fits(run, tmp_path):
+    folder = tmp_path / "run"
+    result = run("fit", "two-moons", "--method", "ensemble", "--out", folder, *TINY)
+    assert result.code == 0
+    stored = po.load(folder, po.networks.MLP((2, 6, 2), activation="tanh"))
+    assert [type(one).__name__ for one in stored.posteriors] == ["Point"] * 5
+    assert Trace.from_tensors(RunFolder(folder).read("trace").tensors)["ensemble.loss"].shape == (40, 5)
+    assert run("evaluate", folder).code == 0
 
 
 def test_options_reach_the_joint(run, tmp_path):

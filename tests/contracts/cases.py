@@ -22,10 +22,29 @@ from posterity.curvature import (
 from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Conjugate, FullRank, Laplace, MeanField, OnlineLaplace
-from posterity.methods.gradients import Flipout, LocalReparameterisation, ScoreFunction, StickTheLanding, WeightSampling
+from posterity.methods import (
+    MAP,
+    SWAG,
+    Conjugate,
+    Ensemble,
+    FullRank,
+    Laplace,
+    LowRankGaussian,
+    MCDropout,
+    MeanField,
+    NaturalGradient,
+    OnlineLaplace,
+)
+from posterity.methods.gradients import (
+    Flipout,
+    LocalReparameterisation,
+    ScoreFunction,
+    SecondOrder,
+    StickTheLanding,
+    WeightSampling,
+)
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
-from posterity.networks import MLP
+from posterity.networks import MLP, ConcreteDropout
 from posterity.numerics import SGD, Cosine, Key, Warmup
 from posterity.priors import Normal
 
@@ -48,9 +67,9 @@ def labels(dtype: torch.dtype) -> Rows:
     return x.to(dtype), (x.square().sum(-1) > 2.5).long()
 
 
-def network(sizes: list[int], dtype: torch.dtype) -> MLP:
+def network(sizes: list[int], dtype: torch.dtype, dropout: float = 0.0) -> MLP:
     """The same weights every time, whatever was drawn before."""
-    net = MLP(sizes, activation="tanh").to(dtype)
+    net = MLP(sizes, activation="tanh", dropout=dropout).to(dtype)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(0.5 * Key(3).fold(name).normal(tuple(parameter.shape), torch.float64, "cpu"))
@@ -77,6 +96,16 @@ def tunable_regression(dtype: torch.dtype) -> Joint:
 def narrow_regression(dtype: torch.dtype) -> Joint:
     """Noise so wide and a prior so narrow that the exact Hessian is positive definite wherever it is taken."""
     return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(3.0), Normal(0.2), ROWS)
+
+
+def dropping_regression(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 4, 1], dtype, dropout=0.3), Gaussian(0.3, learn=True), Normal(0.7), ROWS)
+
+
+def learnt_dropping(dtype: torch.dtype) -> Joint:
+    net = network([COLUMNS, 4, 2], dtype)
+    layers = torch.nn.Sequential(net[0], net[1], ConcreteDropout(net[2], rate=0.3))
+    return Joint(layers, Categorical(), Normal(0.7), ROWS)
 
 
 @dataclass(frozen=True)
@@ -229,5 +258,88 @@ CASES = [
         every_row=False,
         noise_of_device=True,
     ),
+    Case(
+        "low rank gaussian",
+        LowRankGaussian(rank=3, steps=11, batch_size=6, draws=2),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
+    ),
+    Case(
+        "dropout",
+        MCDropout(steps=11, batch_size=6),
+        dropping_regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
+    ),
+    Case(
+        "natural gradient",
+        NaturalGradient(steps=11, batch_size=6),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        noise_of_device=True,
+    ),
+    Case(
+        "swag",
+        SWAG(MAP(steps=11, batch_size=6, optimizer=SGD(0.05)), every=2, rank=3, warmup=1),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+    ),
+    Case("swag, diagonal", SWAG(MAP(steps=11, batch_size=None), every=3, rank=0), classification, labels),
+    *(
+        Case(
+            f"natural gradient by {type(estimator).__name__}",
+            NaturalGradient(steps=11, batch_size=None, estimator=estimator, beta2=0.9, schedule=Cosine()),
+            classification,
+            labels,
+            draws=not isinstance(estimator, SecondOrder),
+            noise_of_device=True,
+        )
+        for estimator in (WeightSampling(2, antithetic=True), StickTheLanding(), SecondOrder())
+    ),
+    Case(
+        "dropout, one mask a batch on all rows, learnt rates",
+        MCDropout(steps=11, batch_size=None, one_mask_a_batch=True),
+        learnt_dropping,
+        labels,
+        draws=True,
+        noise_of_device=True,
+    ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
+    Case(
+        "ensemble",
+        Ensemble(MAP(steps=11, batch_size=6), size=3),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        members=False,
+    ),
+    Case(
+        "ensemble of mean fields",
+        Ensemble(MeanField(steps=11, batch_size=6), size=3),
+        classification,
+        labels,
+        draws=True,
+        every_row=False,
+        members=False,
+        noise_of_device=True,
+    ),
+    Case(
+        "ensemble in turn",
+        Ensemble(OnlineLaplace(MAP(steps=7, batch_size=6), Laplace(batch_size=6, tuning=None), rounds=2), size=2),
+        tunable_regression,
+        numbers,
+        draws=True,
+        every_row=False,
+        members=False,
+    ),
 ]

@@ -137,6 +137,11 @@ def test_resumed_run_may_begin_some_steps_back(case: Case, tmp_path: Path) -> No
     assert same_tensors(trace.tensors(), whole_trace.tensors())
 
 
+@every_case
+def test_says_whether_it_takes_members(case: Case) -> None:
+    assert case.method.takes_members == case.members
+
+
 @member_cases
 @pytest.mark.parametrize("own_start", [True, False], ids=["start of each", "one start"])
 def test_members_together_equal_members_one_by_one(case: Case, own_start: bool) -> None:

@@ -21,6 +21,7 @@ from posterity.predictive import (
     Probit,
     ProbitPhi,
     from_outputs,
+    mixed,
 )
 
 ROWS = 5
@@ -157,7 +158,29 @@ def classes_bridge(rows: slice, dtype: torch.dtype) -> Predictive:
     return LaplaceBridge()(Categorical(), mean, covariance, Key(0))
 
 
+def mixture(rows: slice, dtype: torch.dtype) -> Predictive:
+    return mixed([gaussian(rows, dtype), draws_with_their_own_noise(rows, dtype)], torch.tensor([0.3, 0.7]))
+
+
+def mixture_two_outputs(rows: slice, dtype: torch.dtype) -> Predictive:
+    return mixed([gaussian_joint(rows, dtype), gaussian_two_outputs(rows, dtype)])
+
+
+def mixture_of_counts(rows: slice, dtype: torch.dtype) -> Predictive:
+    return mixed([poisson(rows, dtype), counts(rows, dtype)], torch.tensor([0.9, 0.1]))
+
+
+def mixture_of_classes(rows: slice, dtype: torch.dtype) -> Predictive:
+    more = from_outputs(Categorical(), normal("more", 7, ROWS, 3)[:, rows].to(dtype))
+    return mixed([classes_draws(rows, dtype), more], torch.tensor([0.2, 0.8]))
+
+
+def mixture_of_averaged_classes(rows: slice, dtype: torch.dtype) -> Predictive:
+    return mixed([classes_draws(rows, dtype), classes_probit(rows, dtype)])
+
+
 SCALAR: list[Build] = [
+    mixture,
     gaussian,
     gaussian_without_event,
     draws,
@@ -165,12 +188,13 @@ SCALAR: list[Build] = [
     draws_with_their_own_noise,
     noise_of_the_network,
 ]
-PLANAR: list[Build] = [gaussian_two_outputs, gaussian_joint, draws_two_outputs]
+PLANAR: list[Build] = [mixture_two_outputs, gaussian_two_outputs, gaussian_joint, draws_two_outputs]
 QUANTILES = [*SCALAR, *PLANAR, long_tails, long_tails_with_their_own_noise, images]
-COUNTS: list[Build] = [counts, poisson]
+COUNTS: list[Build] = [counts, poisson, mixture_of_counts]
 REGRESSION = [*QUANTILES, *COUNTS]
-SPLIT_CLASSES: list[Build] = [binary_draws, classes_draws, tokens, many_labels]
+SPLIT_CLASSES: list[Build] = [mixture_of_classes, binary_draws, classes_draws, tokens, many_labels]
 AVERAGED_CLASSES: list[Build] = [
+    mixture_of_averaged_classes,
     classes_with_a_zero,
     classes_probit,
     binary_phi,
@@ -421,7 +445,7 @@ def test_rows_without_what_ties_them_have_no_joint_density(build: Build) -> None
 def test_normal_components_are_the_distribution(build: Build) -> None:
     pred = whole(build)
     if pred.normals is None:
-        assert build in (*COUNTS, long_tails, long_tails_with_their_own_noise)
+        assert build in (*COUNTS, long_tails, long_tails_with_their_own_noise, mixture)
         return
     means, scales = pred.normals
     torch.testing.assert_close(means.mean(0), pred.mean)

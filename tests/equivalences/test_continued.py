@@ -142,7 +142,7 @@ def test_points_and_parts_are_refused() -> None:
 
 def blobs(seed: int, centre: tuple[float, float]) -> tuple[Tensor, Tensor]:
     """Two classes above and below a point of the plane."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = Key(seed).generator()
     y = torch.arange(100) % 2
     x = 0.5 * torch.randn(100, 2, generator=generator) + torch.tensor(centre)
     return x + torch.stack([torch.zeros(100), 2.0 * y - 1.0], -1), y

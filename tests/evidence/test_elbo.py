@@ -181,7 +181,9 @@ def test_kl_against_draws(prior, dense):
     ratios = q.log_density(drawn) - joint.log_prior(drawn)
     spread = math.hypot(float(ratios.std()) / math.sqrt(4000), of.kl_standard_error)
     close(of.kl, float(ratios.mean()), spread)
-    known = isinstance(prior, (Normal, LaplacePrior, StudentT)) if dense else not isinstance(prior, Hierarchical)
+    known = (
+        isinstance(prior, (Normal, LaplacePrior, StudentT, Layerwise)) if dense else not isinstance(prior, Hierarchical)
+    )
     assert (of.kl_standard_error == 0.0) == known
 
 

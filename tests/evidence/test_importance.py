@@ -111,7 +111,9 @@ def test_against_integration_over_two_weights(prior, tempering):
     close(naive.smoothed_log_evidence, expected, naive.smoothed_standard_error)
     q, _ = po.infer(MAP(steps=500, batch_size=None), joint, (x, y))
     q, _ = po.infer(Laplace(tuning=None), joint, (x, y), start=q)
-    of = importance(widened(q, 3.0), (x, y), draws=20_000)
+    # Three times the covariance is not enough under the heavy tails of a tempered Student t: k-hat is 2 there.
+    of = importance(widened(q, 10.0), (x, y), draws=20_000)
+    assert of.reliable
     close(of.smoothed_log_evidence, expected, of.smoothed_standard_error)
 
 

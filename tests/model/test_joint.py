@@ -270,6 +270,8 @@ def test_member_takes_its_own_of_everything():
     joint = problem(tempering=Tempering(torch.tensor([0.5, 2.0]), 3.0), prior=Normal(torch.tensor([1.0, 4.0])))
     assert joint.num_members == 2
     one = joint.member(1)
+    assert one is joint.member(1)  # made once: estimators ask for it in every step
+    assert one is not joint.member(0)
     assert (one.tempering, one.prior, one.num_members) == (Tempering(2.0, 3.0), Normal(4.0), None)
     assert problem().num_members is None
     with pytest.raises(

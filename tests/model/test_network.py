@@ -351,7 +351,7 @@ def test_dropout_is_off_and_it_is_said(train, caplog):
     with caplog.at_level(logging.INFO, "posterity"):
         network = Network(zoo.make(zoo.Dropping))
         Network(zoo.make(zoo.Recurrent)), Network(zoo.make(zoo.Attention)), Network(zoo.make(zoo.mlp))
-    said = "dropout is off (layers: %s)"
+    said = "dropout is off but under MCDropout (layers: %s)"
     assert [record.getMessage() for record in caplog.records] == [said % name for name in ("drop", "cell", "mix")]
     x = zoo.inputs(zoo.Dropping)
     weight, bias = network.views(network.initial)

@@ -38,7 +38,7 @@ def test_config_survives_json_and_rebuilds_the_same_architecture(net, inputs, ou
 def test_config_cannot_be_changed_from_outside():
     net = MLP((2, 3, 1))
     net.config["sizes"].append(9)
-    assert net.config == {"sizes": [2, 3, 1], "activation": "relu", "bias": True}
+    assert net.config == {"sizes": [2, 3, 1], "activation": "relu", "bias": True, "dropout": 0.0}
 
 
 def test_copies_keep_the_config():

@@ -160,6 +160,7 @@ def test_selected_columns():
 @pytest.mark.parametrize("name", JACOBIANS)
 def test_sums_of_squares_and_gram_matrices(name, chunk, monkeypatch):
     monkeypatch.setattr(jacobian, "CHUNK", chunk)
+    monkeypatch.setattr(jacobian, "DEVICE_SHARE", 1)
     part = JACOBIANS[name]()
     rows, variance = part.rows(), between(0, "v", part.size)
     assert rows.shape == (part.num_rows, part.num_outputs, part.size) == (ROWS, OUTPUTS, part.size)
@@ -183,6 +184,7 @@ def test_sums_of_squares_and_gram_matrices(name, chunk, monkeypatch):
 @pytest.mark.parametrize("name", JACOBIANS)
 def test_products_with_vectors(name, chunk, draws, monkeypatch):
     monkeypatch.setattr(jacobian, "CHUNK", chunk)
+    monkeypatch.setattr(jacobian, "DEVICE_SHARE", 1)
     part = JACOBIANS[name]()
     vectors = normal(0, "v", draws, part.size)
     wanted = torch.einsum("ndr,sr->snd", part.rows(), vectors)

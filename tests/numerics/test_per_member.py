@@ -4,6 +4,7 @@ import pytest
 import torch
 from matrixcases import STRUCTURES, as_matrix, normal
 
+from posterity.numerics import LowRankCovariance
 from posterity.numerics.per_member import PerMember
 
 FLOAT64 = torch.float64
@@ -38,6 +39,10 @@ def test_everything_is_that_of_the_parts(members):
 
 
 def test_each_is_rescaled_by_its_own(cases, members):
+    if isinstance(members.parts[0], LowRankCovariance):
+        with pytest.raises(TypeError, match="does not tell the curvature of the data from the prior"):
+            members.rescaled(1.0, torch.ones(members.size, dtype=FLOAT64))
+        return
     priors = torch.stack([0.7 * case.prior + (case.prior == 0) for case in cases])  # in proportion, where there is one
     for scale in (torch.tensor([0.5, 1.0, 3.0], dtype=FLOAT64), 2.0):
         together = members.rescaled(scale, priors)

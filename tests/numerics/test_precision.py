@@ -122,3 +122,26 @@ def test_the_matrix_given_is_not_changed():
     precision = Dense(matrix)
     precision.covariance(), precision.solve(torch.ones(2)), precision.colour(torch.ones(1, 2))
     assert torch.equal(matrix, copy)
+
+
+@pytest.mark.parametrize("kind", [Dense, Diagonal])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_have_the_covariance_in_the_number_type_asked_for(kind, dtype):
+    precision, matrix = random_case(kind, 3, (), 5)
+    count, like = 20_000, torch.empty(0, dtype=dtype)
+    draws = precision.draws(count, Key(1), like)
+    assert draws.dtype == dtype
+    white = draws.double() @ torch.linalg.cholesky(matrix)  # standard normal numbers
+    assert float(white.mean(0).abs().max()) < 5 / count**0.5
+    products = white.T @ white / count - torch.eye(3, dtype=torch.float64)
+    assert float(products.abs().max()) < 5 * (2 / count) ** 0.5
+    assert not torch.equal(draws, precision.draws(count, Key(2), like))
+
+
+def test_a_diagonal_draws_alike_in_all_number_types():
+    precision, _ = random_case(Diagonal, 4, (), 5)
+    kinds = [torch.float32, torch.float64, torch.bfloat16]
+    single, double, half = (precision.draws(6, Key(1), torch.empty(0, dtype=kind)) for kind in kinds)
+    torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(half.double(), double, rtol=2e-2, atol=1e-2)
+    assert not torch.equal(precision.draws(6, Key(2), single), single)

@@ -42,6 +42,7 @@ def stacked(tied, missing=False):
 @pytest.mark.parametrize("structure", SMALL)
 def test_against_dense_rows(structure, form, chunk, monkeypatch):
     monkeypatch.setattr(jacobian, "CHUNK", chunk)
+    monkeypatch.setattr(jacobian, "DEVICE_SHARE", 1)
     case = SMALL[structure]()
     whole = stacked(form == "tied", form == "missing")
     given = Selected(whole, torch.arange(TOTAL)) if form == "selected" else whole

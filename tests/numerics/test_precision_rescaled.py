@@ -1,5 +1,7 @@
 """The same curvature under other priors and scales: values, gradients, and what is computed once."""
 
+import math
+
 import pytest
 import torch
 from goldcases import load
@@ -8,7 +10,7 @@ from matrixcases import FLOAT64, STRUCTURES, dense, gram, low_rank, patterned
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics import Dense, Diagonal, Kronecker, LowRank
 
-SCALABLE = {name: build for name, build in STRUCTURES.items() if name != "dense alone"}
+SCALABLE = {name: build for name, build in STRUCTURES.items() if name not in ("dense alone", "low rank covariance")}
 
 
 def new_prior(case, kind):
@@ -132,7 +134,7 @@ def test_an_indefinite_curvature_is_refused_under_a_small_prior(prior):
     matrix = Dense(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.full((2,), 2.0))
     with pytest.raises(NotPositiveDefinite, match=r"smallest eigenvalue is -0\.1"):
         matrix.rescaled(1.0, torch.tensor(prior, dtype=FLOAT64).expand(2))
-    assert float(matrix.rescaled(1.0, torch.full((2,), 1.5)).logdet) == pytest.approx(torch.log(torch.tensor(1.25)))
+    assert float(matrix.rescaled(1.0, torch.full((2,), 1.5)).logdet) == pytest.approx(math.log(1.25))
 
 
 @pytest.mark.parametrize(

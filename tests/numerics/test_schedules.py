@@ -4,10 +4,11 @@ import math
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from posterity.numerics import Constant, Cosine, Steps
+from posterity.numerics import Constant, Cosine, Cyclic, Steps
 
 
 @given(st.integers(2, 500), st.floats(0.0, 0.9), st.floats(0.0, 0.9))
@@ -52,3 +53,25 @@ def test_steps_fall_at_their_shares():
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@given(st.integers(1, 50), st.integers(0, 500), st.floats(0.0, 1.0))
+@settings(deadline=None, max_examples=50)
+def test_cycles_repeat(length, step, final):
+    schedule = Cyclic(length, final)
+    assert schedule.factor(step, 10) == schedule.factor(step + length, 1000)
+    assert schedule.factor(step - step % length, 10) == 1.0
+    assert final - 1e-12 <= schedule.factor(step, 10) <= 1.0 + 1e-12
+    if length > 1:
+        assert schedule.factor(length - 1, 10) == pytest.approx(final, abs=1e-12)
+    as_tensor = schedule.factor(torch.tensor(step), 10)
+    assert float(as_tensor) == pytest.approx(schedule.factor(step, 10), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [((0,), "Cyclic.length must be a positive whole number of steps"), ((5, 1.5), "Cyclic.final must be between")],
+)
+def test_cycles_that_are_none_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Cyclic(*settings)

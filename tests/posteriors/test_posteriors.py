@@ -393,3 +393,27 @@ def test_a_posterior_without_members_says_so():
 
     with pytest.raises(TypeError, match=r"Mystery has no members\. Use it as it is"):
         Mystery().member(0)
+
+
+class OwnWeight(torch.nn.Module):
+    """Outputs that are its weight itself, seen from every row."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return self.weight.expand(len(x), 3)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("random", ["*", torch.tensor([0, 2])])
+def test_draws_in_blocks_do_not_write_over_each_others_outputs(graph, random, monkeypatch):
+    joint = po.Joint(OwnWeight(), po.likelihoods.Categorical(), po.priors.Normal(), num_data=1, random=random)
+    size = 3 if isinstance(random, str) else 2
+    q = Gaussian(joint, torch.arange(3.0), DiagonalPrecision(torch.ones(size)))
+    monkeypatch.setattr(po.posteriors.gaussian, "LARGE", 2 * size)
+    with torch.set_grad_enabled(graph):
+        outputs = q.outputs(torch.zeros(4, 1), 5, Key(1))
+    assert torch.equal(outputs, q.sample(5, Key(1)).unsqueeze(1).expand(5, 4, 3))
+    assert len(torch.unique(outputs[:, 0, 0])) == 5

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import posterity as po
+from posterity.numerics import Key
 from posterity.numerics.layout import Layout
 from posterity.priors import Correlated, FanIn, Normal, around
 
@@ -14,7 +15,7 @@ NOISE, SCALE = 0.5, 0.3
 
 
 def test_mode_and_evidence_are_those_of_linear_regression() -> None:
-    generator = torch.Generator().manual_seed(0)
+    generator = Key(0).generator()
     x = torch.randn(12, 3, generator=generator, dtype=torch.float64)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64) + 0.1
     pretrained = nn.Linear(3, 1, bias=False, dtype=torch.float64)

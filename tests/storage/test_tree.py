@@ -100,6 +100,13 @@ def test_dtype_and_shape_come_from_the_file_and_the_device_from_the_template():
     assert back[1].device.type == "cpu"
 
 
+def test_what_a_template_lacks_goes_to_the_device_that_is_named():
+    back = restore(flatten({"noise": torch.ones(3), "count": 2}), {}, "meta")
+    assert (back["noise"].device.type, back["count"]) == ("meta", 2)
+    assert restore(flatten([torch.ones(2)]), [None], "meta")[0].device.type == "meta"
+    assert restore(flatten([torch.ones(2)]), [torch.zeros(2, device="cpu")], "meta")[0].device.type == "cpu"
+
+
 def test_what_a_fresh_state_lacks_may_come_later():
     fresh = make(kept=[], moments=(Moments(0, None), Moments(0, None)), buffers={})
     assert same(restore(flatten(make(2.0)), fresh), make(2.0))

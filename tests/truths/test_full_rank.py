@@ -42,11 +42,16 @@ def test_optimum_of_logistic_regression() -> None:
     case = load("logistic_variational")
     joint = po.Joint(linear(2), Bernoulli(), Normal(case.inputs["prior_std"]), num_data=10)
     method = FullRank(
-        steps=1500, batch_size=None, draws=4, optimizer=Adam(0.05), schedule=Cosine(), initial_scales=FanIn(0.5)
+        steps=1500, batch_size=None, draws=4, optimizer=Adam(0.01), schedule=Cosine(), initial_scales=FanIn(0.5)
     )
     q, trace = po.infer(method, joint, (case.inputs["X"], case.inputs["t"]))
-    torch.testing.assert_close(q.mean, case.at("full.mean"), rtol=0.02, atol=0.0)
-    torch.testing.assert_close(q.precision.covariance(), case.at("full.cov"), rtol=0.05, atol=0.02)
+    # In units of the scales the noise of the last steps has standard deviations of some 0.012 in the means, 0.025 in
+    # the variances and 0.004 in the correlation, which is 0.094.
+    scale = case.at("full.cov").diagonal().sqrt()
+    assert float(((q.mean - case.at("full.mean")) / scale).abs().max()) < 0.06
+    apart = ((q.precision.covariance() - case.at("full.cov")) / (scale * scale[:, None])).abs()
+    assert float(apart.diagonal().max()) < 0.13
+    assert float(apart[0, 1]) < 0.02
     elbo = trace["elbo"][-200:] * 10
     assert abs(float(elbo.mean()) - case.at("full.elbo")) < 5.0 * float(elbo.std()) / 200**0.5 + 0.005
 

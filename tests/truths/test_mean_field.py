@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from divergences import divergence_of
 from goldcases import load
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from posterity.methods import (
     WeightSampling,
 )
 from posterity.methods.gradients import Estimator, Factorised
-from posterity.methods.gradients.divergence import divergence
 from posterity.methods.gradients.score_function import score_gradients
 from posterity.model import Batch
 from posterity.numerics import SGD, Adam, Cosine, Key
@@ -79,7 +79,7 @@ def averages(
     estimator: Estimator, joint: po.Joint, q: Factorised, batch: Batch, count: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Means of value, gradient in the mean and gradient in the scale of the ELBO, with their standard errors."""
-    prior = divergence(joint, q, q.scale.log(), Key(0))
+    prior = divergence_of(joint, q, Key(0))
     found: list[list[Tensor]] = [[], [], []]
     memory: dict[str, Tensor] = {}
     for index in range(count):
@@ -116,7 +116,7 @@ def test_value_and_gradients_of_the_tiny_network(estimator: Estimator, network: 
     joint = po.Joint(network(), Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5), num_data=4)
     batch = Batch(given["x"].unsqueeze(1), given["y"].unsqueeze(1))
     q = Factorised(given["q_mean"], given["q_std"], None)
-    case.check("kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
+    case.check("kl", divergence_of(joint, q, Key(0)).kl)
     means, errors = averages(estimator, joint, q, batch, 800)
     assert within(means[0], case.at("elbo"), errors[0])
     assert within(means[1], case.at("grad_mean"), errors[1])
@@ -130,7 +130,7 @@ def test_value_and_gradients_of_logistic_regression(estimator: Estimator) -> Non
     joint = po.Joint(linear(2), Bernoulli(), Normal(given["prior_std"]), num_data=10)
     batch = joint.check(Batch(given["X"], given["t"]))
     q = Factorised(given["probe_mean"], given["probe_std"], None)
-    case.check("probe.kl", divergence(joint, q, q.scale.log(), Key(0)).kl)
+    case.check("probe.kl", divergence_of(joint, q, Key(0)).kl)
     means, errors = averages(estimator, joint, q, batch, 800)
     for index, name in enumerate(("elbo", "grad_mean", "grad_std")):
         assert within(means[index], case.at(f"probe.{name}"), errors[index])
@@ -200,17 +200,17 @@ def test_optimum_of_linear_regression(row: int) -> None:
     tempering = po.Tempering.tempered(wanted["eta"])
     noise, prior = Gaussian(given["beta"] ** -0.5), Normal(given["alpha"] ** -0.5)
     joint = po.Joint(linear(2), noise, prior, num_data=7, tempering=tempering)
-    # With mirrored pairs the gradient in the mean of a quadratic has no noise; that in the scale has.
+    # With so many draws the noise of the last steps leaves means and scales within half a hundredth of a scale.
     method = MeanField(
-        steps=1000,
+        steps=800,
         batch_size=None,
         optimizer=Adam(0.05),
         schedule=Cosine(),
-        estimator=WeightSampling(4, antithetic=True),
+        estimator=LocalReparameterisation(128),
         initial_scales=FanIn(0.3),
     )
     q, trace = po.infer(method, joint, (given["X"], given["y"].unsqueeze(1)))
-    torch.testing.assert_close(q.mean, wanted["mean"], rtol=2e-3, atol=0.0)
+    assert float(((q.mean - wanted["mean"]) / wanted["std"]).abs().max()) < 0.03
     torch.testing.assert_close(q.variance.sqrt(), wanted["std"], rtol=0.03, atol=0.0)
     assert abs(float(trace["kl"][-1]) * 7 - wanted["kl_to_prior"]) < 0.05
     fit = trace["data_fit"][-300:] * 7
@@ -227,14 +227,10 @@ def test_optimum_of_logistic_regression(name: str) -> None:
     tempering = po.Tempering.tempered(wanted["eta"])
     joint = po.Joint(linear(2), Bernoulli(), Normal(given["prior_std"]), num_data=10, tempering=tempering)
     method = MeanField(
-        steps=1200,
-        batch_size=None,
-        optimizer=Adam(0.05),
-        schedule=Cosine(),
-        estimator=WeightSampling(4, antithetic=True),
+        steps=800, batch_size=None, optimizer=Adam(0.05), schedule=Cosine(), estimator=LocalReparameterisation(128)
     )
     q, trace = po.infer(method, joint, (given["X"], given["t"]))
-    torch.testing.assert_close(q.mean, wanted["mean"], rtol=0.02, atol=0.0)
+    assert float(((q.mean - wanted["mean"]) / wanted["std"]).abs().max()) < 0.03
     torch.testing.assert_close(q.variance.sqrt(), wanted["std"], rtol=0.03, atol=0.0)
     assert abs(float(trace["kl"][-1]) * 10 - wanted["kl"]) < 0.06
 

@@ -4,6 +4,7 @@ from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorise
 from posterity.methods.gradients.flipout import Flipout
 from posterity.methods.gradients.local_reparameterisation import LocalReparameterisation
 from posterity.methods.gradients.score_function import ScoreFunction
+from posterity.methods.gradients.second_order import SecondOrder
 from posterity.methods.gradients.stick_the_landing import StickTheLanding
 from posterity.methods.gradients.weight_sampling import WeightSampling
 
@@ -14,6 +15,7 @@ __all__ = [
     "Flipout",
     "LocalReparameterisation",
     "ScoreFunction",
+    "SecondOrder",
     "StickTheLanding",
     "WeightSampling",
 ]

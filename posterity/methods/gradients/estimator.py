@@ -56,6 +56,13 @@ def shifted(theta: Tensor, shift: Tensor, places: Tensor | None) -> Tensor:
     return moved
 
 
+class Gradients(NamedTuple):
+    """Gradients in the mean (..., T) and scale (..., R) of a q, or places for them."""
+
+    mean: Tensor
+    scale: Tensor
+
+
 class DataTerm(NamedTuple):
     """An estimate of lp E log p(D | w) and of its gradients, and what the next estimate needs."""
 
@@ -64,8 +71,14 @@ class DataTerm(NamedTuple):
     grad_scale: Tensor  # (..., R)
     buffers: Buffers
     memory: Memory
-    # Gradients in mean and scale of pp E[-log p(w)] - H(q) at the same draws, in place of those in closed form.
-    divergence_grads: tuple[Tensor, Tensor] | None = None
+    # Gradients of pp E[-log p(w)] - H(q) at the same draws, in place of those in closed form.
+    divergence_grads: Gradients | None = None
+
+    def written(self, out: Gradients) -> "DataTerm":
+        """The same with its gradients in the tensors `out`."""
+        if self.grad_mean is out.mean:
+            return self
+        return self._replace(grad_mean=out.mean.copy_(self.grad_mean), grad_scale=out.scale.copy_(self.grad_scale))
 
 
 class Estimator(ABC):
@@ -73,6 +86,16 @@ class Estimator(ABC):
 
     @abstractmethod
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
-        """The tempered expected log-likelihood from one batch, with batch norm in training mode."""
+        """The tempered expected log-likelihood from one batch, with batch norm in training mode.
+
+        The gradients may be made in `out`; `written` puts them there where they were not.
+        """

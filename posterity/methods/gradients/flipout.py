@@ -8,7 +8,7 @@ from torch import Tensor
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
 from posterity.methods.gradients.by_use import normal, term_by_use
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
@@ -28,7 +28,7 @@ class Flipout(Estimator):
 
     **Cost**: twice the matrix products of a pass, on `draws` copies of the batch.
 
-    **References**: Wen et al. (2018), Flipout: efficient pseudo-independent weight perturbations, eq. 4.
+    **References**: Wen et al. (2018), Flipout: efficient pseudo-independent weight perturbations.
 
     **Example**:
 
@@ -48,7 +48,14 @@ class Flipout(Estimator):
         positive_whole("Flipout.draws", self.draws)
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """The average over the draws, which share eps."""
         return term_by_use(type(self).__name__, joint, q, batch, buffers, key, self.draws, _rule, positions=True)

@@ -15,8 +15,19 @@ def num_random(joint: Target) -> int:
 
 
 def initial_log_scales(joint: Target, rule: ScaleRule, like: Tensor) -> Tensor:
-    """log of the rule's standard deviation for each random weight, (R,); a tensor without fans has fans of one."""
-    layout = joint.layout
-    found = [(fans(part, layout) or (1, 1), part.size) for part in layout]
-    each = torch.cat([like.new_full((size,), 0.5 * math.log(rule.variance(*pair))) for pair, size in found])
-    return each[: joint.num_weights] if joint.random_indices is None else each[joint.random_indices]
+    """log of the rule's standard deviation for each random weight, (R,); a tensor without fans has fans of one.
+
+    A ValueError where the number type of the weights cannot hold its square.
+    """
+    layout, limits = joint.layout, torch.finfo(like.dtype)
+    each = []
+    for part in layout:
+        variance = rule.variance(*(fans(part, layout) or (1, 1)))
+        if not limits.tiny <= variance <= limits.max:
+            raise ValueError(
+                f"initial_scales must give variances that {like.dtype} can hold. Got {variance:.3g} for '{part.name}' "
+                f"from {rule!r}. Take another gain; a weight without a distribution is left out by Joint(random=...)."
+            )
+        each.append(like.new_full((part.size,), 0.5 * math.log(variance)))
+    scales = torch.cat(each)
+    return scales[: joint.num_weights] if joint.random_indices is None else scales[joint.random_indices]

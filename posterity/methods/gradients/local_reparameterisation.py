@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
 from posterity.methods.gradients.by_use import normal, term_by_use
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
@@ -29,8 +29,7 @@ class LocalReparameterisation(Estimator):
 
     **Cost**: twice the matrix products of a pass, on `draws` copies of the batch, which share those of the first layer.
 
-    **References**: Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick,
-    section 2.2.
+    **References**: Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
 
     **Example**:
 
@@ -51,7 +50,14 @@ class LocalReparameterisation(Estimator):
         positive_whole("LocalReparameterisation.draws", self.draws)
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """The average over the draws."""
         name = type(self).__name__

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -28,8 +28,7 @@ class ScoreFunction(Estimator):
 
     **Cost**: `draws` forward passes (backward too where there are points), and all draws of the noise in memory.
 
-    **References**: Williams (1992); Mohamed et al. (2020), Monte Carlo gradient estimation in machine learning,
-    sections 4 and 7.4.
+    **References**: Williams (1992); Mohamed et al. (2020), Monte Carlo gradient estimation in machine learning.
 
     **Example**:
 
@@ -53,7 +52,14 @@ class ScoreFunction(Estimator):
             )
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """The average over the draws."""
         values, noises, points = [], [], torch.zeros_like(q.mean)

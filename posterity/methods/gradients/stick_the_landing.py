@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -27,7 +27,7 @@ class StickTheLanding(Estimator):
 
     **Cost**: `draws` forward and backward passes, and one gradient of the prior for each.
 
-    **References**: Roeder, Wu and Duvenaud (2017), Sticking the landing, eq. 7.
+    **References**: Roeder, Wu and Duvenaud (2017), Sticking the landing.
 
     **Example**:
 
@@ -45,7 +45,14 @@ class StickTheLanding(Estimator):
         positive_whole("StickTheLanding.draws", self.draws)
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """The average over the draws, with the gradients of the divergence."""
         sums = [torch.zeros_like(part) for part in (q.mean[..., 0], q.mean, q.scale, q.mean, q.scale)]
@@ -58,7 +65,7 @@ class StickTheLanding(Estimator):
             for total, part in zip(sums, found, strict=True):
                 total.add_(part)
         value, grad_mean, grad_scale, pull_mean, pull_scale = (total.div_(self.draws) for total in sums)
-        return DataTerm(value, grad_mean, grad_scale, buffers, {}, (pull_mean, pull_scale))
+        return DataTerm(value, grad_mean, grad_scale, buffers, {}, Gradients(pull_mean, pull_scale))
 
 
 def _pull(joint: Target, q: Factorised, theta: Tensor, noise: Tensor) -> Tensor:

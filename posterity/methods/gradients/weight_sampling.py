@@ -6,11 +6,11 @@ import torch
 
 from posterity.errors import positive_whole
 from posterity.inference.method import Target
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Memory
-from posterity.methods.gradients.workspace import workspace
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
+from posterity.numerics.workspace import workspace
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,14 @@ class WeightSampling(Estimator):
         positive_whole("WeightSampling.draws", self.draws)
 
     def data_term(
-        self, joint: Target, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
     ) -> DataTerm:
         """The average over the draws."""
         used = memory.get("used")  # noise whose mirror image comes next
@@ -60,16 +67,23 @@ class WeightSampling(Estimator):
                 space = workspace(joint, "noise", q.scale[0] if q.scale.dim() > 1 else q.scale, torch.float32)
                 noise = q.noise(key.fold(draw) if draw else key, space)
             theta = q.moved(noise, workspace(joint, "theta", q.mean), -1.0 if mirror else 1.0)
-            space = workspace(joint, "grad" if terms is None else "another grad", q.mean)
-            value, grad, buffers = joint.data_value_and_grad(theta, batch, buffers, space)
-            grad_scale = torch.mul(q.random(grad), noise, out=workspace(joint, f"grad_scale {draw > 0}", q.scale))
+            first = terms is None
+            places = out if first and out is not None else _places(joint, q, first)
+            value, _, buffers = joint.data_value_and_grad(theta, batch, buffers, places.mean)
+            torch.mul(q.random(places.mean), noise, out=places.scale)
             if mirror:
-                grad_scale.neg_()
+                places.scale.neg_()
             if terms is None:
-                terms = value, grad, grad_scale
+                terms = value, *places
             else:
-                terms = terms[0] + value, terms[1].add_(grad), terms[2].add_(grad_scale)
+                terms = terms[0] + value, terms[1].add_(places.mean), terms[2].add_(places.scale)
         assert terms is not None
         if self.draws > 1:
             terms = terms[0] / self.draws, terms[1].div_(self.draws), terms[2].div_(self.draws)
         return DataTerm(*terms, buffers, {} if used is None else {"used": used})
+
+
+def _places(joint: Target, q: Factorised, first: bool) -> Gradients:
+    """Memory for the gradients at the first draw, or at a later one."""
+    names = ("grad", "grad_scale") if first else ("another grad", "another grad_scale")
+    return Gradients(workspace(joint, names[0], q.mean), workspace(joint, names[1], q.scale))

@@ -68,7 +68,7 @@ def _by_path(name: str, estimator: Estimator, key: Key) -> tuple[Tensor, Tensor]
     term = estimator.data_term(density, q, nothing, {}, {}, key)
     if term.divergence_grads is None:
         return term.grad_mean, term.grad_scale
-    return term.grad_mean - term.divergence_grads[0], term.grad_scale - term.divergence_grads[1]
+    return term.grad_mean - term.divergence_grads.mean, term.grad_scale - term.divergence_grads.scale
 
 
 def _by_score(name: str, key: Key, *, baseline: bool) -> tuple[Tensor, Tensor]:

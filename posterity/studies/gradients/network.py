@@ -21,6 +21,7 @@ from posterity.methods.gradients import (
     WeightSampling,
 )
 from posterity.methods.gradients.divergence import divergence
+from posterity.methods.gradients.estimator import Gradients
 from posterity.model import Batch, Joint
 from posterity.networks import MLP
 from posterity.numerics.adam import Adam
@@ -98,12 +99,12 @@ def network(seed: int) -> list[Row]:
 
 def gradients(found: Problem, q: Factorised, estimator: Estimator, key: Key, repeats: int) -> tuple[Tensor, Tensor]:
     """Independent estimates of the ELBO's gradients in means and scales, (repeats, P) each."""
-    prior = divergence(found.joint, q, q.scale.log(), key)  # in closed form, the same each time
-    pulls = prior.grad_mean.clone(), prior.grad_scale - 1.0 / q.scale
+    pulls = Gradients(torch.zeros_like(q.mean), -1.0 / q.scale)  # in closed form, the same each time
+    divergence(found.joint, q, q.scale.log(), key, pulls, 1.0)
     means, scales = [], []
     for repeat in range(repeats):
         term = estimator.data_term(found.joint, q, found.batch, {}, {}, key.fold(repeat))
         pull = term.divergence_grads or pulls
-        means.append(term.grad_mean - pull[0])
-        scales.append(term.grad_scale - pull[1])
+        means.append(term.grad_mean - pull.mean)
+        scales.append(term.grad_scale - pull.scale)
     return torch.stack(means), torch.stack(scales)

@@ -1,0 +1,107 @@
+"""Dropout training as variational inference: what its loss says about noise and prior, and its KL divergence."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, positive_whole, shown
+
+_POINTS = 4001  # of the trapezoid rule, to rounding for smooth integrands
+_TAIL = 9.0  # standard deviations beyond which nothing is left
+_APART = 40.0  # at this distance two unit normals share nothing that a float64 could hold
+
+
+@dataclass(frozen=True)
+class DropoutObjective:
+    """The convention of a dropout loss: mean data loss + penalty, and the noise precision tau that it stands for.
+
+    **Math**: (1/n) sum |y - f|^2 / 2 + lambda |W|^2 is -ELBO / (n tau) up to a constant if KL = (1 - p) l^2 / 2 |M|^2,
+    the prior on M, the weights of masks that are not scaled, being N(0, l^-2). Hence tau = (1 - p) l^2 / (2 n lambda)
+    for lambda on M. Without `halved` the loss is |y - f|^2, which doubles tau; with `weight_decay` the penalty is
+    lambda / 2 |W|^2, which doubles it again; a loss averaged over `outputs` entries, as `MSELoss`, divides it by their
+    number. With `scaled_masks`, as in torch, W = (1 - p) M and lambda is on W: 1 - p becomes 1 / (1 - p).
+
+    **Limit**: for weights far from zero compared with the width of the relaxed q: see `dropout_divergence`.
+
+    **Cost**: none.
+
+    **References**: Gal and Ghahramani (2016), Dropout as a Bayesian approximation, eq. 7 and appendix 4.2.
+
+    **Example**:
+
+    >>> DropoutObjective(scaled_masks=False).precision(0.0005, rate=0.5, length_scale=1.0, num_data=1000)
+    0.5
+    """
+
+    halved: bool = True
+    weight_decay: bool = False
+    outputs: int = 1
+    scaled_masks: bool = True
+
+    def __post_init__(self) -> None:
+        positive_whole("DropoutObjective.outputs", self.outputs)
+
+    def precision(self, penalty: float, *, rate: float, length_scale: float, num_data: int) -> float:
+        """tau, the inverse variance of the noise, for which this penalty is that of the prior."""
+        positive("DropoutObjective.precision: penalty", penalty)
+        return self._product(rate, length_scale, num_data) / penalty
+
+    def penalty(self, precision: float, *, rate: float, length_scale: float, num_data: int) -> float:
+        """The penalty (lambda, or the weight decay) of the prior under noise of this precision."""
+        positive("DropoutObjective.penalty: precision", precision)
+        return self._product(rate, length_scale, num_data) / precision
+
+    def _product(self, rate: float, length_scale: float, num_data: int) -> float:
+        """precision * penalty."""
+        _check_rate("DropoutObjective", rate, low=True)
+        positive("DropoutObjective: length_scale", length_scale)
+        positive_whole("DropoutObjective: num_data", num_data, "of rows")
+        kept = 1.0 / (1.0 - rate) if self.scaled_masks else 1.0 - rate
+        halves = (1 if self.halved else 2) * (2 if self.weight_decay else 1)
+        return halves * kept * length_scale**2 / (2.0 * num_data * self.outputs)
+
+
+def dropout_divergence(mean: Tensor, scale: float, rate: float, length_scale: float) -> Tensor:
+    """KL((1-p) N(m, s^2 I) + p N(0, s^2 I) || N(0, l^-2 I)) of rows of weights m = `mean` (..., K), in nats, (...).
+
+    Each row has one coin. Exact to rounding, by an integral along m in float64; differentiable in the mean.
+
+    >>> round(float(dropout_divergence(torch.tensor([1.0]), 0.05, rate=0.1, length_scale=1.0)), 6)
+    2.621899
+    """
+    far = dropout_divergence_far(mean, scale, rate, length_scale)
+    apart = torch.linalg.vector_norm(mean.double(), dim=-1, keepdim=True) / scale
+    apart = apart.clamp_max(_APART)  # beyond, the overlap is zero and so is its slope
+    steps = torch.linspace(0.0, 1.0, _POINTS, dtype=torch.float64, device=mean.device)
+    places = -_TAIL + (apart.detach() + 2.0 * _TAIL) * steps  # (..., points): limits that stay where they are
+    logit = math.log1p(-rate) - math.log(rate) + apart * (places - 0.5 * apart)
+    heads = torch.sigmoid(logit)
+    unsure = -(heads * torch.nn.functional.logsigmoid(logit) + (1 - heads) * torch.nn.functional.logsigmoid(-logit))
+    at_zero, at_mean = (torch.exp(-0.5 * (places - centre).square()) for centre in (0.0, apart))
+    density = (rate * at_zero + (1.0 - rate) * at_mean) / math.sqrt(2.0 * math.pi)
+    # The entropy of a mixture is that of its parts and coins, less what the place leaves open about the coin.
+    return far + torch.trapezoid(density * unsure, places, dim=-1)
+
+
+def dropout_divergence_far(mean: Tensor, scale: float, rate: float, length_scale: float) -> Tensor:
+    """The limit of `dropout_divergence` for |m| >> s: (1-p) l^2 |m|^2 / 2 + K/2 (s^2 l^2 - log s^2 l^2 - 1) - H(p).
+
+    It is what training with dropout takes for the KL. Its constant has no limit as s goes to 0.
+    """
+    _check_rate("dropout_divergence", rate, low=False)
+    positive("dropout_divergence: scale", scale)
+    positive("dropout_divergence: length_scale", length_scale)
+    if mean.dim() == 0:
+        raise ValueError(f"dropout_divergence: mean must be rows of weights (..., K). Got {shown(mean)}.")
+    width = (scale * length_scale) ** 2
+    entropy = -rate * math.log(rate) - (1.0 - rate) * math.log1p(-rate)
+    pull = 0.5 * (1.0 - rate) * length_scale**2 * mean.double().square().sum(-1)
+    return pull + 0.5 * mean.shape[-1] * (width - math.log(width) - 1.0) - entropy
+
+
+def _check_rate(name: str, rate: float, *, low: bool) -> None:
+    good = isinstance(rate, (int, float)) and not isinstance(rate, bool) and (rate >= 0 if low else rate > 0)
+    if not good or not rate < 1:
+        raise ValueError(f"{name}: rate must be {'at least' if low else 'above'} 0 and below 1. Got {shown(rate)}.")

@@ -1,0 +1,160 @@
+"""Dropout as inference: masks while training, and masks in predictions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, positive_whole, shown
+from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.method import Info, Method, Target
+from posterity.methods.buffers import starting_buffers
+from posterity.methods.learnt_rates import check_learnt_rates, learnt_rates, prior_value_and_grad
+from posterity.model.data import Batch, Data, Feed, check_batch_size
+from posterity.model.dropout_sites import dropout_sites
+from posterity.model.inputs import map_inputs
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.adam import Adam
+from posterity.numerics.masks import KeyedMasks
+from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.random import Key
+from posterity.numerics.schedules import Constant, Schedule
+from posterity.posteriors.dropout import Dropout
+
+
+class MCDropoutState(NamedTuple):
+    """theta (P,) or (M, P), the optimiser's moments, batch-norm statistics and the number of steps done.
+
+    `example` is a row of zeros in the form of the inputs, None before the first step.
+    """
+
+    theta: Tensor
+    optimizer: Any
+    buffers: Buffers
+    step: int
+    example: Any
+
+
+@dataclass(frozen=True)
+class MCDropout(Method):
+    """Monte Carlo dropout: the network's own dropout is on while it trains, and in the draws of its predictions.
+
+    **Math**: ascent on lp E_keep log p(D | f_{W, keep}) + pp log p(W), by one draw of the masks a step. It is `MAP` of
+    the weights under noise, and up to constants the ELBO of the q that draws rows of W / (1 - p) or 0, if the prior
+    on these has the precision l^2 = (1 - p) / s^2 for a N(0, s^2) prior on W (`evidence.DropoutObjective`). Rates
+    of `ConcreteDropout` layers are learnt: there the prior is on W / (1 - p), and the objective is
+    lp E log p(D | f) - pp |W|^2 / (2 s^2 (1 - p)) + K H(p), with K units, in nats. The trace has "loss", minus that per
+    datum, and the learnt rates.
+
+    **Masks**: while training every row has its own, or with `one_mask_a_batch` all rows of a batch have one; members
+    have the same ones. A draw of a prediction has one mask for all rows, so that it is a function, or with
+    `one_mask_a_draw=False` one for each. Batch norm uses batch statistics while training, running ones in predictions.
+
+    **Limit**: q is as wide as the rates say, whatever the number of data, unless they are learnt; the KL is exact for
+    weights far from zero only (`evidence.dropout_divergence`).
+
+    **Cost**: that of MAP and of the random numbers; predictions take a forward pass for each draw.
+
+    **References**: Gal and Ghahramani (2016), Dropout as a Bayesian approximation; Gal, Hron and Kendall (2017).
+
+    **Example**:
+
+    >>> import torch, posterity as po
+    >>> x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> net = po.networks.MLP([2, 20, 2], dropout=0.2)
+    >>> joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), num_data=50)
+    >>> q, trace = po.infer(po.methods.MCDropout(steps=300, batch_size=None), joint, (x, y))
+    >>> po.metrics.accuracy(q.predict(x), y) > 0.9
+    True
+    """
+
+    steps: int = 2000
+    batch_size: int | None = 128
+    optimizer: Optimizer = field(default_factory=Adam)
+    schedule: Schedule = field(default_factory=Constant)
+    one_mask_a_batch: bool = False
+    one_mask_a_draw: bool = True
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive_whole("MCDropout.steps", self.steps)
+        check_batch_size("MCDropout.batch_size", self.batch_size)
+        positive("MCDropout.temperature", self.temperature)
+        kinds: dict[str, type] = {
+            "optimizer": Optimizer,
+            "schedule": Schedule,
+            "one_mask_a_batch": bool,
+            "one_mask_a_draw": bool,
+        }
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"MCDropout.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """The same problem, once the network is seen to have dropout."""
+        if not isinstance(joint, Joint):
+            raise TypeError(f"MCDropout needs a Joint, whose network has dropout. Got {shown(joint)}. Use MAP.")
+        dropout_sites(joint.network.member(0), data.first().member(0).inputs)
+        check_learnt_rates(joint)
+        return joint
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """As `MAP`, and the masks, which are no larger than the activations that a batch leaves."""
+        like = torch.empty(joint.size, dtype=joint.dtype, device="meta")
+        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
+        members = theta_bytes(joint) // max(1, like.numel() * like.itemsize)
+        return {
+            **super().bytes(joint, data),
+            "optimiser": members * moments,
+            "activations of a batch, with masks": 4 * activation_bytes(joint, data, self.batch_size),
+        }
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Shuffled mini-batches, or all rows each time."""
+        return data.minibatches(self.batch_size, self.steps, key)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> MCDropoutState:
+        """At theta, with fresh moments."""
+        theta = theta.clone()
+        return MCDropoutState(theta, self.optimizer.init(theta), starting_buffers(joint, theta), 0, None)
+
+    def step(self, joint: Target, state: MCDropoutState, batch: Batch, key: Key) -> tuple[MCDropoutState, Info]:
+        """One ascent step under masks of this step."""
+        assert isinstance(joint, Joint)
+        theta, rates = state.theta, learnt_rates(joint)
+        inputs = batch.member(0).inputs
+        example = map_inputs(lambda t: torch.zeros_like(t[:1]), inputs) if state.example is None else state.example
+        known = dropout_sites(joint.network, inputs)
+        masks = KeyedMasks(
+            key.fold("masks"), known.sites, shared=self.one_mask_a_batch, relaxed=self.temperature if rates else None
+        )
+        with joint.network.dropping(masks, training=known.training):
+            if rates:
+                value, grad, buffers = joint.data_value_and_grad(theta, batch, state.buffers)
+                prior, prior_grad = prior_value_and_grad(joint, theta, rates)
+                value, grad = value + prior, grad.add_(prior_grad)
+            else:
+                value, grad, buffers = joint.value_and_grad(theta, batch, state.buffers)
+        info = {f"rate.{rate.name}": torch.sigmoid(theta[..., rate.logit.offset]) for rate in rates}
+        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
+        optimizer = self.optimizer.ascend(theta, grad, state.optimizer, step_size, joint.num_data)
+        after = MCDropoutState(theta, optimizer, buffers, state.step + 1, example)
+        return after, {"loss": -value / joint.num_data, **info}
+
+    def keep(self, state: MCDropoutState) -> MCDropoutState:
+        """theta and the buffers; the moments are not needed any more."""
+        return state._replace(optimizer=None)
+
+    def posterior(self, joint: Target, kept: Sequence[MCDropoutState]) -> Dropout:
+        """The last theta under random masks, with the noise fitted in its joint."""
+        assert isinstance(joint, Joint)
+        last = kept[-1]
+        theta = last.theta.detach().clone()
+        weights, example = theta[..., : joint.num_weights], last.example
+        if example is not None:
+            example = map_inputs(lambda tensor: tensor.to(joint.device), example)
+        return Dropout(joint.fitted(theta), weights, last.buffers, self.one_mask_a_draw, example)

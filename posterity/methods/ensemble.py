@@ -1,0 +1,258 @@
+"""Ensembles of any method: members that differ in their first weights and in the order of their data."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive_whole, shown
+from posterity.inference.method import Info, Method, Target
+from posterity.inference.start import starting_point
+from posterity.inference.task import Task
+from posterity.model.data import Batch, Data, Feed, TensorData, as_data
+from posterity.model.joint import Joint
+from posterity.model.orders import OwnOrders, Reordered
+from posterity.numerics.random import Key
+from posterity.posteriors.mixture import Mixture
+from posterity.posteriors.posterior import Posterior
+from posterity.storage import Part, flatten, restore
+
+logger = logging.getLogger("posterity")
+
+# The members that were said to have diverged, so that a look at the validation data does not say it again.
+_SAID: "WeakKeyDictionary[Target, set[int]]" = WeakKeyDictionary()
+
+
+class EnsembleState(NamedTuple):
+    """The method's state of all members, or a tuple of states; last finite losses (M,); who still has one, (M,)."""
+
+    members: Any
+    loss: Tensor
+    alive: Tensor
+
+
+@dataclass(frozen=True)
+class Ensemble(Method):
+    """`size` runs of `method` from fresh weights, as an equal mixture: a deep ensemble for MAP.
+
+    **Math**: q(w) = (1/M) sum_m q_m(w), with q_m what `method` makes of member m. Members begin at weights that the
+    layers draw anew under keys of their own, and each shuffles rows in memory by a key of its own. All the rest of a
+    member's randomness is that of the run: member m is what `method` alone would give with the same seed, start and
+    order of rows, to rounding. `start` (P,) lets all begin alike, (M, P) or an ensemble's posterior each at its own.
+
+    **Limit**: as each member, around as many modes. Methods that draw noise draw the same for all members. Rows from a
+    loader come in one order for all. A member whose loss is no longer finite is left out of the posterior, and named
+    in the log; its loss in the trace stays at the last finite one. The run stops when none is left.
+
+    **Cost**: M times the memory of one member. Members step together over a leading axis of theta, which for small
+    networks takes little longer than one; a method that takes one theta steps them in turn (see `takes_members`).
+
+    **References**: Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep
+    ensembles, Algorithm 1 (without adversarial training); Wilson and Izmailov (2020), section 4.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> noise = po.likelihoods.Gaussian(scale=0.1)
+    >>> joint = po.Joint(po.networks.MLP([1, 20, 1]), noise, po.priors.Normal(), num_data=20)
+    >>> q, trace = po.infer(po.methods.Ensemble(po.methods.MAP(steps=300), size=5), joint, (x, x.sin()))
+    >>> trace["loss"].shape, len(q.posteriors)
+    (torch.Size([300, 5]), 5)
+    >>> bool(q.predict(4 * x).epistemic[0] > q.predict(x).epistemic.mean())
+    True
+    """
+
+    method: Method
+    size: int = 5
+
+    def __post_init__(self) -> None:
+        given: object = self.method
+        if not isinstance(given, Method):
+            hint = f" Call it: {given.__name__}()." if isinstance(given, type) else ""
+            raise TypeError(f"Ensemble.method must be a Method. Got {shown(given)}.{hint}")
+        if isinstance(self.method, Ensemble):
+            raise TypeError("Ensemble.method must be another method. Got an Ensemble. Give one with more members.")
+        positive_whole("Ensemble.size", self.size, "of members")
+
+    @property
+    def anytime(self) -> bool:  # type: ignore[override]
+        """As the method."""
+        return self.method.anytime
+
+    @property
+    def recordable(self) -> bool:  # type: ignore[override]
+        """As the method, where its members step together."""
+        return self.method.recordable and self.method.takes_members
+
+    @property
+    def takes_members(self) -> bool:
+        """No: a row of theta is a member of the ensemble."""
+        return False
+
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """As the method wants it."""
+        return self.method.prepared(joint, data)
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """Those of the method, for every member."""
+        return self._times(self.method.bytes(joint, data), joint)
+
+    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
+        """Those of one member: they predict in turn."""
+        return self.method.prediction_bytes(joint, data, rows)
+
+    def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
+        """Those of the method, for every member."""
+        return self._times(self.method.alternatives(joint, data), joint)
+
+    def _times(self, needed: dict[str, int], joint: Target) -> dict[str, int]:
+        """What all members need, where the method does not know of them by the joint."""
+        return {name: count * (self.size if joint.num_members is None else 1) for name, count in needed.items()}
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """With the method and the number of members."""
+        return f"Ensemble of {self.size}, each {self.method.describe(joint, data)}"
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Those of the method, rows in memory in an order for each member."""
+        if isinstance(data, TensorData):
+            data = OwnOrders(data, self.order_keys)
+        return self.method.batches(data, key)
+
+    def order_keys(self, key: Key) -> list[Key]:
+        """The keys by which the members shuffle their rows, from that of the run."""
+        return [key.fold(_label(index)) for index in range(self.size)]
+
+    def tasks(
+        self, joint: Target, data: object, *, start: Posterior | Tensor | None = None, seed: int = 0
+    ) -> list[Task]:
+        """The members as fits of their own, for an executor: each may have a process and a folder to itself.
+
+        `Mixture([outcome.posterior for outcome in executor.run(tasks)])` is what `infer` gives, to rounding.
+        """
+        rows = as_data(data)
+        joint, theta = starting_point(self, joint, start, rows, Key(seed).fold("start"))
+        theta = self._each(theta)
+        return [
+            Task(_label(index), self.method, _of(joint, index), _own(rows, index), theta[index].clone(), seed=seed)
+            for index in range(self.size)
+        ]
+
+    def initial(self, joint: Target, key: Key) -> Tensor:
+        """Newly initialised weights for each member, (M, P)."""
+        return torch.stack([joint.fresh(key.fold(index)) for index in range(self.size)])
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> EnsembleState:
+        """The members at the rows of theta."""
+        theta = self._each(theta)
+        if self.method.takes_members:
+            members = self.method.init(joint, theta, key)
+        else:
+            members = tuple(self.method.init(_of(joint, index), own, key) for index, own in enumerate(theta))
+        alive = torch.ones(self.size, dtype=torch.bool, device=theta.device)
+        return EnsembleState(members, theta.new_zeros(self.size), alive)
+
+    def _each(self, theta: Tensor) -> Tensor:
+        """One row of theta for each member."""
+        if theta.dim() == 1:
+            return theta.expand(self.size, -1).contiguous()
+        if len(theta) != self.size:
+            raise ValueError(
+                f"Ensemble.size is {self.size}, so start must be (P,) or ({self.size}, P), one row for each member. "
+                f"Got {len(theta)} rows. Use size={len(theta)}."
+            )
+        return theta
+
+    def step(self, joint: Target, state: EnsembleState, batch: Batch, key: Key) -> tuple[EnsembleState, Info]:
+        """One step of every member."""
+        if self.method.takes_members:
+            members, info = self.method.step(joint, state.members, batch, key)
+        else:
+            rows = [batch if batch is None else batch.member(index) for index in range(self.size)]
+            stepped = [
+                self.method.step(_of(joint, index), own, rows[index], key) for index, own in enumerate(state.members)
+            ]
+            members = tuple(own for own, _ in stepped)
+            info = {name: torch.stack([torch.as_tensor(of[name]) for _, of in stepped]) for name in stepped[0][1]}
+        if "loss" not in info:
+            return state._replace(members=members), info
+        loss = torch.as_tensor(info["loss"])
+        alive = state.alive & torch.isfinite(loss)
+        held = torch.where(alive, loss, state.loss)
+        # Where nobody is left the loss goes on as it is, and the run stops at it.
+        return EnsembleState(members, held, alive), {**info, "loss": torch.where(alive.any(), held, loss)}
+
+    def keeps(self, step: int) -> bool:
+        """As the method."""
+        return self.method.keeps(step)
+
+    def keep(self, state: EnsembleState) -> EnsembleState:
+        """What the method keeps; a member that is not finite gets the numbers of one that is, and is left out later."""
+        if not self.method.takes_members:
+            each = [self.method.keep(own) for own in state.members]
+            alive = state.alive & torch.stack([_finite_all(own) for own in each]).to(state.alive.device)
+            stand_in = each[int(alive.int().argmax())]
+            members = tuple(own if bool(good) else stand_in for own, good in zip(each, alive, strict=True))
+            return EnsembleState(members if bool(alive.any()) else tuple(each), state.loss, alive)
+        kept = self.method.keep(state.members)
+        part = flatten(kept)
+        rows = {
+            name: tensor
+            for name, tensor in part.tensors.items()
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == self.size
+        }
+        alive = state.alive
+        for tensor in rows.values():
+            alive = alive & torch.isfinite(tensor).reshape(self.size, -1).all(1).to(alive.device)
+        if bool(alive.all()) or not bool(alive.any()):
+            return EnsembleState(kept, state.loss, alive)
+        index = torch.where(alive, torch.arange(self.size, device=alive.device), alive.int().argmax())
+        repaired = {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in rows.items()}
+        return EnsembleState(restore(Part(part.config, {**part.tensors, **repaired}), kept), state.loss, alive)
+
+    def posterior(self, joint: Target, kept: Sequence[EnsembleState]) -> Mixture:
+        """The mixture of the members that are finite."""
+        alive = torch.stack([each.alive for each in kept]).all(0).tolist()
+        lost = {index for index, good in enumerate(alive) if not good}
+        if lost - _SAID.setdefault(joint, set()):
+            _SAID[joint] |= lost
+            logger.warning(
+                "Ensemble: of %d members, these diverged and are left out: %s (counted from 0). "
+                "Use a smaller step size, or look for extreme rows.",
+                self.size,
+                ", ".join(map(str, sorted(lost))),
+            )
+        living = [index for index, good in enumerate(alive) if good]
+        if self.method.takes_members:
+            together = self.method.posterior(joint, [each.members for each in kept])
+            return Mixture([together.member(index) for index in living])
+        return Mixture(
+            [self.method.posterior(_of(joint, index), [each.members[index] for each in kept]) for index in living]
+        )
+
+
+def _of(joint: Target, index: int) -> Target:
+    """The problem of one member: the same object where they do not differ, so that what it remembers is of use."""
+    if not isinstance(joint, Joint) or (joint.num_members is None and joint.network.member(index) is joint.network):
+        return joint
+    return joint.member(index)
+
+
+def _own(data: Data, index: int) -> Data:
+    """The data as one member sees them."""
+    return Reordered(TensorData(data.rows.member(index)), _label(index)) if isinstance(data, TensorData) else data
+
+
+def _label(index: int) -> str:
+    return f"member {index}"
+
+
+def _finite_all(state: Any) -> Tensor:
+    """Whether all numbers of a state are finite, ()."""
+    floating = [tensor for tensor in flatten(state).tensors.values() if tensor.is_floating_point()]
+    return torch.stack([torch.isfinite(tensor).all().cpu() for tensor in floating]).all()

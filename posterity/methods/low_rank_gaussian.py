@@ -1,0 +1,262 @@
+"""Variational inference with a Gaussian whose covariance is low rank plus diagonal."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive_whole
+from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.method import Info, Method, Target
+from posterity.methods.buffers import starting_buffers
+from posterity.methods.gradients.divergence import divergence
+from posterity.methods.gradients.estimator import Factorised, Gradients, shifted
+from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
+from posterity.model.data import Batch, Data, Feed, check_batch_size
+from posterity.model.density import Density
+from posterity.model.network import Buffers
+from posterity.numerics.adam import Adam
+from posterity.numerics.jacobian import CACHED, chunk_size
+from posterity.numerics.low_rank_covariance import LowRankCovariance
+from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.random import Key
+from posterity.numerics.schedules import Constant, Schedule
+from posterity.numerics.workspace import workspace
+from posterity.posteriors.gaussian import Gaussian
+from posterity.priors.fan import FanIn, ScaleRule
+
+_HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
+
+
+class LowRankGaussianState(NamedTuple):
+    """Means (T,) of theta, log-scales (R,) of the random weights, then the K rows (R,) of the factor, in one vector.
+
+    Or (M, ...) of them; further the optimiser's moments, batch-norm statistics and the number of steps done.
+    """
+
+    parameters: Tensor
+    optimizer: Any
+    buffers: Buffers
+    step: int
+
+
+@dataclass(frozen=True)
+class LowRankGaussian(Method):
+    """Variational inference with a Gaussian of low rank plus diagonal covariance: between `MeanField` and `FullRank`.
+
+    **Math**: q(w) = N(mean, diag(scale^2) + F F^T) with F (R, `rank`); ascent on lp E_q log p(D | w) - pp
+    E_q[-log p(w)] + H(q) in (mean, log scale, F). The first term by pathwise gradients at `draws` of w = mean +
+    scale * eps + F z; with g = d/dw they are g, g * eps and g z^T. The entropy is in closed form, H = sum log scale +
+    log det A / 2 + const with A = I + F^T diag(scale^-2) F, whose gradient in F is diag(scale^-2) F A^-1. The
+    cross-entropy is that of the marginals for priors of independent weights, and otherwise comes from the same draws.
+    The trace is that of `MeanField`. F begins at random entries that double the variances of `initial_scales`.
+
+    **Limit**: a local optimum of a bound, no lower than mean-field's at its best; the posterior itself where that is
+    Gaussian with such a covariance, as it is at rank R. Members that train together draw the same noise.
+
+    **Cost**: `draws` forward and backward passes, some products of (`rank`, R) by (R, `rank`) in float64; R (`rank` +
+    1) numbers beside the means, with two moments for each.
+
+    **References**: Ong, Nott and Smith (2018), Gaussian variational approximation with a factor covariance structure,
+    section 3; Tomczak et al. (2020), Efficient low rank Gaussian variational inference for neural networks.
+
+    **Example**:
+
+    >>> import torch, posterity as po
+    >>> covariance = 0.5 * torch.eye(3) + torch.ones(3, 3)
+    >>> density = po.Density(lambda w: -0.5 * w @ torch.linalg.solve(covariance, w), {"w": (3,)})
+    >>> method = po.methods.LowRankGaussian(
+    ...     rank=1, steps=1500, draws=4, optimizer=po.numerics.Adam(0.03), schedule=po.numerics.Cosine()
+    ... )
+    >>> q, trace = po.infer(method, density, None)
+    >>> bool((q.precision.covariance() - covariance).abs().max() < 0.1)
+    True
+    """
+
+    rank: int = 10
+    steps: int = 5000
+    batch_size: int | None = 128
+    draws: int = 1
+    optimizer: Optimizer = field(default_factory=Adam)
+    schedule: Schedule = field(default_factory=Constant)
+    initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
+
+    def __post_init__(self) -> None:
+        positive_whole("LowRankGaussian.rank", self.rank, "(of rank 0 it is MeanField)")
+        positive_whole("LowRankGaussian.steps", self.steps)
+        positive_whole("LowRankGaussian.draws", self.draws)
+        check_batch_size("LowRankGaussian.batch_size", self.batch_size)
+        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("initial_scales", ScaleRule)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"LowRankGaussian.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """The joint, once it is known to have enough weights for the rank."""
+        count = num_random(joint)
+        if self.rank > count:
+            raise ValueError(
+                f"LowRankGaussian.rank must be at most the number of random weights, {count}. Got {self.rank}. "
+                "Use a smaller rank, or FullRank()."
+            )
+        return joint
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """Means, scales and factor with their gradient and moments, and what a batch leaves for backward."""
+        count = num_random(joint)
+        like = torch.empty(joint.size + (self.rank + 1) * count, dtype=joint.dtype, device="meta")
+        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
+        members = theta_bytes(joint) // max(1, joint.size * like.itemsize)
+        return {
+            "means, scales and factor": members * (like.numel() + 4 * joint.size) * like.itemsize,
+            "gradient": members * (like.numel() + 4 * joint.size) * like.itemsize,
+            "covariance": members * 8 * count * (self.rank + 1),
+            "optimiser": members * moments,
+            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
+        }
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """With the rank."""
+        return f"{type(self).__name__} of rank {self.rank} over {joint.num_weights:,} weights"
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Shuffled mini-batches, or all rows each time."""
+        return data.minibatches(self.batch_size, self.steps, key)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> LowRankGaussianState:
+        """Means at theta, a random factor (at zero there would be no way out of zero), fresh moments."""
+        log_scales = initial_log_scales(joint, self.initial_scales, theta)
+        noise = key.normal((self.rank, len(log_scales)), torch.float32, theta.device).to(theta.dtype)
+        factor = log_scales.exp() * noise / math.sqrt(self.rank)
+        spread = torch.cat([log_scales, factor.flatten()]).expand(*theta.shape[:-1], -1)
+        parameters = torch.cat([theta, spread], dim=-1)
+        return LowRankGaussianState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), 0)
+
+    def step(
+        self, joint: Target, state: LowRankGaussianState, batch: Batch, key: Key
+    ) -> tuple[LowRankGaussianState, Info]:
+        """One ascent step on the ELBO."""
+        parameters = state.parameters
+        grad, terms, buffers = self._ascent(joint, parameters, batch, state.buffers, key)
+        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
+        optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
+        data_fit, kl = terms.data_fit / joint.num_data, terms.kl / joint.num_data
+        info = {"loss": -terms.bound / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
+        return LowRankGaussianState(parameters, optimizer, buffers, state.step + 1), info
+
+    def _ascent(
+        self, joint: Target, parameters: Tensor, batch: Batch, buffers: Buffers, key: Key
+    ) -> tuple[Tensor, "_Terms", Buffers]:
+        """The gradient of the tempered ELBO in all parameters, its terms, and the buffers."""
+        size, count, places = joint.size, num_random(joint), joint.random_indices
+        mean, log_scale, factor = _split(parameters, size, count)
+        scale = log_scale.exp()
+        closed = isinstance(joint, Density) or joint.bound_prior.factorises
+        grad = workspace(joint, "parameters", parameters).zero_()
+        grad_mean, grad_scale, grad_factor = _split(grad, size, count)
+        values, log_priors = [], []
+        for draw in range(self.draws):
+            eps, z = _noise(key.fold(draw), count, self.rank, mean)
+            theta = shifted(mean, scale * eps + z @ factor, places)
+            # The tempered log-likelihood alone where the prior's part is known, else with the tempered log prior.
+            of = joint.data_value_and_grad if closed else joint.value_and_grad
+            value, ascent, buffers = of(theta, batch, buffers)
+            random = ascent[..., :count] if places is None else ascent.index_select(-1, places)
+            grad_mean.add_(ascent, alpha=1.0 / self.draws)
+            grad_scale.addcmul_(random, eps, value=1.0 / self.draws)
+            grad_factor.addcmul_(random.unsqueeze(-2), z.unsqueeze(-1), value=1.0 / self.draws)
+            values.append(value)
+            if not closed:
+                log_priors.append(joint.log_prior(theta))
+        value = torch.stack(values).mean(0)
+        inner, marginal = _inner(scale, factor)
+        root, _ = torch.linalg.cholesky_ex(inner)  # all eigenvalues at least one; a NaN stays, for the run to see
+        entropy = log_scale.double().sum(-1) + root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        entropy = (entropy + count * _HALF_LOG_TWO_PI_E).to(mean.dtype)
+        likelihood_power, prior_power = joint.powers
+        if closed:
+            log_marginal = marginal.log()
+            pull = torch.zeros_like(marginal)
+            q = Factorised(mean, marginal, places)
+            prior = divergence(joint, q, log_marginal, key, Gradients(grad_mean, pull), -1.0)
+            cross_entropy = prior.kl + (log_marginal.sum(-1) + count * _HALF_LOG_TWO_PI_E)
+            pull.div_(marginal)  # d marginal = (scale d scale + F d F) / marginal
+            grad_scale.addcmul_(pull, scale)
+            grad_factor.addcmul_(pull.unsqueeze(-2), factor)
+            data_value = value
+        else:
+            cross_entropy = -torch.stack(log_priors).mean(0)
+            data_value = value + prior_power * cross_entropy
+        grad_scale.mul_(scale)  # d scale / d log scale
+        _add_entropy_grad(root, scale, factor, grad_scale, grad_factor)
+        bound = data_value - prior_power * cross_entropy + entropy
+        return grad, _Terms(data_value / likelihood_power, cross_entropy - entropy, bound), buffers
+
+    def keep(self, state: LowRankGaussianState) -> LowRankGaussianState:
+        """Means, scales, factor and buffers; the moments are not needed any more."""
+        return state._replace(optimizer=None)
+
+    def posterior(self, joint: Target, kept: Sequence[LowRankGaussianState]) -> Gaussian:
+        """The last Gaussian, with the noise fitted in its joint."""
+        last = kept[-1]
+        mean, log_scale, factor = _split(last.parameters, joint.size, num_random(joint))
+        theta = mean.clone()
+        precision = LowRankCovariance((2.0 * log_scale.double()).exp(), factor.double())
+        return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
+
+
+class _Terms(NamedTuple):
+    """E log p(D | w) and the KL, untempered, and the tempered ELBO, in nats over all data."""
+
+    data_fit: Tensor
+    kl: Tensor
+    bound: Tensor
+
+
+def _noise(key: Key, count: int, rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """eps (R,) and z (K,), the same for all members, drawn in float32 for every number type."""
+    noise = key.normal((count + rank,), torch.float32, like.device).to(like.dtype)
+    return noise[:count], noise[count:]
+
+
+def _split(parameters: Tensor, size: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of means (..., T), log-scales (..., R) and factor (..., K, R)."""
+    spread = parameters[..., size + count :]
+    factor = spread.view(*spread.shape[:-1], -1, count)
+    return parameters[..., :size], parameters[..., size : size + count], factor
+
+
+def _places(factor: Tensor) -> Iterator[slice]:
+    """Some weights after the other, so that what is in float64 fits the caches of a CPU."""
+    count = factor.shape[-1]
+    step = max(1, chunk_size(factor.device, CACHED) * count // max(1, factor.numel()))
+    for low in range(0, count, step):
+        yield slice(low, low + step)
+
+
+def _white(scale: Tensor, factor: Tensor, places: slice) -> Tensor:
+    """F^T / scale of some weights, (..., K, r), in float64."""
+    return factor[..., places].double() / scale[..., None, places]
+
+
+def _inner(scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """A = I + F^T diag(scale^-2) F, (..., K, K) in float64, and the marginal standard deviations (..., R) of q."""
+    inner = torch.eye(factor.shape[-2], dtype=torch.float64, device=factor.device)
+    marginal = torch.empty_like(scale)
+    for places in _places(factor):
+        white = _white(scale, factor, places)
+        inner = inner + white @ white.mT
+        marginal[..., places] = scale[..., places] * (1.0 + white.square().sum(-2)).sqrt()
+    return inner, marginal
+
+
+def _add_entropy_grad(root: Tensor, scale: Tensor, factor: Tensor, grad_log_scale: Tensor, grad_factor: Tensor) -> None:
+    """Add the gradient of log det(diag(scale^2) + F F^T) / 2 in log scale and F, from the factor of A = L L^T."""
+    eye = torch.eye(factor.shape[-2], dtype=torch.float64, device=factor.device)
+    inverse: Tensor = torch.linalg.solve_triangular(root, eye, upper=False)
+    for places in _places(factor):
+        half = inverse @ _white(scale, factor, places)  # L^-1 F^T / scale
+        grad_log_scale[..., places] += 1.0 - half.square().sum(-2)
+        grad_factor[..., places] += (inverse.mT @ half) / scale[..., None, places]

@@ -1,0 +1,229 @@
+"""Variational inference by natural gradients: a factorised Gaussian whose precision follows the Hessian."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, positive_whole, shown
+from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.method import Info, Method, Target
+from posterity.methods.buffers import starting_buffers
+from posterity.methods.gradients.divergence import divergence
+from posterity.methods.gradients.estimator import Estimator, Factorised, Gradients, Memory
+from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
+from posterity.methods.gradients.weight_sampling import WeightSampling
+from posterity.model.data import Batch, Data, Feed, check_batch_size
+from posterity.model.network import Buffers
+from posterity.numerics.adam import Adam
+from posterity.numerics.diagonal import Diagonal
+from posterity.numerics.online_newton import online_newton_
+from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.random import Key
+from posterity.numerics.schedules import Constant, Schedule
+from posterity.numerics.workspace import workspace
+from posterity.posteriors.gaussian import Gaussian
+from posterity.priors.fan import FanIn, ScaleRule
+
+
+class NaturalGradientState(NamedTuple):
+    """Means (T,) of theta, precisions and momentum (R,) of the random weights, or (M, ...) of each.
+
+    Further the optimiser's moments for the entries that are points (None without any), batch-norm statistics, what the
+    estimator keeps, and the number of steps done.
+    """
+
+    mean: Tensor
+    precision: Tensor
+    momentum: Tensor
+    optimizer: Any
+    buffers: Buffers
+    memory: Memory
+    step: int
+
+
+@dataclass(frozen=True)
+class NaturalGradient(Method):
+    """Natural-gradient variational inference (improved variational online Newton) of independent Gaussian weights.
+
+    **Math**: q(w) = prod N(mean, 1 / precision), for the ELBO lp E_q log p(D | w) - pp E_q[-log p(w)] + H(q). With
+    g = d/dmean lp E log p(D | w) and h = -(d/dscale lp E log p(D | w)) / scale from `estimator` (by weight sampling: g
+    eps / scale at draws), and the prior's own pull d = d/dmean pp E[-log p(w)] and Hessian e = (d/dscale pp E[-log
+    p(w)]) / scale in closed form (from a draw where the prior has no cross-entropy; for N(m0, s0^2) they are
+    pp (mean - m0) / s0^2 and pp / s0^2),
+
+    - momentum v <- beta1 v + (1 - beta1) g
+    - precision <- precision (1 + x + x^2 / 2), x = (1 - beta2) (h + e - precision) / precision
+    - mean <- mean + step_size (v / (1 - beta1^t) - d) / precision.
+
+    The term x^2 / 2 keeps precisions positive, whatever the noise of h. Without it (`bend=0`) the second line is the
+    plain natural gradient of the ELBO: a moving average of h + e, for estimators whose h + e is positive. Weights that
+    the joint does not have as random, and the likelihood's learnt parameters, are trained points, moved by `optimizer`.
+    `schedule` multiplies the steps of means and points. Trace and start are those of `MeanField`.
+
+    **Limit**: a local optimum of the bound. Where -log p(D, w) is quadratic, the exact estimates of `SecondOrder` on
+    all rows with bend=0, beta1=0, beta2=0 and step_size=1 have the precisions of the optimum after one step, and its
+    means too if the Hessian is diagonal; else the means follow by Jacobi iterations, which a step_size below 1 makes
+    converge. Members that train together draw the same noise.
+
+    **Cost**: that of `estimator`, and some passes over means and precisions; one momentum.
+
+    **References**: Shen et al. (2024), Variational learning is effective for large deep networks, Algorithm 1; Khan and
+    Rue (2023), The Bayesian learning rule, section 4; Lin, Schmidt and Khan (2020), Handling the positive-definite
+    constraint in the Bayesian learning rule, eq. 9.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=20)
+    >>> exact = 20 / 0.5**2 + 1  # precision of the bias
+    >>> method = po.methods.NaturalGradient(
+    ...     steps=1, batch_size=None, estimator=po.methods.SecondOrder(), step_size=1.0, beta1=0.0, beta2=0.0, bend=0.0
+    ... )
+    >>> q, trace = po.infer(method, joint, (x, 2 * x))
+    >>> bool((q.precision.entries[1] - exact).abs() < 1e-4)
+    True
+    """
+
+    steps: int = 5000
+    batch_size: int | None = 128
+    step_size: float = 0.01
+    schedule: Schedule = field(default_factory=Constant)
+    estimator: Estimator = field(default_factory=WeightSampling)
+    beta1: float = 0.9
+    beta2: float = 0.995
+    bend: float = 0.5
+    radius: float | None = None
+    initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
+    optimizer: Optimizer = field(default_factory=Adam)
+
+    def __post_init__(self) -> None:
+        positive_whole("NaturalGradient.steps", self.steps)
+        check_batch_size("NaturalGradient.batch_size", self.batch_size)
+        positive("NaturalGradient.step_size", self.step_size)
+        if self.radius is not None:
+            positive("NaturalGradient.radius", self.radius, "or None, the most that a mean moves in a step of size 1")
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(
+                    f"NaturalGradient.{name} must be at least 0 and below 1. Got {shown(getattr(self, name))}."
+                )
+        if self.bend not in (0.0, 0.5):
+            raise ValueError(f"NaturalGradient.bend must be 0.5 or 0, for the plain update. Got {shown(self.bend)}.")
+        kinds: dict[str, type] = {
+            "schedule": Schedule,
+            "estimator": Estimator,
+            "initial_scales": ScaleRule,
+            "optimizer": Optimizer,
+        }
+        for name, kind in kinds.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"NaturalGradient.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """Means, precisions and momentum with a draw and noise, gradients, and what a batch leaves for backward."""
+        count, size = num_random(joint), joint.size
+        like = torch.empty(size - count, dtype=joint.dtype, device="meta")
+        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like)) if size > count else 0
+        members = theta_bytes(joint) // max(1, size * like.itemsize)
+        return {
+            "means, precisions and momentum": members * (2 * size + 4 * count) * like.itemsize,
+            "gradient": members * (2 * size + 3 * count) * like.itemsize,
+            "optimiser": members * moments,
+            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
+        }
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Shuffled mini-batches, or all rows each time."""
+        return data.minibatches(self.batch_size, self.steps, key)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> NaturalGradientState:
+        """Means at theta, precisions of the initial scales, no momentum."""
+        log_scales = initial_log_scales(joint, self.initial_scales, theta)
+        precision = (-2.0 * log_scales).exp().expand(*theta.shape[:-1], -1).clone()
+        points = _points(joint, theta.device)
+        moments = None if points is None else self.optimizer.init(theta.index_select(-1, points))
+        buffers = starting_buffers(joint, theta)
+        return NaturalGradientState(theta.clone(), precision, torch.zeros_like(precision), moments, buffers, {}, 0)
+
+    def step(
+        self, joint: Target, state: NaturalGradientState, batch: Batch, key: Key
+    ) -> tuple[NaturalGradientState, Info]:
+        """One step of means, precisions and points."""
+        mean, precision, momentum = state.mean, state.precision, state.momentum
+        scale = torch.rsqrt(precision, out=workspace(joint, "scale", precision))
+        q = Factorised(mean, scale, joint.random_indices)
+        term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
+        pulls = Gradients(workspace(joint, "pull", mean).zero_(), workspace(joint, "pull_scale", scale).zero_())
+        prior = divergence(joint, q, scale.log(), key.fold("prior"), pulls, 1.0)
+        factor = self.schedule.factor(state.step, self.steps)
+        if term.divergence_grads is None:
+            pull, hessian = pulls.mean, pulls.scale.div_(scale)
+        else:  # at the draws, the entropy with its -1 / scale among them
+            pull, hessian = term.divergence_grads.mean, term.divergence_grads.scale / scale + precision
+        optimizer = state.optimizer
+        points = _points(joint, mean.device)
+        if points is not None:
+            moved, ascent = mean.index_select(-1, points), (term.grad_mean - pull).index_select(-1, points)
+            step_size = self.optimizer.step_size * factor
+            optimizer = self.optimizer.ascend(moved, ascent, optimizer, step_size, joint.num_data)
+        momentum.lerp_(q.random(term.grad_mean), 1.0 - self.beta1)
+        correction = 1.0 - self.beta1 ** (state.step + 1)
+        product = term.grad_scale.contiguous()
+        online_newton_(
+            precision,
+            scale,
+            momentum,
+            q.random(pull).contiguous(),
+            product,
+            hessian,
+            weight=-1.0,  # these are gradients of the log-likelihood, not of a loss
+            rate=1.0 - self.beta2,
+            pull_factor=-correction,
+            bend=self.bend,
+            radius=math.inf if self.radius is None else self.radius * correction,
+        )
+        product.mul_(self.step_size * factor / correction)
+        if q.places is None:
+            mean[..., : product.shape[-1]].add_(product)
+        else:
+            mean.index_add_(-1, q.places, product)
+        if points is not None:
+            mean.index_copy_(-1, points, moved)
+        data_fit = term.value / (joint.powers[0] * joint.num_data)
+        kl = prior.kl / joint.num_data
+        info = {
+            "loss": (prior.tempered - term.value) / joint.num_data,
+            "data_fit": data_fit,
+            "kl": kl,
+            "elbo": data_fit - kl,
+        }
+        step = state.step + 1
+        return NaturalGradientState(mean, precision, momentum, optimizer, term.buffers, term.memory, step), info
+
+    def keep(self, state: NaturalGradientState) -> NaturalGradientState:
+        """Means, precisions and buffers; the moments are not needed any more."""
+        return state._replace(momentum=state.momentum[..., :0], optimizer=None, memory={})
+
+    def posterior(self, joint: Target, kept: Sequence[NaturalGradientState]) -> Gaussian:
+        """The last Gaussian, with the noise fitted in its joint."""
+        last = kept[-1]
+        theta = last.mean.clone()
+        precision = Diagonal(last.precision.double())
+        return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
+
+
+def _points(joint: Target, device: torch.device) -> Tensor | None:
+    """Places in theta of the entries without a distribution; None where there are none."""
+    count = num_random(joint)
+    if count == joint.size:
+        return None
+    if joint.random_indices is None:
+        return torch.arange(count, joint.size, device=device)
+    fixed = torch.ones(joint.size, dtype=torch.bool, device=device)
+    fixed[joint.random_indices] = False
+    return fixed.nonzero().squeeze(-1)

@@ -1,0 +1,214 @@
+"""SWAG: a Gaussian from the moments of the weights along a run of gradient steps."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from posterity.errors import positive, positive_whole, shown
+from posterity.inference.memory import theta_bytes
+from posterity.inference.method import Info, Method, Target
+from posterity.methods.gradients.initial_scales import num_random
+from posterity.methods.maximum_a_posteriori import MAP, MAPState
+from posterity.model.data import Batch, Data, Feed, StreamData
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.diagonal import Diagonal
+from posterity.numerics.low_rank_covariance import LowRankCovariance
+from posterity.numerics.precision import Precision
+from posterity.numerics.random import Key
+from posterity.numerics.sgd import SGD
+from posterity.posteriors.gaussian import Gaussian
+
+_LEAST = 1e-30  # variance of a weight that never moved: too little to see in a draw, enough for a density
+
+
+class SWAGState(NamedTuple):
+    """The state of the fit and, of the thetas collected so far, what the Gaussian is made of; (M, ...) for members.
+
+    `mean` (T,) and `squares` (R,), the sum of squared distances to it, are in float64; `deviations` (K, R) are a ring.
+    `statistics` are the batch-norm statistics at the mean, averaged over `batches` of the last pass.
+    """
+
+    fit: MAPState
+    mean: Tensor
+    squares: Tensor
+    deviations: Tensor
+    collected: int
+    statistics: Buffers
+    batches: int
+
+
+@dataclass(frozen=True)
+class SWAG(Method):
+    """Stochastic weight averaging, Gaussian: the mean and covariance of the weights that training wanders through.
+
+    **Math**: the steps of `fit`, mostly SGD at a constant or cyclic step size from a MAP start, go on; after the first
+    `warmup` of them theta is collected `every` so many. With the running mean m_i of the first i thetas, the final mean
+    m, the diagonal v = E[theta^2] - m^2 and the matrix D of the last K = `rank` deviations theta_i - m_i,
+    q = N(m, scale^2 (diag(v) + D D^T / (K - 1)) / 2), drawn as m + scale (v^1/2 eps + D z / (K - 1)^1/2) / 2^1/2. Of
+    rank 0 (SWAG-diagonal) q = N(m, scale^2 diag(v)). `scale` multiplies the standard deviations; 1 is the paper's.
+
+    **Limit**: says how far SGD wanders at its step size, which for a quadratic bowl and a well chosen one is the width
+    of the posterior; it is not calibrated by itself. Steps of Adam have no such reading. Weights outside
+    `joint.random`, and learnt parameters of the likelihood, stay at their means. Batch norm: its statistics at the
+    mean are recomputed by one pass over the data after the fit, and serve all draws (the paper has one pass a draw).
+
+    **Cost**: that of the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
+    the size of theta in memory.
+
+    **References**: Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and
+    Algorithm 1; Izmailov et al. (2018), Averaging weights leads to wider optima.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=40)
+    >>> start, _ = po.infer(po.methods.MAP(steps=500), joint, (x, 2 * x))
+    >>> fit = po.methods.MAP(steps=400, batch_size=8, optimizer=po.numerics.SGD(0.05))
+    >>> q, trace = po.infer(po.methods.SWAG(fit, every=5, rank=10), joint, (x, 2 * x), start=start)
+    >>> q.sample(3, po.Key(0)).shape
+    torch.Size([3, 2])
+    """
+
+    anytime: ClassVar[bool] = False
+    fit: MAP = field(default_factory=lambda: MAP(optimizer=SGD(0.01)))
+    every: int = 20
+    rank: int = 20
+    warmup: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.fit, MAP):
+            raise TypeError(f"SWAG.fit must be of kind MAP. Got {shown(self.fit)}.")
+        positive_whole("SWAG.every", self.every)
+        for name in ("rank", "warmup"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"SWAG.{name} must be a whole number of at least 0. Got {shown(value)}.")
+        if self.rank == 1:
+            raise ValueError(
+                "SWAG.rank must be 0, for a diagonal covariance, or at least 2, since deviations are divided by "
+                "rank - 1. Got 1."
+            )
+        positive("SWAG.scale", self.scale)
+        count, wanted = (self.fit.steps - self.warmup) // self.every, max(2, self.rank)
+        if count < wanted:
+            raise ValueError(
+                f"SWAG must collect at least {wanted} thetas (2, or its rank). Got {max(0, count)} "
+                f"from {self.fit.steps} steps, one every {self.every} after the first {self.warmup}. "
+                "Use more steps, a smaller every, or a smaller rank."
+            )
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch of the fit."""
+        return self.fit.batch_size
+
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """As the fit wants it."""
+        return self.fit.prepared(joint, data)
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """With moments and deviations, and the covariance that is made of them in the end."""
+        count = num_random(joint)
+        members = theta_bytes(joint) // max(1, joint.size * joint.dtype.itemsize)
+        return {
+            **self.fit.bytes(joint, data),
+            "moments": members * 2 * 8 * (joint.size + count),
+            "deviations": members * self.rank * count * joint.dtype.itemsize,
+            "covariance": members * 8 * count * (2 * self.rank + 1),
+        }
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """With the rank."""
+        return f"SWAG of rank {self.rank} over {joint.num_weights:,} weights"
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Those of the fit, then those of one pass for batch-norm statistics."""
+        size = data.num_data if self.fit.batch_size is None else max(1, min(self.fit.batch_size, data.num_data))
+        count = data.num_data // size if data.num_data else 1
+        if isinstance(data, StreamData) and isinstance(data.source, DataLoader):
+            count = len(data.source)
+        again = data.minibatches(self.fit.batch_size, count, key.fold("statistics"))
+        return self.fit.batches(data, key).with_passes(again, (self.fit.steps,))
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> SWAGState:
+        """The fit at theta, nothing collected."""
+        lead, count = theta.shape[:-1], num_random(joint)
+        return SWAGState(
+            fit=self.fit.init(joint, theta, key),
+            mean=torch.zeros_like(theta, dtype=torch.float64),
+            squares=theta.new_zeros((*lead, count), dtype=torch.float64),
+            deviations=theta.new_zeros((*lead, self.rank, count)),
+            collected=0,
+            statistics={},
+            batches=0,
+        )
+
+    def step(self, joint: Target, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
+        """A step of the fit, after which theta may be collected; or a batch of the last pass."""
+        if state.fit.step >= self.fit.steps:
+            return _refreshed(joint, state, batch), {}
+        fit, info = self.fit.step(joint, state.fit, batch, key)
+        state = state._replace(fit=fit)
+        since = fit.step - self.warmup
+        return (self._collect(joint, state) if since > 0 and since % self.every == 0 else state), info
+
+    def _collect(self, joint: Target, state: SWAGState) -> SWAGState:
+        """The moments with one theta more; its deviation in place of the oldest."""
+        theta = state.fit.theta.to(torch.float64)
+        before = theta - state.mean
+        mean = state.mean + before / (state.collected + 1)
+        after = theta - mean
+        # Welford's sum: E[theta^2] - m^2 would cancel, and could be negative.
+        squares = state.squares + _random(joint, before * after)
+        if self.rank:
+            state.deviations[..., state.collected % self.rank, :] = _random(joint, after).to(state.deviations.dtype)
+        return state._replace(mean=mean, squares=squares, collected=state.collected + 1)
+
+    def keep(self, state: SWAGState) -> SWAGState:
+        """Without the moments of the optimiser."""
+        return state._replace(fit=self.fit.keep(state.fit))
+
+    def posterior(self, joint: Target, kept: Sequence[SWAGState]) -> Gaussian:
+        """The Gaussian of the thetas collected so far, with the noise fitted in its joint."""
+        last = kept[-1]
+        if last.collected < 2:
+            raise ValueError(
+                f"SWAG needs at least 2 collected thetas for a covariance. Got {last.collected} after "
+                f"{last.fit.step} steps. Let it run on: the first is after step {self.warmup + self.every}."
+            )
+        theta = last.mean.to(last.fit.theta.dtype)
+        buffers = {name: last.statistics.get(name, b).to(b.device) for name, b in last.fit.buffers.items()}
+        return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], self._precision(last), buffers)
+
+    def _precision(self, state: SWAGState) -> Precision:
+        variance = (self.scale**2 * state.squares / state.collected).clamp(min=_LEAST)
+        if not self.rank:
+            return Diagonal(1.0 / variance)
+        count = min(state.collected, self.rank)
+        spread = self.scale / math.sqrt(2.0 * (count - 1))
+        return LowRankCovariance(0.5 * variance, spread * state.deviations[..., :count, :].to(torch.float64))
+
+
+def _random(joint: Target, theta: Tensor) -> Tensor:
+    """The entries (..., R) of random weights."""
+    places = joint.random_indices
+    return theta[..., : joint.num_weights] if places is None else theta.index_select(-1, places)
+
+
+def _refreshed(joint: Target, state: SWAGState, batch: Batch) -> SWAGState:
+    """The batch-norm statistics at the mean with those of one batch more, all batches counting alike."""
+    if not isinstance(joint, Joint) or not state.fit.buffers:
+        return state
+    weights = joint.split(state.mean.to(state.fit.theta.dtype))[0]
+    own = joint.network.batch_statistics(weights, batch.inputs, state.fit.buffers, per_member=batch.per_member)
+    known = {name: state.statistics[name].to(value.device) if state.batches else value for name, value in own.items()}
+    statistics = {name: known[name] + (value - known[name]) / (state.batches + 1) for name, value in own.items()}
+    return state._replace(statistics=statistics, batches=state.batches + 1)

@@ -1,0 +1,206 @@
+"""Several posteriors of one problem as one, with weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive_whole, shown
+from posterity.model.inputs import Inputs
+from posterity.model.joint import Joint
+from posterity.model.members import joint_of_members
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+from posterity.posteriors.point import Point
+from posterity.posteriors.posterior import Posterior
+from posterity.predictive import Integrator, Predictive, mixed
+from posterity.predictive.mixture import checked_weights
+from posterity.storage import Part
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture(Posterior):
+    """The mixture of posteriors of the same weights: what an ensemble is.
+
+    **Math**: q(w) = sum_k w_k q_k(w), k over `posteriors`, with `weights` (K,) that are positive and sum to 1 (None:
+    equal). The predictive is the mixture sum_k w_k p_k(y | x) of the components' own predictives: closed forms stay
+    closed, and `draws` are shared out over the components in proportion to their weights.
+
+    **Limit**: exact in its components. Each predicts by its own likelihood, whose noise may differ; a point has no
+    density, so `log_density` is for mixtures of Gaussians. Draws of weights are stratified: each component has its
+    share of them, but for one draw.
+
+    **Cost**: that of all components.
+
+    **References**: Lakshminarayanan et al. (2017); Wilson and Izmailov (2020), Bayesian deep learning and a
+    probabilistic perspective of generalization, section 4.
+
+    **Example**:
+
+    >>> from posterity.likelihoods import Gaussian
+    >>> from posterity.priors import Normal
+    >>> joint = Joint(torch.nn.Linear(1, 1, bias=False), Gaussian(scale=1.0), Normal(), num_data=1)
+    >>> q = Mixture([Point(joint, torch.tensor([-2.0])), Point(joint, torch.tensor([2.0]))])
+    >>> pred = q.predict(torch.ones(1, 1))
+    >>> pred.mean.item(), pred.epistemic.item()
+    (0.0, 4.0)
+    """
+
+    posteriors: Sequence[Posterior]
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        given = list(self.posteriors)
+        for one in given:
+            if not isinstance(one, Posterior):
+                raise TypeError(f"Mixture.posteriors must be a list of posteriors. Got {shown(one)} in it.")
+        shares = checked_weights("Mixture.weights", self.weights, len(given)).tolist()
+        flat = [found for one, share in zip(given, shares, strict=True) for found in _expanded(one, share)]
+        object.__setattr__(self, "posteriors", tuple(one for one, _ in flat))
+        object.__setattr__(self, "weights", torch.tensor([share for _, share in flat], dtype=torch.float64))
+        layouts = {_names(one) for one in self.posteriors}
+        if len(layouts) > 1:
+            raise ValueError(
+                "Mixture.posteriors must be over the same weights of the same problem. Got weights of different names "
+                "or shapes. Fit the same network, with the same weights frozen."
+            )
+
+    @property
+    def shares(self) -> Tensor:
+        """The weights of the components, (K,) in float64 on the CPU."""
+        return checked_weights("Mixture.weights", self.weights, len(self.posteriors))
+
+    @cached_property
+    def joint(self) -> "Joint":  # type: ignore[override]  # never written: the class is frozen
+        """The joint that the components share, with one noise and prior for each component where they differ."""
+        joints = [one.joint for one in self.posteriors]
+        networks = [joint for joint in joints if isinstance(joint, Joint)]
+        first = joints[0]
+        same = all(j.likelihood == networks[0].likelihood and j.prior is networks[0].prior for j in networks)
+        if isinstance(first, Joint) and not same:
+            return joint_of_members(first, networks)
+        return first  # type: ignore[return-value]  # or a Density
+
+    @cached_property
+    def buffers(self) -> Buffers:  # type: ignore[override]
+        """Those of the components side by side."""
+        each = [one.buffers for one in self.posteriors]
+        return {name: torch.stack([buffers[name] for buffers in each]) for name in each[0]}
+
+    def point(self) -> Tensor:
+        """The points of all components, (K, P)."""
+        return torch.stack([one.point() for one in self.posteriors])
+
+    def sample(self, draws: int, key: Key) -> Tensor:
+        """Weights (draws, P), in random order."""
+        parts = [
+            one.sample(count, key.fold(index))
+            for index, (one, count) in enumerate(zip(self.posteriors, self._counts(draws, key), strict=True))
+            if count
+        ]
+        order = key.fold("order").permutation(draws, "cpu")
+        return torch.cat(parts)[order.to(parts[0].device)]
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        """log sum_k w_k q_k(theta)."""
+        each = torch.stack([one.log_density(theta) for one in self.posteriors])
+        return (each + self.shares.log().to(each).unsqueeze(-1)).logsumexp(0)
+
+    def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
+        """Draws of all components, one component after the other, (S, N, *event)."""
+        parts = []
+        for index, count in enumerate(self._counts(draws, key)):
+            if count:
+                found = self.posteriors[index].outputs(inputs, count, key.fold(index))
+                parts.append(found.expand(count, *found.shape[1:]))  # a point gives one draw, however many are wanted
+        return torch.cat(parts)
+
+    def output_moments(
+        self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Mean and covariance of the mixture of the outputs, which is no Gaussian; None where a component has none."""
+        found = [_moments(one, inputs, marginal, memory_budget) for one in self.posteriors]
+        known = [moments for moments in found if moments is not None]
+        if len(known) < len(found):
+            return None
+        means = torch.stack([mean for mean, _ in known])  # (K, N, *event)
+        shares = self.shares.to(means)
+        mean = torch.einsum("k,k...->...", shares, means)
+        away = (means - mean).flatten(2) if means.dim() > 2 else (means - mean).unsqueeze(-1)  # (K, N, D)
+        between = away.square() if marginal else away.unsqueeze(-1) * away.unsqueeze(-2)
+        spread = torch.stack([spread for _, spread in known]) + between
+        return mean, torch.einsum("k,k...->...", shares, spread)
+
+    def predict(
+        self,
+        inputs: object,
+        *,
+        draws: int = 100,
+        integrator: Integrator | None = None,
+        seed: int = 0,
+        batch_size: int = 1024,
+        memory_budget: int | None = None,
+        joint: bool = False,
+    ) -> Predictive:
+        """The mixture of the components' predictives; see `Posterior.predict`. `draws` are shared out over them."""
+        positive_whole("predict: draws", draws)
+        parts = [
+            one.predict(
+                inputs,
+                draws=max(1, round(draws * share)),
+                integrator=integrator,
+                seed=Key(seed).fold(index).seed,
+                batch_size=batch_size,
+                memory_budget=memory_budget,
+                joint=joint,
+            )
+            for index, (one, share) in enumerate(zip(self.posteriors, self.shares.tolist(), strict=True))
+        ]
+        return mixed(parts, self.shares)
+
+    def parts(self) -> dict[str, Part]:
+        """The components as one part; a tensor that is the same in the first one is stored there alone."""
+        tensors: dict[str, Tensor] = {"weights": self.shares}
+        each = [one.parts()["posterior"] for one in self.posteriors]
+        first = each[0].tensors
+        for index, part in enumerate(each):
+            for name, tensor in part.tensors.items():
+                known = first.get(name) if index else None
+                if known is None or known.shape != tensor.shape or not torch.equal(known, tensor):
+                    tensors[f"{index}.{name}"] = tensor
+        return {"posterior": Part({"mixture": [dict(part.config) for part in each]}, tensors)}
+
+    def _counts(self, draws: int, key: Key) -> list[int]:
+        """How many of the draws each component gets: its share, rounded so that it is right on average."""
+        start = float(key.fold("share").uniform((), torch.float64, "cpu"))
+        ends = (self.shares.cumsum(0) * draws + start).floor()
+        ends[-1] = draws  # where a random start below 1 puts it, but for rounding
+        return [int(count) for count in ends.diff(prepend=ends.new_zeros(1))]
+
+
+def _expanded(posterior: Posterior, share: float) -> list[tuple[Posterior, float]]:
+    """A posterior and its weight; those inside one that is a mixture or has members."""
+    if isinstance(posterior, Mixture):
+        inner = zip(posterior.posteriors, posterior.shares.tolist(), strict=True)
+        return [(one, share * part) for one, part in inner]
+    count = posterior.num_members
+    return [(posterior, share)] if count is None else [(posterior.member(i), share / count) for i in range(count)]
+
+
+def _names(posterior: Posterior) -> tuple[object, ...]:
+    joint = posterior.joint
+    layout = joint.network.layout if isinstance(joint, Joint) else joint.layout
+    return type(joint), layout
+
+
+def _moments(
+    posterior: Posterior, inputs: Inputs, marginal: bool, memory_budget: int | None
+) -> tuple[Tensor, Tensor] | None:
+    """Those of the posterior's outputs, and of a point without spread."""
+    if not isinstance(posterior, Point):
+        return posterior.output_moments(inputs, marginal=marginal, memory_budget=memory_budget)
+    mean = posterior.outputs(inputs, 1, Key(0))[0]
+    size = mean[0].numel()
+    return mean, mean.new_zeros((len(mean), size) if marginal else (len(mean), size, size))

@@ -1,0 +1,198 @@
+"""Mixtures of predictives: those of several posteriors."""
+
+import math
+from collections.abc import Sequence
+from typing import cast, final
+
+import torch
+from torch import Tensor
+
+from posterity.errors import shown
+from posterity.numerics.random import Key
+from posterity.predictive.bisection import bisected_quantile
+from posterity.predictive.classes import ClassPredictive
+from posterity.predictive.draws import DrawsPredictive
+from posterity.predictive.predictive import Predictive, between_zero_and_one
+
+
+@final
+class MixturePredictive(Predictive):
+    """The mixture of regression predictives with weights: p(y) = sum_k w_k p_k(y).
+
+    **Math**: log_prob(y) = logsumexp_k (log w_k + log p_k(y)); mean = sum_k w_k mean_k. By the law of total variance,
+    exact for the mixture: aleatoric = sum_k w_k aleatoric_k, epistemic = sum_k w_k (epistemic_k + (mean_k - mean)^2).
+    The p-quantile solves sum_k w_k F_k(y) = p by bisection. All rows share the component: joint_log_prob(y) =
+    logsumexp_k (log w_k + joint_log_prob_k(y)). `weights` (K,) are equal by default.
+
+    **Limit**: exact for these components, whatever they are.
+
+    **Cost**: that of all components, and some 70 distribution functions of each for a quantile.
+
+    **References**: Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation, section 2.4.
+
+    **Example**:
+
+    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> one, two = (GaussianPredictive(torch.tensor([[m]]), torch.ones(1, 1), torch.tensor(1.0)) for m in (-2.0, 2.0))
+    >>> pred = MixturePredictive([one, two])
+    >>> pred.mean.item(), pred.aleatoric.item(), pred.epistemic.item()
+    (0.0, 1.0, 5.0)
+    """
+
+    classifies = False
+    parts: tuple[Predictive, ...]
+    weights: Tensor
+
+    def __init__(self, parts: Sequence[Predictive], weights: Tensor | None = None) -> None:
+        """Take predictives of the same rows, and their weights (K,), which sum to 1."""
+        weights = checked_weights("MixturePredictive.weights", weights, len(parts))
+        flat: list[tuple[Predictive, float]] = []
+        for part, weight in zip(parts, weights.tolist(), strict=True):
+            if isinstance(part, MixturePredictive):
+                flat += [(one, weight * share) for one, share in zip(part.parts, part.weights.tolist(), strict=True)]
+            else:
+                flat.append((part, weight))
+        shapes = {tuple(part.mean.shape) for part, _ in flat}
+        if len(shapes) > 1 or any(part.classifies for part, _ in flat):
+            raise ValueError(
+                f"MixturePredictive.parts must be regression predictives of the same rows. Got {sorted(shapes)}. "
+                "Use mixed(parts) for classes."
+            )
+        self.parts = tuple(part for part, _ in flat)
+        self.weights = torch.tensor(
+            [weight for _, weight in flat], dtype=torch.float64, device=self.parts[0].mean.device
+        )
+
+    @property
+    def mean(self) -> Tensor:
+        """Weighted mean, (N, *event)."""
+        return self._average([part.mean for part in self.parts])
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the mixture, (N, *event)."""
+        return self.aleatoric + self.epistemic
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Weighted mean of the components' aleatoric variances, (N, *event)."""
+        return self._average([part.aleatoric for part in self.parts])
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Weighted mean of the components' epistemic variances, and the variance of their means, (N, *event)."""
+        mean = self.mean
+        return self._average([part.epistemic + (part.mean - mean).square() for part in self.parts])
+
+    @property
+    def normals(self) -> tuple[Tensor, Tensor] | None:
+        """Means and scales (S, N, *event) of all components, where they are normals of equal weight."""
+        known = [part.normals for part in self.parts]
+        found = [normals for normals in known if normals is not None]
+        if len(found) < len(known) or len({len(means) for means, _ in found}) > 1 or not equal(self.weights):
+            return None
+        return torch.cat([means for means, _ in found]), torch.cat([scales for _, scales in found])
+
+    def check(self, y: Tensor) -> Tensor:
+        """As the components do."""
+        return self.parts[0].check(y)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Log density of each row, (N,)."""
+        return self._log_mean([part.log_prob(y) for part in self.parts])
+
+    def expected_log_prob(self, y: Tensor) -> Tensor:
+        """Weighted mean of the components', (N,)."""
+        return self._average([part.expected_log_prob(y) for part in self.parts])
+
+    def joint_log_prob(self, y: Tensor) -> Tensor:
+        """Log density of all rows together, ()."""
+        return self._log_mean([part.joint_log_prob(y).double() for part in self.parts])
+
+    def sample(self, draws: int, key: Key) -> Tensor:
+        """Independent targets (draws, N, *event): a component for each row, then a target from it."""
+        generator = key.fold("component").generator(self.weights.device)
+        count = draws * len(self)
+        chosen = torch.multinomial(self.weights, count, replacement=True, generator=generator).view(draws, len(self))
+        drawn = torch.stack(
+            [part.sample(draws, key.fold(k)) for k, part in enumerate(self.parts)]
+        )  # (K, draws, N, ...)
+        index = chosen.reshape(1, draws, len(self), *(1,) * (drawn.dim() - 3)).expand(1, *drawn.shape[1:])
+        return drawn.gather(0, index).squeeze(0)
+
+    def quantile(self, p: float) -> Tensor:
+        """The p-quantile of each entry's mixture, (N, *event)."""
+        between_zero_and_one("quantile: p", p)
+
+        def cdf(y: Tensor) -> Tensor:
+            return self._average([_cdf(part, y) for part in self.parts])
+
+        return bisected_quantile(cdf, self.mean, self.std, p).to(self.parts[0].mean.dtype)
+
+    def rows(self, index: Tensor | slice) -> "MixturePredictive":
+        """The predictive of some rows."""
+        return MixturePredictive([part.rows(index) for part in self.parts], self.weights)
+
+    def _average(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.einsum("k,k...->...", self.weights.to(values[0].dtype), torch.stack(list(values)))
+
+    def _log_mean(self, values: Sequence[Tensor]) -> Tensor:
+        stacked = torch.stack(list(values))
+        shares = self.weights.log().to(stacked.dtype).reshape(-1, *(1,) * (stacked.dim() - 1))
+        return (stacked + shares).logsumexp(0)
+
+    def _joined(self, parts: Sequence["MixturePredictive"]) -> "MixturePredictive":
+        if any(not torch.equal(part.weights, self.weights) for part in parts):
+            raise ValueError("Predictive.concatenate: all parts must have the same components and weights.")
+        columns = zip(*(part.parts for part in parts), strict=True)
+        return MixturePredictive([Predictive.concatenate(column) for column in columns], self.weights)
+
+
+def mixed(parts: Sequence[Predictive], weights: Tensor | None = None) -> Predictive:
+    """The mixture of predictives of the same rows, with weights (K,) that sum to 1 (None: equal).
+
+    Class probabilities are averaged, with the draws behind them where all components have draws; other predictives
+    become a `MixturePredictive`.
+
+    >>> one, two = ClassPredictive(torch.tensor([[0.9, 0.1]])), ClassPredictive(torch.tensor([[0.5, 0.5]]))
+    >>> mixed([one, two]).probs
+    tensor([[0.7000, 0.3000]], dtype=torch.float64)
+    """
+    shares = checked_weights("mixed: weights", weights, len(parts))
+    if len(parts) == 1:
+        return parts[0]
+    if not all(isinstance(part, ClassPredictive) for part in parts):
+        return MixturePredictive(parts, weights)
+    return ClassPredictive.mixed(cast(Sequence[ClassPredictive], parts), shares)
+
+
+def checked_weights(name: str, weights: Tensor | None, count: int) -> Tensor:
+    """Weights (K,) in float64 on the CPU, equal ones for None; a ValueError where they are not a distribution."""
+    if count < 1:
+        raise ValueError(f"{name}: a mixture needs at least one component. Got none.")
+    if weights is None:
+        return torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu")
+    given = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+    good = given.shape == (count,) and bool((given > 0).all()) and math.isclose(float(given.sum()), 1.0, abs_tol=1e-6)
+    if not good:
+        raise ValueError(
+            f"{name} must be {count} positive numbers that sum to 1, one for each component. Got {shown(given)}. "
+            "Divide them by their sum, and leave components of weight 0 out."
+        )
+    return given / given.sum()
+
+
+def equal(weights: Tensor) -> bool:
+    """Whether all are the same but for rounding."""
+    return bool(torch.isclose(weights, weights[0], rtol=1e-12, atol=0.0).all())
+
+
+def _cdf(part: Predictive, y: Tensor) -> Tensor:
+    """Distribution function of each entry, in float64."""
+    if part.normals is not None:
+        means, scales = part.normals
+        value: Tensor = torch.special.ndtr((y - means.double()) / scales.double())
+        return value.mean(0)
+    if isinstance(part, DrawsPredictive):
+        return part.likelihood.cdf(part.outputs.double(), y).mean(0)
+    raise TypeError(f"quantile and interval need components with a distribution function. Got {part!r}.")

@@ -1,0 +1,186 @@
+import logging
+
+import pytest
+import torch
+from contracts.cases import ROWS, classification, labels, numbers, regression
+from contracts.test_methods import same_bits, same_tensors
+from killedworkers import Deadly
+
+import posterity as po
+from posterity.errors import BadFolder
+from posterity.inference import Batched, Executor, Outcome, Processes, Sequential, Task
+from posterity.likelihoods import Gaussian
+from posterity.methods import MAP, Conjugate, Laplace, MeanField
+from posterity.numerics import SGD, Key
+from posterity.priors import Normal
+
+pytestmark = pytest.mark.cpu
+FLOAT64 = torch.float64
+FIT = MAP(steps=7, batch_size=6)
+
+
+def tasks(count=3, method=FIT):
+    joint, rows = regression(FLOAT64), numbers(FLOAT64)
+    start = joint.initial() + 0.1 * Key(0).normal((count, joint.size), FLOAT64)
+    return [Task(f"fit {seed}", method, joint, rows, start[seed], seed=seed) for seed in range(count)]
+
+
+def mixed_tasks():
+    joint, rows = classification(FLOAT64), labels(FLOAT64)
+    q, _ = po.infer(FIT, joint, rows)
+    return [
+        Task("map", FIT, joint, rows, validation=rows),
+        Task("laplace", Laplace(tuning=None), joint, rows, q),
+        Task("mean field", MeanField(steps=5, batch_size=6), joint, rows, q.theta, seed=3),
+        Task("impossible", Conjugate(), joint, rows),
+        Task("exploding", MAP(steps=50, optimizer=SGD(1e9)), joint, rows),
+    ]
+
+
+def assert_same(one: list[Outcome], two: list[Outcome]) -> None:
+    assert [outcome.name for outcome in one] == [outcome.name for outcome in two]
+    for first, second in zip(one, two, strict=True):
+        assert first.error == second.error
+        assert (first.posterior is None) == (second.posterior is None) == bool(first.error)
+        if first.posterior is not None:
+            assert same_bits(first.posterior, second.posterior)
+            assert same_tensors(first.trace.tensors(), second.trace.tensors())
+
+
+def test_errors_are_named_and_the_others_kept(caplog):
+    with caplog.at_level(logging.WARNING, "posterity"):
+        outcomes = Sequential().run(mixed_tasks())
+    assert [outcome.name for outcome in outcomes if outcome.posterior is not None] == ["map", "laplace", "mean field"]
+    assert outcomes[3].error.startswith("ValueError: Conjugate needs a Joint with a Gaussian likelihood")
+    assert "The loss is not finite at step" in outcomes[4].error
+    assert any(r.getMessage().startswith("impossible: ValueError: Conjugate") for r in caplog.records)
+
+
+def test_processes_give_the_bits_of_one_after_the_other():
+    given = mixed_tasks()
+    assert_same(Sequential().run(given), Processes(2).run(given))
+
+
+def test_members_give_what_one_after_the_other_gives():
+    given = tasks(4)
+    alone, together = Sequential().run(given), Batched().run(given)
+    for one, two in zip(alone, together, strict=True):
+        assert one.name == two.name
+        torch.testing.assert_close(one.posterior.theta, two.posterior.theta, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(one.trace["loss"], two.trace["loss"], rtol=1e-10, atol=1e-10)
+        assert one.posterior.joint.likelihood.scale == pytest.approx(two.posterior.joint.likelihood.scale, rel=1e-10)
+
+
+def test_what_cannot_be_batched_goes_one_by_one():
+    given = [*mixed_tasks(), *tasks(2, Laplace(tuning=None))]
+    alone, together = Sequential().run(given), Batched().run(given)
+    assert_same(alone[:5], together[:5])
+    for one, two in zip(alone[5:], together[5:], strict=True):
+        torch.testing.assert_close(one.posterior.point(), two.posterior.point())
+
+
+def test_one_of_a_batch_that_diverges_does_not_take_the_others_with_it(caplog):
+    given = tasks(3)
+    bad = torch.full_like(given[0].start, 1e200)
+    given[1] = Task("bad", FIT, given[0].joint, given[0].data, bad, seed=1)
+    with caplog.at_level(logging.INFO, "posterity"):
+        outcomes = Batched().run(given)
+    assert [bool(outcome.error) for outcome in outcomes] == [False, True, False]
+    assert "3 tasks go one by one, because together they failed" in caplog.text
+    assert same_bits(outcomes[2].posterior, Sequential().run(given[2:])[0].posterior)
+
+
+@pytest.mark.parametrize("executor", [Sequential(), Batched()], ids=["sequential", "batched"])
+def test_a_folder_is_gone_on_with(executor: Executor, tmp_path, monkeypatch):
+    given = tasks(3)
+    first = executor.run(given[:2], tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    ran = []
+    inner = type(executor)._outcomes
+
+    def noted(self, some):
+        ran.extend(task.name for task in some)
+        return inner(self, some)
+
+    monkeypatch.setattr(type(executor), "_outcomes", noted)
+    again = executor.run(given, tmp_path)
+    assert ran == ["fit 2"]
+    assert_same(first, again[:2])
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+    executor.run(given, tmp_path)
+    assert ran == ["fit 2"]
+
+
+def test_a_failed_task_is_tried_again(tmp_path):
+    (task,) = tasks(1)
+    broken = Task(task.name, Conjugate(), task.joint, task.data, seed=task.seed)
+    assert Sequential().run([broken], tmp_path)[0].error
+    assert Sequential().run([task], tmp_path)[0].posterior is not None
+
+
+@pytest.mark.parametrize("change", ["method", "seed", "data", "start", "model"])
+def test_a_folder_of_other_tasks_is_refused(change, tmp_path):
+    (task,) = tasks(1)
+    Sequential().run([task], tmp_path)
+    x, y = task.data
+    joint = po.Joint(task.joint.network, Gaussian(0.3, learn=True), Normal(0.8), ROWS)
+    changed = {
+        "method": Task(task.name, MAP(steps=8, batch_size=6), task.joint, task.data, task.start),
+        "seed": Task(task.name, FIT, task.joint, task.data, task.start, seed=9),
+        "data": Task(task.name, FIT, task.joint, (x, y + 1), task.start),
+        "start": Task(task.name, FIT, task.joint, task.data, task.start + 1),
+        "model": Task(task.name, FIT, joint, task.data, task.start),
+    }
+    with pytest.raises(BadFolder, match=f"holds another fit than 'fit 0': its {change} differs"):
+        Sequential().run([changed[change]], tmp_path)
+
+
+def deadly(folder, times):
+    folder.mkdir()
+    joint = po.Joint(Deadly(folder, times).double(), Gaussian(0.3), Normal(), ROWS)
+    return Task("deadly", FIT, joint, numbers(FLOAT64))
+
+
+def test_a_killed_worker_is_begun_again(tmp_path, caplog):
+    given = [deadly(tmp_path / "kills", 1), *tasks(2)]
+    with caplog.at_level(logging.WARNING, "posterity"):
+        outcomes = Processes(1).run(given)
+    assert "a worker was killed" in caplog.text
+    assert_same(Sequential().run(given), outcomes)
+
+
+def test_a_task_that_always_kills_is_named_and_the_others_kept(tmp_path):
+    outcomes = Processes(1, retries=0).run([deadly(tmp_path / "kills", 99), *tasks(1)])
+    assert outcomes[0].error.startswith("its process was killed, 2 times")
+    assert outcomes[1].posterior is not None
+
+
+def test_what_cannot_travel_is_named():
+    density = po.Density(lambda w: -w.square().sum(), {"w": (2,)})
+    (outcome,) = Processes(1).run([Task("own density", MAP(steps=2), density, None)])
+    assert "it cannot be sent to a process" in outcome.error
+    assert "Define its parts in a file" in outcome.error
+
+
+def test_names_become_folders(tmp_path):
+    (task,) = tasks(1)
+    names = ["a/b", "a:b", "..", "x" * 300]
+    given = [Task(name, FIT, task.joint, task.data, task.start) for name in names]
+    Sequential().run(given, tmp_path)
+    assert len(list(tmp_path.iterdir())) == len(names)
+    assert all(path.parent == tmp_path for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Processes(0), ValueError, "Processes.workers must be a positive whole number"),
+        (lambda: Processes(1, -1), ValueError, "Processes.retries must be"),
+        (lambda: Sequential().run([*tasks(1), *tasks(1)]), ValueError, "different names"),
+        (lambda: Sequential().run([FIT]), TypeError, "must be a list of Task"),
+        (lambda: Task("", FIT, None, None), ValueError, "Task.name"),
+    ],
+)
+def test_bad_arguments_are_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

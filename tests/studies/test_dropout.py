@@ -1,0 +1,87 @@
+"""The dropout study: its claims hold, its numbers are JSON, its figures are drawn."""
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+
+from posterity.studies.dropout import classification, draw, dropout, enumeration, regression
+from posterity.studies.dropout.divergence import divergence
+
+pytestmark = pytest.mark.cpu
+FIGURES = ["regression.png", "moons.png", "enumeration.png", "divergence.png"]
+
+
+@pytest.fixture(scope="module")
+def study():
+    with pytest.MonkeyPatch.context() as patch:
+        for module, steps in ((regression, 400), (classification, 300), (enumeration, 300)):
+            patch.setattr(module, "STEPS", steps)
+        patch.setattr(classification, "SIDE", 15)
+        patch.setattr(enumeration, "REPEATS", 300)
+        return dropout(seed=1)
+
+
+def test_the_function_varies_more_where_there_are_no_rows(study):
+    rows = {row["method"]: row for row in study.document()["regression"]["methods"]}
+    assert rows["MAP"]["scale_outside"] == rows["MAP"]["scale_on_the_data"] == 0.0
+    assert rows["MC dropout"]["scale_outside"] > rows["MC dropout"]["scale_on_the_data"] > 0.05
+    assert rows["MC dropout"]["rates"] == [0.1, 0.1]
+    assert len(rows["MC dropout, learnt"]["rates"]) == 2
+    assert rows["MC dropout, learnt"]["rates"] != [0.1, 0.1]
+    for name, curve in study.regression.curves.items():
+        torch.testing.assert_close(curve.target_scale.square(), curve.function_scale.square() + curve.noise**2)
+        assert rows[name]["precision"] == pytest.approx(curve.noise**-2)
+
+
+def test_the_convention_is_that_of_the_joint(study):
+    """A N(0, 1) prior on the weights, with a mean squared error: weight decay 2 / (n tau)."""
+    convention = study.document()["regression"]["convention"]
+    expected = 2 / (100 * convention["precision"])
+    assert convention["weight_decay_of_the_same_model_with_squared_error"] == pytest.approx(expected)
+
+
+def test_far_from_the_moons_dropout_is_less_sure_than_map(study):
+    rows = {row["method"]: row for row in study.document()["classification"]["methods"]}
+    assert rows["MC dropout"]["entropy_on_the_ring"] > 1.5 * rows["MAP"]["entropy_on_the_ring"]
+    for one in study.classification.maps.values():
+        assert one.probability.shape == (15 * 15,)
+        p = one.probability
+        torch.testing.assert_close(one.entropy, torch.special.entr(p) + torch.special.entr(1 - p), rtol=1e-4, atol=1e-5)
+        assert one.test_accuracy > 0.9
+
+
+def test_draws_come_to_the_sum_over_all_masks(study):
+    found = study.enumeration
+    assert found.masks == 2**enumeration.UNITS
+    assert float(torch.trapezoid(found.log_density.exp(), found.y)) == pytest.approx(1.0, abs=1e-6)
+    assert found.divergence > 0
+    for one in found.estimates:
+        assert one.mean_error_by_theory == pytest.approx(math.sqrt(found.variance / one.draws))
+        # A mean of 300 squared errors: its relative standard error is some sqrt(2 / 300), half of that for the root.
+        assert one.mean_error == pytest.approx(one.mean_error_by_theory, rel=5 * math.sqrt(1 / 600))
+        assert abs(one.unbiased_variance - found.variance) <= 5 * one.standard_error
+        assert one.plug_in_variance == pytest.approx((1 - 1 / one.draws) * one.unbiased_variance)
+
+
+def test_the_condition_fails_where_theory_says():
+    failures = {(one.rate, one.width): one.distance for one in divergence().failures}
+    for width, multiple in ((0.1, 5.0), (0.05, 6.0), (0.01, 7.6), (0.001, 9.7)):
+        assert failures[0.5, width] == pytest.approx(multiple, abs=0.15)
+        assert failures[0.1, width] < failures[0.5, width]
+
+
+def test_the_document_is_json(study):
+    document = study.document()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["seed"] == 1
+
+
+def test_every_figure_is_drawn(study, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a glyph that the font lacks, an empty contour
+        assert draw(study, tmp_path / "new") == FIGURES
+    for name in FIGURES:
+        assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
