@@ -224,12 +224,12 @@ def test_a_rate_is_learnt_that_suits_the_noise(noise, direction):
     """Known noise: where it is large the coins' entropy wins, where it is small the data do."""
     x, y = linear_data(noise)
     expected = best_rate(x, y, noise)
-    assert (expected > 0.2) == (direction > 0)
+    assert (expected - 0.2) * direction > 0.1  # farther from the start than what is allowed below
     joint = po.Joint(learnt(0.2), Gaussian(noise), Normal(1.0), ROWS)
     method = MCDropout(1200, None, Adam(0.03), Cosine())
     q, trace = po.infer(method, joint, (x, y))
     rate = float(trace["rate.0"][-1])
-    assert rate == pytest.approx(expected, rel=0.15)
+    assert rate == pytest.approx(expected, abs=0.08)  # 5 standard errors: over seeds it varies by some 0.014
     assert float(trace["rate.0"][0]) == pytest.approx(0.2)
     kept = (q.outputs(torch.eye(3, dtype=FLOAT64), 5000, Key(0)) != 0).double().mean()
     assert float(kept) == pytest.approx(1 - rate, abs=5 * math.sqrt(rate / 15000))  # predictions drop at that rate

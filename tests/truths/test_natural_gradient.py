@@ -107,9 +107,9 @@ def test_optimum_of_logistic_regression(name: str) -> None:
 @pytest.mark.parametrize(
     ("prior", "tolerance"),
     [
-        (Laplace(0.7), 1e-3),
-        (Layerwise({"weight": Normal(0.3, 0.2)}), 1e-3),
-        (Hierarchical(Normal(1.0), LogNormal(1.0, 0.5)), 0.03),  # its part comes from draws
+        (Laplace(0.7), 2e-3),
+        (Layerwise({"weight": Normal(0.3, 0.2)}), 2e-3),
+        (Hierarchical(Normal(1.0), LogNormal(1.0, 0.5)), 0.17),  # its part comes from draws: 5 standard errors
     ],
     ids=["laplace", "layerwise", "hierarchical"],
 )
@@ -120,8 +120,8 @@ def test_other_priors_have_the_optimum_of_mean_field(prior: po.priors.Prior, tol
     common = {"batch_size": None, "estimator": SecondOrder(), "schedule": Cosine()}
     ours, _ = po.infer(NaturalGradient(steps=150, step_size=0.3, beta1=0.0, beta2=0.9, **common), joint, (x, y))
     theirs, _ = po.infer(MeanField(steps=300, optimizer=Adam(0.1), **common), joint, (x, y))
-    torch.testing.assert_close(ours.mean, theirs.mean, rtol=tolerance, atol=0.0)
-    torch.testing.assert_close(ours.variance, theirs.variance, rtol=2 * tolerance, atol=0.0)
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(ours.variance, theirs.variance, rtol=tolerance, atol=0.0)
 
 
 def test_a_density_is_data_and_prior_in_one() -> None:
