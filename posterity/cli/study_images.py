@@ -17,10 +17,10 @@ def images(
     networks: Annotated[str, typer.Option(metavar="NAMES", help="Of mlp and lenet.")] = "mlp,lenet",
     etas: Annotated[
         str, typer.Option(metavar="NUMBERS", help="Weights of the KL to choose from, with commas between them.")
-    ] = "1,0.1,0.03,0.01",
+    ] = "1,0.5,0.3,0.2,0.1",
     seeds: Annotated[int, typer.Option(metavar="N", help="Fits of MAP and of the chosen eta.")] = 3,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps of each stage. Default: those of the network.")
+        int | None, typer.Option(metavar="N", help="Steps of mean-field inference. Default: those of the network.")
     ] = None,
     out: Out = Path("study-images"),
     seed: Seed = 0,
