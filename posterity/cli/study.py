@@ -7,6 +7,7 @@ from typer.core import TyperGroup
 
 from posterity.cli.study_dropout import dropout
 from posterity.cli.study_logistic import logistic
+from posterity.cli.study_moons import moons
 from posterity.cli.study_uci import uci
 
 
@@ -25,5 +26,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, uci, dropout):
+for one in (logistic, uci, dropout, moons):
     study.command()(one)

@@ -56,7 +56,7 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     assert result.code == 2
     error, hint = result.err.splitlines()
     assert "'logistic'" in error
-    assert hint == "hint: the studies are logistic, uci, dropout."
+    assert hint == "hint: the studies are logistic, uci, dropout, moons."
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
