@@ -22,6 +22,7 @@ from posterity.metrics import negative_log_likelihood
 from posterity.model import Joint
 from posterity.networks import MLP
 from posterity.numerics.adam import Adam
+from posterity.numerics.schedules import Constant, Cosine
 from posterity.priors import Normal
 from posterity.studies.uci.protocol import standardised
 
@@ -31,11 +32,15 @@ SEEDS = 2
 CANDIDATES: dict[str, Method] = {
     **{f"mean-field Adam {size}": MeanField(STEPS, BATCH_SIZE, Adam(size)) for size in (0.001, 0.01)},
     **{
-        f"step size {size}, beta2 {beta2}, radius {radius}": NaturalGradient(
-            STEPS, BATCH_SIZE, step_size=size, beta2=beta2, radius=radius
+        f"step size {size}, radius {radius}, beta2 {beta2}, {type(schedule).__name__}": NaturalGradient(
+            STEPS, BATCH_SIZE, step_size=size, schedule=schedule, beta2=beta2, radius=radius
         )
-        for size, radius in ((0.003, None), (0.01, None), (0.01, 1.0), (0.03, 1.0), (0.1, 0.3))
-        for beta2 in (0.95, 0.98, 0.995)
+        for schedule, pairs in (
+            (Constant(), ((0.003, None), (0.01, None), (0.01, 1.0), (0.03, 0.3), (0.1, 0.1))),
+            (Cosine(), ((0.01, 1.0), (0.03, 0.3), (0.1, 0.1))),
+        )
+        for size, radius in pairs
+        for beta2 in (0.98, 0.99, 0.995)
     },
 }
 

@@ -15,7 +15,9 @@ Data = Annotated[
         metavar="DATA", help=f"A data set: {', '.join(DATA_NAMES)}, or a CSV or TSV file.", show_default=False
     ),
 ]
-Methods = Annotated[str, typer.Option(metavar="NAMES", help="Of map, laplace, conjugate, dropout and ensemble.")]
+Methods = Annotated[
+    str, typer.Option(metavar="NAMES", help="Of map, laplace, conjugate, dropout, ensemble, natural-gradient, swag.")
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
 Hidden = Annotated[
     str | None,

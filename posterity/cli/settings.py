@@ -17,6 +17,8 @@ METHODS = MappingProxyType(
         "conjugate": ("conjugate",),
         "dropout": ("dropout",),
         "ensemble": ("ensemble",),
+        "natural-gradient": ("natural-gradient",),
+        "swag": ("map", "swag"),
     }
 )
 """The stages of each method: every stage starts from the posterior of the one before it."""
@@ -28,7 +30,15 @@ FEWEST_STEPS = 2000
 MOST_STEPS = 20_000
 
 LABELS = MappingProxyType(
-    {"map": "MAP", "laplace": "Laplace", "conjugate": "Conjugate", "dropout": "MC dropout", "ensemble": "Ensemble"}
+    {
+        "map": "MAP",
+        "laplace": "Laplace",
+        "conjugate": "Conjugate",
+        "dropout": "MC dropout",
+        "ensemble": "Ensemble",
+        "natural-gradient": "Natural gradient",
+        "swag": "SWAG",
+    }
 )
 
 

@@ -24,7 +24,7 @@ from posterity.posteriors import Posterior
 from posterity.predictive import ClassPredictive
 from posterity.priors import Normal
 
-ROWS, NOISE = 200, 0.2
+ROWS, NOISE = 500, 0.1
 HIDDEN = 50
 RATE = 0.2  # of dropout, which is off but under MC dropout
 STEPS = 2000
@@ -42,7 +42,7 @@ def methods() -> Mapping[str, tuple[Method, ...]]:
         {
             "MAP": (mode,),
             "MeanField": (MeanField(2 * STEPS, None, adam, Cosine()),),
-            "NaturalGradient": (NaturalGradient(2 * STEPS, None, schedule=Cosine()),),
+            "NaturalGradient": (NaturalGradient(2 * STEPS, None, step_size=0.1, radius=0.1, schedule=Cosine()),),
             "MCDropout": (MCDropout(STEPS, None, adam, Cosine()),),
             "Ensemble": (Ensemble(mode, MEMBERS),),
             "SWAG": (mode, SWAG(MAP(STEPS, 20, wandering), every=max(1, STEPS // 100))),
@@ -103,10 +103,11 @@ def fits(seed: int, *, with_maps: bool = False) -> Seed:
                     stages[count - 1], joint, data.train, start=start, seed=seed, progress=False
                 )
     grid = torch.cartesian_prod(*axes()) if with_maps else None
-    return Seed(data, {name: _fit(done[stages], data, grid) for name, stages in methods().items()})
+    return Seed(data, {name: scored(done[stages], data, grid) for name, stages in methods().items()})
 
 
-def _fit(q: Posterior, data: DataSet, grid: Tensor | None) -> Fit:
+def scored(q: Posterior, data: DataSet, grid: Tensor | None = None) -> Fit:
+    """The scores of a posterior; entropies over a grid (G, 2) too, where it is given."""
     test = q.predict(data.test.inputs, draws=DRAWS)
     return Fit(
         test_nll=negative_log_likelihood(test, data.test.targets),
