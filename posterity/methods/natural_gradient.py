@@ -69,10 +69,10 @@ class NaturalGradient(Method):
     means too if the Hessian is diagonal; else the means follow by Jacobi iterations, which a step_size below 1 makes
     converge. Members that train together draw the same noise.
 
-    **Defaults**: step_size, beta2 and `radius` (the most that a mean moves in a step of size 1; None: no bound) are
-    those of the lowest losses together on two moons, a UCI table and a thousand digits, with mini-batches, one draw and
-    a constant schedule: training rows alone, by `python -m benchmarks.natural_gradient_settings`. With `Cosine` a step
-    size of 0.1 and radius 0.1 do better there. Precisions fall by no more than 1 - beta2 a step: one that begins at a
+    **Defaults**: step_size, beta2 and `radius` (the most that a mean moves in a step of size 1; None: no bound) were
+    chosen for a low loss on two moons, a UCI table and a thousand digits together, with mini-batches, one draw and a
+    constant schedule; by training rows alone (`python -m benchmarks.natural_gradient_settings`). With `Cosine` a step
+    size of 0.1 and radius 0.1 did better there. Precisions fall by no more than 1 - beta2 a step: one that begins at a
     hundred times the fan-in takes log(100 fan-in) / (1 - beta2) steps to come to 1.
 
     **Cost**: that of `estimator`, and some passes over means and precisions; one momentum.

@@ -81,11 +81,12 @@ def test_moons(run, tmp_path, monkeypatch):
     for name, value in (("STEPS", 30), ("ROWS", 30), ("HIDDEN", 6), ("DRAWS", 10), ("SIDE", 5)):
         monkeypatch.setattr(moons.fits, name, value)
     monkeypatch.setattr(moons, "draw", lambda study, folder: ["entropy.png"])
+    monkeypatch.setenv("COLUMNS", "80")
     result = run("study", "moons", "--out", tmp_path / "study", "--seed", "4")
     assert result.code == 0
     shown = " ".join(result.out.split())
     assert "Two moons, 30 rows, 5 seeds" in shown
-    assert "NaturalGradient" in shown
+    assert sum(line.count("±") == 4 for line in result.out.splitlines()) == 7
     assert "…" not in result.out
     stored = json.loads((tmp_path / "study" / "results.json").read_text())
     assert stored["seeds"] == [4, 5, 6, 7, 8]

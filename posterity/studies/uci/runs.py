@@ -113,19 +113,23 @@ def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, setting
     done: Done = {}
     results = []
     for method in methods:
-        cell, recipe = Cell(data_set, method, index), RECIPES[method]
+        cell = Cell(data_set, method, index)
         with _named(cell):
-            begin = time.perf_counter()
-            choice = recipe.choose and recipe.choose(split, settings, recipe.stages(settings)[-1])
-            choosing = time.perf_counter() - begin
-            joint = recipe.problem(split, settings, *(() if choice is None else (choice,)))
-            posterior, seconds = _run(split, joint, recipe, recipe.stages(settings), settings, done)
-            scores = split.scores(recipe.predict(posterior, split.test.inputs))
-            result = Result(cell, {**scores, **(choice or {})}, choosing + seconds)
-        document = {"identity": identity(split, method, settings), "scores": result.scores, "seconds": result.seconds}
+            scores, seconds = fitted(split, RECIPES[method], settings, done)
+        document = {"identity": identity(split, method, settings), "scores": scores, "seconds": seconds}
         write_file(cell.path(folder), (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
-        results.append(result)
+        results.append(Result(cell, scores, seconds))
     return results
+
+
+def fitted(split: Split, recipe: Recipe, settings: Settings, done: Done) -> tuple[dict[str, float], float]:
+    """The scores of a method with what it chose, and its seconds; `done` remembers stages for others to start from."""
+    stages, begin = recipe.stages(settings), time.perf_counter()
+    choice = recipe.choose and recipe.choose(split, settings, stages[-1])
+    choosing = time.perf_counter() - begin
+    joint = recipe.problem(split, settings, *(() if choice is None else (choice,)))
+    posterior, seconds = _run(split, joint, recipe, stages, settings, done)
+    return {**split.scores(recipe.predict(posterior, split.test.inputs)), **(choice or {})}, choosing + seconds
 
 
 @contextmanager
