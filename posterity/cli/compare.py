@@ -33,6 +33,8 @@ def compare(
     eta: o.Eta = None,
     structure: o.Structure = None,
     tune: o.Tune = True,
+    estimator: o.Estimator = None,
+    kl_weight: o.KLWeight = None,
     dropout: o.Dropout = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
@@ -141,6 +143,7 @@ def _document(
 ) -> dict[str, Any]:
     from posterity.cli.evidence import evidence
     from posterity.cli.scores import best
+    from posterity.cli.tasks import kl_weight
 
     winners = best(values, task.data)
     return {
@@ -156,6 +159,7 @@ def _document(
                 "method": name,
                 **values[name],
                 "evidence": evidence(results[name].posterior, task),
+                "kl_weight": kl_weight(name, task),
                 "seconds": results[name].seconds,
                 "starts_from": _shares(name, names),
                 "best": [key for key, who in winners.items() if name in who],
@@ -214,7 +218,7 @@ def _units(task: "Task") -> str:
 
 def _caption(names: tuple[str, ...], task: "Task", results: dict[str, "Stage"]) -> list[str]:
     from posterity.cli.evidence import evidence, evidence_line
-    from posterity.cli.tasks import label
+    from posterity.cli.tasks import kl_weight_line, label
 
     meaning = {
         "classification": "NLL in nats a row and ECE: less is better; accuracy: more is better.",
@@ -230,6 +234,7 @@ def _caption(names: tuple[str, ...], task: "Task", results: dict[str, "Stage"]) 
         for name in names
         if (before := _shares(name, names))
     ]
+    lines += [line for name in names if (line := kl_weight_line(name, task))]
     return lines + [
         evidence_line(name, task, found)
         for name in names

@@ -17,7 +17,11 @@ def fit(
     data: o.Data,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="map, laplace, conjugate, dropout, ensemble, natural-gradient or swag.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient or swag.",
+        ),
     ] = "laplace",
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,
@@ -30,6 +34,8 @@ def fit(
     eta: o.Eta = None,
     structure: o.Structure = None,
     tune: o.Tune = True,
+    estimator: o.Estimator = None,
+    kl_weight: o.KLWeight = None,
     dropout: o.Dropout = None,
     seed: o.Seed = 0,
     checkpoint_steps: Annotated[
@@ -123,7 +129,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     from posterity.cli.folders import open_run
     from posterity.cli.output import console, print_json
     from posterity.cli.scores import columns
-    from posterity.cli.tasks import describe, label
+    from posterity.cli.tasks import describe, kl_weight, kl_weight_line, label
 
     values, found = slot.scores(), evidence(open_run(slot.path)[1], task)
     if as_json:
@@ -138,6 +144,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
                 "settings": {**task.settings.config(), **task.source.config},
                 "scores": values,
                 "evidence": found,
+                "kl_weight": kl_weight(name, task),
                 "seconds": None if seconds is None else round(seconds, 3),
             }
         )
@@ -148,4 +155,6 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
     if found is not None:
         out.print(Text(evidence_line(name, task, found)), soft_wrap=True)
+    if line := kl_weight_line(name, task):
+        out.print(Text(line), soft_wrap=True)
     out.print(Text(f"run folder: {slot.path}"), soft_wrap=True)

@@ -136,7 +136,7 @@ def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
 def _is_ours(stages: Path) -> bool:
     """Whether nothing but what a run puts there is in the folder, be it half removed."""
     return not stages.is_dir() or all(
-        re.fullmatch(r"\..*|manifest\.json|task-[0-9a-f]+|[0-9]+-[a-z]+", entry.name) for entry in stages.iterdir()
+        re.fullmatch(r"\..*|manifest\.json|task-[0-9a-f]+|[0-9]+-[a-z-]+", entry.name) for entry in stages.iterdir()
     )
 
 

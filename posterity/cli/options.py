@@ -8,6 +8,7 @@ import typer
 
 DATA_NAMES = ("two-moons", "sine", "line", "blobs")
 STRUCTURES = ("full", "corrected-kronecker", "kronecker", "block-diagonal", "diagonal", "low-rank")
+ESTIMATORS = ("antithetic", "weights", "local", "flipout")
 
 Data = Annotated[
     str,
@@ -16,7 +17,10 @@ Data = Annotated[
     ),
 ]
 Methods = Annotated[
-    str, typer.Option(metavar="NAMES", help="Of map, laplace, conjugate, dropout, ensemble, natural-gradient, swag.")
+    str,
+    typer.Option(
+        metavar="NAMES", help="Of map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag."
+    ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
 Hidden = Annotated[
@@ -51,6 +55,22 @@ Tune = Annotated[
     typer.Option(
         "--tune/--no-tune",
         help="Whether laplace moves the prior scale, and a noise to be learnt, to the largest evidence.",
+    ),
+]
+Estimator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="How mean-field draws for its gradient: weights (one draw a step), antithetic (steps in mirrored pairs), "
+        "local (noise in the layers, for each row), flipout. Default: antithetic.",
+    ),
+]
+KLWeight = Annotated[
+    float | None,
+    typer.Option(
+        metavar="E",
+        help="--eta for mean-field alone. Default: 1, the posterior itself; for classes training rows / (2 weights) if "
+        "that is less, as 1 leaves most weights at the prior where they outnumber the rows.",
     ),
 ]
 Noise = Annotated[

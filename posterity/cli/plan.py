@@ -26,6 +26,8 @@ def plan(
     eta: o.Eta = None,
     structure: o.Structure = None,
     tune: o.Tune = True,
+    estimator: o.Estimator = None,
+    kl_weight: o.KLWeight = None,
     dropout: o.Dropout = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 
 from posterity.cli.errors import UsageError
-from posterity.cli.options import STRUCTURES
+from posterity.cli.options import ESTIMATORS, STRUCTURES
 from posterity.cli.sources import Source
 from posterity.errors import positive, unknown
 from posterity.storage.part import JSON
@@ -14,10 +14,11 @@ METHODS = MappingProxyType(
     {
         "map": ("map",),
         "laplace": ("map", "laplace"),
+        "mean-field": ("map", "mean-field"),
         "conjugate": ("conjugate",),
         "dropout": ("dropout",),
         "ensemble": ("ensemble",),
-        "natural-gradient": ("natural-gradient",),
+        "natural-gradient": ("map", "natural-gradient"),
         "swag": ("map", "swag"),
     }
 )
@@ -33,10 +34,11 @@ LABELS = MappingProxyType(
     {
         "map": "MAP",
         "laplace": "Laplace",
+        "mean-field": "MeanField",
         "conjugate": "Conjugate",
         "dropout": "MC dropout",
         "ensemble": "Ensemble",
-        "natural-gradient": "Natural gradient",
+        "natural-gradient": "NaturalGradient",
         "swag": "SWAG",
     }
 )
@@ -46,7 +48,8 @@ LABELS = MappingProxyType(
 class Settings:
     """All options of a run, with defaults filled in; `noise` is None for classification and "learn" or a number else.
 
-    Either of `temperature` and `eta` may differ from 1, not both.
+    Either of `temperature` and `eta` may differ from 1, not both. `kl_weight` is eta for mean-field alone; None is what
+    suits the numbers of rows and weights.
     """
 
     data: str
@@ -62,6 +65,8 @@ class Settings:
     seed: int
     structure: str | None = None
     tune: bool = True
+    estimator: str | None = None
+    kl_weight: float | None = None
     dropout: float = 0.0
 
     def config(self) -> dict[str, JSON]:
@@ -84,6 +89,8 @@ def settings(
     seed: int,
     structure: str | None,
     tune: bool,
+    estimator: str | None,
+    kl_weight: float | None,
     dropout: float | None,
 ) -> Settings:
     """The settings from the words of the command line; `UsageError` or ValueError where one cannot be used."""
@@ -94,18 +101,27 @@ def settings(
             "--temperature and --eta cannot be given together.",
             "--temperature T is (likelihood x prior)^(1/T), --eta E is likelihood^(1/E) x prior.",
         )
+    if kl_weight is not None and (temperature is not None or eta is not None):
+        other = "--eta" if temperature is None else "--temperature"
+        raise UsageError(
+            f"--kl-weight and {other} cannot be given together.",
+            "--kl-weight E is --eta E for mean-field, the other methods staying as they are.",
+        )
     if noise is not None and classifies:
         raise UsageError(f"--noise is for regression, and {data.name} has classes.", "leave --noise out.")
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed must be a whole number from 0 to 2^63 - 1. Got {seed}.", "any small number will do.")
     if structure is not None and structure not in STRUCTURES:
         raise UsageError(unknown("structure", structure, STRUCTURES), f"the structures are {', '.join(STRUCTURES)}.")
+    if estimator is not None and estimator not in ESTIMATORS:
+        raise UsageError(unknown("estimator", estimator, ESTIMATORS), f"the estimators are {', '.join(ESTIMATORS)}.")
     for option, value in (
         ("--steps", 1 if steps is None else steps),
         ("--step-size", step_size),
         ("--prior-scale", prior_scale),
         ("--temperature", 1.0 if temperature is None else temperature),
         ("--eta", 1.0 if eta is None else eta),
+        ("--kl-weight", 1.0 if kl_weight is None else kl_weight),
     ):
         positive(option, value)
     if dropout is not None and not 0 < dropout < 1:
@@ -126,6 +142,8 @@ def settings(
         seed=seed,
         structure=structure,
         tune=tune,
+        estimator=estimator,
+        kl_weight=kl_weight,
         dropout=0.0 if dropout is None else dropout,
     )
 

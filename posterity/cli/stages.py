@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from posterity.cli.output import log
-from posterity.cli.tasks import Task, label, make_method
+from posterity.cli.tasks import Task, label, make_method, stage_joint
 from posterity.errors import Diverged
 from posterity.inference import Checkpoint, Trace, infer
 from posterity.posteriors import Posterior
@@ -35,7 +35,7 @@ def run_stage(
     try:
         posterior, trace = infer(
             make_method(name, task.settings),
-            task.joint,
+            stage_joint(name, task),
             task.data.train.pair,
             start=start,
             seed=task.settings.seed,

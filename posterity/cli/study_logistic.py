@@ -10,7 +10,7 @@ from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_t
 def logistic(
     out: Out = Path("study-logistic"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
 ) -> None:
-    """Logistic regression by MAP, Laplace and exact integration: figures and numbers in a folder."""
+    """Logistic regression by MAP, Laplace, variational and exact inference: figures and numbers in a folder."""
     from posterity.cli.output import console, log, print_json
 
     check_seed(seed)

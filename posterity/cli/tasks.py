@@ -1,7 +1,7 @@
 """From names to things: the data set, the network, the problem and the methods that a command line names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +27,8 @@ from posterity.evidence import Evidence
 from posterity.inference import Method, Plan, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
-from posterity.methods import MAP, SWAG, Conjugate, Ensemble, Laplace, MCDropout, NaturalGradient
+from posterity.methods import MAP, SWAG, Conjugate, Ensemble, Laplace, MCDropout, MeanField, NaturalGradient
+from posterity.methods.gradients import Estimator, Flipout, LocalReparameterisation, WeightSampling
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.numerics.adam import Adam
@@ -47,6 +48,23 @@ STRUCTURES: Mapping[str, type[Structure]] = MappingProxyType(
     }
 )
 """The words of --structure, those that keep most first."""
+
+ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
+    {
+        "antithetic": WeightSampling(antithetic=True),
+        "weights": WeightSampling(),
+        "local": LocalReparameterisation(),
+        "flipout": Flipout(),
+    }
+)
+"""The words of --estimator, the default first."""
+
+
+SETTINGS = (
+    *("hidden", "activation", "steps", "batch_size", "step_size", "prior_scale", "noise", "temperature", "eta", "seed"),
+    *("structure", "tune", "estimator", "kl_weight"),
+)
+"""The options by which `settings` chooses, by name."""
 
 
 RATE = 0.1  # of dropout, where none is given
@@ -114,8 +132,7 @@ def asked(words: Mapping[str, Any]) -> Task:
         *(words[name] for name in ("separator", "decimal", "header", "encoding", "test_fraction")),
     )
     source = find_data(words["data"], options, words["seed"])
-    names = ("hidden", "activation", "steps", "batch_size", "step_size", "prior_scale")
-    chosen_by = {name: words[name] for name in (*names, "noise", "temperature", "eta", "seed", "structure", "tune")}
+    chosen_by = {name: words[name] for name in SETTINGS}
     chosen_by["dropout"] = _rate(words)
     return make_task(settings(source, **chosen_by), source, find_device(words["device"]))
 
@@ -163,9 +180,43 @@ def make_method(stage: str, settings: Settings) -> Method:
         return SWAG(MAP(settings.steps, settings.batch_size, SGD(settings.step_size)), every, rank)
     if stage == "conjugate":
         return Conjugate()
+    if stage == "mean-field":
+        estimator = ESTIMATORS[settings.estimator or next(iter(ESTIMATORS))]
+        adam = Adam(step_size=settings.step_size)
+        return MeanField(settings.steps, settings.batch_size, adam, Cosine(), estimator)
     structure = None if settings.structure is None else STRUCTURES[settings.structure]()
     # A noise that was given is known; only one that is to be learnt is tuned.
     return Laplace(structure=structure, tuning=Evidence(noise=settings.noise == "learn") if settings.tune else None)
+
+
+def stage_joint(stage: str, task: Task) -> Joint:
+    """The problem of one stage: that of the task, except that mean-field may have a weight of its KL of its own."""
+    eta = kl_weight(stage, task)
+    return task.joint if eta is None else replace(task.joint, tempering=Tempering.tempered(eta))
+
+
+def kl_weight(stage: str, task: Task) -> float | None:
+    """What mean-field multiplies its KL with, other methods being left alone; None where the task is tempered.
+
+    The default for classes is rows / (2 weights), at most 1: with more means and scales than rows the KL outweighs the
+    data, and the optimum is near the prior. See `Tempering.balanced`, with means and scales as its units. It is 1
+    for regression, where a power of the likelihood would only be taken for less noise.
+    """
+    chosen = task.settings
+    if stage != "mean-field" or chosen.temperature != 1.0 or chosen.eta != 1.0:
+        return None
+    usual = 1.0 if task.data.classes is None else min(1.0, len(task.data.train) / (2 * task.joint.num_weights))
+    return chosen.kl_weight or usual
+
+
+def kl_weight_line(method: str, task: Task) -> str:
+    """A sentence on the weight of the KL, where mean-field has one of its own that is not 1; else nothing."""
+    weight = kl_weight(method, task)
+    if weight is None or weight == 1.0:
+        return ""
+    counts = f"{len(task.data.train)} rows / {2 * task.joint.num_weights} means and scales"
+    why = "--kl-weight" if task.settings.kl_weight else counts
+    return f"{label(method)} weighs its KL by {weight:.4g} ({why}); --kl-weight 1 is the posterior itself."
 
 
 def check_methods(names: tuple[str, ...], task: Task) -> None:
@@ -180,6 +231,9 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
         raise UsageError("dropout needs hidden units to drop, and the model is linear.", "try --hidden 50.")
     if settings.structure is not None and "laplace" not in names:
         raise UsageError("--structure is for laplace, which was not asked for.", "leave --structure out.")
+    for option, value in (("--estimator", settings.estimator), ("--kl-weight", settings.kl_weight)):
+        if value is not None and "mean-field" not in names:
+            raise UsageError(f"{option} is for mean-field, which was not asked for.", f"leave {option} out.")
     stages(names, settings)
 
 

@@ -106,7 +106,7 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
     weights = [view.detach() for view in network.views(network.initial)]
     tracked = dict(zip(network.layout.names, weights, strict=True))
     with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
-        outputs = network.run(weights, _taken(inputs, (0,)))[0]
+        outputs = network.run(weights, _taken(inputs, (0,), network.device))[0]
     layers = [use for use in seen.uses if isinstance(use, (LinearUse, ConvolutionUse)) and use.weight is not None]
     if layers and outputs.requires_grad:
         made = [use for use in layers if use.edge.node is outputs.grad_fn]
@@ -121,11 +121,11 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
     return layers[-1].names
 
 
-def _taken(inputs: Inputs, rows: tuple[int, ...]) -> Inputs:
+def _taken(inputs: Inputs, rows: tuple[int, ...], device: torch.device) -> Inputs:
     """Some rows, by numbers from 0 to 3 that stand for the quarters of the batch."""
     count = num_rows(inputs)
     index = torch.tensor(rows) * max(1, count // 4) % count
-    return map_inputs(lambda tensor: tensor[index.to(tensor.device)], inputs)
+    return map_inputs(lambda tensor: tensor[index.to(tensor.device)].to(device), inputs)
 
 
 def _survey(joint: Joint, inputs: Inputs) -> Survey:
@@ -179,7 +179,7 @@ def _look(
     before = _generators(network.device)
     for rows in ((0, 1), (0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
         with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
-            outputs = network.run(weights, _taken(inputs, rows))[0]
+            outputs = network.run(weights, _taken(inputs, rows, network.device))[0]
         for use in seen.uses:
             for name in use.names:
                 leading.setdefault(name, []).append(use.output_shape[0] - len(rows))

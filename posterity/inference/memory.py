@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.model.data import Data, NoData
 from posterity.model.density import Density
-from posterity.model.inputs import map_inputs
+from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.joint import Joint
 
 # Where Linux tells what a container may use, in its two versions of control groups.
@@ -73,7 +73,7 @@ def activation_bytes(joint: Joint | Density, data: Data, rows: int | None) -> in
         return 0
     batch = data.first().member(0)
     count = min(data.num_data, data.num_data if rows is None else rows)
-    few = [map_inputs(lambda t, n=n: t[torch.arange(n) % len(t)].to(joint.device), batch.inputs) for n in (2, 3)]  # type: ignore[misc]
+    few = [_repeated(batch.inputs, number, joint.device) for number in (2, 3)]
     network = joint.network.member(0)
     kept = []
     for inputs in few:
@@ -91,3 +91,9 @@ def activation_bytes(joint: Joint | Density, data: Data, rows: int | None) -> in
             outputs, _ = network.run(leaves, inputs, train=True)
         kept.append(sum(seen.values()) + tensor_bytes([outputs]))
     return (joint.num_members or 1) * max(0, kept[1] - kept[0]) * count
+
+
+def _repeated(inputs: Inputs, number: int, device: torch.device) -> Inputs:
+    """As many rows, from the first on and again where there are fewer."""
+    places = [index % num_rows(inputs) for index in range(number)]
+    return map_inputs(lambda tensor: tensor[places].to(device), inputs)

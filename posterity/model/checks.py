@@ -24,9 +24,10 @@ def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
 
 def example_output(network: Network, batch: Batch) -> Tensor:
     """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
-    few = batch.map(lambda t: t.narrow(1 if batch.per_member else 0, 0, min(batch.size, 2))).member(0)
-    check_inputs(few.inputs, network.dtype, per_member=False)
     network = network.member(0)
+    axis, count = 1 if batch.per_member else 0, min(batch.size, 2)
+    few = batch.map(lambda tensor: tensor.narrow(axis, 0, count).to(network.device)).member(0)
+    check_inputs(few.inputs, network.dtype, per_member=False)
     try:
         with torch.no_grad():
             outputs = network.outputs(network.initial, few.inputs)

@@ -56,8 +56,8 @@ def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training:
     runs = []
     before = _generators(network.device)
     for count in (2, 3):
-        masks, few = NoMasks(), torch.arange(count, device=network.device) % num_rows(inputs)
-        rows = map_inputs(lambda tensor, few=few: tensor[few], inputs)  # type: ignore[misc]
+        masks, few = NoMasks(), [index % num_rows(inputs) for index in range(count)]
+        rows = map_inputs(lambda tensor, few=few: tensor[few].to(network.device), inputs)  # type: ignore[misc]
         try:
             with torch.no_grad(), network.dropping(masks, training=training):
                 network.run(weights, rows, {name: buffer.clone() for name, buffer in network.buffers.items()})

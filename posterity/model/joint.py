@@ -384,8 +384,9 @@ class Joint:
     def decode(cls, module: nn.Module, config: dict[str, Any], tensors: dict[str, Tensor]) -> "Joint":
         """The joint that `encode` described, with the architecture taken from `module`."""
         network = like_saved(Network(module), config, tensors)
-        frozen = {name: tensors[f"joint.frozen.{name}"].to(network.device) for name in network.frozen}
-        buffers = {name: tensors[f"joint.buffer.{name}"].to(network.device) for name in network.buffers}
+        tensors = {name: tensor.to(network.device) for name, tensor in tensors.items() if name.startswith("joint.")}
+        frozen = {name: tensors[f"joint.frozen.{name}"] for name in network.frozen}
+        buffers = {name: tensors[f"joint.buffer.{name}"] for name in network.buffers}
         return cls(
             network.replace(frozen=frozen, buffers=buffers),
             cast(Likelihood, decode(config["likelihood"], tensors)),

@@ -17,6 +17,7 @@ from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.linear_chain import linear_chain, run_members, takes
 from posterity.model.module import check_one_kind, copied, fresh_weights, private, recurrent_rates, unique
 from posterity.numerics.dropout import Dropping, Masks
+from posterity.numerics.layered_recurrence import scattered_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 
@@ -64,6 +65,7 @@ class Network:
         self._names = {**names, **buffer_names}
         self._dropping: list[Masks] = []  # where dropout is on, its masks; shared with the copies of this network
         self._recurrences = recurrent_rates(module, self._module)
+        self._scattered = self.recurrent and self.device.type == "cuda"
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
         self._running = {  # the buffers that batch norm writes into
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
@@ -331,7 +333,10 @@ class Network:
                 table[name] = buffers[key]
             for norm, trains in self._norms:
                 norm.training = train and trains
-            with Dropping(self._dropping[-1]) if self._dropping else nullcontext():
+            with (
+                Dropping(self._dropping[-1]) if self._dropping else nullcontext(),
+                scattered_weights() if self._scattered else nullcontext(),
+            ):
                 if isinstance(inputs, Tensor):
                     outputs = function(inputs)
                 elif isinstance(inputs, Mapping):

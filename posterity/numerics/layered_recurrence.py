@@ -1,10 +1,27 @@
 """A recurrent network of several layers as one layer after the other, so that something may happen between them."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def scattered_weights() -> Iterator[None]:
+    """Where recurrent layers run with weights of another place than their own: without cuDNN's warning about that.
+
+    It asks for `flatten_parameters`, which can do nothing for parts of theta or for a layer by itself: cuDNN wants one
+    piece of memory in an order of its own, and makes it in every call.
+
+    >>> with scattered_weights():
+    ...     warnings.warn("RNN module weights are not part of single contiguous chunk of memory.")
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        yield
 
 
 def by_layers(
@@ -41,7 +58,8 @@ def by_layers(
         own = slice(layer * directions, (layer + 1) * directions)
         first = tuple(h[own] for h in hidden) if isinstance(hidden, (tuple, list)) else hidden[own]
         some = list(weights[layer * each : (layer + 1) * each])
-        output, *state = func(input, first, some, biases, 1, 0.0, train, bidirectional, batch_first)
+        with scattered_weights():
+            output, *state = func(input, first, some, biases, 1, 0.0, train, bidirectional, batch_first)
         states.append(state)
         input = output if layer == layers - 1 else between(output, rate)
     return (input, *_joined(states))

@@ -159,12 +159,12 @@ class LowRank(Precision):
             inside = value if inside is None else inside + value
         assert inside is not None
         shrink = inside / ((1.0 + values).sqrt() * ((1.0 + values).sqrt() + 1.0)).unsqueeze(-2)
-        total, left = torch.zeros_like(inside @ inside.mT), torch.ones(self.size, dtype=torch.bool)
+        total, left = torch.zeros_like(inside @ inside.mT), turned.new_ones(self.size, dtype=torch.bool)
         for places, piece in jacobian.pieces:
             half = self._scaled(piece, taken(root, places)) - shrink @ taken(turned, places)
             total = total + half @ half.mT
             left[places.index if isinstance(places, Block) else places] = False
-        rest = shrink @ turned[..., left.to(turned.device)]  # where J is zero
+        rest = shrink @ turned[..., left]  # where J is zero
         return total + rest @ rest.mT
 
     def _scaled(self, piece: Jacobian, root: Tensor) -> Tensor:

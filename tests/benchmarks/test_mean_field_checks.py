@@ -35,7 +35,7 @@ class Enlarged(Estimator):
     part: str
     own = po.methods.WeightSampling()
 
-    def data_term(self, joint, q, batch, buffers, memory, key):
+    def data_term(self, joint, q, batch, buffers, memory, key, out=None):
         term = self.own.data_term(joint, q, batch, buffers, memory, key)
         return term._replace(**{self.part: 2.0 * getattr(term, self.part)})
 

@@ -27,7 +27,8 @@ def test_the_tables_and_the_folder(run, tmp_path):
     assert "Laplace, exact integral 0.969762 0.969762" in shown
     assert "Laplace, probit κ 0.952382 0.952382" in shown
     assert "log evidence: exact -5.728343, Laplace -5.806578" in shown
-    assert shown.count("-5.7283431") == 4
+    assert shown.count("-5.7283431") == 6
+    assert "Variational, factorised" in shown
     assert "Monte Carlo: 4,000,000 draws here, 10,000 in maps and curves." in shown
     assert "…" not in result.out
     assert f"figures and results.json: {folder}" in shown
@@ -56,7 +57,7 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     assert result.code == 2
     error, hint = result.err.splitlines()
     assert "'logistic'" in error
-    assert hint == "hint: the studies are logistic, uci, dropout, moons."
+    assert hint == "hint: the studies are logistic, gradients, images, uci, dropout, moons."
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.curvature import CorrectedKronecker, Diagonal, Full, Kronecker, Structure
+from posterity.model import Network
 from posterity.numerics import Dense, Key
 from posterity.priors import Correlated
 
@@ -153,8 +154,9 @@ def test_a_network_keeps_what_it_learnt(structure: Structure) -> None:
     """The second task turns the boundary on its own side; without the first one's curvature the whole plane turns."""
     first, (x, y) = blobs(0, (-3.0, 0.0)), blobs(1, (3.0, 0.0))
     second = (x, 1 - y)
-    torch.manual_seed(0)
-    joint = po.Joint(po.networks.MLP([2, 16, 2]), po.likelihoods.Categorical(), po.priors.Normal(), num_data=100)
+    network = Network(po.networks.MLP([2, 16, 2]))
+    network = network.replace(initial=network.fresh(Key(0)))  # the same on every device
+    joint = po.Joint(network, po.likelihoods.Categorical(), po.priors.Normal(), num_data=100)
     train = po.methods.MAP(steps=300, batch_size=None, optimizer=po.numerics.Adam(0.03), schedule=po.numerics.Cosine())
     mode, _ = po.infer(train, joint, first)
     q, _ = po.infer(po.methods.Laplace(structure=structure, tuning=None), joint, first, start=mode)

@@ -91,6 +91,7 @@ def test_plans_are_within_a_factor_of_two_of_what_is_taken() -> None:
         assert 0.5 * taken - 8e6 < planned < 2.0 * taken + 8e6, name  # some MB are torch's own
 
 
+@pytest.mark.cpu
 def test_a_plan_has_named_parts() -> None:
     found = po.plan(MAP(batch_size=5), joint(), (FEW, LABELS))
     weights = joint().num_weights * 4
@@ -151,6 +152,7 @@ def test_laplace_lists_what_every_structure_needs() -> None:
     assert po.plan(Laplace(), problem, rows) == kronecker  # what is chosen where nothing is said
 
 
+@pytest.mark.cpu
 def test_a_plan_can_be_read() -> None:
     problem, rows = wide()
     lines = str(po.plan(Laplace(structure=Full()), problem, rows)).splitlines()
@@ -182,6 +184,7 @@ def test_the_limit_of_a_container_counts(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert device_memory(torch.device("cpu")) == whole
 
 
+@pytest.mark.cpu
 def test_the_refusal_names_the_best_structure_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, rows = wide()
     monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: 16_000_000_000)
@@ -207,6 +210,7 @@ def test_a_hessian_is_as_large_as_the_matrix_it_forms() -> None:
     assert "structure=Kronecker(), curvature=GaussNewton()" in found.fitting
 
 
+@pytest.mark.cpu
 def test_predictions_come_later_and_decide_nothing() -> None:
     many = po.Joint(nn.Linear(2, 50_000), po.likelihoods.Categorical(), po.priors.Normal(), num_data=12)
     found = po.plan(Laplace(structure=Diagonal()), many, (FEW, LABELS))
@@ -254,3 +258,20 @@ def test_bad_arguments_are_refused() -> None:
         po.plan(MAP(), joint(3, 4, 3), (FEW, LABELS))
     with pytest.raises(BadData, match="A Density has its data inside"):
         po.plan(MAP(), po.Density(lambda u: -u.square().sum(), {"u": (5,)}), (FEW, LABELS))
+
+
+@pytest.mark.cuda
+def test_rows_may_be_elsewhere_than_the_model() -> None:
+    module = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.1), nn.Linear(4, 3)).cuda()
+    problem = po.Joint(module, po.likelihoods.Categorical(), po.priors.Normal(), num_data=12)
+    rows = (FEW.cpu(), LABELS.cpu())
+    for method in (
+        MAP(),
+        Laplace(),
+        Laplace(subset=po.methods.LastLayer()),
+        po.methods.MeanField(),
+        po.methods.MCDropout(),
+    ):
+        found = po.plan(method, problem, rows)
+        assert found.fits
+        assert found.device.startswith("cuda")

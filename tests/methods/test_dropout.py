@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from drawn import normal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,8 +24,8 @@ ROWS = 60
 
 
 def linear_data(noise: float, rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    x = Key(1).normal((rows, 3), FLOAT64)
-    y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=FLOAT64) + noise * Key(2).normal((rows, 1), FLOAT64)
+    x = normal(Key(1), rows, 3)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=FLOAT64) + noise * normal(Key(2), rows, 1)
     return x, y
 
 
@@ -84,7 +85,7 @@ def test_dropout_that_is_called_in_forward_is_that_of_a_layer():
     torch.manual_seed(0)
     called = Functional()
     layered = nn.Sequential(called.first, nn.Tanh(), nn.Dropout(0.3), called.second)
-    x = Key(0).normal((20, 2))
+    x = normal(Key(0), 20, 2, dtype=torch.float32)
     y = (x[:, 0] > 0).long()
     found = []
     for net in (called, layered):
@@ -100,7 +101,7 @@ def test_dropout_that_is_called_in_forward_is_that_of_a_layer():
 def test_batch_norm_trains_on_batches_and_predicts_by_running_statistics():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 1))
-    x = 3.0 + Key(0).normal((30, 2))
+    x = 3.0 + normal(Key(0), 30, 2, dtype=torch.float32)
     joint = po.Joint(net, Gaussian(0.5), Normal(), 30)
     q, _ = po.infer(MCDropout(20, 10), joint, (x, x.sum(1, keepdim=True)))
     assert int(q.buffers["1.num_batches_tracked"]) == 20
@@ -121,8 +122,8 @@ class Recurrent(nn.Module):
 
 def test_recurrent_layers_train_and_predict_one_mask_after_the_other(caplog):
     torch.manual_seed(0)
-    net = Recurrent()
-    x = Key(0).normal((10, 5, 2))
+    net = Recurrent().double()
+    x = normal(Key(0), 10, 5, 2)
     joint = po.Joint(net, Gaussian(0.5), Normal(), 10)
     q, _ = po.infer(MCDropout(3, None), joint, (x, x[:, -1, :1]))
     with caplog.at_level(logging.WARNING, logger="posterity"):
@@ -148,7 +149,7 @@ def test_a_transformer_trains_and_predicts():
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.layer(x).mean(1))
 
-    x = Key(0).normal((12, 5, 8), FLOAT64)
+    x = normal(Key(0), 12, 5, 8)
     joint = po.Joint(Transformer().double(), Categorical(), Normal(), 12)
     q, _ = po.infer(MCDropout(3, 6, SGD(0.05)), joint, (x, (x[:, 0, 0] > 0).long()))
     draws = q.outputs(x, 6, Key(0))
@@ -223,12 +224,12 @@ def test_a_rate_is_learnt_that_suits_the_noise(noise, direction):
     """Known noise: where it is large the coins' entropy wins, where it is small the data do."""
     x, y = linear_data(noise)
     expected = best_rate(x, y, noise)
-    assert (expected > 0.2) == (direction > 0)
+    assert (expected - 0.2) * direction > 0.1  # farther from the start than what is allowed below
     joint = po.Joint(learnt(0.2), Gaussian(noise), Normal(1.0), ROWS)
     method = MCDropout(1200, None, Adam(0.03), Cosine())
     q, trace = po.infer(method, joint, (x, y))
     rate = float(trace["rate.0"][-1])
-    assert rate == pytest.approx(expected, rel=0.15)
+    assert rate == pytest.approx(expected, abs=0.08)  # 5 standard errors: over seeds it varies by some 0.014
     assert float(trace["rate.0"][0]) == pytest.approx(0.2)
     kept = (q.outputs(torch.eye(3, dtype=FLOAT64), 5000, Key(0)) != 0).double().mean()
     assert float(kept) == pytest.approx(1 - rate, abs=5 * math.sqrt(rate / 15000))  # predictions drop at that rate
@@ -250,8 +251,8 @@ def test_learnt_rates_need_a_normal_prior_around_zero():
 def test_a_convolution_drops_whole_channels_at_a_learnt_rate():
     torch.manual_seed(0)
     net = nn.Sequential(ConcreteDropout(nn.Conv2d(4, 3, 3), 0.5), nn.Flatten(), nn.Linear(12, 1))
-    joint = po.Joint(net, Gaussian(1.0), Normal(), 6)
-    x = 1 + Key(0).uniform((6, 4, 4, 4))
+    joint = po.Joint(net.double(), Gaussian(1.0), Normal(), 6)
+    x = 1 + Key(0).uniform((6, 4, 4, 4), FLOAT64)
     q, _ = po.infer(MCDropout(2, None), joint, (x, x.mean((1, 2, 3)).unsqueeze(1)))
     torch.testing.assert_close(joint.network.outputs(q.sample(8, Key(1)), x), q.outputs(x, 8, Key(1)))
 

@@ -4,6 +4,7 @@ import logging
 import pytest
 import torch
 from contracts.cases import ROWS, classification, labels, linear_regression, numbers, regression, tunable_regression
+from drawn import normal
 from torch import nn
 
 import posterity as po
@@ -51,7 +52,7 @@ WAYS = {
 def test_a_member_is_what_the_method_gives_alone(way):
     method, problem, data = way
     joint, rows = problem(FLOAT64), data(FLOAT64)
-    start = joint.initial() + 0.1 * Key(7).normal((3, joint.size), FLOAT64)
+    start = joint.initial() + 0.1 * normal(Key(7), 3, joint.size)
     q, _ = po.infer(Ensemble(method, 3), joint, rows, start=start)
     for index, component in enumerate(q.posteriors):
         own = alone(method, index, 3, joint, rows, start[index])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from contracts.cases import classification, labels, numbers, regression
+from drawn import normal
 from torch import Tensor, nn
 
 import posterity as po
@@ -64,7 +65,10 @@ def test_a_prior_without_density_at_the_start(tmp_path: Path) -> None:
     far[:12] = 1e200  # whose squares overflow; the outputs saturate
     with pytest.raises(Diverged, match=f"{NO_DENSITY}.*No state is in '.*run' yet") as caught:
         po.infer(MeanField(steps=5), problem(), numbers(FLOAT64), start=far, checkpoint=tmp_path / "run")
-    assert (caught.value.step, caught.value.tensor, caught.value.stored) == (1, "optimizer.second of 0.weight", None)
+    assert (caught.value.step, caught.value.stored) == (1, None)
+    # a GPU is looked at after the last step, when the weights have moved by what is not finite
+    seen_late = problem().device.type == "cuda"
+    assert caught.value.tensor == ("0.weight" if seen_late else "optimizer.second of 0.weight")
     with pytest.raises(ValueError, match=r"must be finite. Got NaN or infinity in '0.weight'"):
         po.infer(MeanField(steps=5), problem(), numbers(FLOAT64), start=problem().initial() / 0.0)
 
@@ -138,7 +142,7 @@ class Breaking(nn.Module):
 
 def rising() -> tuple[po.Joint, tuple[Tensor, Tensor], MeanField]:
     """A run whose first weight rises by about 0.01 a step, to a bound of 0.1 where the data fit breaks."""
-    x = Key(0).normal((20, 3), FLOAT64)
+    x = normal(Key(0), 20, 3)
     joint = po.Joint(Breaking(0.1), Gaussian(1.0), Normal(10.0), num_data=20)
     return joint, (x, 5.0 * x[:, :1]), MeanField(steps=50, optimizer=Adam(0.01), initial_scales=FanIn(1e-6))
 
@@ -221,7 +225,7 @@ def test_a_module_that_vmap_rejects_goes_in_a_loop_and_that_is_said_once(
     estimator: Estimator, caplog: pytest.LogCaptureFixture
 ) -> None:
     joint = po.Joint(Branches(), Gaussian(0.5), Normal(), num_data=20)
-    start = 0.5 * Key(3).normal((3, 4), FLOAT64)
+    start = 0.5 * normal(Key(3), 3, 4)
     method = MeanField(steps=6, batch_size=5, estimator=estimator)
     together, trace = po.infer(method, joint, numbers(FLOAT64), start=start)
     said = [text for text in caplog.messages if "members run one after the other because vmap refused" in text]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from contracts.cases import inputs, numbers, regression
 from contracts.test_methods import KillAfter, KilledError, same_bits
+from drawn import normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -37,9 +38,9 @@ class Record(Callback):
 
 
 def recorded(joint: po.Joint, rows: object, fit: MAP = FIT, seed: int = 3) -> Tensor:
-    """The thetas (steps, T) of a plain run of the fit."""
+    """The thetas (steps, T) of a plain run of the fit; like those of SWAG, its steps are not played as CUDA graphs."""
     record = Record()
-    po.infer(fit, joint, rows, seed=seed, callbacks=[record])
+    po.infer(fit, joint, rows, seed=seed, callbacks=[record], accelerate="off")
     return torch.stack(record.thetas)
 
 
@@ -76,7 +77,7 @@ def test_starts_where_the_start_is_and_collects_on_cycles() -> None:
     start, _ = po.infer(MAP(steps=50), joint, numbers(FLOAT64))
     fit = MAP(steps=30, batch_size=6, optimizer=SGD(0.05), schedule=Cyclic(5))
     record = Record()
-    po.infer(fit, joint, numbers(FLOAT64), start=start, callbacks=[record])
+    po.infer(fit, joint, numbers(FLOAT64), start=start, callbacks=[record], accelerate="off")
     mean, covariance = by_hand(torch.stack(record.thetas)[4::5], 3)
     q, _ = po.infer(SWAG(fit, every=5, rank=3), joint, numbers(FLOAT64), start=start)
     torch.testing.assert_close(q.mean, mean[: joint.num_weights], rtol=1e-12, atol=1e-12)
@@ -193,7 +194,7 @@ def test_batch_statistics_leave_the_network_alone() -> None:
 
 
 def test_members_with_batch_norm_together_equal_members_one_by_one() -> None:
-    start = normed_joint().initial() + 0.3 * Key(5).normal((3, normed_joint().size), FLOAT64)
+    start = normed_joint().initial() + 0.3 * normal(Key(5), 3, normed_joint().size)
     method = SWAG(FIT, every=4, rank=4)
     together, _ = po.infer(method, normed_joint(), numbers(FLOAT64), start=start)
     for index in range(3):

@@ -121,7 +121,6 @@ def test_members_are_a_loop(name, per_member, weights, own):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in zoo.KINDS if kind not in (zoo.weight_norm, zoo.Tied)])
-@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
 def test_gradients_through_every_kind_of_module(kind):
     joint, batch = problem(kind=kind), batch_of(kind=kind)
     theta = zoo.fork(joint.initial(), MEMBERS)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from drawn import normal
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -64,9 +65,9 @@ CHAINS = {
 def test_members_have_outputs_and_gradients_of_the_module(make, per_member):
     network = Network(make().double())
     assert network._chain is not None
-    theta = network.initial + 0.3 * Key(0).normal((MEMBERS, network.layout.size), torch.float64)
+    theta = network.initial + 0.3 * normal(Key(0), MEMBERS, network.layout.size)
     x = Key(1).normal((MEMBERS, 9, 3) if per_member else (9, 3), torch.float64)
-    pull = Key(2).normal((MEMBERS, 9, 2), torch.float64)
+    pull = normal(Key(2), MEMBERS, 9, 2)
     before = x.clone()
     together = theta.clone().requires_grad_()
     outputs = network.outputs(together, x, per_member=per_member)
@@ -83,6 +84,6 @@ def test_members_have_outputs_and_gradients_of_the_module(make, per_member):
 
 def test_inputs_with_positions_go_by_vmap():
     network = Network(MLP([3, 4, 2]).double())
-    theta = network.initial + Key(0).normal((MEMBERS, network.layout.size), torch.float64)
-    x = Key(1).normal((5, 6, 3), torch.float64)
+    theta = network.initial + normal(Key(0), MEMBERS, network.layout.size)
+    x = normal(Key(1), 5, 6, 3)
     torch.testing.assert_close(network.outputs(theta, x)[3], network.outputs(theta[3], x))

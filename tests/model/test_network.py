@@ -13,7 +13,7 @@ from torch import nn
 from posterity.model.network import Network
 from posterity.numerics import Key
 
-pytestmark = [  # what torch says where it is slow: vmap of weight norm, and recurrent weights within theta on CUDA
+pytestmark = [  # what torch says where it is slow: vmap of weight norm, and copies of recurrent layers on CUDA
     pytest.mark.filterwarnings("ignore:There is a performance drop.*_weight_norm"),
     pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk"),
 ]

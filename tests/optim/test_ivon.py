@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from drawn import generator_states, normal
 from torch import nn
 from torch.nn import functional as F
 
@@ -19,12 +20,12 @@ def network(dtype=FLOAT64):
     net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
     with torch.no_grad():
         for name, p in net.named_parameters():
-            p.copy_(0.5 * Key(3).fold(name).normal(tuple(p.shape), FLOAT64))
+            p.copy_(0.5 * normal(Key(3).fold(name), *p.shape))
     return net
 
 
 def rows(count=16, dtype=FLOAT64):
-    x = Key(1).normal((count, 3), FLOAT64)
+    x = normal(Key(1), count, 3)
     return x.to(dtype), (x.sum(-1) > 0).long()
 
 
@@ -373,7 +374,7 @@ def test_a_saved_run_goes_on_bit_by_bit(tmp_path, dtype):
 def test_seeds_decide_the_noise_and_predictions_do_not_disturb_it():
     nets = [network() for _ in range(3)]
     optimisers = [optimiser(net, seed=seed) for net, seed in zip(nets, (0, 0, 1), strict=True)]
-    random = torch.get_rng_state()
+    random = generator_states()
     for index, (net, opt) in enumerate(zip(nets, optimisers, strict=True)):
         for _ in range(3):
             train(net, opt, steps=1)
@@ -382,7 +383,7 @@ def test_seeds_decide_the_noise_and_predictions_do_not_disturb_it():
                     pass
     assert torch.equal(values(nets[0]), values(nets[1]))
     assert not torch.equal(values(nets[0]), values(nets[2]))
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(generator_states(), random)
 
 
 def test_copies_and_other_number_types_go_on():
@@ -448,7 +449,7 @@ def test_channels_last_weights_keep_their_order_in_memory():
     nets[1].load_state_dict(nets[0].state_dict())
     nets[1].to(memory_format=torch.channels_last)
     stride = nets[1].weight.stride()
-    x = Key(4).normal((2, 3, 6, 6), FLOAT64)
+    x = normal(Key(4), 2, 3, 6, 6)
     for net in nets:
         opt = optimiser(net, ess=1e18)  # hardly any noise, whose order differs
         for _ in range(3):

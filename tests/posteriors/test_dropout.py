@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from drawn import generator_states, normal
 from torch import nn
 
 import posterity as po
@@ -23,12 +24,11 @@ def posterior(net: nn.Module | None = None, likelihood: po.likelihoods.Likelihoo
         torch.manual_seed(0)
         net = MLP([2, 6, 2], dropout=0.4)
     joint = po.Joint(net, Categorical() if likelihood is None else likelihood, Normal(), num_data=10)
-    return Dropout(
-        joint, joint.initial(), example=torch.zeros(1, row) if isinstance(row, int) else torch.zeros(1, *row)
-    )
+    shape = (row,) if isinstance(row, int) else row
+    return Dropout(joint, joint.initial(), example=torch.zeros(1, *shape, dtype=joint.dtype))
 
 
-X = Key(0).normal((11, 2))
+X = normal(Key(0), 11, 2, dtype=torch.float32)
 
 
 def test_chunks_of_rows_see_the_same_masks():
@@ -57,7 +57,7 @@ def test_draws_that_go_together_are_those_that_go_alone(large, monkeypatch):
     alone = [
         outputs_under(q.joint.network, q.theta, X, None, [n[i : i + 1] for n in numbers], known) for i in range(20)
     ]
-    monkeypatch.setitem(mask_draws.LARGE, "cpu", large)
+    monkeypatch.setitem(mask_draws.LARGE, X.device.type, large)
     torch.testing.assert_close(q.outputs(X, 20, Key(0)), torch.cat(alone))
 
 
@@ -73,7 +73,7 @@ def test_metrics_and_gradients_go_through_it():
     pred = q.predict(X)
     assert 0 <= float(accuracy(pred, labels)) <= 1
     assert float(negative_log_likelihood(pred, labels)) > 0
-    assert bool((pred.epistemic > 0).all())
+    assert float(pred.epistemic.max()) > 0  # of a row that no unit acts on it is 0
     x = X.clone().requires_grad_()
     q.predict(x).probs[:, 0].sum().backward()
     assert bool((x.grad != 0).any())
@@ -81,18 +81,18 @@ def test_metrics_and_gradients_go_through_it():
 
 def test_the_generator_of_torch_stays_where_it_is():
     q = posterior()
-    before = torch.get_rng_state()
+    before = generator_states()
     q.predict(X)
     q.sample(3, Key(0))
     enumerated(q, X)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(generator_states(), before)
 
 
 def test_weights_of_convolutions_behind_whole_channels():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout2d(0.5), nn.Conv2d(4, 2, 3), nn.Flatten())
-    q = posterior(net, Gaussian(1.0), row=(1, 5, 5))
-    x = Key(1).normal((3, 1, 5, 5))
+    q = posterior(net.double(), Gaussian(1.0), row=(1, 5, 5))  # float32 convolutions of a GPU may round to TF32
+    x = normal(Key(1), 3, 1, 5, 5)
     torch.testing.assert_close(q.joint.outputs(q.sample(9, Key(4)), x), q.outputs(x, 9, Key(4)))
 
 

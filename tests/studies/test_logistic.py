@@ -109,6 +109,31 @@ def test_elbo_and_divergence_add_up_to_the_log_evidence(study):
     assert laplace.entropy == pytest.approx(1 + math.log(2 * math.pi) + 0.5 * log_det, abs=1e-12)
 
 
+def test_the_variational_optima_are_gold(study):
+    case = load("logistic_variational").expected
+    factorised, full = study.variational.values()
+    torch.testing.assert_close(factorised.point(), case["meanfield"]["eta_1"]["mean"], rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        factorised.gaussian.variance.sqrt(), case["meanfield"]["eta_1"]["std"], rtol=0.02, atol=0
+    )
+    torch.testing.assert_close(full.point(), case["full"]["mean"], rtol=0.02, atol=0)
+    torch.testing.assert_close(full.gaussian.precision.covariance(), case["full"]["cov"], rtol=0.05, atol=0.01)
+    bounds = {one.name: one.elbo for one in study.decompositions}
+    found, richer = bounds["Variational,\nfactorised"], bounds["Variational,\nfull"]
+    assert found == pytest.approx(case["meanfield"]["eta_1"]["elbo_eta"], abs=1e-3)
+    assert richer == pytest.approx(case["full"]["elbo"], abs=1e-3)
+    assert max(bound for name, bound in bounds.items() if "Variational" not in name) < found < richer
+
+
+def test_the_variational_predictive_is_nearer_to_the_exact_one_than_laplace(study):
+    rows = {row["method"]: row for row in study.document()["methods"]}
+    laplace = rows["Laplace, exact integral"]["mean_error"]
+    assert rows["Variational, factorised"]["mean_error"] < laplace
+    assert rows["Variational, full"]["mean_error"] < laplace
+    for name in study.variational:
+        assert rows[name]["entropy_far_away"] > 5 * rows["MAP"]["entropy_far_away"]
+
+
 def test_the_expected_log_joint_is_that_of_draws(study):
     regression = study.regression
     laplace = next(one for one in study.decompositions if one.name == "Laplace")

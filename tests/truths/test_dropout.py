@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from drawn import normal
 from goldcases import load
 from torch import Tensor, nn
 
@@ -119,7 +120,7 @@ def test_the_moment_matched_covariance_has_its_expectation(unbiased):
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_masking_units_is_masking_weights(scaling):
     """(x * keep) W^T = x (W diag(keep))^T: both ways agree for the same masks."""
-    q, x = posterior(scaling), Key(0).normal((7, 2), FLOAT64)
+    q, x = posterior(scaling), normal(Key(0), 7, 2)
     weights = q.sample(40, Key(9))
     by_units, by_weights = q.outputs(x, 40, Key(9)), q.joint.outputs(weights, x)
     torch.testing.assert_close(by_weights, by_units, rtol=1e-12, atol=1e-12)
@@ -187,12 +188,12 @@ def test_the_penalty_is_the_prior_of_the_joint_in_nats(scaled_masks):
     penalty = objective.penalty(tau, rate=rate, length_scale=length_scale, num_data=rows)
     precision = length_scale**2 * (1 / (1 - rate) if scaled_masks else 1 - rate)  # of E_q log p, in these weights
     joint = po.Joint(nn.Linear(2, 1, bias=False).double(), Gaussian(tau**-0.5), Normal(precision**-0.5), rows)
-    x, y = Key(0).normal((rows, 2), FLOAT64), Key(1).normal((rows, 1), FLOAT64)
+    x, y = normal(Key(0), rows, 2), normal(Key(1), rows, 1)
     batch = po.model.Batch(x, y)
 
     def loss(theta: Tensor) -> Tensor:
         return (y - x @ theta.unsqueeze(1)).square().mean() / 2 + penalty * theta.square().sum()
 
-    one, two = Key(2).normal((2, 2), FLOAT64)
+    one, two = normal(Key(2), 2, 2)
     nats = joint.log_density(two, batch) - joint.log_density(one, batch)
     torch.testing.assert_close(rows * tau * (loss(one) - loss(two)), nats)

@@ -4,6 +4,7 @@ from itertools import cycle
 
 import pytest
 import torch
+from drawn import normal
 from goldcases import load
 from torch import Tensor, nn
 
@@ -34,8 +35,8 @@ def gold() -> Problem:
 
 def correlated() -> Problem:
     """Five weights whose inputs all go up and down together, in two ways."""
-    ways = Key(1).normal((30, 2), FLOAT64) @ Key(2).normal((2, 5), FLOAT64)
-    x = ways + 0.5 * Key(3).normal((30, 5), FLOAT64)
+    ways = normal(Key(1), 30, 2) @ normal(Key(2), 2, 5)
+    x = ways + 0.5 * normal(Key(3), 30, 5)
     return po.Joint(linear(5), Noise(0.5), Normal(), num_data=30), (x, x.sum(-1, keepdim=True))
 
 

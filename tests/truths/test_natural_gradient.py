@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawn import normal
 from goldcases import load
 from torch import nn
 
@@ -106,21 +107,21 @@ def test_optimum_of_logistic_regression(name: str) -> None:
 @pytest.mark.parametrize(
     ("prior", "tolerance"),
     [
-        (Laplace(0.7), 1e-3),
-        (Layerwise({"weight": Normal(0.3, 0.2)}), 1e-3),
-        (Hierarchical(Normal(1.0), LogNormal(1.0, 0.5)), 0.03),  # its part comes from draws
+        (Laplace(0.7), 2e-3),
+        (Layerwise({"weight": Normal(0.3, 0.2)}), 2e-3),
+        (Hierarchical(Normal(1.0), LogNormal(1.0, 0.5)), 0.17),  # its part comes from draws: 5 standard errors
     ],
     ids=["laplace", "layerwise", "hierarchical"],
 )
 def test_other_priors_have_the_optimum_of_mean_field(prior: po.priors.Prior, tolerance: float) -> None:
-    x = Key(5).normal((12, 1), FLOAT64)
-    y = 1.3 * x + 0.5 * Key(6).normal((12, 1), FLOAT64)
+    x = normal(Key(5), 12, 1)
+    y = 1.3 * x + 0.5 * normal(Key(6), 12, 1)
     joint = po.Joint(linear(1), Gaussian(0.5), prior, num_data=12)
     common = {"batch_size": None, "estimator": SecondOrder(), "schedule": Cosine()}
     ours, _ = po.infer(NaturalGradient(steps=150, step_size=0.3, beta1=0.0, beta2=0.9, **common), joint, (x, y))
     theirs, _ = po.infer(MeanField(steps=300, optimizer=Adam(0.1), **common), joint, (x, y))
-    torch.testing.assert_close(ours.mean, theirs.mean, rtol=tolerance, atol=0.0)
-    torch.testing.assert_close(ours.variance, theirs.variance, rtol=2 * tolerance, atol=0.0)
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-3, atol=0.0)
+    torch.testing.assert_close(ours.variance, theirs.variance, rtol=tolerance, atol=0.0)
 
 
 def test_a_density_is_data_and_prior_in_one() -> None:
@@ -137,7 +138,7 @@ def test_a_density_is_data_and_prior_in_one() -> None:
 def test_subsets_keep_the_other_weights_as_points() -> None:
     net = po.networks.MLP([2, 3, 1], activation="tanh").to(FLOAT64)
     joint = po.Joint(net, Gaussian(0.3, learn=True), Normal(), num_data=20, random="2.*")
-    x = Key(1).normal((20, 2), FLOAT64)
+    x = normal(Key(1), 20, 2)
     q, _ = po.infer(NaturalGradient(steps=20), joint, (x, x[:, :1]))
     assert q.precision.size == 4
     assert torch.equal(q.sample(3, Key(0))[:, :9], q.mean[:9].expand(3, -1))
@@ -150,7 +151,7 @@ def test_subsets_keep_the_other_weights_as_points() -> None:
 def test_precisions_stay_positive_under_wild_estimates() -> None:
     """Rate 1 and one draw: estimates are often far below zero."""
     joint = po.Joint(po.networks.MLP([2, 5, 2]).to(FLOAT64), Categorical(), Normal(), num_data=30)
-    x = Key(2).normal((30, 2), FLOAT64)
+    x = normal(Key(2), 30, 2)
     method = NaturalGradient(steps=100, step_size=0.01, beta2=0.0, initial_scales=FanIn(1.0), radius=1.0)
     q, trace = po.infer(method, joint, (x, (x[:, 0] > 0).long()))
     assert bool((q.precision.entries > 0).all())

@@ -1,11 +1,13 @@
 """log p(y) = ELBO(q) + KL(q || posterior), both sides by quadrature of their own."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from posterity.posteriors import Linearized
 from posterity.studies.logistic.exact import Exact, log_density
 from posterity.studies.logistic.regression import Regression
 
@@ -27,13 +29,17 @@ class Decomposition:
         return self.expected_log_joint + self.entropy
 
 
-def decompositions(regression: Regression, exact: Exact) -> list[Decomposition]:
-    """For the Laplace Gaussian, for narrower and wider ones at the mode, and for the exact posterior's moments."""
+def decompositions(regression: Regression, exact: Exact, variational: Mapping[str, Linearized]) -> list[Decomposition]:
+    """For the Laplace Gaussian, narrower and wider ones, those that maximise the ELBO, and the exact moments."""
     mode, covariance = regression.mode.theta, regression.covariance
     return [
         _decomposition("Laplace,\ncovariance / 4", regression, exact, mode, covariance / 4),
         _decomposition("Laplace,\ncovariance \N{MULTIPLICATION SIGN} 4", regression, exact, mode, covariance * 4),
         _decomposition("Laplace", regression, exact, mode, covariance),
+        *(
+            _decomposition(name.replace(", ", ",\n"), regression, exact, q.point(), q.gaussian.precision.covariance())
+            for name, q in variational.items()
+        ),
         _decomposition("Exact\nmoments", regression, exact, exact.mean, exact.covariance),
     ]
 

@@ -35,6 +35,8 @@ LINES = {
     "Laplace, exact integral": (BLUE, "solid", 1.6),
     "Laplace, probit Φ": (SKY, "dotted", 2.6),
     "Laplace, probit κ": (ORANGE, "solid", 1.6),
+    "Variational, factorised": (RED, "dashed", 1.6),
+    "Variational, full": (GREY, "dashdot", 1.6),
     "Exact posterior": (GREEN, "solid", 2.0),
 }
 TWO = (("label 0", "#053061", "o"), ("label 1", "#67001f", "^"))  # the dark ends of the map's own colours
@@ -59,7 +61,7 @@ def draw(study: Study, folder: Path) -> list[str]:
 
 
 def _maps(study: Study, path: Path) -> None:
-    figure, axes = panels(2, 3, size=(3.6, 3.55), sharex=True, sharey=True)
+    figure, axes = panels(2, 4, size=(3.3, 3.25), sharex=True, sharey=True)
     side, reach = len(study.axis), float(study.axis[-1])
     colours = gentle("RdBu_r", 0.15, 0.85)
     for place, (name, values) in zip(axes, study.maps.items(), strict=True):
@@ -75,9 +77,9 @@ def _maps(study: Study, path: Path) -> None:
             _points(place, rows, colour, marker, label)
         place.set_title(name, fontsize=11)
         place.set_aspect("equal")
-    for place in axes[3:]:
+    for place in axes[4:]:
         place.set_xlabel("$x_1$")
-    for place in axes[::3]:
+    for place in axes[::4]:
         place.set_ylabel("$x_2$")
     bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.02)
     bar.set_label("p(y = 1 | x);  lines at 0.1, 0.5, 0.9", fontsize=10)
@@ -188,7 +190,7 @@ def _probit(study: Study, path: Path) -> None:
 
 
 def _evidence(study: Study, path: Path) -> None:
-    figure, (place,) = panels(1, 1, size=(7.6, 4.2))
+    figure, (place,) = panels(1, 1, size=(9.6, 4.2))
     found = study.decompositions
     floor = min(one.elbo for one in found) - 0.6
     for index, one in enumerate(found):
@@ -206,14 +208,14 @@ def _evidence(study: Study, path: Path) -> None:
             label="KL(q ‖ posterior)" if label else None,
         )
         text = f"ELBO {one.elbo:.3f}\nKL {one.divergence:.3f}".replace("-", "\N{MINUS SIGN}")
-        place.text(index, floor + 0.08, text, ha="center", va="bottom", fontsize=10, color=BLACK)
+        place.text(index, floor + 0.08, text, ha="center", va="bottom", fontsize=9, color=BLACK)
     evidence = study.exact.log_evidence
     place.axhline(
         evidence, color=BLACK, linestyle="dashed", linewidth=1.3, label=f"log p(y) = \N{MINUS SIGN}{-evidence:.4f}"
     )
     place.set_xticks(range(len(found)), [one.name for one in found], fontsize=10)
     place.set(ylim=(floor, evidence + 0.55), ylabel="nats")
-    place.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for four Gaussians q", fontsize=11)
+    place.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
     place.legend(frameon=False, fontsize=10, loc="upper center", ncols=3)
     plain(place)
     save(figure, path)

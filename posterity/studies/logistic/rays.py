@@ -1,12 +1,14 @@
 """p(y = 1 | c x) along rays: what each approximation gives, and where theory says it ends."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from posterity.numerics import Key
+from posterity.posteriors import Linearized
 from posterity.predictive import Exact as ExactIntegral
 from posterity.predictive import Integrator, Probit, ProbitPhi
 from posterity.studies.logistic.exact import ray_marginal
@@ -36,15 +38,21 @@ class Ray:
     monte_carlo_error: float
 
 
-def rays(regression: Regression, draws: Tensor, far_draws: Tensor) -> list[Ray]:
+def rays(regression: Regression, variational: Mapping[str, Linearized], draws: Tensor, far_draws: Tensor) -> list[Ray]:
     """Every direction of the study, with Monte Carlo averages over weight `draws` (S, 2), far away `far_draws`.
 
     Those far away are more, so that the average tells the limits apart.
     """
-    return [_ray(regression, direction, draws, far_draws) for direction in DIRECTIONS]
+    return [_ray(regression, variational, direction, draws, far_draws) for direction in DIRECTIONS]
 
 
-def _ray(regression: Regression, direction: tuple[float, float], draws: Tensor, far_draws: Tensor) -> Ray:
+def _ray(
+    regression: Regression,
+    variational: Mapping[str, Linearized],
+    direction: tuple[float, float],
+    draws: Tensor,
+    far_draws: Tensor,
+) -> Ray:
     x = torch.tensor(direction, dtype=torch.float64)
     distance = torch.logspace(-1, 3, 161, dtype=torch.float64)
     places = torch.cat([distance, torch.tensor([FAR], dtype=torch.float64)])
@@ -55,6 +63,8 @@ def _ray(regression: Regression, direction: tuple[float, float], draws: Tensor, 
     found["Laplace, Monte Carlo"] = weight_average(draws, inputs)
     for name, integrator in INTEGRATORS.items():
         found[name] = regression.laplace.predict(inputs, integrator=integrator).probs[:, 1]
+    for name, q in variational.items():
+        found[name] = q.predict(inputs, integrator=ExactIntegral()).probs[:, 1]
     found["Exact posterior"] = marginal.probability(places)
     limit = {
         "MAP": float(regression.mode.theta @ x > 0),
@@ -62,6 +72,7 @@ def _ray(regression: Regression, direction: tuple[float, float], draws: Tensor, 
         "Laplace, exact integral": normal,
         "Laplace, probit Φ": normal,
         "Laplace, probit κ": kappa,
+        **{name: float(torch.special.ndtr(_ratio(q, x))) for name, q in variational.items()},
         "Exact posterior": marginal.limit,
     }
     far = {name: float(values[-1]) for name, values in found.items()}
@@ -75,8 +86,14 @@ def ray_limits(regression: Regression, direction: Tensor) -> tuple[float, float]
 
     Phi(mu / s) is where the exact integral and the Phi form end, sigmoid(mu / (s sqrt(pi / 8))) the kappa form.
     """
-    ratio = (regression.laplace.point() @ direction) / (direction @ regression.covariance @ direction).sqrt()
+    ratio = _ratio(regression.laplace, direction)
     return float(torch.special.ndtr(ratio)), float(torch.sigmoid(ratio / math.sqrt(math.pi / 8)))
+
+
+def _ratio(posterior: Linearized, direction: Tensor) -> Tensor:
+    """mu / s of w . x ~ N(mu, s^2)."""
+    covariance = posterior.gaussian.precision.covariance()
+    return (posterior.point() @ direction) / (direction @ covariance @ direction).sqrt()
 
 
 def weight_draws(regression: Regression, draws: int, seed: int) -> Tensor:

@@ -1,18 +1,21 @@
 """The study as a whole: what it computes, and its numbers as one document."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posterity.posteriors import Linearized
+from posterity.predictive import Exact as ExactIntegral
 from posterity.studies.logistic.decomposition import Decomposition, decompositions
 from posterity.studies.logistic.exact import Exact, exact_posterior
 from posterity.studies.logistic.multiclass import MultiClass, multiclass
 from posterity.studies.logistic.rays import FAR, INTEGRATORS, Ray, rays, weight_average, weight_draws
 from posterity.studies.logistic.regression import PRIOR_SCALE, Regression, binary
 from posterity.studies.logistic.sketches import Curve, ProbitError, laplace_curve, probit_error
+from posterity.studies.logistic.variational import variational
 
 REACH, SIDE = 6.0, 51  # of the map
 RING = 30.0  # radius at which the entropy far from the data is taken
@@ -26,6 +29,7 @@ class Study:
 
     seed: int
     regression: Regression
+    variational: dict[str, Linearized]
     exact: Exact
     axis: Tensor
     maps: dict[str, Tensor]  # (SIDE * SIDE,), second input fastest
@@ -53,6 +57,10 @@ class Study:
                 "covariance": self.regression.covariance.tolist(),
                 "log_evidence": None if laplace.log_evidence is None else float(laplace.log_evidence),
             },
+            "variational": [
+                {"method": name, "mean": q.point().tolist(), "covariance": q.gaussian.precision.covariance().tolist()}
+                for name, q in self.variational.items()
+            ],
             "exact": {
                 "mean": self.exact.mean.tolist(),
                 "covariance": self.exact.covariance.tolist(),
@@ -97,11 +105,12 @@ class Study:
 
 
 def logistic(seed: int = 0) -> Study:
-    """Run the study; `seed` fixes the Monte Carlo draws and the rows of three classes."""
+    """Run the study; `seed` fixes all draws and the rows of three classes."""
     regression = binary()
+    fitted = variational(regression, seed)
     exact = exact_posterior(regression)
     draws = weight_draws(regression, DRAWS, seed)
-    methods = _methods(regression, exact, draws)
+    methods = _methods(regression, fitted, exact, draws)
     axis = torch.linspace(-REACH, REACH, SIDE, dtype=torch.float64)
     places = torch.cartesian_prod(axis, axis)
     angle = torch.linspace(0.0, 2 * torch.pi, 181, dtype=torch.float64)[:-1]
@@ -109,6 +118,7 @@ def logistic(seed: int = 0) -> Study:
     return Study(
         seed=seed,
         regression=regression,
+        variational=fitted,
         exact=exact,
         axis=axis,
         maps={name: method(places) for name, method in methods.items()},
@@ -119,22 +129,26 @@ def logistic(seed: int = 0) -> Study:
             }
             for name, method in methods.items()
         },
-        rays=rays(regression, draws, weight_draws(regression, FAR_DRAWS, seed)),
-        decompositions=decompositions(regression, exact),
+        rays=rays(regression, fitted, draws, weight_draws(regression, FAR_DRAWS, seed)),
+        decompositions=decompositions(regression, exact, fitted),
         curve=laplace_curve(),
         probit=probit_error(),
         multiclass=multiclass(seed),
     )
 
 
-def _methods(regression: Regression, exact: Exact, draws: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
+def _methods(
+    regression: Regression, fitted: Mapping[str, Linearized], exact: Exact, draws: Tensor
+) -> dict[str, Callable[[Tensor], Tensor]]:
     """p(y = 1 | x) of inputs (N, 2) by name, in the order of the figures."""
     found: dict[str, Callable[[Tensor], Tensor]] = {
         "MAP": lambda inputs: regression.mode.predict(inputs).probs[:, 1],
         "Laplace, Monte Carlo": lambda inputs: weight_average(draws, inputs),
     }
-    for name, integrator in INTEGRATORS.items():
-        found[name] = lambda inputs, chosen=integrator: regression.laplace.predict(  # type: ignore[misc]
+    integrals = [(name, regression.laplace, integrator) for name, integrator in INTEGRATORS.items()]
+    integrals += [(name, q, ExactIntegral()) for name, q in fitted.items()]
+    for name, posterior, integrator in integrals:
+        found[name] = lambda inputs, q=posterior, chosen=integrator: q.predict(  # type: ignore[misc]
             inputs, integrator=chosen
         ).probs[:, 1]
     return {**found, "Exact posterior": exact.probability}

@@ -1,7 +1,5 @@
 """Fits of the study: one small file for each data set, method and split, so that a sweep goes on where it stopped."""
 
-import json
-import math
 import multiprocessing
 import signal
 import time
@@ -11,21 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from posterity import __version__
-from posterity.errors import BadFolder, PosterityError
+from posterity.errors import PosterityError
 from posterity.inference import Method, infer
 from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
-from posterity.report.files import write_file
+from posterity.studies.results import Identity, read_result, write_result
 from posterity.studies.uci.protocol import Settings, Split, hidden_units, standard_split
 from posterity.studies.uci.recipes import RECIPES, Recipe
 
-Identity = dict[str, Any]
 Done = dict[tuple[Callable[..., Joint], tuple[Method, ...]], tuple[Posterior, float]]
 
 
@@ -85,26 +81,7 @@ def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[
             continue
         if split is None or place != (cell.data_set, cell.split):
             place, split = (cell.data_set, cell.split), standard_split(cell.data_set, cell.split)
-        yield _read(cell, folder, identity(split, cell.method, settings))
-
-
-def _read(cell: Cell, folder: Path, wanted: Identity) -> Result:
-    path = cell.path(folder)
-    try:
-        content = json.loads(path.read_bytes())
-        kept, scores, seconds = content["identity"], content["scores"], content["seconds"]
-        whole = isinstance(kept, dict) and all(math.isfinite(value) for value in (*scores.values(), seconds))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise BadFolder(f"'{path}' holds no result of the study. Delete it, and it is computed again.")
-    for key in dict.fromkeys((*wanted, *kept)):
-        if kept.get(key) != wanted.get(key):
-            raise BadFolder(
-                f"'{path}' was made with other settings. Its {key}: {kept.get(key)}, now {wanted.get(key)}. "
-                "Give another --out, or delete the folder 'runs' in this one."
-            )
-    return Result(cell, scores, seconds)
+        yield Result(cell, *read_result(cell.path(folder), identity(split, cell.method, settings)))
 
 
 def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, settings: Settings) -> list[Result]:
@@ -116,8 +93,7 @@ def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, setting
         cell = Cell(data_set, method, index)
         with _named(cell):
             scores, seconds = fitted(split, RECIPES[method], settings, done)
-        document = {"identity": identity(split, method, settings), "scores": scores, "seconds": seconds}
-        write_file(cell.path(folder), (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+        write_result(cell.path(folder), identity(split, method, settings), scores, seconds)
         results.append(Result(cell, scores, seconds))
     return results
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from posterity.studies.results import with_error
 from posterity.studies.uci.published import COMPARED, GOAL, Value
 from posterity.studies.uci.recipes import RECIPES
 from posterity.studies.uci.runs import Result
@@ -21,10 +22,7 @@ class Mean:
 
     def __str__(self) -> str:
         """Both, to the second digit of the error: 0.07890 ± 0.00060."""
-        if self.error is None or self.error == 0:
-            return f"{self.mean:.4g}"
-        digits = max(0, 1 - math.floor(math.log10(self.error)))
-        return f"{self.mean:.{digits}f} ± {self.error:.{digits}f}"
+        return with_error(self.mean, self.error)
 
 
 @dataclass(frozen=True)
