@@ -1,12 +1,14 @@
 """How the settings of `posterity study uci` were chosen: by rows held out of the training rows, never by test rows.
 
     python -m benchmarks.uci_settings energy kin8nm
+    python -m benchmarks.uci_settings bostonHousing energy --methods dropout,ensemble
 
 A tenth of the training rows of the first splits is held out; every candidate is fitted to the rest, and its mean NLL on
-those rows, in units of the target, is printed for MAP and Laplace. The test rows are not looked at.
+those rows, in units of the target, is printed for each method. The test rows are not looked at. MC dropout and
+ensembles (which hold out further rows for choices of their own) take a fifth and a twentieth of the steps.
 """
 
-import sys
+import argparse
 import time
 from dataclasses import replace
 from statistics import fmean
@@ -14,10 +16,10 @@ from statistics import fmean
 import torch
 
 from posterity.datasets import uci_regression
-from posterity.inference import infer
 from posterity.studies.uci import Settings
-from posterity.studies.uci.protocol import Split, problem, standardised
+from posterity.studies.uci.protocol import Split, standardised
 from posterity.studies.uci.recipes import RECIPES
+from posterity.studies.uci.runs import Done, fitted
 
 SPLITS = 2
 CANDIDATES = [
@@ -34,6 +36,16 @@ CANDIDATES = [
         (512, 0.03, 1.0),
     )
 ]
+SHORTER = [
+    Settings(steps=steps, step_size=step_size, prior_scale=prior_scale)
+    for steps, step_size, prior_scale in (
+        (10_000, 0.03, 1.0),
+        (20_000, 0.01, 1.0),
+        (20_000, 0.03, 0.3),
+        (20_000, 0.03, 1.0),
+        (40_000, 0.03, 1.0),
+    )
+]
 
 
 def held_out(name: str, index: int) -> Split:
@@ -42,29 +54,26 @@ def held_out(name: str, index: int) -> Split:
     return standardised(replace(rest, test=rows), index)
 
 
-def scores(split: Split, settings: Settings) -> list[float]:
-    """The held-out NLL of MAP and of Laplace, whose first stage MAP is."""
-    found, posterior = [], None
-    for stage in RECIPES["laplace"].stages(settings):
-        key = settings.key(split.data_set, split.index)
-        posterior, _ = infer(
-            stage, problem(split, settings), split.train, start=posterior, seed=key.seed, progress=False
-        )
-        found.append(split.scores(posterior.predict(split.test.inputs))["test_nll"])
-    return found
-
-
 def main() -> None:
     torch.set_num_threads(1)
-    for name in sys.argv[1:] or ("energy", "kin8nm", "naval-propulsion-plant", "power-plant"):
+    words = argparse.ArgumentParser()
+    words.add_argument("data_sets", nargs="*", default=["energy", "kin8nm", "naval-propulsion-plant", "power-plant"])
+    words.add_argument("--methods", default="map,laplace")
+    given = words.parse_args()
+    methods = given.methods.split(",")
+    candidates = CANDIDATES if "map" in methods else SHORTER
+    for name in given.data_sets:
         splits = [held_out(name, index) for index in range(SPLITS)]
-        for settings in CANDIDATES:
-            begin = time.perf_counter()
-            mode, laplace = map(fmean, zip(*(scores(split, settings) for split in splits), strict=True))
-            seconds = time.perf_counter() - begin
-            print(
-                f"{name}: {settings}: held-out NLL MAP {mode:.4f}, Laplace {laplace:.4f}, {seconds:.0f} s", flush=True
+        for settings in candidates:
+            begin, found = time.perf_counter(), []
+            for split in splits:
+                done: Done = {}
+                found.append([fitted(split, RECIPES[method], settings, done)[0]["test_nll"] for method in methods])
+            means = map(fmean, zip(*found, strict=True))
+            shown = ", ".join(
+                f"{RECIPES[method].label} {mean:.4f}" for method, mean in zip(methods, means, strict=True)
             )
+            print(f"{name}: {settings}: held-out NLL {shown}, {time.perf_counter() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ def fit(
     data: o.Data,
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run folder to make.", show_default=False)],
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="map, laplace, mean-field, conjugate, dropout or ensemble.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient or swag.",
+        ),
     ] = "laplace",
     hidden: o.Hidden = None,
     activation: o.Activation = o.ACTIVATION,

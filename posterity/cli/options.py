@@ -17,7 +17,10 @@ Data = Annotated[
     ),
 ]
 Methods = Annotated[
-    str, typer.Option(metavar="NAMES", help="Of map, laplace, mean-field, conjugate, dropout and ensemble.")
+    str,
+    typer.Option(
+        metavar="NAMES", help="Of map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag."
+    ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
 Hidden = Annotated[

@@ -18,6 +18,8 @@ METHODS = MappingProxyType(
         "conjugate": ("conjugate",),
         "dropout": ("dropout",),
         "ensemble": ("ensemble",),
+        "natural-gradient": ("map", "natural-gradient"),
+        "swag": ("map", "swag"),
     }
 )
 """The stages of each method: every stage starts from the posterior of the one before it."""
@@ -36,6 +38,8 @@ LABELS = MappingProxyType(
         "conjugate": "Conjugate",
         "dropout": "MC dropout",
         "ensemble": "Ensemble",
+        "natural-gradient": "NaturalGradient",
+        "swag": "SWAG",
     }
 )
 

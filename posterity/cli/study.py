@@ -9,6 +9,7 @@ from posterity.cli.study_dropout import dropout
 from posterity.cli.study_gradients import gradients
 from posterity.cli.study_images import images
 from posterity.cli.study_logistic import logistic
+from posterity.cli.study_moons import moons
 from posterity.cli.study_uci import uci
 
 
@@ -27,5 +28,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, gradients, images, uci, dropout):
+for one in (logistic, gradients, images, uci, dropout, moons):
     study.command()(one)

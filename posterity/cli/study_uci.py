@@ -25,7 +25,9 @@ NAMES = (
 
 def uci(
     datasets: Annotated[str, typer.Option(metavar="NAMES", help=f"all, or some of {', '.join(NAMES)}.")] = "all",
-    methods: Annotated[str, typer.Option(metavar="NAMES", help="Methods with commas between them.")] = "map,laplace",
+    methods: Annotated[
+        str, typer.Option(metavar="NAMES", help="Of map, laplace, dropout and ensemble.")
+    ] = "map,laplace",
     splits: Annotated[int | None, typer.Option(metavar="N", help="The first N splits. Default: all.")] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps of each fit. Default: 20000.")] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Processes. Default: one for each core.")] = None,

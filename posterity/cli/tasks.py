@@ -27,12 +27,13 @@ from posterity.evidence import Evidence
 from posterity.inference import Method, Plan, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
-from posterity.methods import MAP, Conjugate, Ensemble, Laplace, MCDropout, MeanField
+from posterity.methods import MAP, SWAG, Conjugate, Ensemble, Laplace, MCDropout, MeanField, NaturalGradient
 from posterity.methods.gradients import Estimator, Flipout, LocalReparameterisation, WeightSampling
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.numerics.adam import Adam
 from posterity.numerics.schedules import Cosine
+from posterity.numerics.sgd import SGD
 from posterity.priors import Normal
 from posterity.storage.part import JSON
 
@@ -169,6 +170,14 @@ def make_method(stage: str, settings: Settings) -> Method:
         return fit if stage == "map" else Ensemble(fit)
     if stage == "dropout":
         return MCDropout(settings.steps, settings.batch_size, Adam(step_size=settings.step_size), Cosine())
+    if stage == "natural-gradient":
+        # Steps of ten times the size with a tenth for radius: as with Adam, a mean moves by the step size at most.
+        step_size, points = 10 * settings.step_size, Adam(settings.step_size)
+        return NaturalGradient(settings.steps, settings.batch_size, step_size, Cosine(), radius=0.1, optimizer=points)
+    if stage == "swag":
+        every = max(1, settings.steps // 100)
+        rank = min(20, settings.steps // every)
+        return SWAG(MAP(settings.steps, settings.batch_size, SGD(settings.step_size)), every, rank)
     if stage == "conjugate":
         return Conjugate()
     if stage == "mean-field":

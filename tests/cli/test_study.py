@@ -57,7 +57,7 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     assert result.code == 2
     error, hint = result.err.splitlines()
     assert "'logistic'" in error
-    assert hint == "hint: the studies are logistic, gradients, images, uci, dropout."
+    assert hint == "hint: the studies are logistic, gradients, images, uci, dropout, moons."
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
@@ -74,3 +74,21 @@ def test_a_file_is_refused_as_folder_before_anything_is_computed(run, tmp_path, 
     assert result.code == 2
     assert "--out must be a folder" in result.err
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_moons(run, tmp_path, monkeypatch):
+    from posterity.studies import moons
+
+    for name, value in (("STEPS", 30), ("ROWS", 30), ("HIDDEN", 6), ("DRAWS", 10), ("SIDE", 5)):
+        monkeypatch.setattr(moons.fits, name, value)
+    monkeypatch.setattr(moons, "draw", lambda study, folder: ["entropy.png"])
+    monkeypatch.setenv("COLUMNS", "80")
+    result = run("study", "moons", "--out", tmp_path / "study", "--seed", "4")
+    assert result.code == 0
+    shown = " ".join(result.out.split())
+    assert "Two moons, 30 rows, 5 seeds" in shown
+    assert sum(line.count("±") == 4 for line in result.out.splitlines()) == 7
+    assert "…" not in result.out
+    stored = json.loads((tmp_path / "study" / "results.json").read_text())
+    assert stored["seeds"] == [4, 5, 6, 7, 8]
+    assert stored["command"] == f"posterity study moons --out {tmp_path / 'study'} --seed 4"

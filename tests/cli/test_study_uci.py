@@ -106,4 +106,4 @@ def test_what_cannot_be_used_is_said_in_one_line_and_a_hint(run, tmp_path, words
 def test_the_help_names_the_data_sets_and_methods_there_are(run):
     assert NAMES == UCI_REGRESSION
     shown = run("study", "uci", "--help").out
-    assert all(name in shown for name in (*NAMES, ",".join(RECIPES), f"Default: {package.Settings().steps}."))
+    assert all(name in shown for name in (*NAMES, *RECIPES, f"Default: {package.Settings().steps}."))

@@ -92,7 +92,7 @@ def test_the_network_is_that_of_the_protocol_and_its_start_follows_from_seed_and
 @pytest.mark.usefixtures("energy")
 def test_every_fit_is_there_with_its_own_uncertainty(folder):
     found = uci(["energy"], ["map", "laplace"], folder=folder, settings=TINY)
-    assert list(scores(found)) == [Cell("energy", method, split) for split in range(3) for method in RECIPES]
+    assert list(scores(found)) == [Cell("energy", method, split) for split in range(3) for method in ("map", "laplace")]
     for split in range(3):
         point, laplace = (scores(found)[Cell("energy", method, split)] for method in ("map", "laplace"))
         assert laplace["test_rmse"] == pytest.approx(point["test_rmse"], rel=1e-5)  # the same mode

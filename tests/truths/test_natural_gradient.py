@@ -14,7 +14,7 @@ from posterity.numerics import Adam, Cosine, Key
 from posterity.priors import FanIn, Hierarchical, Laplace, Layerwise, LogNormal, Normal
 
 FLOAT64 = torch.float64
-EXACT = {"batch_size": None, "estimator": SecondOrder(), "beta1": 0.0, "beta2": 0.0, "bend": 0.0}
+EXACT = {"batch_size": None, "estimator": SecondOrder(), "beta1": 0.0, "beta2": 0.0, "bend": 0.0, "radius": None}
 
 
 def linear(columns: int) -> nn.Linear:
@@ -127,7 +127,9 @@ def test_other_priors_have_the_optimum_of_mean_field(prior: po.priors.Prior, tol
 def test_a_density_is_data_and_prior_in_one() -> None:
     precision = torch.tensor([[2.0, 0.6], [0.6, 3.0]], dtype=FLOAT64)
     density = po.Density(lambda w: -0.5 * (w - 1.0) @ precision @ (w - 1.0), {"w": (2,)}, dtype=FLOAT64)
-    method = NaturalGradient(steps=60, step_size=1.0, beta1=0.0, beta2=0.0, bend=0.0, estimator=SecondOrder(Hessian()))
+    method = NaturalGradient(
+        steps=60, step_size=1.0, beta1=0.0, beta2=0.0, bend=0.0, radius=None, estimator=SecondOrder(Hessian())
+    )
     q, _ = po.infer(method, density, None)
     torch.testing.assert_close(q.mean, torch.ones(2, dtype=FLOAT64))
     torch.testing.assert_close(q.precision.entries, precision.diagonal())

@@ -1,7 +1,9 @@
 """The protocol of the standard splits: standardised rows, one hidden layer, scores in the units of the target."""
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +18,11 @@ from posterity.networks import MLP
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
+
+HELD_OUT = 0.2  # of the training rows, where a method chooses settings of its own
+
+Choice = dict[str, float]
+"""Settings that were chosen on held-out rows, by name."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,15 @@ def standardised(data: DataSet, index: int) -> Split:
     return Split(data.name, index, train, test, float(by_target[1]))
 
 
+def held_out(split: Split, settings: Settings) -> Split:
+    """The training rows alone: a fifth of them, drawn by seed and split, in the place of the test rows."""
+    count = len(split.train)
+    order = settings.key(split.data_set, split.index).fold("held out").permutation(count)
+    held = max(1, round(HELD_OUT * count))
+    test, train = (split.train.rows(torch.sort(rows).values) for rows in (order[:held], order[held:]))
+    return replace(split, train=train, test=test)
+
+
 def hidden_units(data_set: str) -> int:
     """100 units for protein, which has by far the most rows, 50 for the others."""
     return 100 if data_set == "protein-tertiary-structure" else 50
@@ -94,10 +110,22 @@ def hidden_units(data_set: str) -> int:
 
 def problem(split: Split, settings: Settings) -> Joint:
     """The network of the protocol with noise to be learnt; its first weights follow from seed and split."""
+    noise = Gaussian(scale=1.0, learn=True)
+    return Joint(mlp(split, settings), noise, Normal(settings.prior_scale), len(split.train))
+
+
+def mlp(split: Split, settings: Settings, outputs: int = 1) -> MLP:
+    """One hidden layer of ReLU units."""
+    with own_start(split, settings):
+        return MLP((split.train.inputs.shape[1], hidden_units(split.data_set), outputs), activation="relu")
+
+
+@contextmanager
+def own_start(split: Split, settings: Settings) -> Iterator[None]:
+    """Let networks that are made here begin at weights that follow from seed and split."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.key(split.data_set, split.index).fold("network").seed)
-        network = MLP((split.train.inputs.shape[1], hidden_units(split.data_set), 1), activation="relu")
-    return Joint(network, Gaussian(scale=1.0, learn=True), Normal(settings.prior_scale), len(split.train))
+        yield
 
 
 def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,17 @@ from posterity.errors import BadData
 FILE = "published_results.csv"
 METRICS = {"test_rmse": ("test_rmse", 1.0), "test_ll": ("test_nll", -1.0), "test_nll": ("test_nll", 1.0)}
 GOAL = "MC dropout, 1 hidden layer, grid search 2018 (MC average)"
+ENSEMBLES = "Deep ensembles (M=5, 40 epochs, 1x50 ReLU; 1x100 for protein)"
 COMPARED = {
     GOAL: "MC dropout 2018",
-    "Deep ensembles (M=5, 40 epochs, 1x50 ReLU; 1x100 for protein)": "Deep ensembles",
+    ENSEMBLES: "Deep ensembles",
     "PBP (Hernandez-Lobato & Adams 2015)": "PBP",
     "VI (Graves 2011)": "VI (Graves)",
 }
 """The methods with the same network that tables and figures show, with short names; results.json has all."""
+
+PAIRS = {"dropout": GOAL, "ensemble": ENSEMBLES}
+"""Methods of the study, and the published runs of the same."""
 
 
 @dataclass(frozen=True)

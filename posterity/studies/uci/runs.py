@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,11 +15,14 @@ import torch
 from posterity import __version__
 from posterity.errors import PosterityError
 from posterity.inference import Method, infer
+from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
 from posterity.studies.results import Identity, read_result, write_result
-from posterity.studies.uci.protocol import Settings, Split, hidden_units, problem, standard_split
-from posterity.studies.uci.recipes import RECIPES
+from posterity.studies.uci.protocol import Settings, Split, hidden_units, standard_split
+from posterity.studies.uci.recipes import RECIPES, Recipe
+
+Done = dict[tuple[Callable[..., Joint], tuple[Method, ...]], tuple[Posterior, float]]
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,15 @@ def identity(split: Split, method: str, settings: Settings) -> Identity:
 
     The problem and the methods are there as they print, so that a default that has changed tells.
     """
-    joint = problem(split, settings)
+    recipe = RECIPES[method]
+    joint = recipe.problem(split, settings)
     return {
         "data set": split.data_set,
         "split": split.index,
         "method": method,
         **settings.config(),
-        "stages": [repr(stage) for stage in RECIPES[method].stages(settings)],
+        "stages": [repr(stage) for stage in recipe.stages(settings)],
+        **({} if recipe.candidates is None else {"candidates": recipe.candidates}),
         "prior": repr(joint.prior),
         "likelihood": repr(joint.likelihood),
         "hidden units": hidden_units(split.data_set),
@@ -82,16 +87,25 @@ def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[
 def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, settings: Settings) -> list[Result]:
     """Fit these methods to one split and store what each gave; a stage that several share is run once."""
     split = standard_split(data_set, index)
-    done: dict[tuple[Method, ...], tuple[Posterior, float]] = {}
+    done: Done = {}
     results = []
     for method in methods:
         cell = Cell(data_set, method, index)
         with _named(cell):
-            posterior, seconds = _run(split, RECIPES[method].stages(settings), settings, done)
-            result = Result(cell, split.scores(posterior.predict(split.test.inputs)), seconds)
-        write_result(cell.path(folder), identity(split, method, settings), result.scores, seconds)
-        results.append(result)
+            scores, seconds = fitted(split, RECIPES[method], settings, done)
+        write_result(cell.path(folder), identity(split, method, settings), scores, seconds)
+        results.append(Result(cell, scores, seconds))
     return results
+
+
+def fitted(split: Split, recipe: Recipe, settings: Settings, done: Done) -> tuple[dict[str, float], float]:
+    """The scores of a method with what it chose, and its seconds; `done` remembers stages for others to start from."""
+    stages, begin = recipe.stages(settings), time.perf_counter()
+    choice = recipe.choose and recipe.choose(split, settings, stages[-1])
+    choosing = time.perf_counter() - begin
+    joint = recipe.problem(split, settings, *(() if choice is None else (choice,)))
+    posterior, seconds = _run(split, joint, recipe, stages, settings, done)
+    return {**split.scores(recipe.predict(posterior, split.test.inputs)), **(choice or {})}, choosing + seconds
 
 
 @contextmanager
@@ -106,25 +120,17 @@ def _named(cell: Cell) -> Iterator[None]:
 
 
 def _run(
-    split: Split,
-    stages: tuple[Method, ...],
-    settings: Settings,
-    done: dict[tuple[Method, ...], tuple[Posterior, float]],
+    split: Split, joint: Joint, recipe: Recipe, stages: tuple[Method, ...], settings: Settings, done: Done
 ) -> tuple[Posterior, float]:
     """The posterior after these stages, and the seconds they took; `done` remembers what has been run."""
-    if stages not in done:
-        start, before = _run(split, stages[:-1], settings, done) if len(stages) > 1 else (None, 0.0)
+    known = recipe.problem, stages
+    if known not in done:
+        start, before = _run(split, joint, recipe, stages[:-1], settings, done) if len(stages) > 1 else (None, 0.0)
         begin = time.perf_counter()
-        posterior, _ = infer(
-            stages[-1],
-            problem(split, settings),
-            split.train,
-            start=start,
-            seed=settings.key(split.data_set, split.index).seed,
-            progress=False,
-        )
-        done[stages] = posterior, before + time.perf_counter() - begin
-    return done[stages]
+        seed = settings.key(split.data_set, split.index).seed
+        posterior, _ = infer(stages[-1], joint, split.train, start=start, seed=seed, progress=False)
+        done[known] = posterior, before + time.perf_counter() - begin
+    return done[known]
 
 
 def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[list[Result]]:

@@ -9,10 +9,10 @@ from posterity.datasets import UCI_REGRESSION
 from posterity.datasets.uci import num_splits
 from posterity.errors import positive_whole, unknown
 from posterity.studies.uci.protocol import Settings
-from posterity.studies.uci.published import COMPARED, FILE, GOAL, Value, find_published, read_published
+from posterity.studies.uci.published import COMPARED, FILE, GOAL, PAIRS, Value, find_published, read_published
 from posterity.studies.uci.recipes import RECIPES
 from posterity.studies.uci.runs import Cell, Result, fit_all, stored
-from posterity.studies.uci.summary import Row, at_least_as_good, own_rows, published_rows
+from posterity.studies.uci.summary import METRICS, Row, at_least_as_good, own_rows, published_rows, reached
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,19 @@ class Study:
                 found.append(
                     f"{label}: NLL at least as good as {COMPARED[GOAL]} on {len(good)} of {len(compared)}{names}"
                 )
+        return found + [line for name, goal in PAIRS.items() for line in self._reached(RECIPES[name].label, goal)]
+
+    def _reached(self, label: str, goal: str) -> list[str]:
+        """A sentence for each metric on where our method comes within a standard error of the one it follows."""
+        found = []
+        for metric, name in METRICS.items():
+            good, compared = reached(self.rows, label, COMPARED[goal], metric)
+            if compared:
+                names = f" ({', '.join(good)})" if good else ""
+                found.append(
+                    f"{label}: {name} within one standard error of {COMPARED[goal]}, or better, on "
+                    f"{len(good)} of {len(compared)}{names}"
+                )
         return found
 
     def document(self) -> dict[str, Any]:
@@ -67,7 +80,7 @@ class Study:
 
 def uci(
     data_sets: Sequence[str] = UCI_REGRESSION,
-    methods: Sequence[str] = tuple(RECIPES),
+    methods: Sequence[str] = ("map", "laplace"),
     *,
     folder: Path,
     splits: int | None = None,

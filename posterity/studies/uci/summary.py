@@ -89,3 +89,23 @@ def at_least_as_good(rows: Sequence[Row], label: str) -> tuple[list[str], list[s
     own = {row.data_set: row.scores["test_nll"].mean for row in rows if not row.published and row.method == label}
     compared = [name for name in own if name in goal]
     return [name for name in compared if own[name] <= goal[name]], compared
+
+
+def reached(rows: Sequence[Row], label: str, goal: str, metric: str) -> tuple[list[str], list[str]]:
+    """The data sets where our `label` is at most one standard error worse than the published `goal`; all compared.
+
+    The standard error is that of the published mean, or our own where none is stated.
+    """
+    goals = {
+        row.data_set: row.scores[metric]
+        for row in rows
+        if row.published and row.method == goal and metric in row.scores
+    }
+    own = {row.data_set: row.scores[metric] for row in rows if not row.published and row.method == label}
+    compared = [name for name in own if name in goals]
+    good = []
+    for name in compared:
+        error = own[name].error if goals[name].error is None else goals[name].error
+        if own[name].mean <= goals[name].mean + (error or 0.0):
+            good.append(name)
+    return good, compared

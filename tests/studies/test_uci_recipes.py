@@ -1,0 +1,125 @@
+"""MC dropout and deep ensembles on the UCI splits: their problems, their choices and their predictives."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from ucitable import write_energy
+
+from posterity.datasets import LabelledData
+from posterity.likelihoods import Gaussian, Heteroscedastic
+from posterity.posteriors import Dropout, Mixture, Point
+from posterity.predictive import DrawsPredictive
+from posterity.studies.uci import Settings, dropout, uci
+from posterity.studies.uci.dropout import chosen_dropout, dropout_problem, mask_average
+from posterity.studies.uci.ensemble import LEAST, LeastNoise, chosen_ensemble, ensemble_problem, moments
+from posterity.studies.uci.protocol import held_out, standard_split
+from posterity.studies.uci.recipes import MEMBERS, RECIPES
+from posterity.studies.uci.summary import Mean, Row, reached
+
+pytestmark = pytest.mark.cpu
+TINY = Settings(steps=100, batch_size=16)
+
+
+@pytest.fixture(autouse=True)
+def energy(tmp_path, monkeypatch):
+    write_energy(tmp_path / "data", monkeypatch)
+
+
+def test_held_out_rows_are_a_fifth_of_the_training_rows_and_no_test_rows():
+    split = standard_split("energy", 0)
+    part = held_out(split, TINY)
+    assert (len(part.train), len(part.test)) == (29, 7)
+    rows = {tuple(row) for half in (part.train, part.test) for row in half.inputs.tolist()}
+    assert rows == {tuple(row) for row in split.train.inputs.tolist()}
+    assert not torch.equal(held_out(split, Settings(seed=1)).test.inputs, part.test.inputs)
+
+
+@pytest.mark.parametrize(("name", "choose"), [("dropout", chosen_dropout), ("ensemble", chosen_ensemble)])
+def test_a_choice_does_not_depend_on_test_rows(name, choose):
+    split = standard_split("energy", 0)
+    other = replace(split, test=LabelledData(split.test.inputs + 3.0, split.test.targets - 5.0))
+    method = RECIPES[name].stages(TINY)[-1]
+    assert choose(other, TINY, method) == choose(split, TINY, method)
+
+
+def test_dropout_comes_before_both_layers_and_the_chosen_noise_is_known():
+    joint = dropout_problem(standard_split("energy", 0), TINY, {"rate": 0.05, "noise": 0.3})
+    kinds = [type(layer).__name__ for layer in joint.network.module]
+    assert kinds == ["Dropout", "Linear", "ReLU", "Dropout", "Linear"]
+    assert {layer.p for layer in joint.network.module if hasattr(layer, "p")} == {0.05}
+    assert joint.likelihood.num_free == 0
+    assert float(joint.likelihood.scale) == pytest.approx(0.3)
+    assert dropout_problem(standard_split("energy", 0), TINY).likelihood.num_free == 1
+
+
+def test_the_chosen_noise_has_the_best_held_out_density(monkeypatch):
+    """Of one rate, by hand."""
+    monkeypatch.setattr(dropout, "RATES", (0.05,))
+    split, method, fitted = standard_split("energy", 0), RECIPES["dropout"].stages(TINY)[-1], []
+    average = mask_average
+
+    def remembered(posterior, inputs):
+        fitted.append(average(posterior, inputs))
+        return fitted[-1]
+
+    monkeypatch.setattr(dropout, "mask_average", remembered)
+    choice = chosen_dropout(split, TINY, method)
+    outputs, targets = fitted[0].outputs.double(), held_out(split, TINY).test.targets.double()
+    densities = {
+        noise: float((torch.distributions.Normal(outputs, noise).log_prob(targets).logsumexp(0)).mean())
+        for noise in dropout.NOISES
+    }
+    assert choice == {"rate": 0.05, "noise": max(densities, key=densities.__getitem__)}
+
+
+def test_dropout_averages_over_masks():
+    joint = dropout_problem(standard_split("energy", 0), TINY, {"rate": 0.1, "noise": 0.3})
+    found = mask_average(Dropout(joint, joint.network.initial), standard_split("energy", 0).test.inputs)
+    assert isinstance(found, DrawsPredictive)
+    assert len(found.outputs) == dropout.DRAWS
+    assert isinstance(found.likelihood, Gaussian)
+    assert bool((found.epistemic > 0).all())
+
+
+def test_noise_never_falls_below_the_least():
+    outputs = LeastNoise(0.3)(torch.tensor([[1.5, -40.0], [2.0, 0.4]], dtype=torch.float64))
+    assert outputs[:, 0].tolist() == [1.5, 2.0]
+    expected = [0.3, math.sqrt(math.exp(0.8) + 0.09)]
+    assert outputs[:, 1].exp().tolist() == pytest.approx(expected)
+
+
+def test_the_ensemble_predicts_by_the_moments_of_its_mixture():
+    split = standard_split("energy", 0)
+    joint = ensemble_problem(split, TINY, {"least_noise": 0.2})
+    assert isinstance(joint.likelihood, Heteroscedastic)
+    start = joint.network.initial
+    q = Mixture([Point(joint, start), Point(joint, start.flip(0))])
+    found, parts = moments(q, split.test.inputs), [one.predict(split.test.inputs) for one in q.posteriors]
+    means, variances = (torch.stack([getattr(part, name) for part in parts]) for name in ("mean", "variance"))
+    torch.testing.assert_close(found.mean, means.mean(0))
+    torch.testing.assert_close(found.variance, variances.mean(0) + means.var(0, correction=0))
+    normal = torch.distributions.Normal(found.mean, found.variance.sqrt())
+    torch.testing.assert_close(found.log_prob(split.test.targets), normal.log_prob(split.test.targets)[:, 0])
+
+
+def test_both_run_and_tell_what_they_chose(tmp_path):
+    found = uci(["energy"], ["dropout", "ensemble"], folder=tmp_path / "study", splits=1, settings=TINY)
+    dropped, ensemble = (result.scores for result in found.results)
+    assert dropped["rate"] in dropout.RATES
+    assert dropped["noise"] in dropout.NOISES
+    assert ensemble["least_noise"] in LEAST
+    assert [row.method for row in found.rows if not row.published] == ["MC dropout", f"Ensemble of {MEMBERS}"]
+    assert sum("within one standard error of" in line for line in found.notes()) == 3  # one published RMSE is not there
+    again = uci(["energy"], ["dropout", "ensemble"], folder=tmp_path / "study", splits=1, settings=TINY)
+    assert again == found
+
+
+def test_reached_allows_one_standard_error():
+    def row(name, method, mean, error, splits=None):
+        return Row(name, method, {"test_nll": Mean(mean, error)}, splits)
+
+    rows = [row("a", "own", 1.1, 0.5, 20), row("b", "own", 1.11, 0.5, 20), row("c", "own", 1.2, 0.3, 20)]
+    rows += [row("a", "goal", 1.0, 0.1), row("b", "goal", 1.0, 0.1), row("c", "goal", 1.0, None)]
+    assert reached(rows, "own", "goal", "test_nll") == (["a", "c"], ["a", "b", "c"])
