@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -15,6 +16,23 @@ from posterity.numerics.random import Key
 logger = logging.getLogger("posterity")
 
 T = TypeVar("T", bound=Tensor)
+
+
+class Turn:
+    """A lock by which threads take turns, for `with`; whoever has it may take it again. Copies have their own."""
+
+    def __init__(self) -> None:
+        """Free."""
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["Turn"], tuple[()]]:
+        return Turn, ()  # a lock is not copied
 
 
 def private(module: object) -> nn.Module:
