@@ -15,7 +15,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from posterity.errors import unknown
 from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.linear_chain import linear_chain, run_members, takes
-from posterity.model.module import Turn, check_one_kind, copied, fresh_weights, private, recurrent_rates, unique
+from posterity.model.module import (
+    Turn,
+    check_one_kind,
+    copied,
+    fresh_weights,
+    private,
+    recurrent_rates,
+    unique,
+    without_recomputation,
+)
 from posterity.numerics.dropout import Dropping, Masks
 from posterity.numerics.layered_recurrence import scattered_weights
 from posterity.numerics.layout import Layout, Slice
@@ -73,6 +82,7 @@ class Network:
         self._chain = linear_chain(self._module)
         self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
+        self._looked: list[str] = []  # whether backward needs the weights in the module; shared with the copies, too
         self._turn = Turn()  # for what is done to the module; shared with the copies of this network
         self._index()
 
@@ -240,6 +250,22 @@ class Network:
                 f"Network: the inputs are those of {num_rows(inputs)} members, so theta must be (members, P) with as "
                 f"many. Got {'one theta' if count is None else count}."
             )
+        if self._looked or not torch.is_grad_enabled() or not any(w.requires_grad for w in weights):
+            return self._run(weights, inputs, buffers, count, per_member, train)
+        found = without_recomputation(lambda: self._run(weights, inputs, buffers, count, per_member, train))
+        self._looked.append("backward")
+        return found
+
+    def _run(
+        self,
+        weights: Sequence[Tensor],
+        inputs: Inputs,
+        buffers: Buffers,
+        count: int | None,
+        per_member: bool,
+        train: bool,
+    ) -> tuple[Tensor, Buffers]:
+        """As `run`, for so many members, or None."""
         if count is None:
             return self._call(weights, inputs, buffers, train)
         stacked = {

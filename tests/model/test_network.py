@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from posterity.model.network import Network
 from posterity.numerics import Key
@@ -406,6 +407,38 @@ def test_a_model_that_returns_no_tensor_is_refused(wrap, members):
     theta = zoo.fork(network.initial, 2) if members else network.initial
     with pytest.raises(TypeError, match=r"the model must return one tensor\. Got \w+\. Wrap it in a module"):
         network.outputs(theta, torch.ones(4, 3))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.reentrant = nn.Linear(2, 2), nn.Linear(2, 1), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.second, self.first(x).tanh(), use_reentrant=self.reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("members", [False, True])
+def test_a_model_that_runs_again_in_backward_is_refused(reentrant, members):
+    """The weights would then be the module's own, and the gradient silently wrong."""
+    network, x = Network(Checkpointed(reentrant)), torch.ones(3, 2)
+    theta = zoo.fork(network.initial, 2) if members else network.initial
+    plain = network.outputs(theta, x)  # predictions have no backward pass
+    assert plain.isfinite().all()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"must keep its activations for backward.*torch\.utils\.checkpoint"):
+            network.outputs(theta.clone().requires_grad_(), x)
+    assert torch.equal(network.outputs(theta, x), plain)
+
+
+def test_hooks_of_the_user_around_a_call_do_no_harm():
+    network, x = Network(nn.Linear(2, 1)), torch.ones(3, 2)
+    theta = network.initial.requires_grad_()
+    with torch.autograd.graph.save_on_cpu():
+        network.outputs(theta, x).sum().backward()
+    torch.testing.assert_close(theta.grad, torch.full((3,), 3.0))
 
 
 class Slow(nn.Module):
