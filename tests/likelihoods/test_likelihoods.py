@@ -175,6 +175,13 @@ def test_gaussian_free_from_another_kind_is_its_own() -> None:
     assert Gaussian(2.0).free_from(pair, like).shape == (0,)
 
 
+@pytest.mark.parametrize("lead", [(), (4,)])
+@pytest.mark.parametrize("label", [-100, -1, 3])
+def test_no_number_stands_for_a_missing_label(lead: tuple[int, ...], label: int) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        Categorical().log_prob(torch.zeros(*lead, 2, 3), torch.tensor([1, label]))
+
+
 def test_categorical_is_exact_far_from_zero() -> None:
     outputs = torch.tensor([[0.0, 1000.0], [0.0, -1000.0], [1e4, 1e4]], dtype=torch.float64)
     value = Categorical().log_prob(outputs, torch.tensor([0, 1, 0]))
