@@ -11,8 +11,7 @@ import posterity as po
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Flipout, LocalReparameterisation, MeanField, WeightSampling
-from posterity.methods.gradients import Estimator, Factorised
-from posterity.methods.gradients.estimator import DataTerm, Gradients
+from posterity.methods.gradients import DataTerm, Estimator, Factorised, Gradients
 from posterity.model import Batch
 from posterity.networks import MLP
 from posterity.numerics import Adam, Constant, Key, Warmup
