@@ -22,6 +22,7 @@ def images(
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="Steps of mean-field inference. Default: those of the network.")
     ] = None,
+    device: o.Device = "cpu",
     out: Out = Path("study-images"),
     seed: Seed = 0,
     quiet: o.Quiet = False,
@@ -33,11 +34,12 @@ def images(
 
     check_seed(seed)
     check_folder(out)
+    from posterity.cli.tasks import find_device
     from posterity.studies.images import Settings, check, draw, images
 
     names = tuple(dict.fromkeys(word.strip() for word in networks.split(",") if word.strip()))
     with option_values("study images"):
-        settings = Settings(data, _numbers(etas), seeds=seeds, steps=steps, seed=seed)
+        settings = Settings(data, _numbers(etas), seeds=seeds, steps=steps, seed=seed, device=find_device(device).type)
         check(names)
     with one_thread():
         found = images(names, folder=out, settings=settings, report=lambda line: log(line, quiet=quiet))
@@ -45,7 +47,7 @@ def images(
     figures = draw(found, out)
     options = ["--data", data, "--networks", ",".join(names), "--etas", ",".join(f"{eta:g}" for eta in settings.etas)]
     options += [] if steps is None else ["--steps", str(steps)]
-    options += ["--seeds", str(seeds), "--seed", str(seed)]
+    options += ["--seeds", str(seeds), "--device", settings.device, "--seed", str(seed)]
     document = write_results("images", out, options, figures, document)
     if as_json:
         print_json(document)

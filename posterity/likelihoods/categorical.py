@@ -102,6 +102,12 @@ class Categorical(Likelihood):
         labels = targets.expand(*lead, *targets.shape).unsqueeze(axis)  # (..., N, 1, *positions)
         return event_sum(outputs.log_softmax(axis).gather(axis, labels).squeeze(axis), self.positions)
 
+    def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """See `Likelihood`; in fewer operations, which small networks feel."""
+        if outputs.dim() == targets.dim() + 1:
+            return -functional.cross_entropy(outputs, targets, reduction="sum")
+        return super().total_log_prob(outputs, targets)
+
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         """Labels drawn from softmax(f), int64 (..., N, *positions)."""
         probabilities = outputs.softmax(self._axis).movedim(self._axis, -1)  # (..., N, *positions, C)

@@ -26,6 +26,10 @@ class Likelihood(ABC):
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """log p(y_n | f_n) for each row, (..., N), summed over the event."""
 
+    def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The sum of `log_prob` over the rows, (...)."""
+        return self.log_prob(outputs, targets).sum(-1)
+
     @abstractmethod
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         """One draw of targets for each output row."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.batch_likelihood import batch_log_likelihood
 from posterity.model.checks import check_finite, check_inputs, checked_patterns, example_output
 from posterity.model.data import Batch
 from posterity.model.inputs import Inputs
@@ -18,6 +19,7 @@ from posterity.model.network import Buffers, Network
 from posterity.model.saved import like_saved
 from posterity.model.seat import Seat, Seats
 from posterity.model.tempering import Tempering
+from posterity.numerics.backward import backward
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
@@ -211,30 +213,11 @@ class Joint:
         """Network outputs in evaluation mode, (N, *event) or (M, N, *event)."""
         return self.network.outputs(theta[..., : self.num_weights], inputs, buffers)
 
-    def _data_value(self, raw: Tensor, outputs: Tensor, batch: Batch, power: float | Tensor = 1.0) -> Tensor:
-        """The whole data's log-likelihood times `power`, estimated from the outputs at a batch, (...)."""
-        rows = self._rows(raw, outputs, batch)
-        total = rows.sum(-1) if batch.weights is None else (rows * batch.weights).sum(-1)
-        return total * (power * (self.num_data / batch.size))
-
-    def _rows(self, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
-        """Log-likelihood of each row of the batch, (..., n)."""
-        likelihood, targets = self.likelihood, batch.targets
-        if not batch.per_member:
-            return (likelihood.with_free(raw) if raw.shape[-1] else likelihood).log_prob(outputs, targets)
-        if not raw.shape[-1] and likelihood.member(0) is likelihood:  # shared: the rows of all members are alike
-            return likelihood.log_prob(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])
-        each = [
-            likelihood.member(index).with_free(raw[index]).log_prob(outputs[index], targets[index])
-            for index in range(targets.shape[0])
-        ]
-        return torch.stack(each)
-
     def log_likelihood(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """sum_n w_n log p(y_n | f(x_n)) over all data, estimated from the batch; untempered."""
         weights, raw = self.split(theta)
         outputs = self.network.outputs(weights, batch.inputs, buffers, per_member=batch.per_member)
-        return self._data_value(raw, outputs, batch)
+        return batch_log_likelihood(self.likelihood, raw, outputs, batch) * (self.num_data / batch.size)
 
     def log_prior(self, theta: Tensor) -> Tensor:
         """log p(theta), untempered, with the declared prior of the likelihood's parameters."""
@@ -304,14 +287,23 @@ class Joint:
         return value.detach(), buffers
 
     def _add_data_grad_at(self, seat: Seat, batch: Batch, buffers: Buffers | None) -> tuple[Tensor, Buffers]:
-        value, buffers = self.data_value(seat.leaves, seat.raw, batch, buffers)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value.detach(), buffers
+        total, buffers = self._batch_total(seat.leaves, seat.raw, batch, buffers)
+        factor = cast(float, self.powers[0]) * (self.num_data / batch.size)
+        backward(total, factor)
+        return total.detach() * factor, buffers
 
     def data_value(
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
     ) -> tuple[Tensor, Buffers]:
         """The tempered log-likelihood with its graph, from one tensor for each parameter; batch norm trains."""
+        total, buffers = self._batch_total(weights, raw, batch, buffers, members=members)
+        with torch.enable_grad():
+            return total * (self.powers[0] * (self.num_data / batch.size)), buffers
+
+    def _batch_total(
+        self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
+    ) -> tuple[Tensor, Buffers]:
+        """The log-likelihood of the batch alone, with its graph."""
         with torch.enable_grad():
             try:
                 outputs, buffers = self.network.run(
@@ -323,7 +315,7 @@ class Joint:
                 raise BadData(
                     f"Batch norm cannot train on {batch.size} row. Pass more rows, or a loader with drop_last=True."
                 ) from error
-            return self._data_value(raw, outputs, batch, self.powers[0]), buffers
+            return batch_log_likelihood(self.likelihood, raw, outputs, batch), buffers
 
     def _prior_value_and_grad(self, weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
         """Untempered; the gradient is contiguous and nobody else's."""

@@ -70,6 +70,7 @@ class Settings:
     prior_scale: float = math.sqrt(0.2)
     draws: int = 64
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.data_set not in DATA_SETS:
@@ -118,12 +119,17 @@ class Images:
         parts = (LabelledData(part.inputs.flatten(1), part.targets) for part in (self.train, self.held_out, self.test))
         return Images(*parts)
 
+    def to(self, device: str) -> "Images":
+        """The same on a device."""
+        pairs = ((part.inputs.to(device), part.targets.to(device)) for part in (self.train, self.held_out, self.test))
+        return Images(*(LabelledData(*pair) for pair in pairs))
+
 
 def read_images(settings: Settings) -> Images:
     """The images of the study; which of the training images are held out follows from the seed."""
     whole = mnist(name=settings.data_set)
     rest, held_out = whole.validation_split(settings.held_out / len(whole.train), settings.seed)
-    return Images(rest.train, held_out, rest.test)
+    return Images(rest.train, held_out, rest.test).to(settings.device)
 
 
 def problem(network: str, eta: float | None, seed: int, num_data: int, settings: Settings) -> Joint:
@@ -132,7 +138,7 @@ def problem(network: str, eta: float | None, seed: int, num_data: int, settings:
         torch.default_generator.manual_seed(Key(settings.seed).fold(network).fold(seed).seed)
         module = NETWORKS[network].make()
     tempering = Tempering.tempered(1.0 if eta is None else eta)
-    return Joint(module, Categorical(), Normal(settings.prior_scale), num_data, tempering)
+    return Joint(module.to(settings.device), Categorical(), Normal(settings.prior_scale), num_data, tempering)
 
 
 def scores(posterior: Posterior, data: Images, settings: Settings) -> dict[str, float]:

@@ -72,13 +72,17 @@ class Study:
         """Every number of the study, ready for JSON."""
         return {
             "settings": self.settings.config(),
-            "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
+            "machine": {"device": _device(self.settings.device), "threads": torch.get_num_threads()},
             "eta_is_chosen_by": f"NLL of the first seed on {self.settings.held_out} held-out training images",
             "chosen": self.chosen,
             "methods": [_as_json(row) for network in self.chosen for row in self.rows(network)],
             "fits": [{**asdict(one.cell), **one.scores, "seconds": one.seconds} for one in self.results],
             "notes": self.notes(),
         }
+
+
+def _device(name: str) -> str:
+    return platform.machine() if name == "cpu" else torch.cuda.get_device_name(name)
 
 
 def images(
