@@ -105,7 +105,7 @@ class Categorical(Likelihood):
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `Likelihood`; in fewer operations, which small networks feel."""
         if outputs.dim() == targets.dim() + 1:
-            return -functional.cross_entropy(outputs, targets, reduction="sum")
+            return -functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=_NO_LABEL)
         return super().total_log_prob(outputs, targets)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:

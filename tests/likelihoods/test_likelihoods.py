@@ -1,6 +1,7 @@
 """What is special to each likelihood."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -177,9 +178,12 @@ def test_gaussian_free_from_another_kind_is_its_own() -> None:
 
 @pytest.mark.parametrize("lead", [(), (4,)])
 @pytest.mark.parametrize("label", [-100, -1, 3])
-def test_no_number_stands_for_a_missing_label(lead: tuple[int, ...], label: int) -> None:
+@pytest.mark.parametrize("of", [Categorical().log_prob, Categorical().total_log_prob])
+def test_no_number_stands_for_a_missing_label(
+    of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], lead: tuple[int, ...], label: int
+) -> None:
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-        Categorical().log_prob(torch.zeros(*lead, 2, 3), torch.tensor([1, label]))
+        of(torch.zeros(*lead, 2, 3), torch.tensor([1, label]))
 
 
 def test_categorical_is_exact_far_from_zero() -> None:
