@@ -131,7 +131,7 @@ def collapse(posterior: Posterior, *, tolerance: float = 0.01) -> Collapse:
     if not isinstance(gaussian, Gaussian) or not isinstance(gaussian.joint, Joint):
         raise TypeError(
             f"collapse: q must be a Gaussian over a network's weights. Got {shown(type(posterior).__name__)}. "
-            "Use the posterior of Laplace, or another Gaussian."
+            "Use the posterior of MeanField or Laplace, or another Gaussian."
         )
     if gaussian.num_members is not None:
         raise TypeError(f"collapse: this holds {gaussian.num_members} posteriors. Choose one: collapse(q.member(0)).")

@@ -132,7 +132,7 @@ def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, se
     if not isinstance(gaussian, Gaussian):
         raise TypeError(
             f"elbo: the posterior must be a Gaussian over weights. Got {shown(type(posterior).__name__)}, which has no "
-            "density. Use the posterior of Laplace or Conjugate."
+            "density. Use the posterior of MeanField or Laplace, or another Gaussian."
         )
     if gaussian.num_members is not None:
         raise TypeError(f"elbo: this holds {gaussian.num_members} separate posteriors. Choose one: elbo(q.member(0)).")

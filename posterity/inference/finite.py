@@ -61,9 +61,13 @@ def _first_bad(joint: Target, state: Any) -> str | None:
         if bool(bad.any()):
             places = joint.random_indices
             scaled = joint.size + (joint.num_weights if places is None else places.numel())  # means, then scales
-            if not tensor.dim() or tensor.shape[-1] not in (joint.size, joint.num_weights, scaled):
+            length = tensor.shape[-1] if tensor.dim() else 0
+            more = path == "parameters" and length > scaled  # what else a covariance has comes behind these
+            if not more and length not in (joint.size, joint.num_weights, scaled):
                 return path
             index = int(bad.nonzero()[0, -1])
+            if index >= scaled:
+                return "the covariance"
             if index >= joint.size:
                 index -= joint.size
                 return f"the scale of {joint.layout.name_at(index if places is None else int(places[index]))}"

@@ -11,6 +11,8 @@ from posterity.likelihoods.likelihood import Likelihood, event_sum
 from posterity.likelihoods.targets import first_row
 from posterity.numerics.random import Key
 
+_NO_LABEL = torch.iinfo(torch.int64).min  # torch gives the label -100 the probability 1 unless told otherwise
+
 
 @dataclass(frozen=True)
 class Categorical(Likelihood):
@@ -94,7 +96,8 @@ class Categorical(Likelihood):
         """Log probability of each row's labels, (..., N, C, *positions) and (N, *positions) -> (..., N)."""
         axis = self._axis
         if outputs.dim() == targets.dim() + 1:
-            return event_sum(-functional.cross_entropy(outputs, targets, reduction="none"), self.positions)
+            losses = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=_NO_LABEL)
+            return event_sum(-losses, self.positions)
         lead = outputs.shape[: outputs.dim() - 1 - targets.dim()]
         labels = targets.expand(*lead, *targets.shape).unsqueeze(axis)  # (..., N, 1, *positions)
         return event_sum(outputs.log_softmax(axis).gather(axis, labels).squeeze(axis), self.positions)
@@ -102,7 +105,7 @@ class Categorical(Likelihood):
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """See `Likelihood`; in fewer operations, which small networks feel."""
         if outputs.dim() == targets.dim() + 1:
-            return -functional.cross_entropy(outputs, targets, reduction="sum")
+            return -functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=_NO_LABEL)
         return super().total_log_prob(outputs, targets)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:

@@ -114,6 +114,7 @@ class FullRank(Method):
         mean, log_diagonal = parameters[..., :size], parameters[..., size : size + count]
         factor = _factor(parameters[..., size:], count)
         places = joint.random_indices
+        wide = torch.promote_types(mean.dtype, torch.float32)  # there are no triangular solves in half precision
         grad, grad_factor = torch.zeros_like(parameters), torch.zeros_like(factor)
         values, log_priors, log_densities = [], [], []
         for draw in range(self.draws):
@@ -121,8 +122,8 @@ class FullRank(Method):
             theta = shifted(mean, factor @ noise, places)
             value, ascent, buffers = joint.value_and_grad(theta, batch, buffers)
             eps = noise.expand(*mean.shape[:-1], -1).unsqueeze(-1)
-            score = torch.linalg.solve_triangular(factor.mT, eps, upper=True).squeeze(-1)  # -d log q / dw
-            ascent = shifted(ascent, score, places)
+            score = torch.linalg.solve_triangular(factor.mT.to(wide), eps.to(wide), upper=True)  # -d log q / dw
+            ascent = shifted(ascent, score.squeeze(-1).to(mean.dtype), places)
             random = ascent[..., :count] if places is None else ascent.index_select(-1, places)
             grad[..., :size].add_(ascent, alpha=1.0 / self.draws)
             grad_factor.add_(random.unsqueeze(-1) * noise, alpha=1.0 / self.draws)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData
+from posterity.errors import BadData, shown
 from posterity.model.data import Batch
 from posterity.model.inputs import Inputs, named_tensors
 from posterity.model.network import Network, OutputError
@@ -20,6 +20,17 @@ def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
                     f"Convert one of them: inputs.to({dtype}) or model.to({tensor.dtype})."
                 )
             check_finite(name, tensor, per_member)
+
+
+def checked_patterns(random: object) -> str | tuple[str, ...]:
+    """One name pattern, or a tuple of them from any list; a one-line error where they are something else, or none."""
+    if isinstance(random, str):
+        return random
+    if not isinstance(random, (list, tuple)) or not random or not all(isinstance(pattern, str) for pattern in random):
+        raise ValueError(
+            f"Joint.random must be patterns such as 'head.*', or places in theta, int64 (R,). Got {shown(random)}."
+        )
+    return tuple(random)
 
 
 def example_output(network: Network, batch: Batch) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch_likelihood import batch_log_likelihood
-from posterity.model.checks import check_finite, check_inputs, example_output
+from posterity.model.checks import check_finite, check_inputs, checked_patterns, example_output
 from posterity.model.data import Batch
 from posterity.model.inputs import Inputs
 from posterity.model.network import Buffers, Network
@@ -84,6 +84,8 @@ class Joint:
                 raise TypeError(f"Joint.{name} must be a {kind.__name__}. Got {got!r}.{hint}")
         positive_whole("Joint.num_data", self.num_data, "of rows")
         object.__setattr__(self, "num_data", int(self.num_data))
+        if not isinstance(self.random, Tensor):
+            object.__setattr__(self, "random", checked_patterns(self.random))
         self.random_slices  # noqa: B018  refuse patterns and places that are not there now
         self.bound_prior  # noqa: B018  refuse a prior that does not fit the weights now, not in the first step
         self.num_members  # noqa: B018  refuse unequal member counts now

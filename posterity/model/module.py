@@ -2,11 +2,13 @@
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
@@ -15,6 +17,30 @@ from posterity.numerics.random import Key
 logger = logging.getLogger("posterity")
 
 T = TypeVar("T", bound=Tensor)
+R = TypeVar("R")
+
+_RECOMPUTES = (
+    "Network: the model must keep its activations for backward. It runs parts of itself again then, or keeps them "
+    "through hooks (torch.utils.checkpoint), when the weights of theta are no longer in it. Switch that off, as by "
+    "gradient_checkpointing_disable()."
+)
+
+
+class Turn:
+    """A lock by which threads take turns, for `with`; whoever has it may take it again. Copies have their own."""
+
+    def __init__(self) -> None:
+        """Free."""
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type["Turn"], tuple[()]]:
+        return Turn, ()  # a lock is not copied
 
 
 def private(module: object) -> nn.Module:
@@ -76,6 +102,32 @@ def copied(module: nn.Module) -> nn.Module:
             f"Network: the model cannot be copied: {str(error).splitlines()[0]}. If it uses nn.utils.weight_norm, "
             "take nn.utils.parametrizations.weight_norm; if it keeps tensors of its last call, delete them."
         ) from error
+
+
+def without_recomputation(call: Callable[[], tuple[Tensor, R]]) -> tuple[Tensor, R]:
+    """The outputs of a module, and what comes with them; a ValueError where backward would run parts of it again."""
+    try:
+        with disable_saved_tensors_hooks(_RECOMPUTES):
+            pass
+    except RuntimeError:  # somebody outside has hooks, which do no harm; one cannot be told from the other
+        return call()
+    try:
+        with disable_saved_tensors_hooks(_RECOMPUTES):
+            outputs, others = call()
+    except RuntimeError as error:
+        if _RECOMPUTES not in str(error):
+            raise
+        raise ValueError(_RECOMPUTES) from None
+    nodes, seen = [outputs.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise ValueError(_RECOMPUTES)
+        seen.add(node)
+        nodes += [following for following, _ in node.next_functions]
+    return outputs, others
 
 
 def unique(named: Iterable[tuple[str, T]]) -> tuple[dict[str, T], dict[str, list[str]]]:

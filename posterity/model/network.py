@@ -15,7 +15,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from posterity.errors import unknown
 from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.linear_chain import linear_chain, run_members, takes
-from posterity.model.module import check_one_kind, copied, fresh_weights, private, recurrent_rates, unique
+from posterity.model.module import (
+    Turn,
+    check_one_kind,
+    copied,
+    fresh_weights,
+    private,
+    recurrent_rates,
+    unique,
+    without_recomputation,
+)
 from posterity.numerics.dropout import Dropping, Masks
 from posterity.numerics.layered_recurrence import scattered_weights
 from posterity.numerics.layout import Layout, Slice
@@ -37,7 +46,7 @@ class Network:
     the trainable parameters in module order, each row-major; a weight shared by two layers appears once.
     Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
     dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
-    weights are frozen.
+    weights are frozen. Threads may share a network: their calls take turns.
 
     >>> network = Network(nn.Linear(2, 1))
     >>> network.layout.names, network.layout.size
@@ -73,6 +82,8 @@ class Network:
         self._chain = linear_chain(self._module)
         self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
+        self._looked: list[str] = []  # whether backward needs the weights in the module; shared with the copies, too
+        self._turn = Turn()  # for what is done to the module; shared with the copies of this network
         self._index()
 
     def _places(self, key: str) -> list[tuple[dict[str, Any], str]]:
@@ -201,20 +212,21 @@ class Network:
 
         With `training` modules see `self.training`, too, for those whose own code decides by it; batch norm does not.
         """
-        flags = [m for m in self._module.modules() if training and not m.training and m not in self._batch_norms]
-        self._dropping.append(masks)
-        try:
-            for module in flags:
-                module.training = True
-            for layer, rate in self._recurrences:
-                layer.dropout = rate
-            yield
-        finally:
-            self._dropping.pop()
-            for module in flags:
-                module.training = False
-            for layer, _ in self._recurrences:
-                layer.dropout = 0.0
+        with self._turn:
+            flags = [m for m in self._module.modules() if training and not m.training and m not in self._batch_norms]
+            self._dropping.append(masks)
+            try:
+                for module in flags:
+                    module.training = True
+                for layer, rate in self._recurrences:
+                    layer.dropout = rate
+                yield
+            finally:
+                self._dropping.pop()
+                for module in flags:
+                    module.training = False
+                for layer, _ in self._recurrences:
+                    layer.dropout = 0.0
 
     def run(
         self,
@@ -238,6 +250,22 @@ class Network:
                 f"Network: the inputs are those of {num_rows(inputs)} members, so theta must be (members, P) with as "
                 f"many. Got {'one theta' if count is None else count}."
             )
+        if self._looked or not torch.is_grad_enabled() or not any(w.requires_grad for w in weights):
+            return self._run(weights, inputs, buffers, count, per_member, train)
+        found = without_recomputation(lambda: self._run(weights, inputs, buffers, count, per_member, train))
+        self._looked.append("backward")
+        return found
+
+    def _run(
+        self,
+        weights: Sequence[Tensor],
+        inputs: Inputs,
+        buffers: Buffers,
+        count: int | None,
+        per_member: bool,
+        train: bool,
+    ) -> tuple[Tensor, Buffers]:
+        """As `run`, for so many members, or None."""
         if count is None:
             return self._call(weights, inputs, buffers, train)
         stacked = {
@@ -265,17 +293,18 @@ class Network:
         """Running statistics of batch norm as this batch alone gives them at theta (P,) or (M, P); none without it."""
         if not self._running:
             return {}
-        momenta = [norm.momentum for norm in self._batch_norms]
-        try:
-            for norm in self._batch_norms:
-                norm.momentum = 1.0
-            with torch.no_grad():
-                weights = self.views(theta)
-                members = theta.dim() > 1
-                after = self.run(weights, inputs, buffers, members=members, per_member=per_member, train=True)[1]
-        finally:
-            for norm, momentum in zip(self._batch_norms, momenta, strict=True):
-                norm.momentum = momentum
+        with self._turn:
+            momenta = [norm.momentum for norm in self._batch_norms]
+            try:
+                for norm in self._batch_norms:
+                    norm.momentum = 1.0
+                with torch.no_grad():
+                    weights = self.views(theta)
+                    members = theta.dim() > 1
+                    after = self.run(weights, inputs, buffers, members=members, per_member=per_member, train=True)[1]
+            finally:
+                for norm, momentum in zip(self._batch_norms, momenta, strict=True):
+                    norm.momentum = momentum
         return {name: after[name] for name in after if name in self._running and after[name].is_floating_point()}
 
     def _mapped(
@@ -324,6 +353,19 @@ class Network:
         function = self._module if function is None else function
         if train and self._running:
             buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
+        with self._turn:
+            outputs = self._called(weights, inputs, buffers, train, function)
+        if not isinstance(outputs, Tensor):
+            raise OutputError(
+                f"Network: the model must return one tensor. Got {type(outputs).__name__}. "
+                "Wrap it in a module that returns the outputs the likelihood needs."
+            )
+        return outputs, buffers
+
+    def _called(
+        self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, train: bool, function: Callable[..., Any]
+    ) -> Any:
+        """What the function returns, while these tensors are in the module, which is then as before."""
         try:
             for table, name, index in self._slots:
                 table[name] = weights[index]
@@ -338,17 +380,10 @@ class Network:
                 scattered_weights() if self._scattered else nullcontext(),
             ):
                 if isinstance(inputs, Tensor):
-                    outputs = function(inputs)
-                elif isinstance(inputs, Mapping):
-                    outputs = function(**inputs)
-                else:
-                    outputs = function(*inputs)
+                    return function(inputs)
+                if isinstance(inputs, Mapping):
+                    return function(**inputs)
+                return function(*inputs)
         finally:
             for table, name, own in self._own:
                 table[name] = own
-        if not isinstance(outputs, Tensor):
-            raise OutputError(
-                f"Network: the model must return one tensor. Got {type(outputs).__name__}. "
-                "Wrap it in a module that returns the outputs the likelihood needs."
-            )
-        return outputs, buffers

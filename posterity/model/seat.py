@@ -47,7 +47,7 @@ class Seats:
         seat = self._kept.get(place)
         if seat is None or seat.raw.shape[0] + network.layout.size != theta.shape[0]:
             seat = Seat.at(network, theta, grad)
-            while len(self._kept) >= _KEPT:
-                self._kept.pop(next(iter(self._kept)))
+            for old in [*self._kept][: 1 - _KEPT]:
+                self._kept.pop(old, None)  # another thread may have
             self._kept[place] = seat
         return seat

@@ -13,7 +13,7 @@ from posterity.errors import Diverged
 from posterity.inference import Checkpoint, Method, Trace
 from posterity.inference.finite import check_loss
 from posterity.likelihoods import Gaussian
-from posterity.methods import MAP, MeanField
+from posterity.methods import MAP, FullRank, LowRankGaussian, MeanField
 from posterity.numerics import SGD
 from posterity.posteriors import Point
 
@@ -167,10 +167,21 @@ def test_other_flat_vectors_are_named_with_the_weights_in_them():
         po.infer(Spreads(at=99), joint(), numbers(FLOAT64))
 
 
-@pytest.mark.parametrize(("entry", "name"), [(2, "0.weight"), (21 + 13, "the scale of 0.bias")])
-def test_means_and_scales_are_named_by_their_weights(entry, name):
+@pytest.mark.parametrize(
+    ("method", "entry", "name"),
+    [
+        (MeanField(), 2, "0.weight"),
+        (MeanField(), 21 + 13, "the scale of 0.bias"),
+        (LowRankGaussian(rank=2), 2, "0.weight"),
+        (LowRankGaussian(rank=2), 21 + 13, "the scale of 0.bias"),
+        (LowRankGaussian(rank=2), 21 + 21, "the covariance"),
+        (FullRank(), 2, "0.weight"),
+        (FullRank(), 21 + 21, "the covariance"),
+    ],
+)
+def test_means_and_scales_are_named_by_their_weights(method, entry, name):
     problem = joint()
-    state = MeanField().init(problem, problem.initial(), po.Key(0))
+    state = method.init(problem, problem.initial(), po.Key(0))
     state.parameters[entry] = float("nan")
     trace = Trace()
     trace.record(1, {"loss": float("nan")})

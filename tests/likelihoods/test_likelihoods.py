@@ -1,6 +1,7 @@
 """What is special to each likelihood."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -173,6 +174,16 @@ def test_gaussian_free_from_another_kind_is_its_own() -> None:
     assert torch.equal(pair.free_from(Gaussian((1.0, 1.0, 1.0)), like), pair.free(like))
     assert pair.free_from(Gaussian(1.0), like).tolist() == [0.0, 0.0]
     assert Gaussian(2.0).free_from(pair, like).shape == (0,)
+
+
+@pytest.mark.parametrize("lead", [(), (4,)])
+@pytest.mark.parametrize("label", [-100, -1, 3])
+@pytest.mark.parametrize("of", [Categorical().log_prob, Categorical().total_log_prob])
+def test_no_number_stands_for_a_missing_label(
+    of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], lead: tuple[int, ...], label: int
+) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        of(torch.zeros(*lead, 2, 3), torch.tensor([1, label]))
 
 
 def test_categorical_is_exact_far_from_zero() -> None:

@@ -11,7 +11,7 @@ import posterity as po
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Flipout, LocalReparameterisation, MeanField, WeightSampling
-from posterity.methods.gradients import Estimator, Factorised
+from posterity.methods.gradients import DataTerm, Estimator, Factorised, Gradients
 from posterity.model import Batch
 from posterity.networks import MLP
 from posterity.numerics import Adam, Constant, Key, Warmup
@@ -178,6 +178,30 @@ def test_mirrored_draws_continue_in_the_next_step() -> None:
     both = WeightSampling(draws=2, antithetic=True).data_term(joint, q, batch, {}, {}, Key(1))
     torch.testing.assert_close(sums[0] / 2, both.value)
     torch.testing.assert_close(sums[1] / 2, both.grad_scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfInPlace(Estimator):
+    """An estimator of one's own that makes one of its gradients where it may, the other elsewhere."""
+
+    of: str
+
+    def data_term(self, joint, q, batch, buffers, memory, key, out=None):
+        value, grad, buffers = joint.data_value_and_grad(q.mean, batch, buffers)
+        there = Gradients(torch.empty_like(q.mean), torch.empty_like(q.scale)) if out is None else out
+        mean = there.mean.copy_(grad) if self.of == "mean" else grad
+        scale = there.scale.zero_() if self.of == "scale" else torch.zeros_like(q.scale)
+        return DataTerm(value, mean, scale, buffers, {})
+
+
+def test_an_estimator_may_make_either_gradient_in_place() -> None:
+    joint = problem()
+    moves = [
+        first_step(MeanField(optimizer=po.numerics.SGD(1.0), estimator=HalfInPlace(of)), joint)[0]
+        for of in ("neither", "mean", "scale")
+    ]
+    assert torch.equal(moves[0], moves[1])
+    assert torch.equal(moves[0], moves[2])
 
 
 def test_members_are_drawn_alike_and_trained_apart() -> None:

@@ -195,3 +195,15 @@ def test_the_check_looks_at_members_buffers_and_leaves_them():
     several = Joint(joint.network.replace(buffers=stacked), joint.likelihood, joint.prior, 6)
     assert several.check(rows(Gaussian())).size == 6
     assert all(torch.equal(b, stacked[name]) for name, b in several.network.buffers.items())
+
+
+@pytest.mark.parametrize("random", [(), [], [0, 1], ("weight", 1), None, 3])
+def test_random_must_be_patterns_or_places(random):
+    with pytest.raises(ValueError, match=r"Joint\.random must be patterns such as 'head\.\*', or places"):
+        Joint(nn.Linear(2, 1), Gaussian(1.0), Normal(), num_data=4, random=random)
+
+
+def test_patterns_may_come_in_a_list():
+    joint = Joint(nn.Linear(2, 1), Gaussian(1.0), Normal(), num_data=4, random=["weight"])
+    assert joint.random == ("weight",)  # a value that can be a key
+    assert joint.random_indices.tolist() == [0, 1]

@@ -2,13 +2,17 @@
 
 import copy
 import logging
+import pickle
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import modulezoo as zoo
 import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from posterity.model.network import Network
 from posterity.numerics import Key
@@ -403,6 +407,71 @@ def test_a_model_that_returns_no_tensor_is_refused(wrap, members):
     theta = zoo.fork(network.initial, 2) if members else network.initial
     with pytest.raises(TypeError, match=r"the model must return one tensor\. Got \w+\. Wrap it in a module"):
         network.outputs(theta, torch.ones(4, 3))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.first, self.second, self.reentrant = nn.Linear(2, 2), nn.Linear(2, 1), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.second, self.first(x).tanh(), use_reentrant=self.reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("members", [False, True])
+def test_a_model_that_runs_again_in_backward_is_refused(reentrant, members):
+    """The weights would then be the module's own, and the gradient silently wrong."""
+    network, x = Network(Checkpointed(reentrant)), torch.ones(3, 2)
+    theta = zoo.fork(network.initial, 2) if members else network.initial
+    plain = network.outputs(theta, x)  # predictions have no backward pass
+    assert plain.isfinite().all()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"must keep its activations for backward.*torch\.utils\.checkpoint"):
+            network.outputs(theta.clone().requires_grad_(), x)
+    assert torch.equal(network.outputs(theta, x), plain)
+
+
+def test_hooks_of_the_user_around_a_call_do_no_harm():
+    network, x = Network(nn.Linear(2, 1)), torch.ones(3, 2)
+    theta = network.initial.requires_grad_()
+    with torch.autograd.graph.save_on_cpu():
+        network.outputs(theta, x).sum().backward()
+    torch.testing.assert_close(theta.grad, torch.full((3,), 3.0))
+
+
+class Slow(nn.Module):
+    """Lets other threads run in the middle of a call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        time.sleep(0.01)
+        return self.second(hidden)
+
+
+def test_threads_take_turns():
+    network, x = Network(Slow()), torch.randn(3, 2)
+    networks = [network, network.replace(initial=network.initial + 1.0)] * 2  # of one private module
+    thetas = [torch.randn(network.layout.size) for _ in networks]
+    alone = [network.outputs(theta, x) for theta in thetas]
+    with ThreadPoolExecutor(len(thetas)) as pool:
+        together = list(pool.map(lambda one, theta: one.outputs(theta, x), networks, thetas))
+    for one, two in zip(alone, together, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+def test_a_copy_has_a_turn_of_its_own(copied):
+    network, x = Network(nn.Linear(2, 1)), torch.randn(3, 2)
+    other = copied(network)
+    with network._turn, ThreadPoolExecutor(1) as pool:
+        found = pool.submit(other.outputs, other.initial, x).result(timeout=30)
+    assert torch.equal(found, network.outputs(network.initial, x))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in zoo.KINDS if kind is not zoo.weight_norm])

@@ -89,3 +89,19 @@ def test_one_weight_is_mean_field() -> None:
 def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         FullRank(**settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_follows_float32(dtype: torch.dtype) -> None:
+    x, y = Key(1).normal((20, 2)), Key(2).normal((20, 1))
+    found = []
+    for kind in (torch.float32, dtype):
+        net = torch.nn.Linear(2, 1)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.fill_(0.5)
+        joint = po.Joint(net.to(kind), po.likelihoods.Gaussian(1.0), po.priors.Normal(), num_data=20)
+        q, _ = po.infer(po.methods.FullRank(steps=3, batch_size=None), joint, (x.to(kind), y.to(kind)))
+        found.append(q)
+    torch.testing.assert_close(found[0].mean, found[1].mean.float(), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(found[0].variance, found[1].variance, rtol=0.1, atol=0.0)

@@ -1,6 +1,6 @@
 """Estimators of the gradient of an ELBO, one file each."""
 
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised
+from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients
 from posterity.methods.gradients.flipout import Flipout
 from posterity.methods.gradients.local_reparameterisation import LocalReparameterisation
 from posterity.methods.gradients.score_function import ScoreFunction
@@ -13,6 +13,7 @@ __all__ = [
     "Estimator",
     "Factorised",
     "Flipout",
+    "Gradients",
     "LocalReparameterisation",
     "ScoreFunction",
     "SecondOrder",

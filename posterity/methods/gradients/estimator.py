@@ -76,9 +76,11 @@ class DataTerm(NamedTuple):
 
     def written(self, out: Gradients) -> "DataTerm":
         """The same with its gradients in the tensors `out`."""
-        if self.grad_mean is out.mean:
-            return self
-        return self._replace(grad_mean=out.mean.copy_(self.grad_mean), grad_scale=out.scale.copy_(self.grad_scale))
+        if self.grad_mean is not out.mean:
+            out.mean.copy_(self.grad_mean)
+        if self.grad_scale is not out.scale:
+            out.scale.copy_(self.grad_scale)
+        return self._replace(grad_mean=out.mean, grad_scale=out.scale)
 
 
 class Estimator(ABC):
