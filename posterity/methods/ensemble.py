@@ -46,7 +46,7 @@ class Ensemble(Method):
 
     **Limit**: as each member, around as many modes. Methods that draw noise draw the same for all members. Rows from a
     loader come in one order for all. A member whose loss is no longer finite is left out of the posterior, and named
-    in the log; its loss in the trace stays at the last finite one, 0 if there was none. The run stops when none is left.
+    in the log; its loss in the trace stays at the last finite one (0 without any). The run stops when none is left.
 
     **Cost**: M times the memory of one member. Members step together over a leading axis of theta, which for small
     networks takes little longer than one; a method that takes one theta steps them in turn (see `takes_members`).

@@ -40,6 +40,8 @@ def check_group(group: dict[str, Any]) -> None:
     for name in ("beta1", "beta2"):
         if not 0.0 <= group[name] < 1.0:
             raise ValueError(f"IVON.{name} must be at least 0 and below 1. Got {shown(group[name])}.")
+    if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
+        raise ValueError(f"IVON.seed must be a whole number. Got {shown(group['seed'])}.")
     if not group["clip_radius"] > 0:
         raise ValueError(f"IVON.clip_radius must be above 0. Got {shown(group['clip_radius'])}.")
     if group["hess_approx"] not in _ESTIMATES:
