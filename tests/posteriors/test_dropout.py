@@ -155,6 +155,8 @@ def test_moment_matching_of_the_mixture_needs_gaussian_noise():
         enumerated(posterior(), X).moment_matched()
     with pytest.raises(TypeError, match="Gaussian likelihood"):
         po.predictive.moment_matched(posterior(likelihood=po.likelihoods.Poisson()).predict(X))
+    with pytest.raises(TypeError, match=r"of regression.*Got ClassPredictive"):
+        po.predictive.moment_matched(posterior().predict(X))
     with pytest.raises(ValueError, match="at least 2 draws"):
         po.predictive.moment_matched(posterior(likelihood=Gaussian(1.0)).predict(X, draws=1))
 
