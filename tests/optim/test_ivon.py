@@ -224,7 +224,9 @@ def test_a_batch_may_be_skipped():
         ({"beta2": 1.0}, "IVON.beta2 must be at least 0 and below 1"),
         ({"mc_samples": 0}, "IVON.mc_samples must be a positive whole number"),
         ({"hess_approx": "exact"}, "IVON.hess_approx must be one of"),
-        ({"clip_radius": 0.0}, "IVON.clip_radius must be above 0"),
+        ({"clip_radius": 0.0}, "IVON.clip_radius must be a positive number or infinity"),
+        ({"clip_radius": None}, "IVON.clip_radius must be a positive number or infinity"),
+        ({"beta1": "0.9"}, "IVON.beta1 must be at least 0 and below 1"),
         ({"seed": "7"}, "IVON.seed must be a whole number"),
     ],
 )
