@@ -263,7 +263,8 @@ class IVON(torch.optim.Optimizer):
         if len(self._slabs) != len(self.param_groups) or not all(slab.fits for slab in self._all()):
             if self._count:
                 raise RuntimeError("IVON: a parameter has changed its device or number type between sample and step.")
-            self._slabs = [self._slabs_of(group) for group in self.param_groups]
+            with torch.inference_mode(False):  # an evaluation may come first, and steps must be able to write
+                self._slabs = [self._slabs_of(group) for group in self.param_groups]
         for group, slabs in zip(self.param_groups, self._slabs, strict=True):
             for slab in slabs:
                 slab.settle(group["weight_decay"])

@@ -475,6 +475,16 @@ def test_gradients_of_a_context_left_by_an_exception_are_dropped():
     assert torch.equal(values(net), values(clean))
 
 
+def test_an_evaluation_in_inference_mode_may_come_first():
+    plain, net, (x, _) = network(), network(), rows()
+    opt = optimiser(net)
+    with torch.inference_mode(), opt.sampled_params():
+        net(x)
+    train(net, opt)
+    train(plain, optimiser(plain))
+    assert torch.equal(values(net), values(plain))
+
+
 def test_a_copy_has_the_decay_that_a_schedule_has_set():
     net = network()
     opt = optimiser(net)
