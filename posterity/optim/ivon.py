@@ -37,7 +37,8 @@ class IVON(torch.optim.Optimizer):
     bit by bit; and the noise comes from `seed` and the number of the step, never from torch's own generator.
 
     **Samples**: each `with opt.sampled_params(train=True)` is one draw, and `step` averages over those since the last
-    one. Micro-batches of one large batch go into one context, several `backward` calls in a row.
+    one. Micro-batches of one large batch go into one context, several `backward` calls in a row. Of several
+    samples the gradients after the last context are those of the last: clip them at the end of each, inside it.
 
     **Processes**: the noise is the same in all, since they have the same seed, so that the gradients that
     DistributedDataParallel averages inside the context are those at one draw: mean and Hessian move as in one process
