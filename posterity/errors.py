@@ -65,6 +65,12 @@ def positive_whole(name: str, value: object, alternative: str = "") -> None:
         raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
 
 
+def fraction(name: str, value: object) -> None:
+    """Raise a ValueError unless `value` is a number of at least 0 and below 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < 1.0:
+        raise ValueError(f"{name} must be at least 0 and below 1. Got {shown(value)}.")
+
+
 def shown(value: object) -> str:
     """A value as an error message shows it: short, on one line."""
     if isinstance(value, torch.Tensor):

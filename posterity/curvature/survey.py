@@ -14,6 +14,7 @@ from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Network
 from posterity.numerics.block import Block
+from posterity.numerics.random import torch_states
 from posterity.numerics.uses import ConvolutionUse, EmbeddingUse, LinearUse, Use
 from posterity.numerics.weight_uses import WeightUses
 
@@ -176,7 +177,7 @@ def _look(
     tracked = {n: w.requires_grad_() for n, w in zip(network.layout.names, weights, strict=True) if n in names}
     leading: dict[str, list[int]] = {}
     runs = []
-    before = _generators(network.device)
+    before = torch_states(network.device)
     for rows in ((0, 1), (0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
         with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
             outputs = network.run(weights, _taken(inputs, rows, network.device))[0]
@@ -184,7 +185,7 @@ def _look(
             for name in use.names:
                 leading.setdefault(name, []).append(use.output_shape[0] - len(rows))
         runs.append((outputs, seen))
-    drew = any(not torch.equal(one, two) for one, two in zip(before, _generators(network.device), strict=True))
+    drew = any(not torch.equal(one, two) for one, two in zip(before, torch_states(network.device), strict=True))
     _refuse_random(runs[0][0], runs[1][0], runs[2][0][[3, 1]], drew)
     outputs, seen = runs[-1]
     explicit = {name: reason for name, reason in seen.unknown.items() if name in names}
@@ -220,12 +221,6 @@ def _moved(outputs: Tensor, uses: Sequence[Use]) -> set[str]:
             if grad is not None and bool(torch.cat([grad[:row], grad[row + 1 :]]).nan_to_num(0.0).any()):
                 found |= set(use.names)
     return found
-
-
-def _generators(device: torch.device) -> list[Tensor]:
-    """States of torch's generators that a module on this device draws from."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def _refuse_random(first: Tensor, again: Tensor, among_others: Tensor, drew: bool) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, positive_whole, shown
+from posterity.numerics.coin import coin_entropy
 
 _POINTS = 4001  # of the trapezoid rule, to rounding for smooth integrands
 _TAIL = 9.0  # standard deviations beyond which nothing is left
@@ -77,8 +78,7 @@ def dropout_divergence(mean: Tensor, scale: float, rate: float, length_scale: fl
     steps = torch.linspace(0.0, 1.0, _POINTS, dtype=torch.float64, device=mean.device)
     places = -_TAIL + (apart.detach() + 2.0 * _TAIL) * steps  # (..., points): limits that stay where they are
     logit = math.log1p(-rate) - math.log(rate) + apart * (places - 0.5 * apart)
-    heads = torch.sigmoid(logit)
-    unsure = -(heads * torch.nn.functional.logsigmoid(logit) + (1 - heads) * torch.nn.functional.logsigmoid(-logit))
+    unsure = coin_entropy(logit)
     at_zero, at_mean = (torch.exp(-0.5 * (places - centre).square()) for centre in (0.0, apart))
     density = (rate * at_zero + (1.0 - rate) * at_mean) / math.sqrt(2.0 * math.pi)
     # The entropy of a mixture is that of its parts and coins, less what the place leaves open about the coin.

@@ -131,8 +131,8 @@ def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, se
     gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
     if not isinstance(gaussian, Gaussian):
         raise TypeError(
-            f"elbo: the posterior must be a Gaussian over weights. Got {shown(type(posterior).__name__)}, which has no "
-            "density. Use the posterior of MeanField or Laplace, or another Gaussian."
+            f"elbo: the posterior must be a Gaussian over weights. Got {shown(type(posterior).__name__)}. Use that "
+            "of Laplace, MeanField or another method that makes one, or one of a mixture's `posteriors`."
         )
     if gaussian.num_members is not None:
         raise TypeError(f"elbo: this holds {gaussian.num_members} separate posteriors. Choose one: elbo(q.member(0)).")

@@ -23,7 +23,7 @@ class Checkpoint:
     """Where and how often a run is stored: after `steps` steps, or when `seconds` have passed, whichever is set.
 
     Takes the folder. The run is also stored at its end and, at the end of the present step, on Ctrl-C. A state that is
-    not finite is never stored: a run that diverges leaves the last good one.
+    not finite (of an ensemble: in no member) is never stored: a run that diverges leaves the last good one.
     """
 
     path: str | os.PathLike[str]
@@ -120,7 +120,7 @@ class Checkpointer:
         if now or due_steps or due_time or run.step == run.steps or run.stopped:
             # On a GPU the loss is looked at once in a while; and the last update has not been seen by any loss.
             check_loss(run.joint, run.trace, run.state, run.step - self._last_step)
-            check_kept(run.joint, [run.state], run.step)
+            check_kept(run.joint, [run.method.accountable(run.state)], run.step)
             self.write(run)
 
     def write(self, run: Run) -> None:

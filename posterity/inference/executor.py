@@ -128,10 +128,7 @@ class Processes(Executor):
                 # Bytes, because tensors would go as handles of shared memory, of which a system has few.
                 waiting[task.name] = pickle.dumps(task)
             except Exception as error:
-                reason = (
-                    f"it cannot be sent to a process: {_line(error)}. Define its parts in a file, or use Sequential()."
-                )
-                yield Outcome(task.name, error=reason)
+                yield _unsent(task.name, error)
         for attempt in range(self.retries + 1):
             if not waiting:
                 return
@@ -142,7 +139,11 @@ class Processes(Executor):
             alone = {name: waiting[name]}
             yield from self._done(alone, 1)
             if alone:
-                yield Outcome(name, error=f"its process was killed, {self.retries + 2} times. Is there enough memory?")
+                reason = (
+                    f"its process was killed, {self.retries + 2} times. Is there enough memory, and does the script "
+                    'begin its work under `if __name__ == "__main__":`?'
+                )
+                yield Outcome(name, error=reason)
 
     def _done(self, waiting: dict[str, bytes], workers: int) -> Iterator[Outcome]:
         """Outcomes of one pool; what is there is taken from `waiting`. It ends early when a worker is killed."""
@@ -151,7 +152,7 @@ class Processes(Executor):
         setting = (torch.get_num_threads(), torch.get_default_dtype())
         pool = ProcessPoolExecutor(min(workers, len(waiting)), context, _begin, setting)
         try:
-            futures: dict[Future[bytes], str] = {pool.submit(_work, task): name for name, task in waiting.items()}
+            futures: dict[Future[bytes], str] = {pool.submit(_work, *item): item[0] for item in waiting.items()}
             for future in as_completed(futures):
                 outcome: Outcome = pickle.loads(future.result())
                 del waiting[futures[future]]
@@ -169,8 +170,17 @@ def _begin(threads: int, dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
 
 
-def _work(task: bytes) -> bytes:
-    return pickle.dumps(_run(pickle.loads(task)))
+def _work(name: str, task: bytes) -> bytes:
+    """The outcome of a task, also where it cannot be read (a class of an interactive session) or sent back."""
+    try:
+        return pickle.dumps(_run(pickle.loads(task)))
+    except Exception as error:
+        return pickle.dumps(_unsent(name, error))
+
+
+def _unsent(name: str, error: Exception) -> Outcome:
+    advice = "Define its parts in a file, or use Sequential()."
+    return Outcome(name, error=f"it cannot be sent to a process: {_line(error)}. {advice}")
 
 
 def _run(task: Task) -> Outcome:

@@ -10,6 +10,7 @@ from posterity.model.data import Data, NoData
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.joint import Joint
+from posterity.numerics.optimizer import Optimizer
 
 # Where Linux tells what a container may use, in its two versions of control groups.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -53,10 +54,19 @@ def tensor_bytes(tensors: list[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
+def count_members(joint: Joint | Density) -> int:
+    """How many members the problem has, 1 where it has no member axis."""
+    return (joint.num_members or 1) if isinstance(joint, Joint) else 1
+
+
 def theta_bytes(joint: Joint | Density) -> int:
     """What theta takes, (P,) or, where the problem has members, (M, P)."""
-    members = (joint.num_members or 1) if isinstance(joint, Joint) else 1
-    return members * joint.size * joint.dtype.itemsize
+    return count_members(joint) * joint.size * joint.dtype.itemsize
+
+
+def moment_bytes(optimizer: Optimizer, like: Tensor) -> int:
+    """What the optimiser keeps for a vector like this one, which may be without memory of its own."""
+    return tensor_bytes(list(optimizer.init(like)))
 
 
 def data_bytes(data: Data) -> int:

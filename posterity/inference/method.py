@@ -81,6 +81,10 @@ class Method(ABC):
         """The part of a kept state that the posterior needs."""
         return state
 
+    def accountable(self, state: Any) -> Any:
+        """The part of a state that must be finite for the run to go on and be stored: by default all of it."""
+        return state
+
     @abstractmethod
     def posterior(self, joint: Target, kept: Sequence[Any]) -> Posterior:
         """The posterior from the kept states, oldest first."""

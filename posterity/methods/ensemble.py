@@ -13,13 +13,13 @@ from posterity.errors import positive_whole, shown
 from posterity.inference.method import Info, Method, Target
 from posterity.inference.start import starting_point
 from posterity.inference.task import Task
+from posterity.methods.survivors import finite_members, repaired
 from posterity.model.data import Batch, Data, Feed, TensorData, as_data
 from posterity.model.joint import Joint
 from posterity.model.orders import OwnOrders, Reordered
 from posterity.numerics.random import Key
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
-from posterity.storage import Part, flatten, restore
 
 logger = logging.getLogger("posterity")
 
@@ -46,7 +46,7 @@ class Ensemble(Method):
 
     **Limit**: as each member, around as many modes. Methods that draw noise draw the same for all members. Rows from a
     loader come in one order for all. A member whose loss is no longer finite is left out of the posterior, and named
-    in the log; its loss in the trace stays at the last finite one. The run stops when none is left.
+    in the log; its loss in the trace stays at the last finite one (0 without any). The run stops when none is left.
 
     **Cost**: M times the memory of one member. Members step together over a leading axis of theta, which for small
     networks takes little longer than one; a method that takes one theta steps them in turn (see `takes_members`).
@@ -193,27 +193,21 @@ class Ensemble(Method):
 
     def keep(self, state: EnsembleState) -> EnsembleState:
         """What the method keeps; a member that is not finite gets the numbers of one that is, and is left out later."""
-        if not self.method.takes_members:
-            each = [self.method.keep(own) for own in state.members]
-            alive = state.alive & torch.stack([_finite_all(own) for own in each]).to(state.alive.device)
-            stand_in = each[int(alive.int().argmax())]
-            members = tuple(own if bool(good) else stand_in for own, good in zip(each, alive, strict=True))
-            return EnsembleState(members if bool(alive.any()) else tuple(each), state.loss, alive)
-        kept = self.method.keep(state.members)
-        part = flatten(kept)
-        rows = {
-            name: tensor
-            for name, tensor in part.tensors.items()
-            if tensor.is_floating_point() and tensor.dim() and len(tensor) == self.size
-        }
-        alive = state.alive
-        for tensor in rows.values():
-            alive = alive & torch.isfinite(tensor).reshape(self.size, -1).all(1).to(alive.device)
-        if bool(alive.all()) or not bool(alive.any()):
-            return EnsembleState(kept, state.loss, alive)
-        index = torch.where(alive, torch.arange(self.size, device=alive.device), alive.int().argmax())
-        repaired = {name: tensor.index_select(0, index.to(tensor.device)) for name, tensor in rows.items()}
-        return EnsembleState(restore(Part(part.config, {**part.tensors, **repaired}), kept), state.loss, alive)
+        if self.method.takes_members:
+            return self._repaired(state, self.method.keep(state.members))
+        return self._repaired(state, tuple(self.method.keep(own) for own in state.members))
+
+    def accountable(self, state: EnsembleState) -> EnsembleState:
+        """The members that are finite: the others have been given up."""
+        return self._repaired(state, state.members)
+
+    def _repaired(self, state: EnsembleState, members: Any) -> EnsembleState:
+        """These members, finite ones in place of those that are not while there are any."""
+        each = members if self.method.takes_members else list(members)
+        alive = state.alive & finite_members(each, self.size).to(state.alive.device)
+        if bool(alive.any()) and not bool(alive.all()):
+            each = repaired(each, alive, self.size)
+        return EnsembleState(each if self.method.takes_members else tuple(each), state.loss, alive)
 
     def posterior(self, joint: Target, kept: Sequence[EnsembleState]) -> Mixture:
         """The mixture of the members that are finite."""
@@ -250,9 +244,3 @@ def _own(data: Data, index: int) -> Data:
 
 def _label(index: int) -> str:
     return f"member {index}"
-
-
-def _finite_all(state: Any) -> Tensor:
-    """Whether all numbers of a state are finite, ()."""
-    floating = [tensor for tensor in flatten(state).tensors.values() if tensor.is_floating_point()]
-    return torch.stack([torch.isfinite(tensor).all().cpu() for tensor in floating]).all()

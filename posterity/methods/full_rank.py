@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gradients.estimator import shifted
@@ -87,8 +87,8 @@ class FullRank(Method):
         """Means and factor with their gradient, moments, the matrix itself, and what a batch leaves for backward."""
         count = num_random(joint)
         like = torch.empty(joint.size + count * (count + 1) // 2, dtype=joint.dtype, device="meta")
-        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
-        members = theta_bytes(joint) // max(1, joint.size * like.itemsize)
+        moments = moment_bytes(self.optimizer, like)
+        members = count_members(joint)
         return {
             "means and factor": members * (2 * like.numel() + count**2) * like.itemsize,
             "gradient": members * (like.numel() + 2 * count**2) * like.itemsize,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.model.joint import Joint
+from posterity.numerics.coin import coin_entropy
 from posterity.numerics.layout import Slice
 from posterity.priors.normal import Normal
 
@@ -66,17 +67,10 @@ def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, .
             own = slice(one.weight.offset, one.weight.offset + one.weight.size)
             moved[..., own] = weights[..., own] * (1.0 + logit.exp()).sqrt()  # 1 / (1 - p) = 1 + exp(logit)
             moved[..., one.logit.offset] = 0.0
-            entropy = entropy + one.units * _entropy(logit.squeeze(-1))
+            entropy = entropy + one.units * coin_entropy(logit.squeeze(-1))
         value = joint.bound_prior.log_prob(moved)
         for one in rates:  # the log density of a logit at 0, which is no part of a flat prior
             value = value + 0.5 * torch.log(2.0 * math.pi * variance[..., one.logit.offset])
         value = joint.powers[1] * (value + joint.likelihood.free_log_prior(raw)) + entropy
         grad = torch.autograd.grad(value.sum(), leaf)[0]
     return value.detach(), grad
-
-
-def _entropy(logit: Tensor) -> Tensor:
-    """Entropy of a coin, in nats."""
-    functional = torch.nn.functional
-    heads = torch.sigmoid(logit)
-    return -(heads * functional.logsigmoid(logit) + (1.0 - heads) * functional.logsigmoid(-logit))

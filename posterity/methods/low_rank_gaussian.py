@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gradients.divergence import divergence
@@ -107,8 +107,8 @@ class LowRankGaussian(Method):
         """Means, scales and factor with their gradient and moments, and what a batch leaves for backward."""
         count = num_random(joint)
         like = torch.empty(joint.size + (self.rank + 1) * count, dtype=joint.dtype, device="meta")
-        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
-        members = theta_bytes(joint) // max(1, joint.size * like.itemsize)
+        moments = moment_bytes(self.optimizer, like)
+        members = count_members(joint)
         return {
             "means, scales and factor": members * (like.numel() + 4 * joint.size) * like.itemsize,
             "gradient": members * (like.numel() + 4 * joint.size) * like.itemsize,

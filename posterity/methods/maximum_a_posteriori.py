@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.model.data import Batch, Data, Feed, check_batch_size
@@ -71,8 +71,8 @@ class MAP(Method):
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With the optimiser's moments and what a batch leaves for its backward pass, which makes as much again."""
         like = torch.empty(joint.size, dtype=joint.dtype, device="meta")
-        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
-        members = theta_bytes(joint) // max(1, like.numel() * like.itemsize)
+        moments = moment_bytes(self.optimizer, like)
+        members = count_members(joint)
         return {
             **super().bytes(joint, data),
             "optimiser": members * moments,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gradients.divergence import divergence
@@ -101,8 +101,8 @@ class MeanField(Method):
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means and scales with a draw and noise, their gradients, moments, and what a batch leaves for backward."""
         like = torch.empty(joint.size + num_random(joint), dtype=joint.dtype, device="meta")
-        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like))
-        members = theta_bytes(joint) // max(1, joint.size * like.itemsize)
+        moments = moment_bytes(self.optimizer, like)
+        members = count_members(joint)
         both = members * like.numel() * like.itemsize
         return {
             "means and scales": 3 * both,

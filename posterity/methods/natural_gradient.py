@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import positive, positive_whole, shown
-from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.errors import fraction, positive, positive_whole, shown
+from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.gradients.divergence import divergence
@@ -115,10 +115,7 @@ class NaturalGradient(Method):
         if self.radius is not None:
             positive("NaturalGradient.radius", self.radius, "or None, the most that a mean moves in a step of size 1")
         for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
-                    f"NaturalGradient.{name} must be at least 0 and below 1. Got {shown(getattr(self, name))}."
-                )
+            fraction(f"NaturalGradient.{name}", getattr(self, name))
         if self.bend not in (0.0, 0.5):
             raise ValueError(f"NaturalGradient.bend must be 0.5 or 0, for the plain update. Got {shown(self.bend)}.")
         kinds: dict[str, type] = {
@@ -135,8 +132,8 @@ class NaturalGradient(Method):
         """Means, precisions and momentum with a draw and noise, gradients, and what a batch leaves for backward."""
         count, size = num_random(joint), joint.size
         like = torch.empty(size - count, dtype=joint.dtype, device="meta")
-        moments = sum(part.numel() * part.itemsize for part in self.optimizer.init(like)) if size > count else 0
-        members = theta_bytes(joint) // max(1, size * like.itemsize)
+        moments = moment_bytes(self.optimizer, like) if size > count else 0
+        members = count_members(joint)
         return {
             "means, precisions and momentum": members * (2 * size + 4 * count) * like.itemsize,
             "gradient": members * (2 * size + 3 * count) * like.itemsize,

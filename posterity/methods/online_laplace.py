@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature import Kronecker
-from posterity.errors import positive_whole, shown
+from posterity.errors import fraction, positive_whole, shown
 from posterity.evidence import (
     Evidence,
     Marginal,
@@ -92,8 +92,7 @@ class OnlineLaplace(Method):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"OnlineLaplace.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
         positive_whole("OnlineLaplace.rounds", self.rounds)
-        if not 0.0 <= self.burn_in < 1.0:
-            raise ValueError(f"OnlineLaplace.burn_in must be at least 0 and below 1. Got {shown(self.burn_in)}.")
+        fraction("OnlineLaplace.burn_in", self.burn_in)
 
     @property
     def stops(self) -> tuple[int, ...]:

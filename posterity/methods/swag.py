@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import positive, positive_whole, shown
-from posterity.inference.memory import theta_bytes
+from posterity.inference.memory import count_members
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.gradients.initial_scales import num_random
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
@@ -117,7 +117,7 @@ class SWAG(Method):
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With moments and deviations, and the covariance that is made of them in the end."""
         count = num_random(joint)
-        members = theta_bytes(joint) // max(1, joint.size * joint.dtype.itemsize)
+        members = count_members(joint)
         return {
             **self.fit.bytes(joint, data),
             "moments": members * 2 * 8 * (joint.size + count),

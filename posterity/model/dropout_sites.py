@@ -9,6 +9,7 @@ from torch import Tensor
 from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.network import Network
 from posterity.numerics.masks import NoMasks, Site
+from posterity.numerics.random import torch_states
 
 Call = tuple[tuple[int, ...], float, int]
 Calls = list[Call]
@@ -54,7 +55,7 @@ def dropout_sites(network: Network, inputs: Inputs, theta: Tensor | None = None)
 def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training: bool) -> tuple[Calls, Calls] | None:
     """The calls of passes on two and on three rows; None where a module in training mode does something else."""
     runs = []
-    before = _generators(network.device)
+    before = torch_states(network.device)
     for count in (2, 3):
         masks, few = NoMasks(), [index % num_rows(inputs) for index in range(count)]
         rows = map_inputs(lambda tensor, few=few: tensor[few].to(network.device), inputs)  # type: ignore[misc]
@@ -66,7 +67,7 @@ def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training:
                 return None
             raise
         runs.append(masks.calls)
-    if any(not torch.equal(one, two) for one, two in zip(before, _generators(network.device), strict=True)):
+    if any(not torch.equal(one, two) for one, two in zip(before, torch_states(network.device), strict=True)):
         _restore(before, network.device)
         if training:
             return None
@@ -75,12 +76,6 @@ def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training:
             "torch.nn.Dropout, torch.nn.functional.dropout or scaled_dot_product_attention(dropout_p=)."
         )
     return runs[0], runs[1]
-
-
-def _generators(device: torch.device) -> list[Tensor]:
-    """States of torch's generators that a module on this device draws from."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def _restore(states: list[Tensor], device: torch.device) -> None:

@@ -351,6 +351,8 @@ class Network:
     ) -> tuple[Tensor, Buffers]:
         """One call of the private module, or of a function of its layers, with these tensors in place of its own."""
         function = self._module if function is None else function
+        if self._dropping:  # dropout of the inputs in place would drop more of them in each pass
+            inputs = map_inputs(torch.clone, inputs)
         if train and self._running:
             buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
         with self._turn:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import positive, shown
+from posterity.errors import fraction, positive
 from posterity.numerics.optimizer import Optimizer
 
 
@@ -49,8 +49,7 @@ class Adam(Optimizer):
         positive("Adam.step_size", self.step_size)
         positive("Adam.epsilon", self.epsilon)
         for name in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"Adam.{name} must be at least 0 and below 1. Got {shown(getattr(self, name))}.")
+            fraction(f"Adam.{name}", getattr(self, name))
 
     def init(self, theta: Tensor) -> AdamState:
         """Zero moments."""

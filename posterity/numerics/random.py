@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 
+def torch_states(device: torch.device) -> list[Tensor]:
+    """States of torch's own generators, from which a module on this device draws: by them it is seen whether it did."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
 class _Active(threading.local):
     streams: "Streams | None" = None
 

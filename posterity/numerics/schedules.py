@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.errors import shown
+from posterity.errors import fraction, shown
 
 
 class Schedule(ABC):
@@ -65,9 +65,8 @@ class Cosine(Schedule):
     final: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("warmup", self.warmup), ("final", self.final)):
-            if not 0.0 <= value < 1.0:
-                raise ValueError(f"Cosine.{name} must be at least 0 and below 1. Got {shown(value)}.")
+        fraction("Cosine.warmup", self.warmup)
+        fraction("Cosine.final", self.final)
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
         """See the class."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import positive, shown
+from posterity.errors import fraction, positive
 from posterity.numerics.optimizer import Optimizer
 
 
@@ -42,8 +42,7 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         positive("SGD.step_size", self.step_size)
-        if not 0.0 <= self.momentum < 1.0:
-            raise ValueError(f"SGD.momentum must be at least 0 and below 1. Got {shown(self.momentum)}.")
+        fraction("SGD.momentum", self.momentum)
 
     def init(self, theta: Tensor) -> SGDState:
         """Zero velocity."""

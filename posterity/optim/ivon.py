@@ -37,7 +37,8 @@ class IVON(torch.optim.Optimizer):
     bit by bit; and the noise comes from `seed` and the number of the step, never from torch's own generator.
 
     **Samples**: each `with opt.sampled_params(train=True)` is one draw, and `step` averages over those since the last
-    one. Micro-batches of one large batch go into one context, several `backward` calls in a row.
+    one. Micro-batches of one large batch go into one context, several `backward` calls in a row. Of several
+    samples the gradients after the last context are those of the last: clip them at the end of each, inside it.
 
     **Processes**: the noise is the same in all, since they have the same seed, so that the gradients that
     DistributedDataParallel averages inside the context are those at one draw: mean and Hessian move as in one process
@@ -111,6 +112,11 @@ class IVON(torch.optim.Optimizer):
         }
         super().__init__(params, defaults)
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        state: dict[str, Any] = super().__getstate__()
+        return state
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget_layout()
@@ -133,7 +139,7 @@ class IVON(torch.optim.Optimizer):
         """Weights drawn from q inside the context and back at the means after it, whatever happens.
 
         With `train`, the gradients that are there at its end belong to the draw and go into the next `step`; a context
-        left by an exception does not count.
+        left by an exception does not count, and its gradients are cleared.
         """
         if self._inside == "closure" and train:
             yield  # `step` has drawn already
@@ -144,7 +150,12 @@ class IVON(torch.optim.Optimizer):
         try:
             self._inside = "context"
             self._draw(train)
-            yield
+            try:
+                yield
+            except BaseException:
+                if train:
+                    self.zero_grad()  # the gradients belong to a draw that does not count
+                raise
         finally:
             self._inside = None
             with torch.no_grad():
@@ -221,7 +232,7 @@ class IVON(torch.optim.Optimizer):
             raise RuntimeError(
                 "IVON: GradScaler.unscale_ has seen the last of several samples alone. Leave it out, or sample once."
             )
-        if bool(found):
+        if bool(found) or not all(slab.finite_sums() for slab in self._all()):  # it has seen the last sample alone
             return None
         return 1.0 if scale is None else float(scale)
 
@@ -253,7 +264,8 @@ class IVON(torch.optim.Optimizer):
         if len(self._slabs) != len(self.param_groups) or not all(slab.fits for slab in self._all()):
             if self._count:
                 raise RuntimeError("IVON: a parameter has changed its device or number type between sample and step.")
-            self._slabs = [self._slabs_of(group) for group in self.param_groups]
+            with torch.inference_mode(False):  # an evaluation may come first, and steps must be able to write
+                self._slabs = [self._slabs_of(group) for group in self.param_groups]
         for group, slabs in zip(self.param_groups, self._slabs, strict=True):
             for slab in slabs:
                 slab.settle(group["weight_decay"])
@@ -273,13 +285,20 @@ class IVON(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch: for each parameter "curvature", h + weight_decay, and "momentum"; noise goes by "step"."""
-        if not self._count and self._inside is None:
-            self._lay_out()  # the curvature has the decay that the group has
+        self._settle()
         return super().state_dict()
+
+    def _settle(self) -> None:
+        """Between steps: give the curvature the decay that the group has, with which it will be read."""
+        if not self._count and self._inside is None:
+            self._lay_out()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state: bit by bit where the weights are restored too. Unused samples are dropped."""
         self._refuse_inside("load_state_dict")
+        missing = [name for group in state_dict["param_groups"] for name in self.defaults if name not in group]
+        if missing:
+            raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one without {missing[0]!r}.")
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
         for name in names:
             saved = state_dict["state"].get(name, {})

@@ -1,8 +1,9 @@
 """The settings of a parameter group: whether they can be, and what a step makes of them."""
 
+import math
 from typing import Any, NamedTuple
 
-from posterity.errors import positive, positive_whole, shown
+from posterity.errors import fraction, positive, positive_whole, shown
 
 _ESTIMATES = ("price", "gradsq")
 
@@ -38,10 +39,11 @@ def check_group(group: dict[str, Any]) -> None:
         positive(f"IVON.{name}", group[name])
     positive_whole("IVON.mc_samples", group["mc_samples"])
     for name in ("beta1", "beta2"):
-        if not 0.0 <= group[name] < 1.0:
-            raise ValueError(f"IVON.{name} must be at least 0 and below 1. Got {shown(group[name])}.")
-    if not group["clip_radius"] > 0:
-        raise ValueError(f"IVON.clip_radius must be above 0. Got {shown(group['clip_radius'])}.")
+        fraction(f"IVON.{name}", group[name])
+    if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
+        raise ValueError(f"IVON.seed must be a whole number. Got {shown(group['seed'])}.")
+    if group["clip_radius"] != math.inf:
+        positive("IVON.clip_radius", group["clip_radius"], "or infinity")
     if group["hess_approx"] not in _ESTIMATES:
         raise ValueError(f"IVON.hess_approx must be one of {_ESTIMATES}. Got {shown(group['hess_approx'])}.")
     for p in group["params"]:

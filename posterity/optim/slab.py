@@ -100,6 +100,10 @@ class Slab:
         for index in indices:
             self.parameters[index].grad = None
 
+    def finite_sums(self) -> bool:
+        """Whether the gradients collected so far are finite, in sum."""
+        return self.sums is None or bool(torch.isfinite(self.sums[0]).all())
+
     def forget(self) -> None:
         """Drop what was sampled."""
         self.sampled, self.sums, self.seen = [], None, set()

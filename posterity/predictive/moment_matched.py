@@ -2,6 +2,7 @@
 
 import torch
 
+from posterity.errors import shown
 from posterity.likelihoods.gaussian import Gaussian
 from posterity.predictive.draws import DrawsPredictive
 from posterity.predictive.gaussian import GaussianPredictive
@@ -17,6 +18,12 @@ def moment_matched(predictive: DrawsPredictive, *, unbiased: bool = True) -> Gau
     >>> moment_matched(pred).variance.item(), moment_matched(pred, unbiased=False).variance.item()
     (9.0, 5.0)
     """
+    given: object = predictive
+    if not isinstance(given, DrawsPredictive):
+        raise TypeError(
+            f"moment_matched needs draws of the outputs, of regression. Got {shown(given)}. Other predictives have "
+            "their mean and variance."
+        )
     likelihood, outputs = predictive.likelihood, predictive.outputs
     if not isinstance(likelihood, Gaussian):
         raise TypeError(f"moment_matched needs a Gaussian likelihood. Got {type(likelihood).__name__}.")

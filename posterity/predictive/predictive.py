@@ -127,7 +127,8 @@ class Predictive(ABC):
         """The message for a joint density of rows that were not drawn together."""
         return (
             "joint_log_prob needs draws of the weights that all rows share. Got draws of the outputs of each row by "
-            "itself. Predict without an integrator: from_outputs(likelihood, q.outputs(inputs, draws, key))."
+            "itself. Predict without an integrator: from_outputs(likelihood, q.outputs(inputs, draws, key)), "
+            "for dropout with one_mask_a_draw=True."
         )
 
     @abstractmethod

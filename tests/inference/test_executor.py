@@ -1,10 +1,13 @@
 import logging
+import sys
+from types import ModuleType
 
 import pytest
 import torch
 from contracts.cases import ROWS, classification, labels, numbers, regression
 from contracts.test_methods import same_bits, same_tensors
 from killedworkers import Deadly
+from torch import nn
 
 import posterity as po
 from posterity.errors import BadFolder
@@ -160,6 +163,17 @@ def test_what_cannot_travel_is_named():
     (outcome,) = Processes(1).run([Task("own density", MAP(steps=2), density, None)])
     assert "it cannot be sent to a process" in outcome.error
     assert "Define its parts in a file" in outcome.error
+
+
+def test_what_a_process_cannot_read_is_named_and_the_others_kept(monkeypatch):
+    """As with a class that was defined in an interactive session."""
+    session = ModuleType("session")
+    session.Own = type("Own", (nn.Linear,), {"__module__": "session"})
+    monkeypatch.setitem(sys.modules, "session", session)
+    joint = po.Joint(session.Own(3, 1).double(), Gaussian(0.3), Normal(), ROWS)
+    outcomes = Processes(1).run([Task("own class", FIT, joint, numbers(FLOAT64)), *tasks(1)])
+    assert "it cannot be sent to a process: ModuleNotFoundError" in outcomes[0].error
+    assert outcomes[1].posterior is not None
 
 
 def test_names_become_folders(tmp_path):

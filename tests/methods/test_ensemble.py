@@ -9,7 +9,7 @@ from torch import nn
 
 import posterity as po
 from posterity.errors import Diverged
-from posterity.inference import Sequential
+from posterity.inference import Callback, Checkpoint, Sequential
 from posterity.methods import MAP, Conjugate, Ensemble, FullRank, Laplace, MeanField, OnlineLaplace
 from posterity.methods.subset import LargestVariance
 from posterity.model.data import TensorData, as_data
@@ -197,6 +197,37 @@ def test_a_member_that_diverges_is_named_and_the_others_kept(method, caplog):
         torch.testing.assert_close(q.posteriors[index].point(), good.posteriors[place].point(), rtol=0, atol=0)
     assert len(q.posteriors) == 2
     assert bool(torch.isfinite(trace["loss"]).all())
+
+
+def test_a_run_with_a_diverged_member_is_stored_and_taken_up_again(tmp_path):
+    joint, rows = explosive()
+    ensemble, start = Ensemble(MAP(steps=9, batch_size=6), 3), torch.tensor([[1.0], [9.0], [0.5]], dtype=FLOAT64)
+    whole, _ = po.infer(ensemble, joint, rows, start=start)
+
+    class Interrupted(Callback):
+        def after_step(self, run):
+            if run.step == 6:
+                raise KeyboardInterrupt
+
+    kept = Checkpoint(tmp_path, seconds=None, steps=4)
+    with pytest.raises(KeyboardInterrupt):
+        po.infer(ensemble, joint, rows, start=start, checkpoint=kept, callbacks=[Interrupted()])
+    q, trace = po.infer(ensemble, joint, rows, start=start, checkpoint=kept)
+    torch.testing.assert_close(q.point(), whole.point(), rtol=0, atol=0)
+    assert len(q.posteriors) == 2
+    assert len(trace["loss"]) == 9
+
+
+def test_a_member_without_a_finite_curvature_is_left_out(caplog):
+    joint, rows = classification(FLOAT64), labels(FLOAT64)
+    good, _ = po.infer(Laplace(tuning=None), joint, rows)
+    start = torch.stack([joint.initial(), torch.full_like(joint.initial(), 1e308), joint.initial()])
+    with caplog.at_level(logging.WARNING, "posterity"):
+        q, _ = po.infer(Ensemble(Laplace(tuning=None), 3), joint, rows, start=start)
+    assert any("left out: 1 " in record.getMessage() for record in caplog.records)
+    assert len(q.posteriors) == 2
+    for one in q.posteriors:
+        torch.testing.assert_close(one.gaussian.precision.variance(), good.gaussian.precision.variance())
 
 
 def test_a_run_stops_when_no_member_is_left():

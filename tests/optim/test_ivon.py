@@ -1,5 +1,6 @@
 """IVON in training loops: what a plain torch optimiser is expected to do, and what is its own."""
 
+import contextlib
 import copy
 import math
 
@@ -223,7 +224,10 @@ def test_a_batch_may_be_skipped():
         ({"beta2": 1.0}, "IVON.beta2 must be at least 0 and below 1"),
         ({"mc_samples": 0}, "IVON.mc_samples must be a positive whole number"),
         ({"hess_approx": "exact"}, "IVON.hess_approx must be one of"),
-        ({"clip_radius": 0.0}, "IVON.clip_radius must be above 0"),
+        ({"clip_radius": 0.0}, "IVON.clip_radius must be a positive number or infinity"),
+        ({"clip_radius": None}, "IVON.clip_radius must be a positive number or infinity"),
+        ({"beta1": "0.9"}, "IVON.beta1 must be at least 0 and below 1"),
+        ({"seed": "7"}, "IVON.seed must be a whole number"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -442,6 +446,63 @@ def test_a_grad_scaler_changes_nothing_and_skips_what_is_not_finite(samples):
     assert torch.equal(values(scaled), before)
     train(scaled, opt)
     assert bool(torch.isfinite(values(scaled)).all())
+
+
+@pytest.mark.cpu
+def test_a_grad_scaler_skips_a_step_of_which_any_sample_is_not_finite():
+    net, (x, y) = network(), rows()
+    opt, scaler, before = optimiser(net), torch.amp.GradScaler("cpu", init_scale=64.0), values(net)
+    for factor in (math.inf, 1.0):
+        with opt.sampled_params(train=True):
+            opt.zero_grad()
+            scaler.scale(F.cross_entropy(net(x), y) * factor).backward()
+    scaler.step(opt)
+    assert torch.equal(values(net), before)
+    train(net, opt)
+    assert bool(torch.isfinite(values(net)).all())
+
+
+def test_gradients_of_a_context_left_by_an_exception_are_dropped():
+    clean, net, (x, y) = network(), network(), rows()
+    opt, other = optimiser(net), optimiser(clean)
+    with contextlib.suppress(ZeroDivisionError), opt.sampled_params(train=True):
+        F.cross_entropy(net(x), y).backward()
+        raise ZeroDivisionError
+    for one, its in ((net, opt), (clean, other)):
+        with its.sampled_params(train=True):
+            F.cross_entropy(one(x), y).backward()  # a loop that clears gradients after its steps
+        its.step()
+    assert torch.equal(values(net), values(clean))
+
+
+def test_an_evaluation_in_inference_mode_may_come_first():
+    plain, net, (x, _) = network(), network(), rows()
+    opt = optimiser(net)
+    with torch.inference_mode(), opt.sampled_params():
+        net(x)
+    train(net, opt)
+    train(plain, optimiser(plain))
+    assert torch.equal(values(net), values(plain))
+
+
+def test_a_copy_has_the_decay_that_a_schedule_has_set():
+    net = network()
+    opt = optimiser(net)
+    train(net, opt)
+    opt.param_groups[0]["weight_decay"] = 0.5
+    other, its = copy.deepcopy((net, opt))
+    train(net, opt)
+    train(other, its)
+    assert torch.equal(values(net), values(other))
+
+
+def test_the_state_of_another_optimiser_is_refused():
+    net = network()
+    opt, before = optimiser(net), values(net)
+    with pytest.raises(ValueError, match=r"must be IVON's.*without 'ess'"):
+        opt.load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1).state_dict())
+    train(net, opt, steps=1)
+    assert not torch.equal(values(net), before)
 
 
 def test_channels_last_weights_keep_their_order_in_memory():

@@ -150,11 +150,25 @@ def test_too_many_masks_are_refused():
         enumerated(posterior(), X, most=32)
 
 
+@pytest.mark.parametrize("one_mask_a_draw", [True, False])
+def test_inputs_that_are_dropped_in_place_stay_what_they_are(one_mask_a_draw):
+    found = []
+    for inplace in (False, True):
+        net = nn.Sequential(nn.Dropout(0.5, inplace=inplace), nn.Linear(2, 1, bias=False)).double()
+        joint, x = po.Joint(net, Gaussian(1.0), po.priors.Normal(), 3), torch.ones(3, 2, dtype=torch.float64)
+        q = Dropout(joint, torch.ones(2, dtype=torch.float64), one_mask_a_draw=one_mask_a_draw)
+        found.append(q.outputs(x, 20, Key(0)))
+        assert bool((x == 1.0).all())
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_moment_matching_of_the_mixture_needs_gaussian_noise():
     with pytest.raises(TypeError, match="Gaussian likelihood"):
         enumerated(posterior(), X).moment_matched()
     with pytest.raises(TypeError, match="Gaussian likelihood"):
         po.predictive.moment_matched(posterior(likelihood=po.likelihoods.Poisson()).predict(X))
+    with pytest.raises(TypeError, match=r"of regression.*Got ClassPredictive"):
+        po.predictive.moment_matched(posterior().predict(X))
     with pytest.raises(ValueError, match="at least 2 draws"):
         po.predictive.moment_matched(posterior(likelihood=Gaussian(1.0)).predict(X, draws=1))
 
