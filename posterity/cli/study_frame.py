@@ -60,7 +60,7 @@ def write_results(
 
     document = {
         "study": name,
-        "command": shlex.join(["posterity", "study", name, "--out", str(folder), *options]),
+        "command": shlex.join(["posterity", "study", name, "--out", _told(folder), *options]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "posterity": posterity.__version__,
@@ -73,6 +73,11 @@ def write_results(
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_file(folder / "results.json", text.encode())
     return document
+
+
+def _told(folder: Path) -> str:
+    """The folder as given, but for places of this computer only its name: results are passed on."""
+    return folder.name if folder.is_absolute() else str(folder)
 
 
 def table(first: str, *numbers: str) -> Any:

@@ -68,5 +68,5 @@ def test_the_study(run, tmp_path, monkeypatch):
     assert "…" not in result.out
     stored = json.loads((tmp_path / "study" / "results.json").read_text())
     assert stored["study"] == "dropout"
-    assert stored["command"] == f"posterity study dropout --out {tmp_path / 'study'} --seed 3"
+    assert stored["command"] == "posterity study dropout --out study --seed 3"
     assert stored["figures"] == ["moons.png"]

@@ -36,7 +36,7 @@ def test_the_tables_and_the_folder(run, tmp_path):
     stored = json.loads((folder / "results.json").read_text())
     assert stored["study"] == "logistic"
     assert stored["seed"] == 2
-    assert stored["command"] == f"posterity study logistic --out {folder} --seed 2"
+    assert stored["command"] == f"posterity study logistic --out {folder.name} --seed 2"
     assert stored["figures"] == ["maps.png"]
     assert {"posterity", "python", "torch", "matplotlib"} == set(stored["versions"])
     assert stored["date"].endswith("+00:00")
@@ -91,4 +91,4 @@ def test_moons(run, tmp_path, monkeypatch):
     assert "…" not in result.out
     stored = json.loads((tmp_path / "study" / "results.json").read_text())
     assert stored["seeds"] == [4, 5, 6, 7, 8]
-    assert stored["command"] == f"posterity study moons --out {tmp_path / 'study'} --seed 4"
+    assert stored["command"] == "posterity study moons --out study --seed 4"

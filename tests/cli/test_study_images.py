@@ -39,7 +39,8 @@ def test_the_table_the_folder_and_going_on(run, tmp_path):
     assert first.err.splitlines()[0].startswith("one hidden layer of 400, MAP, seed 0: held out error, % ")
     stored = json.loads((folder / "results.json").read_text())
     assert stored["command"] == (
-        f"posterity study images --out {folder} --data mnist --networks mlp --etas 1,0.1 --steps 2 --seeds 2 --seed 3"
+        f"posterity study images --out {folder.name} --data mnist --networks mlp --etas 1,0.1 --steps 2 --seeds 2 "
+        "--device cpu --seed 3"
     )
     assert stored["settings"]["seed"] == 3
     assert stored["machine"]["threads"] >= 1
