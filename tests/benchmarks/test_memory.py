@@ -22,8 +22,13 @@ def allocate(times: int) -> None:
         torch.ones(SIZE, dtype=torch.uint8)
 
 
+def peak(times: int) -> int:
+    """The least of three looks: whatever else this process allocates meanwhile only adds."""
+    return min(memory.peak_bytes(lambda: allocate(times)) for _ in range(3))
+
+
 def test_sees_the_peak_and_not_what_is_left_or_the_sum():
-    assert 0.9 * SIZE < memory.peak_bytes(lambda: allocate(3)) < 1.5 * SIZE
+    assert 0.9 * SIZE < peak(3) < 1.5 * SIZE
 
 
 def test_an_earlier_peak_does_not_count():
@@ -33,7 +38,7 @@ def test_an_earlier_peak_does_not_count():
 
 def test_what_was_there_before_does_not_count():
     held = torch.ones(SIZE, dtype=torch.uint8)
-    assert memory.peak_bytes(lambda: allocate(1)) < 1.5 * SIZE
+    assert peak(1) < 1.5 * SIZE
     assert held.numel() == SIZE
 
 

@@ -21,7 +21,7 @@ def test_the_tables_and_the_folder(run, tmp_path, monkeypatch):
     assert "f = w^2 score function" in shown
     assert "pathwise, antithetic 0 0 " in shown
     assert "q after training" in shown
-    assert "figures and results.json: study" in shown
+    assert f"figures and results.json: {tmp_path / 'study'}" in shown
     assert "…" not in result.out
     stored = json.loads((tmp_path / "study" / "results.json").read_text())
     assert stored["command"] == "posterity study gradients --out study --seed 2"

@@ -35,7 +35,8 @@ def test_the_table_the_folder_and_going_on(run, tmp_path):
     assert first.err.splitlines()[-1].startswith("2/2 energy split 1: MAP NLL ")
     stored = json.loads((folder / "results.json").read_text())
     assert stored["command"] == (
-        f"posterity study uci --out {folder.name} --datasets energy --methods map,laplace --steps 20 --splits 2 --seed 3"
+        f"posterity study uci --out {folder.name} --datasets energy --methods map,laplace --steps 20 --splits 2 "
+        "--seed 3"
     )
     assert stored["figures"] == ["nll.png", "rmse.png"]
     assert stored["settings"]["seed"] == 3
