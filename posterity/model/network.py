@@ -80,6 +80,7 @@ class Network:
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
         }
         self._chain = linear_chain(self._module)
+        self._in_place = any(getattr(module, "inplace", False) for module in self._module.modules())
         self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
         self._looked: list[str] = []  # whether backward needs the weights in the module; shared with the copies, too
@@ -351,7 +352,7 @@ class Network:
     ) -> tuple[Tensor, Buffers]:
         """One call of the private module, or of a function of its layers, with these tensors in place of its own."""
         function = self._module if function is None else function
-        if self._dropping:  # dropout of the inputs in place would drop more of them in each pass
+        if self._dropping or self._in_place:  # the rows are the user's, and are run more than once
             inputs = map_inputs(torch.clone, inputs)
         if train and self._running:
             buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import posterity as po
 from posterity.model.network import Network
 from posterity.numerics import Key
 
@@ -617,3 +618,15 @@ def test_on_a_cuda_device():
     before = torch.cuda.get_rng_state()
     assert torch.equal(there.fresh(Key(0)).cpu(), here.fresh(Key(0)))
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_layers_that_work_in_place_leave_the_rows_as_they_are():
+    """The first layer would write into the user's tensor, in a fit and in predictions."""
+    module = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 3))
+    rows = torch.tensor([[-1.0, 2.0], [3.0, -4.0], [0.5, -0.5]])
+    before, labels = rows.clone(), torch.tensor([0, 1, 2])
+    joint = po.Joint(module, po.likelihoods.Categorical(), po.priors.Normal(), num_data=3)
+    q, _ = po.infer(po.methods.MAP(steps=3, batch_size=None), joint, (rows, labels))
+    q.predict(rows)
+    joint.network.outputs(joint.initial().expand(2, -1), rows)
+    assert torch.equal(rows, before)
