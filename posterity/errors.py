@@ -71,6 +71,15 @@ def fraction(name: str, value: object) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1. Got {shown(value)}.")
 
 
+def of_kinds(owner: object, **kinds: type) -> None:
+    """Raise a TypeError unless each of these settings of `owner` is of the kind named for it."""
+    for name, kind in kinds.items():
+        found = getattr(owner, name)
+        if not isinstance(found, kind):
+            hint = f" Call it: {found.__name__}()." if isinstance(found, type) else ""
+            raise TypeError(f"{type(owner).__name__}.{name} must be of kind {kind.__name__}. Got {shown(found)}.{hint}")
+
+
 def shown(value: object) -> str:
     """A value as an error message shows it: short, on one line."""
     if isinstance(value, torch.Tensor):

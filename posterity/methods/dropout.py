@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import positive, positive_whole, shown
+from posterity.errors import of_kinds, positive, positive_whole, shown
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
@@ -84,15 +84,7 @@ class MCDropout(Method):
         positive_whole("MCDropout.steps", self.steps)
         check_batch_size("MCDropout.batch_size", self.batch_size)
         positive("MCDropout.temperature", self.temperature)
-        kinds: dict[str, type] = {
-            "optimizer": Optimizer,
-            "schedule": Schedule,
-            "one_mask_a_batch": bool,
-            "one_mask_a_draw": bool,
-        }
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"MCDropout.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        of_kinds(self, optimizer=Optimizer, schedule=Schedule, one_mask_a_batch=bool, one_mask_a_draw=bool)
 
     def prepared(self, joint: Target, data: Data) -> Target:
         """The same problem, once the network is seen to have dropout."""

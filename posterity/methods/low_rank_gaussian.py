@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import positive_whole
+from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
@@ -89,9 +89,7 @@ class LowRankGaussian(Method):
         positive_whole("LowRankGaussian.steps", self.steps)
         positive_whole("LowRankGaussian.draws", self.draws)
         check_batch_size("LowRankGaussian.batch_size", self.batch_size)
-        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule), ("initial_scales", ScaleRule)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"LowRankGaussian.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        of_kinds(self, optimizer=Optimizer, schedule=Schedule, initial_scales=ScaleRule)
 
     def prepared(self, joint: Target, data: Data) -> Target:
         """The joint, once it is known to have enough weights for the rank."""

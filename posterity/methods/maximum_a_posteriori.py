@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import positive_whole
+from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
@@ -64,9 +64,7 @@ class MAP(Method):
     def __post_init__(self) -> None:
         positive_whole("MAP.steps", self.steps)
         check_batch_size("MAP.batch_size", self.batch_size)
-        for name, kind in (("optimizer", Optimizer), ("schedule", Schedule)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"MAP.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        of_kinds(self, optimizer=Optimizer, schedule=Schedule)
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With the optimiser's moments and what a batch leaves for its backward pass, which makes as much again."""

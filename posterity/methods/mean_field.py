@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import positive_whole
+from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
@@ -87,16 +87,8 @@ class MeanField(Method):
     def __post_init__(self) -> None:
         positive_whole("MeanField.steps", self.steps)
         check_batch_size("MeanField.batch_size", self.batch_size)
-        kinds: dict[str, type] = {
-            "optimizer": Optimizer,
-            "schedule": Schedule,
-            "estimator": Estimator,
-            "kl_schedule": Schedule,
-            "initial_scales": ScaleRule,
-        }
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"MeanField.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        of_kinds(self, optimizer=Optimizer, schedule=Schedule, estimator=Estimator)
+        of_kinds(self, kl_schedule=Schedule, initial_scales=ScaleRule)
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means and scales with a draw and noise, their gradients, moments, and what a batch leaves for backward."""
@@ -141,14 +133,7 @@ class MeanField(Method):
             grads.scale.add_(weight)  # the entropy's gradient
         step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
         optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
-        data_fit = term.value / (joint.powers[0] * joint.num_data)
-        kl = prior.kl / joint.num_data
-        info = {
-            "loss": (prior.tempered - term.value) / joint.num_data,
-            "data_fit": data_fit,
-            "kl": kl,
-            "elbo": data_fit - kl,
-        }
+        info = prior.info(joint, term.value)
         return MeanFieldState(parameters, optimizer, term.buffers, term.memory, state.step + 1), info
 
     def keep(self, state: MeanFieldState) -> MeanFieldState:

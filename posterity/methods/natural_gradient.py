@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import fraction, positive, positive_whole, shown
+from posterity.errors import fraction, of_kinds, positive, positive_whole, shown
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
@@ -118,15 +118,7 @@ class NaturalGradient(Method):
             fraction(f"NaturalGradient.{name}", getattr(self, name))
         if self.bend not in (0.0, 0.5):
             raise ValueError(f"NaturalGradient.bend must be 0.5 or 0, for the plain update. Got {shown(self.bend)}.")
-        kinds: dict[str, type] = {
-            "schedule": Schedule,
-            "estimator": Estimator,
-            "initial_scales": ScaleRule,
-            "optimizer": Optimizer,
-        }
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"NaturalGradient.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        of_kinds(self, schedule=Schedule, estimator=Estimator, initial_scales=ScaleRule, optimizer=Optimizer)
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means, precisions and momentum with a draw and noise, gradients, and what a batch leaves for backward."""
@@ -198,14 +190,7 @@ class NaturalGradient(Method):
             mean.index_add_(-1, q.places, product)
         if points is not None:
             mean.index_copy_(-1, points, moved)
-        data_fit = term.value / (joint.powers[0] * joint.num_data)
-        kl = prior.kl / joint.num_data
-        info = {
-            "loss": (prior.tempered - term.value) / joint.num_data,
-            "data_fit": data_fit,
-            "kl": kl,
-            "elbo": data_fit - kl,
-        }
+        info = prior.info(joint, term.value)
         step = state.step + 1
         return NaturalGradientState(mean, precision, momentum, optimizer, term.buffers, term.memory, step), info
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature import Kronecker
-from posterity.errors import fraction, positive_whole, shown
+from posterity.errors import fraction, of_kinds, positive_whole, shown
 from posterity.evidence import (
     Evidence,
     Marginal,
@@ -88,9 +88,7 @@ class OnlineLaplace(Method):
     burn_in: float = 0.2
 
     def __post_init__(self) -> None:
-        for name, kind in (("fit", MAP), ("laplace", Laplace), ("tuning", Tuning)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"OnlineLaplace.{name} must be of kind {kind.__name__}. Got {getattr(self, name)!r}.")
+        of_kinds(self, fit=MAP, laplace=Laplace, tuning=Tuning)
         positive_whole("OnlineLaplace.rounds", self.rounds)
         fraction("OnlineLaplace.burn_in", self.burn_in)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.inference.method import Target
+from posterity.inference.method import Info, Target
 from posterity.methods.gradients.estimator import Factorised, Gradients
 from posterity.model.density import Density
 from posterity.model.joint import Joint
@@ -25,6 +25,12 @@ class Divergence(NamedTuple):
 
     kl: Tensor  # (...)
     tempered: Tensor  # (...)
+
+    def info(self, joint: Target, value: Tensor) -> Info:
+        """What a trace says of an ELBO whose tempered data term is `value` (...), in nats for each datum."""
+        data_fit, kl = value / (joint.powers[0] * joint.num_data), self.kl / joint.num_data
+        loss = (self.tempered - value) / joint.num_data
+        return {"loss": loss, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
 
 
 def divergence(
