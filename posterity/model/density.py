@@ -158,7 +158,7 @@ class Density:
         return theta.new_zeros(theta.shape[:-1])
 
     def value_and_grad(
-        self, theta: Tensor, batch: object = None, buffers: Buffers | None = None
+        self, theta: Tensor, batch: object = None, buffers: Buffers | None = None, *, train: bool = True
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value and gradient of the log density at theta."""
         leaf = theta.detach().requires_grad_()

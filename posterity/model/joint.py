@@ -238,7 +238,7 @@ class Joint:
         return likelihood, prior
 
     def value_and_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
 
@@ -251,7 +251,7 @@ class Joint:
             value, grad = prior_power * value, grad.mul_(prior_power.unsqueeze(-1))
         elif prior_power != 1.0:
             value, grad = prior_power * value, grad.mul_(prior_power)
-        data_value, buffers = self._add_data_grad(theta, batch, buffers, grad)
+        data_value, buffers = self._add_data_grad(theta, batch, buffers, grad, train)
         return value + data_value, grad, buffers
 
     def data_value_and_grad(
@@ -260,9 +260,9 @@ class Joint:
         """As `value_and_grad`, of likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
         grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
         if theta.dim() == 1 and out is not None:
-            value, buffers = self._add_data_grad_at(self._seats.at(self.network, theta, grad), batch, buffers)
+            value, buffers = self._add_data_grad_at(self._seats.at(self.network, theta, grad), batch, buffers, True)
         else:
-            value, buffers = self._add_data_grad(theta, batch, buffers, grad)
+            value, buffers = self._add_data_grad(theta, batch, buffers, grad, True)
         return value, grad, buffers
 
     @cached_property
@@ -270,24 +270,27 @@ class Joint:
         return Seats()
 
     def _add_data_grad(
-        self, theta: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor, train: bool
     ) -> tuple[Tensor, Buffers]:
         """The tempered log-likelihood and the buffers; its gradient is added to `grad`, through views."""
         if theta.dim() == 1:
-            return self._add_data_grad_at(Seat.at(self.network, theta, grad), batch, buffers)
+            return self._add_data_grad_at(Seat.at(self.network, theta, grad), batch, buffers, train)
         weights, raw = self.split(theta.detach())
         leaves = [view.requires_grad_() for view in self.network.views(weights)]
         places = self.network.views(grad[..., : self.num_weights])
-        value, buffers = self.data_value(leaves, raw.requires_grad_(), batch, buffers, members=True)
+        total, buffers = self._batch_total(leaves, raw.requires_grad_(), batch, buffers, True, train)
+        factor = torch.ones_like(total) * (self.powers[0] * (self.num_data / batch.size))
         # The leaves are not dense: autograd does not add to their gradients in place.
-        parts = torch.autograd.grad(value, [*leaves, raw], torch.ones_like(value), allow_unused=True)
+        parts = torch.autograd.grad(total, [*leaves, raw], factor, allow_unused=True)
         for place, part in zip([*places, grad[..., self.num_weights :]], parts, strict=True):
             if part is not None:
                 place.add_(part)
-        return value.detach(), buffers
+        return total.detach() * factor, buffers
 
-    def _add_data_grad_at(self, seat: Seat, batch: Batch, buffers: Buffers | None) -> tuple[Tensor, Buffers]:
-        total, buffers = self._batch_total(seat.leaves, seat.raw, batch, buffers)
+    def _add_data_grad_at(
+        self, seat: Seat, batch: Batch, buffers: Buffers | None, train: bool
+    ) -> tuple[Tensor, Buffers]:
+        total, buffers = self._batch_total(seat.leaves, seat.raw, batch, buffers, False, train)
         factor = cast(float, self.powers[0]) * (self.num_data / batch.size)
         backward(total, factor)
         return total.detach() * factor, buffers
@@ -296,18 +299,18 @@ class Joint:
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
     ) -> tuple[Tensor, Buffers]:
         """The tempered log-likelihood with its graph, from one tensor for each parameter; batch norm trains."""
-        total, buffers = self._batch_total(weights, raw, batch, buffers, members=members)
+        total, buffers = self._batch_total(weights, raw, batch, buffers, members, True)
         with torch.enable_grad():
             return total * (self.powers[0] * (self.num_data / batch.size)), buffers
 
     def _batch_total(
-        self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
+        self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, members: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
         """The log-likelihood of the batch alone, with its graph."""
         with torch.enable_grad():
             try:
                 outputs, buffers = self.network.run(
-                    weights, batch.inputs, buffers, members=members, per_member=batch.per_member, train=True
+                    weights, batch.inputs, buffers, members=members, per_member=batch.per_member, train=train
                 )
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):

@@ -136,6 +136,11 @@ class Network:
         return any(isinstance(m, nn.RNNBase) for m in self._module.modules())
 
     @property
+    def trains_statistics(self) -> bool:
+        """Whether batch norm uses the statistics of the batch while its weights are being inferred."""
+        return any(trains for _, trains in self._norms)
+
+    @property
     def mixes_rows(self) -> bool:
         """Whether an output row depends on the other rows of its batch even in evaluation mode."""
         norms = (m for m in self._batch_norms if isinstance(m, nn.modules.batchnorm._BatchNorm))

@@ -1,0 +1,212 @@
+"""The no-U-turn sampler: trees of leapfrog steps, grown for all chains together."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from posterity.kernels.leapfrog import leapfrog, log_joint
+from posterity.kernels.metropolis import DIVERGENCE, finite_ratio
+from posterity.kernels.place import Move, Place, Target
+from posterity.kernels.whitening import whitened
+
+# How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest.
+Run: TypeAlias = Callable[..., Any]
+
+TOGETHER = 4  # leapfrogs in one piece of work, where a tree needs as many
+
+
+class Tree(NamedTuple):
+    """Trajectories of all chains, in whitened coordinates: both ends, the point drawn so far, and sums over points.
+
+    `momentum` (C, P) is the sum of the momenta, `log_weight` (C,) the log of the summed densities relative to the
+    start. `active` says which trees still grow. `accept` sums probabilities of acceptance over `leapfrogs` points.
+    """
+
+    left: Place
+    left_momentum: Tensor
+    right: Place
+    right_momentum: Tensor
+    drawn: Place
+    momentum: Tensor
+    log_weight: Tensor
+    active: Tensor
+    accept: Tensor
+    leapfrogs: Tensor
+    divergent: Tensor
+    depth: Tensor
+
+
+class Branch(NamedTuple):
+    """Half of a tree as it grows: its far end, and as in `Tree`; `sound` until it turns or diverges."""
+
+    end: Place
+    end_momentum: Tensor
+    drawn: Place
+    momentum: Tensor
+    log_weight: Tensor
+    sound: Tensor
+    accept: Tensor
+    leapfrogs: Tensor
+    divergent: Tensor
+
+
+def turns(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
+    """Whether a piece of trajectory has made a U-turn (C,), from its first and last momentum and the sum of all.
+
+    The sum counts the end points by half, as the trapezoidal rule for the way from one to the other does.
+    """
+    way = total - 0.5 * (first + last)
+    return ((first * way).sum(-1) <= 0) | ((last * way).sum(-1) <= 0)
+
+
+def begun(value: Tensor, grad: Tensor, momentum: Tensor, direction: Tensor) -> tuple[Tree, Branch]:
+    """Trees of one point, at z = 0, and their first branches in the directions (C,) of +1 or -1."""
+    here = Place(torch.zeros_like(momentum), value, grad)
+    none = torch.zeros_like(value)
+    no, yes = torch.zeros_like(value, dtype=torch.bool), torch.ones_like(value, dtype=torch.bool)
+    tree = Tree(here, momentum, here, momentum, here, momentum, none, yes, none, none, no, none)
+    return tree, _branch(tree, direction)
+
+
+def _branch(tree: Tree, direction: Tensor) -> Branch:
+    ahead = direction > 0
+    end = _where(ahead, tree.right, tree.left)
+    momentum = torch.where(ahead.unsqueeze(-1), tree.right_momentum, tree.left_momentum)
+    empty = torch.full_like(tree.log_weight, -math.inf)
+    nothing = torch.zeros_like(momentum)
+    return Branch(end, momentum, end, nothing, empty, tree.active, tree.accept, tree.leapfrogs, tree.divergent)
+
+
+def _where(choose: Tensor, one: Place, other: Place) -> Place:
+    row = choose.unsqueeze(-1)
+    position, grad = torch.where(row, one.position, other.position), torch.where(row, one.grad, other.grad)
+    return Place(position, torch.where(choose, one.value, other.value), grad)
+
+
+def grown(
+    target: Target, start: Tensor, scale: Tensor, branch: Branch, step_size: Tensor, level: Tensor, log_uniforms: Tensor
+) -> tuple[Branch, Tensor]:
+    """The branch with one leapfrog for each column of `log_uniforms` (C, n), and the first momentum of these.
+
+    Each new point is drawn in place of the one before with its share of the weight so far. Branches that have turned
+    or diverged go on, to no effect: their tree will not have them.
+    """
+    target = whitened(target, start, scale)
+    end, momentum, drawn, total, log_weight, sound, accept, leapfrogs, divergent = branch
+    totals, momenta = [total], []
+    for index, log_uniform in enumerate(log_uniforms.unbind(1)):
+        end, momentum = leapfrog(target, end, momentum, step_size.unsqueeze(-1))
+        gap = finite_ratio(log_joint(end.value, momentum) - level)
+        lost = gap < -DIVERGENCE
+        divergent = divergent | (sound & lost)
+        accept = accept + torch.where(sound, gap.clamp(max=0.0).exp(), 0.0)
+        leapfrogs = leapfrogs + sound
+        sound = sound & ~lost
+        log_weight = torch.logaddexp(log_weight, gap)
+        drawn = _where(sound & (log_uniform < gap - log_weight), end, drawn)
+        momenta.append(momentum)
+        totals.append(totals[-1] + momentum)
+        count = 2
+        while (index + 1) % count == 0:
+            first = index + 1 - count
+            sound = sound & ~turns(momenta[first], momentum, totals[index + 1] - totals[first])
+            count *= 2
+    whole = Branch(end, momentum, drawn, totals[-1], log_weight, sound, accept, leapfrogs, divergent)
+    return whole, momenta[0]
+
+
+def still_sound(sound: Tensor, first: Tensor, before: Tensor, last: Tensor, total: Tensor) -> Tensor:
+    """Which branches have not turned since a point: its momentum, the sum of momenta before it, and those of now."""
+    return sound & ~turns(first, last, total - before)
+
+
+def joined(
+    tree: Tree, branch: Branch, direction: Tensor, log_uniform: Tensor, following: Tensor
+) -> tuple[Tree, Branch]:
+    """The trees with their branches, where these are sound, and the next branches in the directions `following`.
+
+    The branch's point is drawn with probability min(1, weight of branch / weight of tree), which prefers far points.
+    """
+    sound = branch.sound
+    ahead, behind = sound & (direction > 0), sound & (direction < 0)
+    left_momentum = torch.where(behind.unsqueeze(-1), branch.end_momentum, tree.left_momentum)
+    right_momentum = torch.where(ahead.unsqueeze(-1), branch.end_momentum, tree.right_momentum)
+    momentum = tree.momentum + branch.momentum
+    new = Tree(
+        _where(behind, branch.end, tree.left),
+        left_momentum,
+        _where(ahead, branch.end, tree.right),
+        right_momentum,
+        _where(sound & (log_uniform < branch.log_weight - tree.log_weight), branch.drawn, tree.drawn),
+        momentum,
+        torch.logaddexp(tree.log_weight, branch.log_weight),
+        sound & ~turns(left_momentum, right_momentum, momentum),
+        branch.accept,
+        branch.leapfrogs,
+        branch.divergent,
+        tree.depth + tree.active,
+    )
+    return new, _branch(new, following)
+
+
+def plain(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function called as it is."""
+    return function(*arguments)
+
+
+def no_u_turn(
+    target: Target,
+    place: Place,
+    momentum: Tensor,
+    step_size: Tensor,
+    scale: Tensor,
+    directions: Tensor,
+    log_uniforms: Tensor,
+    noise: Callable[[int, int], Tensor],
+    run: Run = plain,
+) -> tuple[Place, Move]:
+    """A transition of the no-U-turn sampler from `place`, whose gradient is that in z; its end in coordinates z.
+
+    **Math**: a trajectory through (x, p) doubles, by as many leapfrogs as it has points, in a random direction, until
+    it or one of its halves, quarters ... makes a U-turn; the next x is drawn from its points in proportion to exp(-H),
+    by sampling within each new half and then between halves with a preference for the new one. `momentum` (C, P) is of
+    unit mass in the whitened coordinates of `scale`; `step_size` (C,). `directions` (D, C) of +1 and -1 and
+    `log_uniforms` (D, C) are the noise of the D doublings at most; `noise(n, k)` gives log-uniform numbers (n, C, k)
+    for n k points.
+
+    **Limit**: exact. All chains take as long as the one with the deepest tree.
+
+    **Cost**: 2^depth - 1 gradients of all chains.
+
+    **References**: Hoffman and Gelman (2014), The no-U-turn sampler; Betancourt (2017), A conceptual introduction to
+    Hamiltonian Monte Carlo, appendix A.
+    """
+    start, depths = place.position, len(directions)
+    level = log_joint(place.value, momentum)
+    tree, branch = run(begun, place.value, place.grad, momentum, directions[0])
+    for depth in range(depths):
+        together = TOGETHER if 2**depth >= TOGETHER else 1
+        blocks = 2**depth // together
+        signed = step_size * directions[depth]
+        starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
+        for block, log_uniform in enumerate(noise(blocks, together).unbind(0)):
+            before = branch.momentum
+            branch, first = run(grown, target, start, scale, branch, signed, level, log_uniform)
+            starts[block] = first, before
+            span = 2
+            while (block + 1) % span == 0:
+                since = block + 1 - span
+                sound = run(still_sound, branch.sound, *starts[since], branch.end_momentum, branch.momentum)
+                branch = branch._replace(sound=sound)
+                del starts[since + span // 2]  # no longer span begins there
+                span *= 2
+            if not bool(branch.sound.any()):
+                break
+        following = directions[min(depth + 1, depths - 1)]
+        tree, branch = run(joined, tree, branch, directions[depth], log_uniforms[depth], following)
+        if not bool(tree.active.any()):
+            break
+    return tree.drawn, Move(tree.accept / tree.leapfrogs, -level, tree.divergent, tree.leapfrogs, tree.depth)

@@ -1,0 +1,68 @@
+"""When a warm-up learns the mass matrix, and the moments it learns it from."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FIRST, LAST, BASE = 75, 50, 25  # transitions before, after and in the first window of a long warm-up
+SHORTEST = 20  # a shorter warm-up learns the step size alone
+
+
+def windows(warmup: int) -> tuple[int, tuple[int, ...]]:
+    """(first transition whose draws count, transitions after which the mass matrix is made anew) of a warm-up.
+
+    Windows double in length, each beginning from nothing, so that early draws are forgotten; before and after them
+    only the step size is learnt. A warm-up of less than 150 is shared out as 15 %, 75 %, 10 %.
+
+    >>> windows(1000)
+    (75, (100, 150, 250, 450, 950))
+    >>> windows(100)
+    (15, (90,))
+    >>> windows(10)
+    (10, ())
+    """
+    if warmup < SHORTEST:
+        return warmup, ()
+    first, last, length = FIRST, LAST, BASE
+    if warmup < FIRST + LAST + BASE:
+        first, last = int(0.15 * warmup), int(0.1 * warmup)
+        length = warmup - first - last
+    stop = warmup - last
+    ends, end = [], first
+    while end < stop:
+        end += length
+        length *= 2
+        if end + length > stop:  # too short a window would be left
+            end = stop
+        ends.append(end)
+    return first, tuple(ends)
+
+
+class Moments(NamedTuple):
+    """Count, mean (G, P) and scatter about it, (G, P) or (G, P, P), of the positions of groups of chains."""
+
+    count: Tensor
+    mean: Tensor
+    scatter: Tensor
+
+
+def with_positions(moments: Moments, positions: Tensor) -> Moments:
+    """The moments with positions (C, P) more, C / G to each group."""
+    groups = moments.mean.shape[0]
+    rows = positions.reshape(groups, -1, positions.shape[-1])  # (G, C / G, P)
+    number = rows.shape[1]
+    count = moments.count + number
+    mean = rows.mean(1)
+    away, shift = rows - mean.unsqueeze(1), mean - moments.mean
+    weight = moments.count * number / count
+    if moments.scatter.dim() == 2:
+        scatter = moments.scatter + away.square().sum(1) + weight * shift.square()
+    else:
+        scatter = moments.scatter + away.mT @ away + weight * shift.unsqueeze(2) * shift.unsqueeze(1)
+    return Moments(count, moments.mean + shift * (number / count), scatter)
+
+
+def no_moments(like: Tensor) -> Moments:
+    """Those of nothing, for a scale like this one, (G, P) or (G, P, P)."""
+    return Moments(torch.zeros((), dtype=like.dtype, device=like.device), torch.zeros_like(like[..., 0] if like.dim() == 3 else like), torch.zeros_like(like))

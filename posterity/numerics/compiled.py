@@ -1,0 +1,124 @@
+"""Functions of tensors compiled to machine code, or recorded as CUDA graphs: one call instead of hundreds."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+logger = logging.getLogger("posterity")
+
+
+class Compiled:
+    """A function of tensors and tuples of them, compiled at its first call for each kind of arguments.
+
+    The function is traced with all that it calls, gradients included, into one graph of tensor operations; so it must
+    do the same work whatever the numbers are, and draw none itself. Arguments that are no tensors are constants. What
+    cannot be compiled is called as it is from then on, which is said once with the reason.
+
+    >>> double = Compiled(lambda pair: (2 * pair[0], pair[1]))
+    >>> double((torch.ones(2), torch.zeros(1)))
+    (tensor([2., 2.]), tensor([0.]))
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Nothing is compiled yet."""
+        self._function = function
+        self._made: dict[object, tuple[Callable[..., Any], Any]] = {}
+        self._refused = False
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function gives."""
+        if self._refused:
+            return self._function(*arguments)
+        tensors: list[Tensor] = []
+        kind = _flattened(arguments, tensors)
+        made = self._made.get(kind)
+        if made is None:
+            try:
+                made = self._made[kind] = _compiled(self._function, arguments, tensors)
+            except Exception as error:  # of a user's function, the tracer or the compiler; called plainly it may do
+                self._refused = True
+                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                logger.warning("a log density is not compiled, and runs one operation at a time: %s", reason)
+                return self._function(*arguments)
+        run, shape = made
+        return _rebuilt(shape, iter(run(*tensors)))
+
+
+def _flattened(value: Any, tensors: list[Tensor]) -> object:
+    """The shape of a nest of tuples, whose tensors are put into the list, in one order in memory for all calls."""
+    if isinstance(value, Tensor):
+        tensors.append(value.contiguous())
+        return value.shape, value.dtype, value.device
+    if isinstance(value, tuple):
+        return type(value), *[_flattened(item, tensors) for item in value]
+    return value
+
+
+def _rebuilt(shape: Any, tensors: Any) -> Any:
+    """The nest of tuples of this shape, from its tensors."""
+    if shape is None:
+        return next(tensors)
+    kind, parts = shape
+    items = [next(tensors) if part is None else _rebuilt(part, tensors) for part in parts]
+    return kind(items) if kind is tuple else kind(*items)
+
+
+def _shape(value: Any) -> Any:
+    """What `_rebuilt` needs to know of a nest of tuples: None for a tensor, else its class and parts."""
+    return None if isinstance(value, Tensor) else (type(value), [_shape(item) for item in value])
+
+
+def _filled(value: Any, tensors: Any) -> Any:
+    """The arguments with other tensors in place of their own."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, tuple):
+        items = [_filled(item, tensors) for item in value]
+        return type(value)(items) if type(value) is tuple else type(value)(*items)
+    return value
+
+
+def _compiled(
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+) -> tuple[Callable[..., Any], Any]:
+    """Machine code for the function at such arguments, from tensors to tensors, and the shape of what it gives."""
+    import torch._inductor as inductor
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    shapes: list[Any] = []
+
+    def flat(*given: Tensor) -> list[Tensor]:
+        result = function(*_filled(arguments, iter(given)))
+        shapes.append(_shape(result))
+        found: list[Tensor] = []
+        _flattened(result, found)
+        return found
+
+    with torch.no_grad():
+        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        constants = _lifted(graph)
+        code = inductor.compile(graph, [*tensors, *constants])
+    return (lambda *given: code(*given, *constants)), shapes[0]
+
+
+def _lifted(graph: fx.GraphModule) -> list[Tensor]:
+    """The tensors that the traced function had in itself, such as data, made into arguments of the graph."""
+    constants: list[Tensor] = []
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    places: dict[str, fx.Node] = {}
+    for node in list(graph.graph.nodes):
+        if node.op != "get_attr":
+            continue
+        if node.target not in places:
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"constant_{len(constants)}")
+            last.meta = node.meta
+            places[node.target] = last
+            constants.append(getattr(graph, node.target).contiguous())
+        node.replace_all_uses_with(places[node.target])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return constants
