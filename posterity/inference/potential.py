@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-import torch
 from torch import Tensor
 
 from posterity.inference.memory import activation_bytes, device_memory

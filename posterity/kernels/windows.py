@@ -65,4 +65,8 @@ def with_positions(moments: Moments, positions: Tensor) -> Moments:
 
 def no_moments(like: Tensor) -> Moments:
     """Those of nothing, for a scale like this one, (G, P) or (G, P, P)."""
-    return Moments(torch.zeros((), dtype=like.dtype, device=like.device), torch.zeros_like(like[..., 0] if like.dim() == 3 else like), torch.zeros_like(like))
+    return Moments(
+        torch.zeros((), dtype=like.dtype, device=like.device),
+        torch.zeros_like(like[..., 0] if like.dim() == 3 else like),
+        torch.zeros_like(like),
+    )

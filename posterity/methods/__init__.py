@@ -12,23 +12,32 @@ from posterity.methods.gradients import (
     StickTheLanding,
     WeightSampling,
 )
+from posterity.methods.hmc import HMC
+from posterity.methods.langevin import Langevin
 from posterity.methods.laplace import Laplace
 from posterity.methods.low_rank_gaussian import LowRankGaussian
+from posterity.methods.mala import MALA
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
+from posterity.methods.metropolis import Metropolis
 from posterity.methods.natural_gradient import NaturalGradient
+from posterity.methods.nuts import NUTS
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.swag import SWAG
 
 __all__ = [
+    "HMC",
+    "MALA",
     "MAP",
+    "NUTS",
     "SWAG",
     "AllWeights",
     "Conjugate",
     "Ensemble",
     "Flipout",
     "FullRank",
+    "Langevin",
     "Laplace",
     "LargestVariance",
     "LastLayer",
@@ -37,6 +46,7 @@ __all__ = [
     "MCDropout",
     "Matching",
     "MeanField",
+    "Metropolis",
     "NaturalGradient",
     "OnlineLaplace",
     "ScoreFunction",

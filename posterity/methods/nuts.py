@@ -7,22 +7,12 @@ from torch import Tensor
 
 from posterity.errors import positive_whole
 from posterity.inference.potential import Potential
-from posterity.kernels.leapfrog import leapfrog, log_joint
 from posterity.kernels.mass import DiagonalMass, Mass
-from posterity.kernels.metropolis import finite_ratio
 from posterity.kernels.no_u_turn import no_u_turn
 from posterity.kernels.place import Move, Place
-from posterity.kernels.whitening import whitened
-from posterity.methods.sampler import Sampler, check_tuning, wanted_step
-from posterity.methods.warmup import Tuning, Warmup, each
+from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, wanted_step
+from posterity.methods.warmup import Tuning, Warmup
 from posterity.numerics.random import Key
-
-
-def first_leapfrog(target: Potential, place: Place, scale: Tensor, momentum: Tensor, step: Tensor) -> Tensor:
-    """The log ratio of acceptance (C,) of one leapfrog of these step sizes."""
-    origin = Place(torch.zeros_like(place.position), place.value, place.grad)
-    end, last = leapfrog(whitened(target, place.position, scale), origin, momentum, step.unsqueeze(-1))
-    return finite_ratio(log_joint(end.value, last) - log_joint(place.value, momentum))
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ class NUTS(Sampler):
         momentum = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
         coins = uniform(2, self.max_depth, chains)
         directions = (coins[0] < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
-        step_size = each(tuning.step_size, chains)
+        step_size = self._each(tuning.step_size)
         return no_u_turn(
             target, place, momentum, step_size, tuning.scale, directions, coins[1].log_(), noise, target.run
         )

@@ -12,11 +12,13 @@ from posterity.errors import Diverged, fraction, positive, positive_whole
 from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.inference.potential import Potential, potential
+from posterity.kernels.leapfrog import leapfrog, log_joint
 from posterity.kernels.mass import Mass
+from posterity.kernels.metropolis import finite_ratio
 from posterity.kernels.place import Move, Place
-from posterity.kernels.whitening import gathered, spread
+from posterity.kernels.whitening import gathered, spread, whitened
 from posterity.methods.kept_draw import KeptDraw
-from posterity.methods.warmup import Adaptation, Tuning, Warmup, each
+from posterity.methods.warmup import Adaptation, Tuning, Warmup
 from posterity.model.data import Batch, Data, Feed
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
@@ -64,9 +66,7 @@ class Sampler(Method):
         """The step sizes (C,) to begin with."""
 
     @abstractmethod
-    def _transition(
-        self, target: Potential, place: Place, tuning: Tuning, key: Key
-    ) -> tuple[Place, Move]:
+    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         """A transition from a place whose gradient is in whitened coordinates z; its end in coordinates z."""
 
     def _check(self) -> None:
@@ -146,13 +146,11 @@ class Sampler(Method):
                     adaptation = None
             far = theta.abs().amax(-1) < FAR
             loss = torch.where(far, -drawn.value / joint.num_data, torch.inf)
-        known = {**move._asdict(), "step_size": each(used, self.chains)}
+        known = {**move._asdict(), "step_size": self._each(used)}
         place = {"value": drawn.value, "grad": grad}
         return SamplerState(theta, place, tuning._asdict(), known, adaptation, state.step + 1), {"loss": loss, **known}
 
-    def _begun(
-        self, joint: Target, target: Potential, state: SamplerState, batch: Batch, key: Key
-    ) -> SamplerState:
+    def _begun(self, joint: Target, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
         """The state with the log density at its start, and the first tuning."""
         theta = state.theta
         value, grad = target(theta)
@@ -166,6 +164,18 @@ class Sampler(Method):
         tuning = Tuning(first.reshape(groups, -1).log().mean(1).exp(), scale)
         adaptation = schedule.begun(tuning) if self.warmup else None
         return state._replace(place={"value": value, "grad": grad}, tuning=tuning._asdict(), adaptation=adaptation)
+
+    def _noise(self, place: Place, coins: int, key: Key) -> tuple[Tensor, Tensor]:
+        """Standard normal numbers (C, P), and uniform ones (coins, C)."""
+        like = place.position
+        generator = key.generator(like.device)
+        normal = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+        uniform = torch.rand(coins, len(like), dtype=like.dtype, device=like.device, generator=generator)
+        return normal, uniform
+
+    def _each(self, values: Tensor) -> Tensor:
+        """Values (G,) of groups of chains as one for each chain, (C,)."""
+        return values.expand(self.chains) if len(values) == 1 else values
 
     def keeps(self, step: int) -> bool:
         """Every `thin`-th after the warm-up."""
@@ -210,9 +220,33 @@ def refuse_bad_start(joint: Target, value: Tensor, grad: Tensor) -> None:
         )
 
 
-def wanted_step(
-    target: Potential, place: Place, scale: Tensor, key: Key, wanted: float, accept: Any
-) -> Tensor:
+def in_whitened(
+    kernel: Any, target: Potential, place: Place, scale: Tensor, noise: Tensor, *numbers: Any
+) -> tuple[Place, Move]:
+    """The kernel's transition in whitened coordinates from z = 0, compiled where that is wanted.
+
+    `numbers` are what the kernel takes after the noise; tensors among them (C,), the step sizes the last of these.
+    """
+    return target.run(_in_whitened, target, kernel, place, scale, noise, *numbers)
+
+
+def _in_whitened(
+    target: Potential, kernel: Any, place: Place, scale: Tensor, noise: Tensor, *numbers: Any
+) -> tuple[Place, Move]:
+    origin = Place(torch.zeros_like(place.position), place.value, place.grad)
+    *coins, step_size = [number for number in numbers if isinstance(number, Tensor)]
+    rest = [number for number in numbers if not isinstance(number, Tensor)]
+    return kernel(whitened(target, place.position, scale), origin, noise, *coins, step_size.unsqueeze(-1), *rest)
+
+
+def first_leapfrog(target: Potential, place: Place, scale: Tensor, momentum: Tensor, step: Tensor) -> Tensor:
+    """The log ratio of acceptance (C,) of one leapfrog of these step sizes."""
+    origin = Place(torch.zeros_like(place.position), place.value, place.grad)
+    end, last = leapfrog(whitened(target, place.position, scale), origin, momentum, step.unsqueeze(-1))
+    return finite_ratio(log_joint(end.value, last) - log_joint(place.value, momentum))
+
+
+def wanted_step(target: Potential, place: Place, scale: Tensor, key: Key, wanted: float, accept: Any) -> Tensor:
     """Step sizes (C,) at which a transition crosses a probability of acceptance of `wanted`, by doubling or halving."""
     step = torch.full_like(place.value, 1.0)
     log_wanted = torch.log(torch.full_like(step, wanted))

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from posterity.kernels.dual_averaging import DualAveraging, averaged, averaging_from
@@ -63,8 +62,3 @@ class Warmup:
         if step + 1 == self.steps and self.accept is not None:
             tuning = tuning._replace(step_size=search.average.exp())
         return Adaptation(search, moments), tuning, changed
-
-
-def each(values: Tensor, chains: int) -> Tensor:
-    """Values (G,) of groups as one for each chain, (C,)."""
-    return torch.repeat_interleave(values, chains // values.shape[0]) if values.shape[0] < chains else values

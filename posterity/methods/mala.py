@@ -1,0 +1,64 @@
+"""The Metropolis-adjusted Langevin algorithm."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from posterity.inference.potential import Potential
+from posterity.kernels.langevin import adjusted
+from posterity.kernels.mass import DiagonalMass, Mass
+from posterity.kernels.place import Move, Place
+from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, in_whitened, wanted_step
+from posterity.methods.warmup import Tuning, Warmup
+from posterity.numerics.random import Key
+
+
+@dataclass(frozen=True)
+class MALA(Sampler):
+    """Langevin steps with the Metropolis rule.
+
+    **Math**: see `kernels.adjusted`; with the `mass` of the warm-up the proposal is x + s C grad log pi(x) +
+    sqrt(2 s) L noise, C = L L^T its covariance. Warm-up, `draws` and `thin` are as in `NUTS`; `step_size` is s.
+
+    **Limit**: exact; a random walk over long distances, so that P^(1/3) gradients are needed for a fresh draw.
+
+    **Cost**: one gradient over all rows a transition.
+
+    **References**: Roberts and Rosenthal (1998), Optimal scaling of discrete approximations to Langevin diffusions
+    (`target_accept`).
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (2,)})
+    >>> q, trace = po.infer(MALA(draws=500, warmup=200, chains=8), density, None)
+    >>> bool((q.theta.std() - 1).abs() < 0.1)
+    True
+    """
+
+    draws: int = 10_000
+    warmup: int = 1000
+    chains: int = 4
+    thin: int = 10
+    step_size: float | None = None
+    target_accept: float = 0.574
+    mass: Mass = field(default_factory=DiagonalMass)
+    recordable = True
+
+    def __post_init__(self) -> None:
+        self._check()
+        check_tuning("MALA", self.step_size, self.target_accept, self.mass)
+
+    def _schedule(self) -> Warmup:
+        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass)
+
+    def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
+        if self.step_size is not None:
+            return torch.full_like(place.value, self.step_size)
+        # One leapfrog of size e is a Langevin step of size e^2 / 2.
+        return 0.5 * wanted_step(target, place, scale, key, self.target_accept, first_leapfrog).square()
+
+    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
+        noise, coins = self._noise(place, 1, key)
+        return in_whitened(adjusted, target, place, tuning.scale, noise, coins[0].log(), self._each(tuning.step_size))

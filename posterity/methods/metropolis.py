@@ -1,0 +1,63 @@
+"""Random-walk Metropolis."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from posterity.inference.potential import Potential
+from posterity.kernels.mass import DiagonalMass, Mass
+from posterity.kernels.metropolis import random_walk
+from posterity.kernels.place import Move, Place
+from posterity.methods.sampler import Sampler, check_tuning, in_whitened
+from posterity.methods.warmup import Tuning, Warmup
+from posterity.numerics.random import Key
+
+
+@dataclass(frozen=True)
+class Metropolis(Sampler):
+    """Random-walk Metropolis: a normal step, taken by the ratio of the densities.
+
+    **Math**: see `kernels.random_walk`; with the `mass` of the warm-up the step is s L noise. Warm-up, `draws` and
+    `thin` are as in `NUTS`; `step_size` is s.
+
+    **Limit**: exact for any density, smooth or not; about P transitions for a fresh draw.
+
+    **Cost**: one value of the density over all rows a transition (the gradient is computed, too).
+
+    **References**: Roberts, Gelman and Gilks (1997) (`target_accept`).
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (2,)})
+    >>> q, trace = po.infer(Metropolis(draws=500, warmup=200, chains=20), density, None)
+    >>> bool((q.theta.std() - 1).abs() < 0.1)
+    True
+    """
+
+    draws: int = 10_000
+    warmup: int = 1000
+    chains: int = 4
+    thin: int = 10
+    step_size: float | None = None
+    target_accept: float = 0.234
+    mass: Mass = field(default_factory=DiagonalMass)
+    recordable = True
+
+    def __post_init__(self) -> None:
+        self._check()
+        check_tuning("Metropolis", self.step_size, self.target_accept, self.mass)
+
+    def _schedule(self) -> Warmup:
+        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass)
+
+    def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
+        size = 2.38 / math.sqrt(place.position.shape[-1]) if self.step_size is None else self.step_size
+        return torch.full_like(place.value, size)
+
+    def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
+        noise, coins = self._noise(place, 1, key)
+        step_size = self._each(tuning.step_size)
+        return in_whitened(random_walk, target, place, tuning.scale, noise, coins[0].log(), step_size)
