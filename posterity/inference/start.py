@@ -27,6 +27,7 @@ def starting_point(
         if type(start.joint) is not type(joint):
             kinds = f"a {type(start.joint).__name__}, and this problem is a {type(joint).__name__}"
             raise ValueError(f"start is the posterior of {kinds}. Start from a posterior of the same problem.")
+        start = start.start()
         theta = _same_dtype(joint, start.point())
         if isinstance(joint, Joint) and isinstance(start.joint, Joint):
             joint, theta = _from_posterior(joint, theta, start, start.joint)

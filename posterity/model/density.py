@@ -26,7 +26,9 @@ class Density:
     **Limit**: a mode is a mode of the density of u; it moves with the parametrisation.
 
     **Cost**: one call of the user's function, mapped over members by `vmap` (or once for all members when
-    `batched`: the function then takes tensors with a leading member axis and returns (M,)).
+    `batched`: the function then takes tensors with a leading member axis and returns (M,)). `pointwise`, if given,
+    takes the same tensors and returns the log-likelihood of each of N data, (N,) or (M, N) when `batched`: for
+    `Samples.log_likelihoods` and nothing else.
 
     **References**: Carpenter et al. (2017), Stan, section on constrained parameters.
 
@@ -46,6 +48,7 @@ class Density:
     batched: bool = False
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     device: torch.device = field(default_factory=torch.get_default_device)
+    pointwise: Callable[..., Tensor] | None = None
 
     num_data = 1
     num_members = None
@@ -152,6 +155,24 @@ class Density:
     def log_likelihood(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
         """The whole log density: a density does not tell data from prior."""
         return self.log_density(theta)
+
+    def log_likelihoods(self, theta: Tensor) -> Tensor:
+        """What `pointwise` says of each datum at theta (M, P), (M, N)."""
+        pointwise = self.pointwise
+        if pointwise is None:
+            raise TypeError(
+                "log_likelihoods: this Density does not tell its data apart. Make it with pointwise=, a function of "
+                "the same tensors that returns the log-likelihood of each datum, (N,)."
+            )
+        values = self.constrained(theta)
+        found = pointwise(**values) if self.batched else torch.func.vmap(lambda one: pointwise(**one))(values)
+        if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[0] != theta.shape[0]:
+            got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else shown(found)
+            raise ValueError(
+                f"Density.pointwise must return one number for each datum, (N,), or (M, N) when batched. Got {got} "
+                f"at {len(theta)} members."
+            )
+        return found
 
     def log_prior(self, theta: Tensor) -> Tensor:
         """Zero, see `log_likelihood`."""

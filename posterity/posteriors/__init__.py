@@ -8,6 +8,7 @@ from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.next_problem import continued
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.samples import Samples
 
 __all__ = [
     "Dropout",
@@ -17,6 +18,7 @@ __all__ = [
     "Mixture",
     "Point",
     "Posterior",
+    "Samples",
     "continued",
     "enumerated",
 ]

@@ -1,7 +1,7 @@
 """Read a posterior back from its run folder."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -51,11 +51,11 @@ def _read(config: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module |
                 f"{shown} belongs to another Density: its parameters, constraints or dtype differ. "
                 "Pass the one it was fitted with."
             )
-        return _build(config["posterior"], _on(tensors, model), model)
+        return _build(config["posterior"], tensors, model)
     if not isinstance(model, nn.Module):
         raise BadFolder(f"{shown} holds the posterior of a network. Pass that nn.Module, not {_kind(model)}.")
     joint = Joint.decode(model, config["joint"], tensors)
-    return _build(config["posterior"], _on(tensors, joint), joint)
+    return _build(config["posterior"], tensors, joint)
 
 
 def _kind(model: object) -> str:
@@ -63,23 +63,22 @@ def _kind(model: object) -> str:
     return f"the class {name}" if isinstance(model, type) else f"a {name}"
 
 
-def _on(tensors: dict[str, Tensor], joint: Joint | Density) -> dict[str, Tensor]:
-    return {name: tensor.to(joint.device) for name, tensor in tensors.items()}
-
-
 def _build(config: dict[str, Any], tensors: dict[str, Tensor], joint: Joint | Density) -> Posterior:
     name = config["type"]
-    known: dict[str, Callable[..., Posterior]] = {
+    known: dict[str, type[Posterior]] = {
         name: kind
         for name, kind in vars(import_module("posterity.posteriors")).items()
         if isinstance(kind, type) and issubclass(kind, Posterior) and kind is not Posterior
     }
     if name not in known:
         raise BadFolder(f"{unknown('posterior', name, known)} Upgrade posterity, or save the run again.")
+    kind: Any = known[name]  # its fields are its own
+    placed = tensors if kind.on_cpu else {name: tensor.to(joint.device) for name, tensor in tensors.items()}
     values = {
         field: _build(value["posterior"], tensors, joint)
         if isinstance(value, dict) and "posterior" in value
-        else decode(value, tensors)
+        else decode(value, placed)
         for field, value in config["fields"].items()
     }
-    return known[name](joint, **values)
+    posterior: Posterior = kind(joint, **values)
+    return posterior

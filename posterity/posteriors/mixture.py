@@ -114,7 +114,8 @@ class Mixture(Posterior):
         for index, count in enumerate(self._counts(draws, key)):
             if count:
                 found = self.posteriors[index].outputs(inputs, count, key.fold(index))
-                parts.append(found.expand(count, *found.shape[1:]))  # a point gives one draw, however many are wanted
+                # A point gives one draw, and chains those they have, however many are wanted.
+                parts.append(found if len(found) == count else found[torch.arange(count) % len(found)])
         return torch.cat(parts)
 
     def output_moments(

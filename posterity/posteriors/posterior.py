@@ -5,7 +5,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from posterity.errors import BadData, positive_whole, shown
 from posterity.likelihoods.gaussian import Gaussian as GaussianNoise
+from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch, as_inputs
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs, map_inputs, num_rows
@@ -34,6 +35,9 @@ class Posterior(ABC):
     joint: Joint | Density
     buffers: Buffers
 
+    # Whether its tensors stay on the CPU, wherever the model is: there may be more of them than a device holds.
+    on_cpu: ClassVar[bool] = False
+
     @property
     def num_members(self) -> int | None:
         """M when this holds M separate posteriors side by side, else None."""
@@ -52,6 +56,10 @@ class Posterior(ABC):
     def point(self) -> Tensor:
         """The weights (P,) or (M, P) that stand for the posterior when another run starts from it."""
 
+    def start(self) -> "Posterior":
+        """What another run starts from when it is given this one: itself, or a point that stands for it."""
+        return self
+
     @abstractmethod
     def sample(self, draws: int, key: Key) -> Tensor:
         """Weights (draws, P)."""
@@ -69,6 +77,11 @@ class Posterior(ABC):
     @abstractmethod
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Draws of the network outputs at all inputs jointly, (S, N, *event)."""
+
+    def likelihood(self, draws: int, key: Key) -> Likelihood:
+        """The likelihood of as many draws of `outputs` under the key: by default the joint's for all of them."""
+        assert isinstance(self.joint, Joint)
+        return self.joint.likelihood
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
@@ -89,7 +102,7 @@ class Posterior(ABC):
         positive_whole("draws: draws", draws)
         theta = self.sample(draws, Key(seed))
         joint = self.joint
-        return joint.constrained(theta) if isinstance(joint, Density) else joint.network.layout.unflatten(theta)
+        return joint.constrained(theta) if isinstance(joint, Density) else joint.layout.unflatten(theta)
 
     def predict(
         self,
@@ -137,7 +150,7 @@ class Posterior(ABC):
                     else:
                         self._refuse(integrator)
                         drawn = self.outputs(chunk, draws, key)
-                        parts.append(from_outputs(self.joint.likelihood, drawn, shared=self.ties_rows))
+                        parts.append(from_outputs(self.likelihood(draws, key), drawn, shared=self.ties_rows))
                 first += num_rows(chunk)
         if not parts:
             raise BadData("predict: the inputs have no rows. Pass at least one.")

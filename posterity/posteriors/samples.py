@@ -1,0 +1,206 @@
+"""Draws of Markov chains."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive_whole
+from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.density import Density
+from posterity.model.inputs import Inputs, num_rows
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+from posterity.posteriors.point import Point
+from posterity.posteriors.pointwise import outputs_at, pointwise_log_likelihoods
+from posterity.posteriors.posterior import Posterior
+
+TOGETHER = 1 << 14  # rows times draws that go through the network in one call
+LARGE = 1 << 24  # numbers in the draws that are moved to the device at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(Posterior):
+    """The draws of C Markov chains with D draws each, theta (C, D, P), all of equal weight.
+
+    theta is what the sampler walked in: the network's weights, behind them the raw parameters that the likelihood
+    learns (the log of its noise), or the unconstrained space of a `Density`. `statistics` are numbers of each draw,
+    (C, D): "log_density", "energy", "divergent" and what else the sampler tells. `buffers` are those of each draw,
+    (C, D, *shape), or none. All of it lies on the CPU, some of it perhaps on a disk; what is used moves to the
+    model's device.
+
+    **Math**: q = (1 / C D) sum_cd delta(theta - theta_cd). The predictive is the mean over draws of p(y | f_s(x)),
+    each with its own observation noise where that was sampled, too.
+
+    **Limit**: as good as the chains: look at their diagnostics before anything else. Draws of one chain are
+    correlated; predictions take `draws` of them, spread evenly over chains and iterations.
+
+    **Cost**: one forward pass for each draw, several at once for small networks; C D P numbers to keep.
+
+    **References**: Robert and Casella (2004), Monte Carlo statistical methods, chapter 7.
+
+    **Example**:
+
+    >>> from posterity.likelihoods import Gaussian
+    >>> from posterity.priors import Normal
+    >>> joint = Joint(torch.nn.Linear(1, 1, bias=False), Gaussian(scale=1.0), Normal(), num_data=1)
+    >>> q = Samples(joint, torch.tensor([[[-2.0], [2.0]]]))
+    >>> q.num_chains, q.num_draws
+    (1, 2)
+    >>> pred = q.predict(torch.ones(1, 1))
+    >>> pred.mean.item(), pred.aleatoric.item(), pred.epistemic.item()
+    (0.0, 1.0, 4.0)
+    """
+
+    joint: Joint | Density
+    theta: Tensor
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    buffers: Buffers = field(default_factory=dict)
+
+    on_cpu: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        shape, size = tuple(self.theta.shape), self.joint.size
+        if len(shape) != 3 or not shape[0] * shape[1] or shape[2] != size:
+            raise ValueError(f"Samples.theta must be (chains, draws, {size}), none of them 0. Got {shape}.")
+        for name, table in (("statistics", self.statistics), ("buffers", self.buffers)):
+            for key, value in table.items():
+                if value.shape[:2] != shape[:2] or (name == "statistics" and value.dim() > 2):
+                    raise ValueError(
+                        f"Samples.{name}[{key!r}] must have one entry for each of {shape[:2]} chains and draws. "
+                        f"Got {tuple(value.shape)}."
+                    )
+            object.__setattr__(self, name, {key: value.detach().cpu() for key, value in table.items()})
+        object.__setattr__(self, "theta", self.theta.detach().cpu())
+        if self.num_members not in (None, shape[0]):
+            raise ValueError(
+                f"Samples.theta must have a chain for each of the {self.num_members} problems of the joint. "
+                f"Got {shape[0]}."
+            )
+
+    def __repr__(self) -> str:
+        return f"Samples({self.num_chains} chains of {self.num_draws:,} draws of {self.theta.shape[2]:,} numbers)"
+
+    @property
+    def num_chains(self) -> int:
+        """C."""
+        return self.theta.shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """D, the draws of each chain."""
+        return self.theta.shape[1]
+
+    @property
+    def num_members(self) -> int | None:
+        """C where each chain is that of another problem, as the joint's member axis says."""
+        return self.joint.num_members
+
+    def member(self, index: int) -> "Samples":
+        """The chain of one problem."""
+        return self if self.num_members is None else self.chain(index)
+
+    def chain(self, index: int) -> "Samples":
+        """One chain, as samples of 1 chain."""
+        joint = self.joint if self.num_members is None else self.joint.member(index)
+        return self._cut(joint, lambda tensor: tensor[index].unsqueeze(0))
+
+    def thinned(self, every: int) -> "Samples":
+        """Every `every`-th draw: what the same run with `thin` as many times larger would have kept."""
+        positive_whole("thinned: every", every)
+        if every > self.num_draws:
+            raise ValueError(f"thinned: every must be at most the {self.num_draws} draws of a chain. Got {every}.")
+        return self._cut(self.joint, lambda tensor: tensor[:, every - 1 :: every])
+
+    def _cut(self, joint: Joint | Density, part: Callable[[Tensor], Tensor]) -> "Samples":
+        statistics = {name: part(value) for name, value in self.statistics.items()}
+        return Samples(joint, part(self.theta), statistics, {name: part(b) for name, b in self.buffers.items()})
+
+    def values(self) -> dict[str, Tensor]:
+        """All draws by name, (C, D, *shape): constrained values of a density, or a network's weights and raw noise."""
+        joint = self.joint
+        return joint.constrained(self.theta) if isinstance(joint, Density) else joint.layout.unflatten(self.theta)
+
+    def start(self) -> Point:
+        """The draw of highest log density as a point, with its noise and buffers; one for each problem.
+
+        Where no log density was kept, it is the last draw of the first chain.
+        """
+        chains, draws = self._best()
+        theta = self.theta[chains, draws].to(self.joint.device)
+        buffers = {name: b[chains, draws].to(self.joint.device) for name, b in self.buffers.items()}
+        if isinstance(self.joint, Density):
+            return Point(self.joint, theta, buffers)
+        return Point(self.joint.fitted(theta), self.joint.split(theta)[0], buffers)
+
+    def _best(self) -> tuple[Tensor, Tensor]:
+        """Chain and draw, () each, or (C,) where each chain is that of another problem."""
+        order = torch.arange(self.num_draws, device="cpu").expand(self.num_chains, -1)
+        values = self.statistics.get("log_density", order)  # (C, D)
+        draws = values.argmax(1)  # (C,)
+        if self.num_members is not None:
+            return torch.arange(self.num_chains, device="cpu"), draws
+        chain = values.amax(1).argmax()
+        return chain, draws[chain]
+
+    def point(self) -> Tensor:
+        """The network's weights, or theta of a density, at the draw of highest log density: see `start`."""
+        return self.start().theta
+
+    def sample(self, draws: int, key: Key) -> Tensor:
+        """Draws (draws, P) chosen at random, each once while there are enough; raw noise included."""
+        self._alone()
+        total = self.num_chains * self.num_draws
+        if draws <= total:
+            chosen = key.permutation(total, "cpu")[:draws]
+        else:
+            chosen = torch.randint(total, (draws,), generator=key.generator("cpu"), device="cpu")
+        return self.theta[chosen // self.num_draws, chosen % self.num_draws].to(self.joint.device)
+
+    def likelihood(self, draws: int, key: Key) -> Likelihood:
+        """The joint's likelihood, with the noise of each draw that `outputs` gives where that was sampled."""
+        assert isinstance(self.joint, Joint)
+        if not self.joint.likelihood.num_free:
+            return self.joint.likelihood
+        raw = self.theta[..., self.joint.num_weights :][self._spread(draws)]  # (S, H)
+        return self.joint.likelihood.fixed(raw.to(self.joint.device))
+
+    def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
+        """At `draws` draws spread evenly over chains and iterations, or at all where there are no more."""
+        self._alone()
+        assert isinstance(self.joint, Joint)
+        step = max(1, TOGETHER // max(1, num_rows(inputs)))
+        blocks = self._blocks(*self._spread(draws), step)
+        return torch.cat([outputs_at(self.joint, theta, inputs, buffers) for theta, buffers in blocks])
+
+    def log_likelihoods(self, data: object = None) -> Tensor:
+        """log p(y_n | theta_cd) of each row at each draw, (C, D, N) in float64 on the CPU: what LOO is made of.
+
+        Untempered, and with the draw's own noise; weights of rows multiply. A `Density` tells them by its `pointwise`.
+        """
+        self._alone()
+        every = self._spread(self.num_chains * self.num_draws)
+        found = pointwise_log_likelihoods(self.joint, lambda step: self._blocks(*every, step), data)
+        return found.reshape(self.num_chains, self.num_draws, -1)
+
+    def _spread(self, draws: int) -> tuple[Tensor, Tensor]:
+        """Chains and iterations (S,) of as many draws, none twice: each chain its share, at even distances in it."""
+        total = min(draws, self.num_chains * self.num_draws)
+        chains, places = [], []
+        for chain in range(self.num_chains):
+            share = (chain + 1) * total // self.num_chains - chain * total // self.num_chains
+            at = torch.arange(share, device="cpu")
+            chains.append(torch.full_like(at, chain))
+            places.append((2 * at + 1) * self.num_draws // (2 * max(1, share)))
+        return torch.cat(chains), torch.cat(places)
+
+    def _blocks(self, chains: Tensor, draws: Tensor, step: int) -> Iterator[tuple[Tensor, Buffers]]:
+        """theta (s, P) and buffers (s, *shape) of these draws on the model's device, at most `step` at a time."""
+        step = max(1, min(step, LARGE // self.theta.shape[2]))
+        for low in range(0, len(chains), step):
+            here = chains[low : low + step], draws[low : low + step]
+            buffers = {name: b[here].to(self.joint.device) for name, b in self.buffers.items()}
+            yield self.theta[here].to(self.joint.device), buffers
