@@ -5,12 +5,16 @@ from posterity.diagnostics.effective_sample_size import bulk_ess, mean_ess, quan
 from posterity.diagnostics.energy import e_bfmi
 from posterity.diagnostics.monte_carlo_error import mcse_mean, mcse_median, mcse_quantile, mcse_sd
 from posterity.diagnostics.rhat import rhat
+from posterity.diagnostics.temperature import Temperature, configurational_temperature, kinetic_temperature
 
 __all__ = [
     "Collapse",
+    "Temperature",
     "bulk_ess",
     "collapse",
+    "configurational_temperature",
     "e_bfmi",
+    "kinetic_temperature",
     "mcse_mean",
     "mcse_median",
     "mcse_quantile",
