@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from posterity.inference.graph import Graph, shapes
 from posterity.inference.method import Info, Method, Target
+from posterity.inference.potential import accelerated
 from posterity.model.data import Batch
 from posterity.numerics.random import Key
 
@@ -19,7 +20,8 @@ _MOST_KINDS = 4  # kinds of steps, by the shapes of state and batch; more are no
 class Stepper:
     """The steps of a run, recorded and played where the method and the device allow, else called.
 
-    Takes the method, the problem and `accelerate`: "auto" records on CUDA, "off" never does. A step that cannot be
+    Takes the method, the problem and `accelerate`: "auto" records on CUDA and lets samplers compile, "off" never does.
+    A step that cannot be
     recorded is called from then on, which is said once with the reason. The numbers are those of plain steps, up to
     the rounding of kernels that add up in another order each time. A recording cannot see memory of the CPU that a
     kernel reads (batched solvers of cuBLAS pass pointers that way): switch it off for modules that solve equations.
@@ -29,12 +31,16 @@ class Stepper:
         """Nothing recorded yet."""
         self._method, self._joint = method, joint
         self._wanted = accelerate == "auto" and method.recordable and joint.device.type == "cuda"
+        self._compiles = accelerate == "auto" and method.compiles(joint)
         self._seen: dict[object, int] = {}
         self._graphs: dict[object, Graph] = {}
         self._last: tuple[Any, object] = (None, None)  # a state that came out of a graph, and its shapes
 
     def __call__(self, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
         """`method.step`."""
+        if self._compiles:
+            with accelerated(True):
+                return self._method.step(self._joint, state, batch, key)
         if not self._wanted:
             return self._method.step(self._joint, state, batch, key)
         known, kind = self._last

@@ -1,8 +1,6 @@
 """One step of a method as a CUDA graph."""
 
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 from posterity.inference.method import Info, Method, Target
 from posterity.model.data import Batch
 from posterity.numerics.random import Key, Streams, seed
+from posterity.numerics.recording import nothing_read, recording
 from posterity.numerics.workspace import own_workspaces
 from posterity.storage import clone, leaves, mapped
 
@@ -52,7 +51,7 @@ class Graph:
         self._batch = clone(batch)
         self._last_batch: Batch | None = None
         # A plain step on copies tells which random numbers are drawn, and by how much the counts rise.
-        with Streams(key) as streams, _nothing_read():
+        with Streams(key) as streams, nothing_read():
             after, _ = method.step(joint, clone(lifted), self._batch, key)
         self._streams = streams.asked
         for stream in self._streams:
@@ -67,18 +66,14 @@ class Graph:
         self._graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             self._graph.register_generator_state(generator)
-        try:
-            with own_workspaces(), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                with Streams(key, self._streams, self._generators):
-                    self._after, info = method.step(joint, lifted, self._batch, key)
-                self._settle()
-                self._fixed = {name: value for name, value in info.items() if not isinstance(value, Tensor)}
-                self._names = [name for name in info if name not in self._fixed]
-                tensors = [torch.as_tensor(info[name]).double() for name in self._names]
-                self._numbers = torch.stack(tensors) if tensors else None
-        except BaseException:
-            _record_nothing()
-            raise
+        with own_workspaces(), recording(self._graph):
+            with Streams(key, self._streams, self._generators):
+                self._after, info = method.step(joint, lifted, self._batch, key)
+            self._settle()
+            self._fixed = {name: value for name, value in info.items() if not isinstance(value, Tensor)}
+            self._names = [name for name in info if name not in self._fixed]
+            tensors = [torch.as_tensor(info[name]).double() for name in self._names]
+            self._numbers = torch.stack(tensors) if tensors else None
 
     def _settle(self) -> None:
         """Put the next state into the memory of the one before, where it fits."""
@@ -127,22 +122,3 @@ class Graph:
         if self._numbers is None:
             return self._fixed
         return {**self._fixed, **dict(zip(self._names, self._numbers.clone().unbind(0), strict=True))}
-
-
-@contextmanager
-def _nothing_read() -> Iterator[None]:
-    """An error where a step waits for the device to read a number: a recording could not, and would end in pieces."""
-    before = torch.cuda.get_sync_debug_mode()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that it does not see every case
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-def _record_nothing() -> None:
-    """Make a recording that succeeds: one that failed leaves torch's own generator waiting for the end of it."""
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.zeros((), device="cuda")

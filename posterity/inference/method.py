@@ -37,6 +37,10 @@ class Method(ABC):
         """Whether theta may be (M, P), all members stepping together and each as it would alone."""
         return True
 
+    def compiles(self, joint: Target) -> bool:
+        """Whether the pieces of work that a step hands to `Potential.run` are worth compiling."""
+        return False
+
     def prepared(self, joint: Target, data: Data) -> Target:
         """The problem that the run works on, once the data are known; by default the one given."""
         return joint

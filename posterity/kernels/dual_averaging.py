@@ -14,7 +14,7 @@ class DualAveraging(NamedTuple):
     average: Tensor
     error: Tensor
     centre: Tensor
-    count: Tensor
+    tried: Tensor
 
 
 # The constants of Hoffman and Gelman (2014), section 3.2.1: shrinkage, delay, forgetting, and the first pull upwards.
@@ -41,7 +41,7 @@ def averaged(search: DualAveraging, accept: Tensor, wanted: float) -> DualAverag
     >>> round(float((-search.average.exp()).exp()), 2)
     0.8
     """
-    count = search.count + 1.0
+    count = search.tried + 1.0
     share = 1.0 / (count + DELAY)
     error = (1.0 - share) * search.error + share * (wanted - accept)
     log_step = search.centre - count.sqrt() / SHRINKAGE * error

@@ -58,8 +58,8 @@ class DiagonalMass(Mass):
 
     def scale(self, moments: Moments) -> Tensor:
         """Standard deviations (G, P), regularised."""
-        share = moments.count / (moments.count + _EXTRA)
-        variance = moments.scatter / (moments.count - 1.0)
+        share = moments.number / (moments.number + _EXTRA)
+        variance = moments.scatter / (moments.number - 1.0)
         return (share * variance + (1.0 - share) * _SMALL).sqrt()
 
 
@@ -74,8 +74,9 @@ class DenseMass(Mass):
 
     def scale(self, moments: Moments) -> Tensor:
         """Lower factors (G, P, P) of the covariances, regularised; in float64 inside."""
-        count = moments.count.double()
+        count = moments.number.double()
         share = count / (count + _EXTRA)
         covariance = moments.scatter.double() / (count - 1.0)
         small = _SMALL * torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
-        return torch.linalg.cholesky(share * covariance + (1.0 - share) * small).to(moments.scatter.dtype)
+        factor: Tensor = torch.linalg.cholesky(share * covariance + (1.0 - share) * small)
+        return factor.to(moments.scatter.dtype)

@@ -12,7 +12,8 @@ from posterity.kernels.metropolis import DIVERGENCE, finite_ratio
 from posterity.kernels.place import Move, Place, Target
 from posterity.kernels.whitening import whitened
 
-# How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest.
+# How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest. What
+# it gives may be overwritten by its next call with the same function.
 Run: TypeAlias = Callable[..., Any]
 
 TOGETHER = 4  # leapfrogs in one piece of work, where a tree needs as many
@@ -193,9 +194,9 @@ def no_u_turn(
         signed = step_size * directions[depth]
         starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
         for block, log_uniform in enumerate(noise(blocks, together).unbind(0)):
-            before = branch.momentum
+            before = branch.momentum.clone()
             branch, first = run(grown, target, start, scale, branch, signed, level, log_uniform)
-            starts[block] = first, before
+            starts[block] = first.clone(), before
             span = 2
             while (block + 1) % span == 0:
                 since = block + 1 - span
@@ -209,4 +210,7 @@ def no_u_turn(
         tree, branch = run(joined, tree, branch, directions[depth], log_uniforms[depth], following)
         if not bool(tree.active.any()):
             break
-    return tree.drawn, Move(tree.accept / tree.leapfrogs, -level, tree.divergent, tree.leapfrogs, tree.depth)
+    # What `run` gives may be good for one call only.
+    drawn = Place(*(tensor.clone() for tensor in tree.drawn))
+    divergent, leapfrogs, depth = tree.divergent.clone(), tree.leapfrogs.clone(), tree.depth.clone()
+    return drawn, Move(tree.accept / tree.leapfrogs, -level, divergent, leapfrogs, depth)

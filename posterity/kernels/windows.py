@@ -40,9 +40,9 @@ def windows(warmup: int) -> tuple[int, tuple[int, ...]]:
 
 
 class Moments(NamedTuple):
-    """Count, mean (G, P) and scatter about it, (G, P) or (G, P, P), of the positions of groups of chains."""
+    """Number, mean (G, P) and scatter about it, (G, P) or (G, P, P), of the positions of groups of chains."""
 
-    count: Tensor
+    number: Tensor
     mean: Tensor
     scatter: Tensor
 
@@ -51,16 +51,16 @@ def with_positions(moments: Moments, positions: Tensor) -> Moments:
     """The moments with positions (C, P) more, C / G to each group."""
     groups = moments.mean.shape[0]
     rows = positions.reshape(groups, -1, positions.shape[-1])  # (G, C / G, P)
-    number = rows.shape[1]
-    count = moments.count + number
+    more = rows.shape[1]
+    number = moments.number + more
     mean = rows.mean(1)
     away, shift = rows - mean.unsqueeze(1), mean - moments.mean
-    weight = moments.count * number / count
+    weight = moments.number * more / number
     if moments.scatter.dim() == 2:
         scatter = moments.scatter + away.square().sum(1) + weight * shift.square()
     else:
         scatter = moments.scatter + away.mT @ away + weight * shift.unsqueeze(2) * shift.unsqueeze(1)
-    return Moments(count, moments.mean + shift * (number / count), scatter)
+    return Moments(number, moments.mean + shift * (more / number), scatter)
 
 
 def no_moments(like: Tensor) -> Moments:

@@ -47,7 +47,6 @@ class HMC(Sampler):
     jitter: float = 0.2
     target_accept: float = 0.8
     mass: Mass = field(default_factory=DiagonalMass)
-    recordable = True
 
     def __post_init__(self) -> None:
         self._check()

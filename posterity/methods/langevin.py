@@ -43,7 +43,6 @@ class Langevin(Sampler):
     chains: int = 4
     thin: int = 10
     step_size: float = 1e-3
-    recordable = True
 
     def __post_init__(self) -> None:
         self._check()

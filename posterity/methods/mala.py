@@ -44,7 +44,6 @@ class MALA(Sampler):
     step_size: float | None = None
     target_accept: float = 0.574
     mass: Mass = field(default_factory=DiagonalMass)
-    recordable = True
 
     def __post_init__(self) -> None:
         self._check()

@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +23,11 @@ from posterity.model.data import Batch, Data, Feed
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
+from posterity.storage import clone
 
 logger = logging.getLogger("posterity")
 
+LONG = 1000  # transitions that are worth the ten seconds or so of a compiler
 FAR = 1e15  # a position beyond this is on its way to infinity
 
 
@@ -56,6 +58,10 @@ class Sampler(Method):
     def takes_members(self) -> bool:
         """No: a row of theta is a chain."""
         return False
+
+    def compiles(self, joint: Target) -> bool:
+        """Recorded on a GPU; compiled for the CPU where so many transitions are to come that it pays."""
+        return joint.device.type == "cuda" or self.warmup + self.draws * self.thin >= LONG
 
     @abstractmethod
     def _schedule(self) -> Warmup:
@@ -147,8 +153,8 @@ class Sampler(Method):
             far = theta.abs().amax(-1) < FAR
             loss = torch.where(far, -drawn.value / joint.num_data, torch.inf)
         known = {**move._asdict(), "step_size": self._each(used)}
-        place = {"value": drawn.value, "grad": grad}
-        return SamplerState(theta, place, tuning._asdict(), known, adaptation, state.step + 1), {"loss": loss, **known}
+        after = {"value": drawn.value, "grad": grad}
+        return SamplerState(theta, after, tuning._asdict(), known, adaptation, state.step + 1), {"loss": loss, **known}
 
     def _begun(self, joint: Target, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
         """The state with the log density at its start, and the first tuning."""
@@ -221,17 +227,28 @@ def refuse_bad_start(joint: Target, value: Tensor, grad: Tensor) -> None:
 
 
 def in_whitened(
-    kernel: Any, target: Potential, place: Place, scale: Tensor, noise: Tensor, *numbers: Any
+    kernel: Callable[..., tuple[Place, Move]],
+    target: Potential,
+    place: Place,
+    scale: Tensor,
+    noise: Tensor,
+    *numbers: Any,
 ) -> tuple[Place, Move]:
     """The kernel's transition in whitened coordinates from z = 0, compiled where that is wanted.
 
     `numbers` are what the kernel takes after the noise; tensors among them (C,), the step sizes the last of these.
     """
-    return target.run(_in_whitened, target, kernel, place, scale, noise, *numbers)
+    found: tuple[Place, Move] = target.run(_in_whitened, target, kernel, place, scale, noise, *numbers)
+    return clone(found)  # what `run` gives may be good for one call only
 
 
 def _in_whitened(
-    target: Potential, kernel: Any, place: Place, scale: Tensor, noise: Tensor, *numbers: Any
+    target: Potential,
+    kernel: Callable[..., tuple[Place, Move]],
+    place: Place,
+    scale: Tensor,
+    noise: Tensor,
+    *numbers: Any,
 ) -> tuple[Place, Move]:
     origin = Place(torch.zeros_like(place.position), place.value, place.grad)
     *coins, step_size = [number for number in numbers if isinstance(number, Tensor)]

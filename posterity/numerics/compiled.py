@@ -1,11 +1,14 @@
 """Functions of tensors compiled to machine code, or recorded as CUDA graphs: one call instead of hundreds."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from posterity.numerics.recording import nothing_read, recording
+from posterity.numerics.workspace import own_workspaces
 
 logger = logging.getLogger("posterity")
 
@@ -13,9 +16,10 @@ logger = logging.getLogger("posterity")
 class Compiled:
     """A function of tensors and tuples of them, compiled at its first call for each kind of arguments.
 
-    The function is traced with all that it calls, gradients included, into one graph of tensor operations; so it must
-    do the same work whatever the numbers are, and draw none itself. Arguments that are no tensors are constants. What
-    cannot be compiled is called as it is from then on, which is said once with the reason.
+    On the CPU the function is traced with all that it calls, gradients included, into one graph of tensor operations,
+    which becomes machine code; on CUDA its kernels are recorded. So it must do the same work whatever the numbers are,
+    and draw none itself. Arguments that are no tensors are constants. What a recording gives is good until the next
+    call. What cannot be compiled is called as it is from then on, which is said once with the reason.
 
     >>> double = Compiled(lambda pair: (2 * pair[0], pair[1]))
     >>> double((torch.ones(2), torch.zeros(1)))
@@ -37,7 +41,8 @@ class Compiled:
         made = self._made.get(kind)
         if made is None:
             try:
-                made = self._made[kind] = _compiled(self._function, arguments, tensors)
+                make = _recorded if tensors[0].is_cuda else _compiled
+                made = self._made[kind] = make(self._function, arguments, tensors)
             except Exception as error:  # of a user's function, the tracer or the compiler; called plainly it may do
                 self._refused = True
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -91,10 +96,8 @@ def _compiled(
     shapes: list[Any] = []
 
     def flat(*given: Tensor) -> list[Tensor]:
-        result = function(*_filled(arguments, iter(given)))
-        shapes.append(_shape(result))
-        found: list[Tensor] = []
-        _flattened(result, found)
+        found, shape = _flat(function, arguments, given)
+        shapes.append(shape)
         return found
 
     with torch.no_grad():
@@ -102,6 +105,41 @@ def _compiled(
         constants = _lifted(graph)
         code = inductor.compile(graph, [*tensors, *constants])
     return (lambda *given: code(*given, *constants)), shapes[0]
+
+
+def _flat(
+    function: Callable[..., Any], arguments: tuple[Any, ...], given: Sequence[Tensor]
+) -> tuple[list[Tensor], Any]:
+    """The tensors that the function gives, where its arguments have these in place of their own, and their shape."""
+    result = function(*_filled(arguments, iter(given)))
+    found: list[Tensor] = []
+    _flattened(result, found)
+    return found, _shape(result)
+
+
+def _recorded(
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+) -> tuple[Callable[..., Any], Any]:
+    """The function's kernels as a CUDA graph, which reads and writes memory of its own."""
+    own = [tensor.clone() for tensor in tensors]
+    for _ in range(2):  # libraries set themselves up in the first call
+        _flat(function, arguments, own)
+    with nothing_read():
+        _flat(function, arguments, own)
+    graph = torch.cuda.CUDAGraph()
+    with own_workspaces(), recording(graph):
+        results, shape = _flat(function, arguments, own)
+    alike: dict[torch.dtype, list[int]] = {}
+    for index, tensor in enumerate(own):
+        alike.setdefault(tensor.dtype, []).append(index)
+
+    def play(*given: Tensor) -> list[Tensor]:
+        for places in alike.values():  # in one kernel each
+            torch._foreach_copy_([own[index] for index in places], [given[index] for index in places])
+        graph.replay()
+        return results
+
+    return play, shape
 
 
 def _lifted(graph: fx.GraphModule) -> list[Tensor]:
