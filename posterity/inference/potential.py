@@ -77,7 +77,7 @@ class Potential:
         """`function(*arguments)`, compiled where that is wanted."""
         if not _FAST.wanted:
             return function(*arguments)
-        table = self._compiled if self in arguments else _SHARED
+        table = self._compiled if any(argument is self for argument in arguments) else _SHARED
         compiled = table.get(function)
         if compiled is None:
             compiled = table[function] = Compiled(function)

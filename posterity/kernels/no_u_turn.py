@@ -1,7 +1,7 @@
 """The no-U-turn sampler: trees of leapfrog steps, grown for all chains together."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -15,8 +15,6 @@ from posterity.kernels.whitening import whitened
 # How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest. What
 # it gives may be overwritten by its next call with the same function.
 Run: TypeAlias = Callable[..., Any]
-
-TOGETHER = 4  # leapfrogs in one piece of work, where a tree needs as many
 
 
 class Tree(NamedTuple):
@@ -126,8 +124,9 @@ def still_sound(sound: Tensor, first: Tensor, before: Tensor, last: Tensor, tota
 
 def joined(
     tree: Tree, branch: Branch, direction: Tensor, log_uniform: Tensor, following: Tensor
-) -> tuple[Tree, Branch]:
-    """The trees with their branches, where these are sound, and the next branches in the directions `following`.
+) -> tuple[Tree, Branch, Tensor]:
+    """The trees with their branches, where these are sound; the next branches, in the directions `following`; and
+    whether any tree goes on.
 
     The branch's point is drawn with probability min(1, weight of branch / weight of tree), which prefers far points.
     """
@@ -150,7 +149,7 @@ def joined(
         branch.divergent,
         tree.depth + tree.active,
     )
-    return new, _branch(new, following)
+    return new, _branch(new, following), new.active.any()
 
 
 def plain(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -168,6 +167,7 @@ def no_u_turn(
     log_uniforms: Tensor,
     noise: Callable[[int, int], Tensor],
     run: Run = plain,
+    pieces: Sequence[int] = (1, 4),
 ) -> tuple[Place, Move]:
     """A transition of the no-U-turn sampler from `place`, whose gradient is that in z; its end in coordinates z.
 
@@ -176,7 +176,7 @@ def no_u_turn(
     by sampling within each new half and then between halves with a preference for the new one. `momentum` (C, P) is of
     unit mass in the whitened coordinates of `scale`; `step_size` (C,). `directions` (D, C) of +1 and -1 and
     `log_uniforms` (D, C) are the noise of the D doublings at most; `noise(n, k)` gives log-uniform numbers (n, C, k)
-    for n k points.
+    for n k points. As many leapfrogs as one of `pieces` says are one piece of work for `run`.
 
     **Limit**: exact. All chains take as long as the one with the deepest tree.
 
@@ -189,7 +189,7 @@ def no_u_turn(
     level = log_joint(place.value, momentum)
     tree, branch = run(begun, place.value, place.grad, momentum, directions[0])
     for depth in range(depths):
-        together = TOGETHER if 2**depth >= TOGETHER else 1
+        together = max(piece for piece in pieces if piece <= 2**depth)
         blocks = 2**depth // together
         signed = step_size * directions[depth]
         starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
@@ -204,11 +204,11 @@ def no_u_turn(
                 branch = branch._replace(sound=sound)
                 del starts[since + span // 2]  # no longer span begins there
                 span *= 2
-            if not bool(branch.sound.any()):
+            if block + 1 < blocks and not bool(branch.sound.any()):
                 break
         following = directions[min(depth + 1, depths - 1)]
-        tree, branch = run(joined, tree, branch, directions[depth], log_uniforms[depth], following)
-        if not bool(tree.active.any()):
+        tree, branch, going = run(joined, tree, branch, directions[depth], log_uniforms[depth], following)
+        if not bool(going):
             break
     # What `run` gives may be good for one call only.
     drawn = Place(*(tensor.clone() for tensor in tree.drawn))

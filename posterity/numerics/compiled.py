@@ -37,7 +37,10 @@ class Compiled:
         if self._refused:
             return self._function(*arguments)
         tensors: list[Tensor] = []
-        kind = _flattened(arguments, tensors)
+        constants: list[Any] = []
+        _flatten(arguments, tensors, constants)
+        first = tensors[0]
+        kind = (first.dtype, first.device, *constants, *[tensor.shape for tensor in tensors])
         made = self._made.get(kind)
         if made is None:
             try:
@@ -52,14 +55,15 @@ class Compiled:
         return _rebuilt(shape, iter(run(*tensors)))
 
 
-def _flattened(value: Any, tensors: list[Tensor]) -> object:
-    """The shape of a nest of tuples, whose tensors are put into the list, in one order in memory for all calls."""
-    if isinstance(value, Tensor):
-        tensors.append(value.contiguous())
-        return value.shape, value.dtype, value.device
-    if isinstance(value, tuple):
-        return type(value), *[_flattened(item, tensors) for item in value]
-    return value
+def _flatten(value: tuple[Any, ...], tensors: list[Tensor], constants: list[Any]) -> None:
+    """Put the tensors of a nest of tuples into the one list, dense in memory, and all else into the other."""
+    for item in value:
+        if isinstance(item, Tensor):
+            tensors.append(item if item.is_contiguous() else item.contiguous())
+        elif isinstance(item, tuple):
+            _flatten(item, tensors, constants)
+        else:
+            constants.append(item)
 
 
 def _rebuilt(shape: Any, tensors: Any) -> Any:
@@ -101,9 +105,11 @@ def _compiled(
         return found
 
     with torch.no_grad():
-        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        own = [tensor.clone() for tensor in tensors]  # two arguments that are one tensor now need not be so next time
+        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
         constants = _lifted(graph)
-        code = inductor.compile(graph, [*tensors, *constants])
+        # Shapes and strides are those of the kind that is looked up: to assert them again takes a tenth of the time.
+        code = inductor.compile(graph, [*own, *constants], options={"size_asserts": False, "alignment_asserts": False})
     return (lambda *given: code(*given, *constants)), shapes[0]
 
 
@@ -113,7 +119,7 @@ def _flat(
     """The tensors that the function gives, where its arguments have these in place of their own, and their shape."""
     result = function(*_filled(arguments, iter(given)))
     found: list[Tensor] = []
-    _flattened(result, found)
+    _flatten((result,), found, [])
     return found, _shape(result)
 
 
