@@ -3,6 +3,7 @@
 from posterity.datasets.cifar import cifar10, cifar10_test
 from posterity.datasets.dataset import DataSet, LabelledData
 from posterity.datasets.encoding import InputColumn, TargetColumn
+from posterity.datasets.german_credit import ReferenceMoments, german_credit_reference
 from posterity.datasets.idx import mnist, mnist_test, read_idx
 from posterity.datasets.location import cache_folder, data_folder
 from posterity.datasets.posteriordb import POSTERIORS, posteriordb_data, posteriordb_draws
@@ -24,6 +25,7 @@ __all__ = [
     "LabelledData",
     "PreparedTable",
     "Preprocessing",
+    "ReferenceMoments",
     "Table",
     "TargetColumn",
     "Transformed",
@@ -32,6 +34,7 @@ __all__ = [
     "cifar10",
     "cifar10_test",
     "data_folder",
+    "german_credit_reference",
     "line",
     "load",
     "mnist",

@@ -73,10 +73,15 @@ class DenseMass(Mass):
         return torch.eye(size, dtype=like.dtype, device=like.device).repeat(groups, 1, 1)
 
     def scale(self, moments: Moments) -> Tensor:
-        """Lower factors (G, P, P) of the covariances, regularised; in float64 inside."""
+        """Lower factors (G, P, P) of the covariances, regularised; in float64 inside.
+
+        They are drawn to a small multiple of their diagonals: a fixed number would hide the correlations of
+        parameters whose variances are below it.
+        """
         count = moments.number.double()
         share = count / (count + _EXTRA)
         covariance = moments.scatter.double() / (count - 1.0)
-        small = _SMALL * torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+        small = _SMALL * torch.where(variance > 0.0, variance, 1.0).diag_embed()
         factor: Tensor = torch.linalg.cholesky(share * covariance + (1.0 - share) * small)
         return factor.to(moments.scatter.dtype)

@@ -347,3 +347,16 @@ def test_on_a_cuda_device(name):
     assert (value.device.type, grad.device.type) == ("cuda", "cuda")
     close(value.cpu(), wanted[0].cpu(), 1e-9)
     close(grad.cpu(), wanted[1].cpu(), 1e-9)
+
+
+def test_the_prior_of_a_learnt_noise_has_its_gradient_without_autograd_around() -> None:
+    joint = po.Joint(
+        torch.nn.Linear(1, 1, dtype=torch.float64),
+        po.likelihoods.Gaussian(1.0, learn=True, log_scale_prior=(1.0, 2.0)),
+        po.priors.Normal(),
+        num_data=2,
+    )
+    raw = torch.tensor([[0.5], [3.0]], dtype=torch.float64)
+    with torch.no_grad():
+        _, grad = joint.free_value_and_grad(raw)
+    torch.testing.assert_close(grad, (1.0 - raw) / 4.0)

@@ -65,20 +65,27 @@ def _regression(name: str, data: Values) -> Model:
 
     shapes = {"beta": (inputs.shape[1],), "sigma": ()}
     problem = Density(log_density, shapes, {"sigma": Positive()}, batched=True, dtype=torch.float64)
-    return Model(name, problem, correlated=not name.endswith("-blr"))
+    return Model(name, problem, correlated=True)
 
 
 def _diamonds(name: str, data: Values) -> Model:
     inputs = data["X"][:, 1:] - data["X"][:, 1:].mean(0)
     targets = data["Y"]
 
-    def log_density(b: Tensor, Intercept: Tensor, sigma: Tensor) -> Tensor:  # noqa: N803  as the reference has it
+    def log_density(b: Tensor, Intercept: Tensor, sigma: Tensor) -> Tensor:
         value = _normal(targets - Intercept.unsqueeze(-1) - b @ inputs.mT, sigma)
         return value - 0.5 * b.square().sum(-1) + _student(Intercept - 8.0, 10.0) + _student(sigma, 10.0)
 
     shapes = {"b": (inputs.shape[1],), "Intercept": (), "sigma": ()}
     problem = Density(log_density, shapes, {"sigma": Positive()}, batched=True, dtype=torch.float64)
-    return Model(name, problem, correlated=True)
+    # Least squares and its standard errors: from random numbers chains take a thousand trees to get there.
+    information = inputs.mT @ inputs
+    mode = torch.linalg.solve(information, inputs.mT @ targets)
+    scale = (targets - targets.mean() - inputs @ mode).std()
+    centre = problem.unconstrained({"b": mode, "Intercept": targets.mean(), "sigma": scale})
+    errors = torch.full_like(centre, len(targets) ** -0.5)  # of the log of sigma, at most
+    errors[:-1] = scale * torch.cat([information.inverse().diagonal().sqrt(), errors[:1]])
+    return Model(name, problem, correlated=True, start=(centre, errors))
 
 
 def _autoregression(name: str, data: Values) -> Model:
@@ -92,7 +99,7 @@ def _autoregression(name: str, data: Values) -> Model:
 
     shapes = {"alpha": (), "beta": (order,), "sigma": ()}
     problem = Density(log_density, shapes, {"sigma": Positive()}, batched=True, dtype=torch.float64)
-    return Model(name, problem)
+    return Model(name, problem, correlated=True)
 
 
 def _eight_schools(name: str, data: Values) -> Model:
@@ -113,18 +120,25 @@ def _eight_schools(name: str, data: Values) -> Model:
 
 
 def _mixture(name: str, data: Values) -> Model:
-    targets = data["y"].unsqueeze(-1)  # (N, 1)
+    targets = data["y"]
 
     def log_density(mu: Tensor, sigma: Tensor, theta: Tensor) -> Tensor:
         shares = torch.stack([theta.log(), (-theta).log1p()], -1)  # (C, 2)
-        away = (targets - mu.unsqueeze(-2)) / sigma.unsqueeze(-2)  # (C, N, 2)
-        parts = (shares - sigma.log()).unsqueeze(-2) - 0.5 * away.square()
+        level = shares - sigma.log()
+        one, other = (
+            level[:, k : k + 1] - 0.5 * ((targets - mu[:, k : k + 1]) / sigma[:, k : k + 1]).square() for k in (0, 1)
+        )  # (C, N)
         prior = -(mu.square() + sigma.square()).sum(-1) / 8.0 + 4.0 * shares.sum(-1)
-        return torch.logsumexp(parts, -1).sum(-1) + prior
+        return torch.logaddexp(one, other).sum(-1) + prior
 
     shapes = {"mu": (2,), "sigma": (2,), "theta": ()}
     constraints = {"mu": Ordered(), "sigma": Positive(), "theta": Interval()}
-    return Model(name, Density(log_density, shapes, constraints, batched=True, dtype=torch.float64))
+    problem = Density(log_density, shapes, constraints, batched=True, dtype=torch.float64)
+    # The halves of the data: from elsewhere some chains spend hundreds of transitions where one part has no data.
+    halves = targets.sort().values.reshape(2, -1)
+    values = {"mu": halves.mean(1), "sigma": halves.std(1), "theta": targets.new_tensor(0.5)}
+    centre = problem.unconstrained(values)
+    return Model(name, problem, correlated=True, start=(centre, torch.full_like(centre, 0.1)))
 
 
 def _gaussian_process(name: str, data: Values) -> Model:

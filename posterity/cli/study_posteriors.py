@@ -1,0 +1,64 @@
+"""`posterity study posteriors`: NUTS against reference posteriors."""
+
+from pathlib import Path
+from typing import Any
+
+from posterity.cli import options as o
+from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+
+
+def posteriors(
+    out: Out = Path("study-posteriors"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
+) -> None:
+    """NUTS on eleven posteriors of posteriordb and German credit: errors against reference draws, and diagnostics."""
+    from posterity.cli.output import console, log, print_json
+
+    check_seed(seed)
+    check_folder(out)
+    from posterity.studies.posteriors import Study, draw, posteriors
+    from posterity.studies.posteriors.study import CHAINS, DRAWS, WARMUP
+
+    rows = []
+    with one_thread():
+        for row in posteriors(seed):
+            log(f"{row.posterior} as {row.form}: {row.seconds:.0f} s", quiet=quiet)
+            rows.append(row)
+        found = Study(seed, CHAINS, WARMUP, DRAWS, tuple(rows))
+        log(f"drawing into {out}", quiet=quiet)
+        figures = draw(found, out)
+    document = write_results("posteriors", out, ["--seed", str(seed)], figures, found.document())
+    if as_json:
+        print_json(document)
+    else:
+        _print(console(), document, out)
+
+
+def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+    from rich.text import Text
+
+    limits = document["limits"]
+    settings = f"{document['chains']} chains of {document['warmup']} + {document['draws']} transitions"
+    out.print(Text(f"NUTS, {settings}", "bold"))
+    rows = table("posterior", "form", "mean", "sd", "R-hat", "ESS", "div.", "s")
+    for row in document["posteriors"]:
+        rows.add_row(
+            row["posterior"].split("-")[0],
+            row["form"],
+            f"{row['mean_errors']:.1f}",
+            f"{row['sd_errors']:.1f}",
+            f"{row['rhat']:.4f}",
+            f"{row['ess']:,.0f}",
+            f"{100 * row['divergent']:.2f} %",
+            f"{row['seconds']:.0f}",
+        )
+    out.print(rows)
+    good = sum(row["good"] for row in document["posteriors"])
+    out.print(
+        Text(
+            f"{good} of {len(document['posteriors'])} within: mean {limits['mean_errors']:g} and sd "
+            f"{limits['sd_errors']:g} combined standard errors from the reference, R-hat {limits['rhat']:g}, "
+            f"ESS {limits['ess']:,.0f}, divergent {100 * limits['divergent']:g} %. The worst parameter of each counts.",
+            "dim",
+        )
+    )
+    out.print(Text(f"figure and results.json: {folder}"), soft_wrap=True)
