@@ -46,7 +46,7 @@ class Potential:
     Networks run in evaluation mode. Rows go in chunks whose activations, for all chains, stay within `budget` bytes
     (None: 1 GiB on the CPU, a quarter of the memory of a GPU).
 
-    >>> import posterity as po
+    >>> import torch, posterity as po
     >>> density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (2,)})
     >>> value, grad = Potential(density, None, chains=1)(torch.ones(1, 2))
     >>> value, grad
