@@ -154,7 +154,8 @@ def energy_plot(q: Samples | Tensor) -> "Figure":
     chains.axhline(ENERGY, color=GREY, linestyle="dashed", linewidth=1)
     top = float(fractions.nan_to_num(0.0).clamp(max=1e6).max())
     chains.set(xlabel="chain", ylabel="E-BFMI", ylim=(0.0, 1.12 * max(top, 1.0)), xlim=(-0.6, len(value) - 0.4))
-    chains.locator_params(axis="x", integer=True)
+    if len(value) <= 16:
+        chains.set_xticks(number)
     for place in (both, chains):
         plain(place)
     return figure
@@ -250,10 +251,10 @@ def _rows(draws: Tensor) -> Tensor:
 
 def _rank_counts(draws: Tensor, bins: int) -> Tensor:
     """How many draws of each chain have their rank among all in each bin, (C, bins) in float64."""
-    flat = draws.flatten()
+    flat = draws.T.flatten()  # draw by draw, so that ties go to all chains in turn
     ranks = torch.empty_like(flat)
     ranks[flat.argsort(stable=True)] = torch.arange(len(flat), dtype=flat.dtype)
-    bin_of = (ranks * bins / len(flat)).long().clamp(max=bins - 1).reshape(draws.shape)
+    bin_of = (ranks * bins / len(flat)).long().clamp(max=bins - 1).reshape(draws.T.shape).T
     counts = torch.zeros(len(draws), bins, dtype=torch.float64)
     return counts.scatter_add_(1, bin_of, torch.ones_like(draws))
 

@@ -151,6 +151,11 @@ def test_one_chain_is_drawn_as_halves():
     assert place.get_ylabel() == "half"
 
 
+def test_ties_go_to_all_chains_alike():
+    (place,) = shown_axes(rank_plot({"beta": torch.full((4, 50), 3.0)}))
+    assert len({round(bar.get_height(), 9) for bar in place.patches}) == 1
+
+
 def test_many_chains_are_rows_of_colour():
     theta = draws(64, 50, 2)
     figure = rank_plot({"beta": theta}, bins=20)
