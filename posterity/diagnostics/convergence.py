@@ -21,6 +21,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
 
 OUTPUTS = "outputs"  # the name under which a network's outputs stand in a report
+_LARGE = 1 << 24  # numbers in the draws that are moved to the device at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +175,8 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int = 10) -> 
     places and signs), so that chains which disagree on them may agree on all outputs: give x, and outputs and noise
     are judged instead. E-BFMI is left out where the energy is minus the log density, that is without momentum.
 
-    **Cost**: three sorts and six fast Fourier transforms of the C D draws of each number; given x, a forward pass for
-    each draw.
+    **Cost**: three sorts and four fast Fourier transforms of the C D draws of each number, on the model's device; given
+    x, a forward pass for each draw, whose C D N outputs are held.
 
     **References**: Vehtari, Gelman, Simpson, Carpenter, Bürkner (2021), Rank-normalization, folding, and localization;
     Betancourt (2017), A conceptual introduction to Hamiltonian Monte Carlo.
@@ -207,11 +208,13 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int = 10) -> 
         raise TypeError("convergence: x is for networks; a Density has no outputs. Leave x out.")
     weights = set(q.joint.network.layout.names) if isinstance(q.joint, Joint) else set()
     points = weights - {part.name for part in q.joint.random_slices} if isinstance(q.joint, Joint) else set()
-    found = [_quantity(name, draws, name in weights) for name, draws in q.values().items()]
+    found = [_quantity(name, draws, name in weights, q.joint.device) for name, draws in q.values().items()]
     named = [quantity for quantity in found if quantity.name not in points or bool(quantity.moving.any())]
     if x is not None:
         outputs = q.outputs(x, q.num_chains * q.num_draws, Key(0))  # (C D, N, *event), chain by chain
-        named.append(_quantity(OUTPUTS, outputs.reshape(q.num_chains, q.num_draws, *outputs.shape[1:]), False))
+        named.append(
+            _quantity(OUTPUTS, outputs.reshape(q.num_chains, q.num_draws, *outputs.shape[1:]), False, q.joint.device)
+        )
     known = q.statistics
     energy = known.get("energy")
     if energy is not None and "log_density" in known and bool(torch.equal(energy, -known["log_density"])):
@@ -229,12 +232,20 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int = 10) -> 
     )
 
 
-def _quantity(name: str, draws: Tensor, of_network: bool) -> Quantity:
-    """The diagnostics of draws (C, D, *shape)."""
-    scale = of_each(name, draws, lambda part: (part - part[:, :1, :1]).flatten(1).std(-1))  # 0 where nothing moves
-    found = (rhat(draws), bulk_ess(draws), tail_ess(draws), mcse_mean(draws), scale)
-    first, bulk, tail, error, scale = (part.cpu() for part in found)
-    return Quantity(name, first, bulk, tail, error, scale, of_network)
+def _quantity(name: str, draws: Tensor, of_network: bool, device: torch.device) -> Quantity:
+    """The diagnostics of draws (C, D, *shape), which may lie on a disk: made on `device`, some numbers at a time."""
+    chains, length, *shape = draws.shape
+    step = max(1, _LARGE // (chains * length))
+    pieces = torch.split(draws.detach().reshape(chains, length, -1), step, dim=-1)
+    columns = zip(*(_diagnosed(piece.to(device)) for piece in pieces), strict=True)
+    ratio, bulk, tail, error, scale = (torch.cat(column).reshape(shape) for column in columns)
+    return Quantity(name, ratio, bulk, tail, error, scale, of_network)
+
+
+def _diagnosed(draws: Tensor) -> tuple[Tensor, ...]:
+    """R-hat, both effective sample sizes, error of the mean and standard deviation of draws (C, D, K), (K,) each."""
+    scale = of_each("scale", draws, lambda part: (part - part[:, :1, :1]).flatten(1).std(-1))  # 0 where nothing moves
+    return tuple(part.cpu() for part in (rhat(draws), bulk_ess(draws), tail_ess(draws), mcse_mean(draws), scale))
 
 
 def _known(values: Iterable[float]) -> list[float]:

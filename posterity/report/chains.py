@@ -148,7 +148,7 @@ def energy_plot(q: Samples | Tensor) -> "Figure":
     both.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, columnspacing=1.0)
     both.spines["left"].set_visible(False)
     low = array(fractions < ENERGY)
-    number, value = torch.arange(len(fractions)).numpy(), array(fractions)
+    number, value = array(torch.arange(len(fractions), device="cpu")), array(fractions)
     for some, colour in ((~low, BLUE), (low, RED)):
         chains.plot(number[some], value[some], "o", color=colour, markersize=5 if len(value) <= 16 else 3)
     chains.axhline(ENERGY, color=GREY, linestyle="dashed", linewidth=1)
@@ -209,7 +209,7 @@ def _chains(draws: Tensor) -> list[Any]:
 def _trace(place: "Axes", draws: Tensor) -> None:
     chains, length = draws.shape
     step = math.ceil(length / POINTS)
-    number = torch.arange(length)[::step].numpy()
+    number = array(torch.arange(0, length, step, device="cpu"))
     alpha = max(0.25, min(0.85, 6.0 / chains))
     for values, colour in zip(draws, _chains(draws), strict=True):
         place.plot(number, array(values[::step]), color=colour, linewidth=0.6, alpha=alpha)
@@ -253,9 +253,9 @@ def _rank_counts(draws: Tensor, bins: int) -> Tensor:
     """How many draws of each chain have their rank among all in each bin, (C, bins) in float64."""
     flat = draws.T.flatten()  # draw by draw, so that ties go to all chains in turn
     ranks = torch.empty_like(flat)
-    ranks[flat.argsort(stable=True)] = torch.arange(len(flat), dtype=flat.dtype)
+    ranks[flat.argsort(stable=True)] = torch.arange(len(flat), dtype=flat.dtype, device=flat.device)
     bin_of = (ranks * bins / len(flat)).long().clamp(max=bins - 1).reshape(draws.T.shape).T
-    counts = torch.zeros(len(draws), bins, dtype=torch.float64)
+    counts = draws.new_zeros(len(draws), bins)
     return counts.scatter_add_(1, bin_of, torch.ones_like(draws))
 
 

@@ -1,6 +1,7 @@
 """The report on chains: its numbers are those of the functions, its advice fits what is wrong."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from posterity.numerics import Key
 from posterity.posteriors import Point, Samples
 
 FLOAT64 = torch.float64
+module = sys.modules["posterity.diagnostics.convergence"]  # the package has a function of this name
 CHAINS, DRAWS = 4, 300
 
 
@@ -23,13 +25,13 @@ def problem(random="*", noise=None):
 
 
 def good(joint, draws=DRAWS, chains=CHAINS, seed=0):
-    return Key(seed).normal((chains, draws, joint.size), FLOAT64)
+    return Key(seed).normal((chains, draws, joint.size), FLOAT64, "cpu")
 
 
 def statistics(**changed):
     known = {
-        "log_density": Key(1).normal((CHAINS, DRAWS)),
-        "energy": Key(2).normal((CHAINS, DRAWS)),
+        "log_density": Key(1).normal((CHAINS, DRAWS), device="cpu"),
+        "energy": Key(2).normal((CHAINS, DRAWS), device="cpu"),
         "accept": torch.full((CHAINS, DRAWS), 0.8),
         "divergent": torch.zeros(CHAINS, DRAWS, dtype=torch.bool),
         "depth": torch.full((CHAINS, DRAWS), 3),
@@ -38,7 +40,7 @@ def statistics(**changed):
 
 
 def slow(shape, rho, seed=0):
-    noise = Key(seed).normal(shape, FLOAT64)
+    noise = Key(seed).normal(shape, FLOAT64, "cpu")
     draws = [noise[:, 0]]
     for t in range(1, shape[1]):
         draws.append(rho * draws[-1] + math.sqrt(1.0 - rho**2) * noise[:, t])
@@ -72,10 +74,21 @@ def test_numbers_are_those_of_the_functions():
         report["x"]
 
 
+def test_numbers_are_looked_at_in_pieces(monkeypatch):
+    q = Samples(problem(), good(problem()))
+    whole = convergence(q)
+    monkeypatch.setattr(module, "_LARGE", 2 * CHAINS * DRAWS)
+    pieces = convergence(q)
+    for name in ("0.weight", "2.bias"):
+        assert pieces[name].rhat.shape == whole[name].rhat.shape
+        torch.testing.assert_close(pieces[name].rhat, whole[name].rhat)
+        torch.testing.assert_close(pieces[name].mcse, whole[name].mcse)
+
+
 def test_outputs_are_judged_where_weights_swap():
     joint = problem(noise=0.5)
-    theta = 0.05 * good(joint) + torch.linspace(-1.0, 1.0, joint.size, dtype=FLOAT64)
-    swap = torch.arange(joint.size)
+    theta = 0.05 * good(joint) + torch.linspace(-1.0, 1.0, joint.size, dtype=FLOAT64, device="cpu")
+    swap = torch.arange(joint.size, device="cpu")
     swap[:6] = swap[:6].reshape(3, 2).flip(0).reshape(-1)  # hidden units in reverse order, in one chain
     swap[6:9], swap[9:12] = swap[6:9].flip(0), swap[9:12].flip(0)
     theta[0] = theta[0][:, swap]
@@ -88,7 +101,7 @@ def test_outputs_are_judged_where_weights_swap():
     assert with_outputs.rhat < 1.01
     assert with_outputs.converged
     outputs = q.outputs(x, CHAINS * DRAWS, Key(0)).reshape(CHAINS, DRAWS, 7, 1)
-    torch.testing.assert_close(with_outputs["outputs"].rhat, rhat(outputs))
+    torch.testing.assert_close(with_outputs["outputs"].rhat, rhat(outputs).cpu())
     torch.testing.assert_close(
         outputs[2, 5], Samples(joint, theta[2:3, 5:6]).outputs(x, 1, Key(0))[0]
     )  # chain by chain, draw by draw
@@ -107,7 +120,7 @@ def test_densities_are_reported_in_their_own_values():
     density = po.Density(
         lambda v: -0.5 * v["mu"].square().sum() - v["tau"], {"mu": (2,), "tau": ()}, {"tau": Positive()}
     )
-    theta = Key(0).normal((2, 50, 3), FLOAT64)
+    theta = Key(0).normal((2, 50, 3), FLOAT64, "cpu")
     report = convergence(Samples(density, theta))
     assert [q.name for q in report.quantities] == ["mu", "tau"]
     torch.testing.assert_close(report["tau"].scale, density.constrained(theta)["tau"].std())
@@ -165,7 +178,7 @@ def test_sampler_statistics():
     (text,) = advice(divergent=wild)
     assert text.startswith("37 divergences (3.1% of draws)")
     assert "target_accept to 0.95" in text
-    energy = Key(2).normal((CHAINS, DRAWS))
+    energy = Key(2).normal((CHAINS, DRAWS), device="cpu")
     energy[2] = energy[2].cumsum(0)
     (text,) = advice(energy=energy)
     assert text.startswith(f"E-BFMI {float(e_bfmi(energy)[2]):.2g}, wanted 0.3, in chain 2: ")
