@@ -1,6 +1,7 @@
 """Draws of chains: what they predict, which are taken, what they tell, and how they are kept."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from contracts.cases import classification, inputs, labels, linear_regression, n
 from torch import nn
 
 import posterity as po
-from posterity.errors import BadData
+from posterity.errors import BadData, PosterityError
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.methods import MAP, Conjugate
 from posterity.model.constraints import Positive, Simplex
@@ -349,3 +350,46 @@ def test_bad_thinning_is_refused():
         q.thinned(26)
     with pytest.raises(ValueError, match="positive whole number"):
         q.thinned(0)
+
+
+# For ArviZ
+
+
+def test_arviz_gets_names_and_numbers():
+    pytest.importorskip("arviz")
+    joint = noisy()
+    plain, rows = spread(joint), (inputs(FLOAT64, 6), torch.ones(6, 2, dtype=FLOAT64))
+    told = {"accept": 0.8, "leapfrogs": 7, "depth": 3, "energy": 2.0, "step_size": 0.1, "temperature": 1.0}
+    statistics = plain.statistics | {name: torch.full((CHAINS, DRAWS), value) for name, value in told.items()}
+    q = Samples(joint, plain.theta, statistics)
+    tree = q.to_inference_data(rows, log_likelihood=True)
+    posterior, values = tree["posterior"], q.values()
+    assert set(posterior.data_vars) == set(values) == {"weight", "bias", "likelihood.log_scale"}
+    for name, value in values.items():
+        assert posterior[name].dims[:2] == ("chain", "draw")
+        assert torch.equal(torch.as_tensor(posterior[name].values), value.cpu())
+    stats = tree["sample_stats"]
+    assert set(stats.data_vars) == {
+        *("lp", "diverging", "acceptance_rate", "n_steps", "tree_depth", "energy", "step_size", "temperature")
+    }
+    assert torch.equal(torch.as_tensor(stats["lp"].values), q.statistics["log_density"])
+    assert stats["diverging"].dtype == bool
+    assert torch.equal(torch.as_tensor(tree["log_likelihood"]["y"].values), q.log_likelihoods(rows))
+
+
+def test_arviz_gets_constrained_values():
+    arviz = pytest.importorskip("arviz")
+    q = spread(density())
+    tree = q.to_inference_data()
+    assert torch.equal(torch.as_tensor(tree["posterior"]["shares"].values), q.values()["shares"].cpu())
+    assert list(arviz.summary(tree, var_names=["scale"]).index) == ["scale"]
+    bare = Samples(q.joint, q.theta).to_inference_data()
+    assert not hasattr(bare, "sample_stats")
+    with pytest.raises(ValueError, match="Add log_likelihood=True"):
+        q.to_inference_data(numbers(FLOAT64))
+
+
+def test_without_arviz_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(PosterityError, match=r"pip install 'posterity\[arviz\]'"):
+        spread(density()).to_inference_data()
