@@ -1,10 +1,11 @@
 """NUTS: least bulk effective sample size a second, 4 and 64 chains, against NumPyro, BlackJAX and Pyro.
 
 Both targets are told in `mcmc_targets.py`. Contenders take turns, each with a new seed in each round, the same for all.
-The first run of each is off the tables but for "compile s", which is what it took beyond the median of the rounds;
-"run s" is a whole run after that, warm-up and draws, with the draws in memory of the CPU at its end. All have the same
-cores: the process keeps to as many as `--threads` says, which binds the threads of JAX as well. `--device cuda`
-compares 1,024 chains with NumPyro's on the same GPU.
+"compile s" is what JAX takes to trace and compile all of a run, and what a first run of `posterity` takes beyond the
+same run again; "run s" is a whole run after that, warm-up and draws, with the draws in memory of the CPU at its end,
+and "CPU s" what it took of the processor, which other load does not touch much. All have the same cores: the process
+keeps to as many as `--threads` says, which binds the threads of JAX as well. `--device cuda` compares 1,024 chains with
+NumPyro's on the same GPU.
 """
 
 import argparse
@@ -42,7 +43,7 @@ WANTED = {
 PYRO_CHAINS = 4
 DEEPEST, WORST_RHAT = 7.0, 1.02  # of the net: mean depth, and R-hat of f
 HEAD = (
-    *("contender", "compile s", "run s", "min bulk ESS", "ESS/s", "ESS/s with compile", "max R-hat"),
+    *("contender", "compile s", "run s", "CPU s", "min bulk ESS", "ESS/s", "ESS/s with compile", "max R-hat"),
     *("leapfrogs a draw", "mean depth", "divergences"),
 )
 
@@ -53,6 +54,7 @@ class Round:
 
     seed: int
     seconds: float
+    cpu_seconds: float
     ess: float
     rhat: float
     leapfrogs: float
@@ -67,11 +69,15 @@ class Round:
 
 @dataclass
 class Row:
-    """A contender's first run and its rounds."""
+    """A contender's rounds, the seconds it took to build, and those of a first run where that is what compiles.
+
+    The first run has the seed of the first round, so that the two do the same work but for the compilation.
+    """
 
     name: str
     length: Length
-    first_seconds: float
+    build_seconds: float
+    first_seconds: float | None = None
     rounds: list[Round] = field(default_factory=list)
 
     def median(self, name: str) -> float:
@@ -80,8 +86,9 @@ class Row:
 
     @property
     def compile_seconds(self) -> float:
-        """What the first run took beyond the others."""
-        return max(0.0, self.first_seconds - self.median("seconds"))
+        """The building, and what the first run took beyond the same run again."""
+        first = 0.0 if self.first_seconds is None else max(0.0, self.first_seconds - self.rounds[0].seconds)
+        return self.build_seconds + first
 
     def ratio(self, other: "Row") -> float:
         """Median over rounds of the ratio of ESS/s to the other's in the same round, or in its only one."""
@@ -108,7 +115,14 @@ class Table:
         for row in self.rows.values():
             ess, seconds = row.median("ess"), row.median("seconds")
             numbers = [
-                *(row.compile_seconds, seconds, ess, row.median("rate"), ess / (seconds + row.compile_seconds)),
+                *(
+                    row.compile_seconds,
+                    seconds,
+                    row.median("cpu_seconds"),
+                    ess,
+                    row.median("rate"),
+                    ess / (seconds + row.compile_seconds),
+                ),
                 *(max(each.rhat for each in row.rounds), row.median("leapfrogs"), row.median("depth")),
             ]
             cells = [row.name, *("" if math.isnan(value) else f"{value:.4g}" for value in numbers)]
@@ -140,12 +154,12 @@ class Table:
 
 def one_round(sampler: Sampler, target: Target, seed: int) -> Round:
     """A timed run, and what its draws are worth, off the clock."""
-    begin = time.perf_counter()
-    drawn = sampler(seed)
-    seconds = time.perf_counter() - begin
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    drawn = sampler.sample(seed)
+    seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     ess, rhat = diagnosed(target.quantities(drawn.theta))
     leapfrogs, divergences = float(drawn.leapfrogs.mean()), int(drawn.divergent.sum())
-    return Round(seed, seconds, ess, rhat, leapfrogs, mean_depth(drawn.leapfrogs), divergences)
+    return Round(seed, seconds, cpu_seconds, ess, rhat, leapfrogs, mean_depth(drawn.leapfrogs), divergences)
 
 
 def why(error: Exception) -> str:
@@ -160,12 +174,12 @@ def in_turn(target: Target, given: argparse.Namespace) -> tuple[dict[str, Row], 
         found = one_round(BUILD[PYRO](target, length, given.device), target, given.seed + 1)
     except Exception as error:
         return {}, {PYRO: why(error)}
-    print(f"{target.name}, {PYRO}: {found.seconds:.2f} s, {found.rate:.5g} ESS/s", flush=True)
-    return {PYRO: Row(PYRO, length, found.seconds, [found])}, {}
+    print(f"{target.name}, {PYRO}: {found}", flush=True)
+    return {PYRO: Row(PYRO, length, 0.0, None, [found])}, {}
 
 
 def measure(target: Target, chains: int, given: argparse.Namespace, names: Sequence[str]) -> Table:
-    """The contenders in turn, after a first run of each; one that cannot be built or run is a row that says why."""
+    """The contenders in turn, each after it has compiled; one that cannot be built or run is a row that says why."""
     rows: dict[str, Row] = {}
     skipped: dict[str, str] = {}
     built: dict[str, Sampler] = {}
@@ -174,20 +188,23 @@ def measure(target: Target, chains: int, given: argparse.Namespace, names: Seque
         begin = time.perf_counter()
         try:
             sampler = BUILD[name](target, length, given.device)
-            sampler(given.seed)
+            built_in, first = time.perf_counter() - begin, None
+            if not sampler.compiled:
+                sampler.sample(given.seed + 1)
+                first = time.perf_counter() - begin - built_in
         except Exception as error:
             if name == OURS and not isinstance(error, NotImplementedError):
                 raise
             skipped[name] = why(error)
             continue
-        built[name], rows[name] = sampler, Row(name, length, time.perf_counter() - begin)
-        print(f"{target.name}, {chains} chains, {name}: first run {rows[name].first_seconds:.2f} s", flush=True)
+        built[name], rows[name] = sampler, Row(name, length, built_in, first)
+        print(f"{target.name}, {chains} chains, {name}: built in {built_in:.2f} s, first run {first} s", flush=True)
     order = list(rows)
     for turn in range(given.rounds):
         for name in order[turn % len(order) :] + order[: turn % len(order)] if order else ():
             found = one_round(built[name], target, given.seed + 1 + turn)
             rows[name].rounds.append(found)
-            print(f"{target.name}, {chains} chains, {name}: {found.seconds:.2f} s, {found.rate:.5g} ESS/s", flush=True)
+            print(f"{target.name}, {chains} chains, {name}: {found}", flush=True)
     return Table(target.name, target.title, chains, rows, skipped)
 
 

@@ -1,8 +1,8 @@
 """NUTS by `posterity` and by other libraries, each vectorised over chains in the way its documentation has it.
 
 All start at draws of the prior, adapt a step size to an acceptance of 0.8 and a diagonal mass matrix, and stop trees at
-depth 10; the settings are everybody's defaults. A sampler is built once for a target and called with seeds; what it
-compiles it keeps, so that the second call compiles nothing.
+depth 10; the settings are everybody's defaults. A sampler is built once for a target and called with seeds. JAX
+compiles while its samplers are built; `posterity` does so in a first run, and a second one compiles nothing.
 """
 
 import functools
@@ -39,7 +39,12 @@ class Drawn:
     divergent: np.ndarray
 
 
-Sampler = Callable[[int], Drawn]
+@dataclass(frozen=True)
+class Sampler:
+    """`sample(seed)` makes a whole run; unless `compiled`, the first of them compiles."""
+
+    sample: Callable[[int], Drawn]
+    compiled: bool = True
 
 
 def posterity(target: Target, length: Length, device: str) -> Sampler:
@@ -56,7 +61,7 @@ def posterity(target: Target, length: Length, device: str) -> Sampler:
         seen = samples.statistics
         return Drawn(*(part.cpu().numpy() for part in (samples.theta, seen["leapfrogs"], seen["divergent"])))
 
-    return sample
+    return Sampler(sample, compiled=False)
 
 
 def refuse_another_device(device: str) -> None:
@@ -75,7 +80,6 @@ def numpyro(target: Target, length: Length, device: str) -> Sampler:
     refuse_another_device(device)
     log_density = target.jax_density()
 
-    @jax.jit  # type: ignore[untyped-decorator, unused-ignore]
     def run(key: Any, start: Any) -> Any:
         mcmc = MCMC(
             NUTS(potential_fn=lambda theta: -log_density(theta)),
@@ -89,11 +93,11 @@ def numpyro(target: Target, length: Length, device: str) -> Sampler:
         seen = mcmc.get_extra_fields(group_by_chain=True)
         return mcmc.get_samples(group_by_chain=True), seen["num_steps"], seen["diverging"]
 
-    def sample(seed: int) -> Drawn:
-        start = target.start(length.chains, seed)
-        return Drawn(*(np.asarray(part) for part in run(jax.random.PRNGKey(seed), start)))
+    def arguments(seed: int) -> tuple[Any, Any]:
+        return jax.random.PRNGKey(seed), jax.numpy.asarray(target.start(length.chains, seed))
 
-    return sample
+    compiled = jax.jit(run).lower(*arguments(0)).compile()
+    return Sampler(lambda seed: Drawn(*(np.asarray(part) for part in compiled(*arguments(seed)))))
 
 
 def blackjax(target: Target, length: Length, device: str) -> Sampler:
@@ -117,13 +121,12 @@ def blackjax(target: Target, length: Length, device: str) -> Sampler:
 
         return jax.lax.scan(transition, state, jax.random.split(drawing, length.draws))[1]
 
-    run = jax.jit(jax.vmap(chain))
-
-    def sample(seed: int) -> Drawn:
+    def arguments(seed: int) -> tuple[Any, Any]:
         keys = jax.random.split(jax.random.PRNGKey(seed), length.chains)
-        return Drawn(*(np.asarray(part) for part in run(keys, target.start(length.chains, seed))))
+        return keys, jax.numpy.asarray(target.start(length.chains, seed))
 
-    return sample
+    compiled = jax.jit(jax.vmap(chain)).lower(*arguments(0)).compile()
+    return Sampler(lambda seed: Drawn(*(np.asarray(part) for part in compiled(*arguments(seed)))))
 
 
 def pyro(target: Target, length: Length, device: str) -> Sampler:
@@ -160,7 +163,7 @@ def pyro(target: Target, length: Length, device: str) -> Sampler:
         parts = ((each.theta, each.leapfrogs, each.divergent) for each in drawn)
         return Drawn(*(np.stack(part) for part in zip(*parts, strict=True)))
 
-    return sample
+    return Sampler(sample)
 
 
 def mean_depth(leapfrogs: np.ndarray) -> float:

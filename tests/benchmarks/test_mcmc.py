@@ -68,7 +68,7 @@ def test_mean_depth_counts_trees_cut_short_as_begun():
 @pytest.mark.skipif(not hasattr(po.methods, "NUTS"), reason="posterity.methods has no NUTS")
 def test_our_nuts_gives_what_the_tables_need():
     target, length = targets.net(), samplers.Length(chains=3, warmup=20, draws=10)
-    drawn = samplers.posterity(target, length, "cpu")(0)
+    drawn = samplers.posterity(target, length, "cpu").sample(0)
     assert drawn.theta.shape == (3, 10, target.size)
     assert drawn.leapfrogs.shape == drawn.divergent.shape == (3, 10)
     assert drawn.leapfrogs.min() >= 1
@@ -86,8 +86,8 @@ def rows(**rates):
     """Rows of runs of a second, with these ESS/s by round."""
     made = {}
     for name, of in rates.items():
-        rounds = [nuts.Round(seed, 1.0, rate, 1.001, 15.0, 4.0, 0) for seed, rate in enumerate(of)]
-        made[name] = nuts.Row(name, samplers.Length(4, 10, 10), 3.0, rounds)
+        rounds = [nuts.Round(seed, 1.0, 0.9, rate, 1.001, 15.0, 4.0, 0) for seed, rate in enumerate(of)]
+        made[name] = nuts.Row(name, samplers.Length(4, 10, 10), 0.5, 3.0, rounds)
     return made
 
 
@@ -96,7 +96,7 @@ def test_ratios_are_by_round_and_held_against_what_was_asked_for(ours, word):
     made = rows(**{nuts.OURS: ours, nuts.BLACKJAX: (100.0, 100.0, 100.0)})
     table = nuts.Table("logistic", "a title", 4, made, {nuts.PYRO: "ImportError: none"})
     assert f"{sorted(ours)[1] / 100:.3f} x the ESS/s of BlackJAX (vmap) by round, {word} the 0.5" in table.notes()[0]
-    assert made[nuts.OURS].compile_seconds == 2.0
+    assert made[nuts.OURS].compile_seconds == 2.5
     assert made[nuts.OURS].ratio(rows(once=(10.0,))["once"]) == sorted(ours)[1] / 10  # one round serves for all
     lines = table.lines()
     widths = {line.count(" | ") for line in lines[2:5] if not line.startswith("|-")}
@@ -106,7 +106,7 @@ def test_ratios_are_by_round_and_held_against_what_was_asked_for(ours, word):
 
 def test_a_net_with_deep_trees_or_bad_chains_is_said():
     made = rows(NUTS=(1.0,))
-    made["NUTS"].rounds[0] = nuts.Round(0, 1.0, 10.0, 1.05, 200.0, 7.5, 0)
+    made["NUTS"].rounds[0] = nuts.Round(0, 1.0, 0.9, 10.0, 1.05, 200.0, 7.5, 0)
     (note,) = nuts.Table("net", "a net", 4, made, {}).notes()
     assert "mean depth up to 7.50 and R-hat up to 1.0500" in note
 
@@ -120,7 +120,7 @@ def test_contenders_take_turns_with_the_same_seeds_and_results_are_written(tmp_p
             theta = target.start(length.chains, seed)[:, None].repeat(length.draws, 1)
             return samplers.Drawn(theta, np.full(theta.shape[:2], 7), np.zeros(theta.shape[:2], dtype=bool))
 
-        return sample
+        return samplers.Sampler(sample, compiled=name != "ours")
 
     def missing(target, length, device):
         raise ImportError("no such peer")
@@ -133,14 +133,8 @@ def test_contenders_take_turns_with_the_same_seeds_and_results_are_written(tmp_p
     monkeypatch.setattr(nuts, "diagnosed", lambda values: (5.0, 1.0))
     given = nuts.options().parse_args(["--draws", "6", "--rounds", "2", "--pyro-draws", "5"])
     table = nuts.measure(targets.net(), 3, given, [nuts.NUMPYRO, nuts.BLACKJAX, nuts.OURS])
-    assert seen == [
-        ("NumPyro", 3, 0),
-        ("ours", 3, 0),
-        ("NumPyro", 3, 1),
-        ("ours", 3, 1),
-        ("ours", 3, 2),
-        ("NumPyro", 3, 2),
-    ]
+    # ours compiles in a run of its own, which the first round does again
+    assert seen == [("ours", 3, 1), ("NumPyro", 3, 1), ("ours", 3, 1), ("ours", 3, 2), ("NumPyro", 3, 2)]
     assert table.skipped == {nuts.BLACKJAX: "ImportError: no such peer"}
     assert [each.depth for each in table.rows[nuts.NUMPYRO].rounds] == [3.0, 3.0]
     slow, without = nuts.in_turn(targets.net(), given)
