@@ -79,7 +79,8 @@ def infer(
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = checked(joint, rows.to(joint.device))
     if theta.dim() > 1:
-        refuse_too_large(method, joint, rows, members=len(theta))
+        # Rows of theta that the method makes of one problem (an ensemble, chains) are in its own count.
+        refuse_too_large(method, joint, rows, members=len(theta) if method.takes_members else 1)
     theta = theta.contiguous()
     joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))

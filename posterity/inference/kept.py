@@ -48,6 +48,7 @@ class Kept(Sequence[Any]):
         self._expected = expected
         self._folder = Path(tempfile.gettempdir() if folder is None else folder)
         self._first: Any = None  # gives the structure
+        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}  # of its tensors, by path
         self._columns: dict[str, Tensor] = {}  # by path, (room, *shape)
         self._others: list[dict[str, Any]] = []  # of each state by path: what is no tensor
         self._count = 0  # rows that are written
@@ -78,10 +79,17 @@ class Kept(Sequence[Any]):
         """Copy a state; one on a GPU waits there for others, and is moved with them."""
         own = leaves(state)
         tensors = {path: leaf for path, leaf in own.items() if isinstance(leaf, Tensor)}
+        shapes = {path: (tensor.shape, tensor.dtype) for path, tensor in tensors.items()}
         if self._first is None:
-            self._first = clone(state)
+            self._first, self._shapes = clone(state), shapes
             self._room(tensors, self._expected or FEW)
-        self._check(tensors)
+        if shapes != self._shapes:
+            both = shapes.keys() | self._shapes.keys()
+            differing = sorted(path for path in both if shapes.get(path) != self._shapes.get(path))
+            raise TypeError(
+                "The states that a method keeps must have the same tensors each time, of the same shape and dtype. "
+                f"Got others at {', '.join(map(shown, differing))}. Let Method.keep leave out what varies."
+            )
         if _on_cpu(tensors.values()):
             self._move()
             self._write([own])
@@ -90,16 +98,6 @@ class Kept(Sequence[Any]):
         most = max(1, WAITING // max(1, tensor_bytes(list(tensors.values()))))
         if len(self._waiting) >= min(BLOCK, most):
             self._move()
-
-    def _check(self, tensors: dict[str, Tensor]) -> None:
-        wanted = {path: (column.shape[1:], column.dtype) for path, column in self._columns.items()}
-        got = {path: (tensor.shape, tensor.dtype) for path, tensor in tensors.items()}
-        if wanted != got:
-            differing = sorted(path for path in wanted.keys() | got.keys() if wanted.get(path) != got.get(path))
-            raise TypeError(
-                "The states that a method keeps must have the same tensors each time, of the same shape and dtype. "
-                f"Got others at {', '.join(map(shown, differing))}. Let Method.keep leave out what varies."
-            )
 
     def _move(self) -> None:
         if self._waiting:
@@ -147,7 +145,8 @@ class Kept(Sequence[Any]):
         """The oldest `count` states, on the same memory."""
         self._move()
         part = Kept(count, self._folder)
-        part._first, part._count, part._others = self._first, min(count, self._count), self._others[:count]
+        part._first, part._shapes = self._first, self._shapes
+        part._count, part._others = min(count, self._count), self._others[:count]
         part._columns = {path: column[: part._count] for path, column in self._columns.items()}
         return part
 

@@ -49,10 +49,10 @@ def test_the_terms_are_those_of_fits_without_each_row():
     assert not len(found.unreliable)
 
 
-@pytest.mark.parametrize("efficiency", [1.0, 0.5])
+@pytest.mark.parametrize("efficiency", [1.0, 0.25])
 def test_arviz_says_the_same(efficiency):
     arviz = pytest.importorskip("arviz")
-    samples, _, rows = exact_draws(500)
+    samples, _, rows = exact_draws(400)  # 3 sqrt(S / r) is whole: ArviZ 0 rounds it up, ArviZ 1 down
     found = leave_one_out(samples, rows, efficiency=efficiency)
     tree = samples.to_inference_data(rows, log_likelihood=True)
     other = arviz.loo(tree, pointwise=True, reff=efficiency)

@@ -30,7 +30,7 @@ class Draw(NamedTuple):
 
 
 def draw(number, chains=2, size=3):
-    theta = torch.arange(float(chains * size), dtype=FLOAT64).reshape(chains, size) + 100.0 * number
+    theta = torch.arange(float(chains * size), dtype=FLOAT64, device="cpu").reshape(chains, size) + 100.0 * number
     return Draw(theta, theta.sum(-1), theta[:, 0] > 250.0, number)
 
 
@@ -256,6 +256,7 @@ def test_more_states_than_the_disk_holds_are_refused_before_the_first_step(monke
     assert len(wander(Wander(draws=0)).theta) == 3  # nothing is kept but the last state
 
 
+@pytest.mark.cpu
 def test_bytes_of_draws_are_at_most_what_memory_has_for_them(monkeypatch):
     joint = linear_regression(FLOAT64)
     assert kept_bytes(joint, 4, 1000, statistics=2) == {"draws": 4 * 1000 * (joint.size * 8 + 16)}
