@@ -5,6 +5,7 @@ from posterity.datasets.dataset import DataSet, LabelledData
 from posterity.datasets.encoding import InputColumn, TargetColumn
 from posterity.datasets.idx import mnist, mnist_test, read_idx
 from posterity.datasets.location import cache_folder, data_folder
+from posterity.datasets.posteriordb import POSTERIORS, posteriordb_data, posteriordb_draws
 from posterity.datasets.preprocessing import PreparedTable, Preprocessing, Transformed, prepare
 from posterity.datasets.registry import TOYS, load
 from posterity.datasets.table import Table, read_table, split
@@ -14,6 +15,7 @@ from posterity.datasets.uci import UCI_CLASSIFICATION, UCI_REGRESSION, uci_class
 __all__ = [
     "LINE_BIAS",
     "LINE_WEIGHT",
+    "POSTERIORS",
     "TOYS",
     "UCI_CLASSIFICATION",
     "UCI_REGRESSION",
@@ -34,6 +36,8 @@ __all__ = [
     "load",
     "mnist",
     "mnist_test",
+    "posteriordb_data",
+    "posteriordb_draws",
     "prepare",
     "read_idx",
     "read_table",

@@ -7,16 +7,21 @@ from torch import Tensor
 
 FIRST, LAST, BASE = 75, 50, 25  # transitions before, after and in the first window of a long warm-up
 SHORTEST = 20  # a shorter warm-up learns the step size alone
+FEW = 4  # so many chains or fewer that learn together learn no sooner than one
+SOONEST, LEAST = 20, 5  # FIRST and BASE of a great many chains
 
 
-def windows(warmup: int) -> tuple[int, tuple[int, ...]]:
+def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
     """(first transition whose draws count, transitions after which the mass matrix is made anew) of a warm-up.
 
     Windows double in length, each beginning from nothing, so that early draws are forgotten; before and after them
-    only the step size is learnt. A warm-up of less than 150 is shared out as 15 %, 75 %, 10 %.
+    only the step size is learnt. Many `chains` that learn together have enough draws sooner: theirs begin earlier and
+    are shorter. A warm-up too short for that is shared out as 15 %, 75 %, 10 %.
 
     >>> windows(1000)
     (75, (100, 150, 250, 450, 950))
+    >>> windows(200, chains=16)
+    (20, (26, 38, 62, 150))
     >>> windows(100)
     (15, (90,))
     >>> windows(10)
@@ -24,8 +29,9 @@ def windows(warmup: int) -> tuple[int, tuple[int, ...]]:
     """
     if warmup < SHORTEST:
         return warmup, ()
-    first, last, length = FIRST, LAST, BASE
-    if warmup < FIRST + LAST + BASE:
+    share = FEW / max(FEW, chains)
+    first, last, length = max(SOONEST, int(share * FIRST)), LAST, max(LEAST, int(share * BASE))
+    if warmup < first + last + length:
         first, last = int(0.15 * warmup), int(0.1 * warmup)
         length = warmup - first - last
     stop = warmup - last

@@ -64,5 +64,5 @@ class HMC(Sampler):
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         momentum, coins = self._noise(place, 2, key)
-        step_size = self._each(tuning.step_size) * (1.0 + self.jitter * (2.0 * coins[1] - 1.0))
+        step_size = tuning.step_size * (1.0 + self.jitter * (2.0 * coins[1] - 1.0))
         return in_whitened(hamiltonian, target, place, tuning.scale, momentum, coins[0].log(), step_size, self.steps)

@@ -56,4 +56,4 @@ class Langevin(Sampler):
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, _ = self._noise(place, 0, key)
-        return in_whitened(unadjusted, target, place, tuning.scale, noise, self._each(tuning.step_size))
+        return in_whitened(unadjusted, target, place, tuning.scale, noise, tuning.step_size)

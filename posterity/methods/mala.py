@@ -60,4 +60,4 @@ class MALA(Sampler):
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, coins = self._noise(place, 1, key)
-        return in_whitened(adjusted, target, place, tuning.scale, noise, coins[0].log(), self._each(tuning.step_size))
+        return in_whitened(adjusted, target, place, tuning.scale, noise, coins[0].log(), tuning.step_size)

@@ -18,7 +18,7 @@ from posterity.kernels.metropolis import finite_ratio
 from posterity.kernels.place import Move, Place
 from posterity.kernels.whitening import gathered, spread, whitened
 from posterity.methods.kept_draw import KeptDraw
-from posterity.methods.warmup import Adaptation, Tuning, Warmup
+from posterity.methods.warmup import Adaptation, Tuning, Warmup, shared
 from posterity.model.data import Batch, Data, Feed
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
@@ -143,16 +143,17 @@ class Sampler(Method):
             grad, adaptation = drawn.grad, state.adaptation
             used = tuning.step_size
             if adaptation is not None:
-                adaptation, tuning, changed = self._schedule().learnt(
-                    adaptation, tuning, state.step, theta, move.accept
-                )
-                if changed:  # the gradient is one in coordinates of the scale
-                    grad = gathered(tuning.scale, target(theta)[1])
+                schedule = self._schedule()
+                adaptation, tuning, changed = schedule.learnt(adaptation, tuning, state.step, theta, move.accept)
+                if changed:  # gradient and step size are in coordinates of the scale
+                    place = Place(theta, drawn.value, gathered(tuning.scale, target(theta)[1]))
+                    grad, tuning = place.grad, self._tuned(target, place, tuning.scale, key.fold("again"))
+                    adaptation = schedule.begun(tuning)
                 if state.step + 1 == self.warmup:
                     adaptation = None
             far = theta.abs().amax(-1) < FAR
             loss = torch.where(far, -drawn.value / joint.num_data, torch.inf)
-        known = {**move._asdict(), "step_size": self._each(used)}
+        known = {**move._asdict(), "step_size": used}
         after = {"value": drawn.value, "grad": grad}
         return SamplerState(theta, after, tuning._asdict(), known, adaptation, state.step + 1), {"loss": loss, **known}
 
@@ -166,10 +167,14 @@ class Sampler(Method):
         groups = self.chains if alone else 1
         scale = schedule.mass.initial(groups, theta)
         grad = gathered(scale, grad)
-        first = self._first_step(target, Place(theta, value, grad), scale, key)
-        tuning = Tuning(first.reshape(groups, -1).log().mean(1).exp(), scale)
+        tuning = self._tuned(target, Place(theta, value, grad), scale, key)
         adaptation = schedule.begun(tuning) if self.warmup else None
         return state._replace(place={"value": value, "grad": grad}, tuning=tuning._asdict(), adaptation=adaptation)
+
+    def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
+        """The scale, with step sizes for it that suit the chains of a group on average."""
+        first = self._first_step(target, place, scale, key)
+        return Tuning(shared(first.log(), len(scale)).exp(), scale)
 
     def _noise(self, place: Place, coins: int, key: Key) -> tuple[Tensor, Tensor]:
         """Standard normal numbers (C, P), and uniform ones (coins, C)."""
@@ -178,10 +183,6 @@ class Sampler(Method):
         normal = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
         uniform = torch.rand(coins, len(like), dtype=like.dtype, device=like.device, generator=generator)
         return normal, uniform
-
-    def _each(self, values: Tensor) -> Tensor:
-        """Values (G,) of groups of chains as one for each chain, (C,)."""
-        return values.expand(self.chains) if len(values) == 1 else values
 
     def keeps(self, step: int) -> bool:
         """Every `thin`-th after the warm-up."""

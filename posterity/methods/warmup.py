@@ -11,7 +11,7 @@ from posterity.kernels.windows import Moments, no_moments, windows, with_positio
 
 
 class Tuning(NamedTuple):
-    """What the transitions of a chain are made with: step sizes (G,), and scales (G, P) or (G, P, P)."""
+    """What the transitions of chains are made with: step sizes (C,), and scales (G, P) or (G, P, P) of groups."""
 
     step_size: Tensor
     scale: Tensor
@@ -29,7 +29,9 @@ class Warmup:
     """The schedule of a warm-up of `steps` transitions: the step size all the time, the mass matrix in windows.
 
     `accept` is the wanted probability of acceptance, None where the step size is held; `mass` says what is learnt of
-    the scales. Chains of one problem learn together, chains of different problems each for itself.
+    the scales. Chains of one problem, a group, learn together, but for the step size until the first mass matrix is
+    made: a chain that starts where the density is steep gets away with small steps of its own only, and would not be
+    heard among many.
     """
 
     steps: int
@@ -43,22 +45,33 @@ class Warmup:
     def learnt(
         self, adaptation: Adaptation, tuning: Tuning, step: int, theta: Tensor, accept: Tensor
     ) -> tuple[Adaptation, Tuning, bool]:
-        """What is known after transition `step` (from 0), which led to theta (C, P); and whether the scale changed."""
-        groups = tuning.step_size.shape[0]
+        """What is known after transition `step` (from 0), which led to theta (C, P); and whether the scale changed.
+
+        Where it has changed, the step size is to be found anew: see `begun`.
+        """
+        groups = tuning.scale.shape[0]
+        first, ends = windows(self.steps, len(theta) // groups)
+        together = step >= (ends[-1] if ends else 0)
         search, moments = adaptation
         if self.accept is not None:
-            search = averaged(search, accept.reshape(groups, -1).mean(1), self.accept)
+            search = averaged(search, shared(accept, groups) if together else accept, self.accept)
             tuning = tuning._replace(step_size=search.log_step.exp())
-        changed = False
-        if self.mass.learns:
-            first, ends = windows(self.steps)
-            if first <= step < (ends[-1] if ends else 0):
-                moments = with_positions(moments, theta)
-            changed = step + 1 in ends
+        changed = step + 1 in ends
+        if self.mass.learns and first <= step < (ends[-1] if ends else 0):
+            moments = with_positions(moments, theta)
             if changed:
                 tuning = tuning._replace(scale=self.mass.scale(moments))
-                moments = no_moments(tuning.scale)
-                search = averaging_from(tuning.step_size)
         if step + 1 == self.steps and self.accept is not None:
             tuning = tuning._replace(step_size=search.average.exp())
         return Adaptation(search, moments), tuning, changed
+
+
+def shared(values: Tensor, groups: int) -> Tensor:
+    """For each chain the mean over its group of values (C,).
+
+    >>> import torch
+    >>> shared(torch.tensor([1.0, 3.0, 4.0, 6.0]), groups=2)
+    tensor([2., 2., 5., 5.])
+    """
+    rows = values.reshape(groups, -1)
+    return rows.mean(1, keepdim=True).expand_as(rows).reshape(-1)

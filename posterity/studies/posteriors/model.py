@@ -1,0 +1,50 @@
+"""A posterior whose moments are known, ready to be sampled."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.kernels.mass import DenseMass, DiagonalMass
+from posterity.methods.nuts import NUTS
+from posterity.model.density import Density
+from posterity.model.joint import Joint
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A problem with its rows (None for a density), and what the reference calls the parameters.
+
+    `reported` makes these, (C, D) or (C, D, K) each, of the values that `Samples.values` gives. Strongly `correlated`
+    ones are sampled with a dense mass matrix; `target_accept` is that of NUTS.
+    """
+
+    name: str
+    problem: Density | Joint
+    rows: tuple[Tensor, Tensor] | None = None
+    reported: Callable[[Values], Values] = dict
+    correlated: bool = False
+    target_accept: float = 0.8
+
+    def sampler(self, draws: int, warmup: int, chains: int) -> NUTS:
+        """NUTS as it suits the model."""
+        mass = DenseMass() if self.correlated else DiagonalMass()
+        return NUTS(draws, warmup, chains, target_accept=self.target_accept, mass=mass)
+
+
+def flat(values: Values) -> dict[str, Tensor]:
+    """Each entry of each parameter by itself, (C, D), named as in a table: "beta[1]", "sigma".
+
+    >>> list(flat({"beta": torch.zeros(4, 9, 2), "sigma": torch.ones(4, 9)}))
+    ['beta[1]', 'beta[2]', 'sigma']
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in values.items():
+        if value.dim() == 2:
+            found[name] = value
+        else:
+            found.update({f"{name}[{index + 1}]": part for index, part in enumerate(value.unbind(-1))})
+    return found
