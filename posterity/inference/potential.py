@@ -43,7 +43,7 @@ def accelerated(wanted: bool) -> Iterator[None]:
 class Potential:
     """The log density (C,) and its gradient (C, P) at theta (C, P) over all rows of `batch`, exact.
 
-    Networks run in evaluation mode. Rows go in chunks whose activations, for all chains, stay within `budget` bytes
+    Networks run in evaluation mode. Rows go in chunks whose activations, for all chains, stay within `limit` bytes
     (None: 1 GiB on the CPU, a quarter of the memory of a GPU).
 
     >>> import torch, posterity as po
@@ -53,11 +53,11 @@ class Potential:
     (tensor([-1.]), tensor([[-1., -1.]]))
     """
 
-    def __init__(self, joint: Target, batch: Batch | None, chains: int, budget: int | None = None) -> None:
+    def __init__(self, joint: Target, batch: Batch | None, chains: int, limit: int | None = None) -> None:
         """Look how many rows fit at once."""
         self.batch, self.chains = batch, chains
         self._joint = ref(joint)  # which goes when nobody else has it, and its potential with it
-        self._chunks = [(batch, 1.0)] if not isinstance(joint, Joint) else _chunks(joint, batch, chains, budget)
+        self._chunks = [(batch, 1.0)] if not isinstance(joint, Joint) else _chunks(joint, batch, chains, limit)
         self._compiled: dict[Callable[..., Any], Compiled] = {}
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,6 +84,12 @@ class Potential:
         return compiled(*arguments)
 
 
+def budget(joint: Target) -> int:
+    """Bytes that the activations of a gradient may take."""
+    memory = device_memory(joint.device)
+    return int(_SHARE * memory) if joint.device.type == "cuda" and memory else BUDGET
+
+
 def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
     """The potential of the problem on these rows, made once."""
     known = _KNOWN.get(joint)
@@ -92,14 +98,12 @@ def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
     return known
 
 
-def _chunks(joint: Joint, batch: Any, chains: int, budget: int | None) -> list[tuple[Any, float]]:
+def _chunks(joint: Joint, batch: Any, chains: int, limit: int | None) -> list[tuple[Any, float]]:
     """Pieces of the batch that fit, each with its share of the rows."""
-    if budget is None:
-        memory = device_memory(joint.device)
-        budget = int(_SHARE * memory) if joint.device.type == "cuda" and memory else BUDGET
+    allowed = budget(joint) if limit is None else limit
     # The backward pass makes as much again; members of the joint are its chains.
     row = 2 * chains * activation_bytes(joint, TensorData(batch), 1) // (joint.num_members or 1)
-    size = max(1, budget // max(1, row))
+    size = max(1, allowed // max(1, row))
     if size >= batch.size:
         return [(batch, 1.0)]
     axis = 1 if batch.per_member else 0

@@ -80,8 +80,5 @@ class NUTS(Sampler):
         momentum = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
         coins = uniform(2, self.max_depth, chains)
         directions = (coins[0] < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
-        step_size = tuning.step_size
         pieces = CUDA_PIECES if like.is_cuda else CPU_PIECES
-        return no_u_turn(
-            target, place, momentum, step_size, tuning.scale, directions, coins[1].log_(), noise, target.run, pieces
-        )
+        return no_u_turn(target, place, momentum, *tuning, directions, coins[1].log_(), noise, target.run, pieces)

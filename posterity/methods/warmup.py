@@ -23,6 +23,15 @@ class Adaptation(NamedTuple):
     search: DualAveraging
     moments: Moments
 
+    def tables(self) -> dict[str, dict[str, Tensor]]:
+        """As a state of a run holds it, which may do without."""
+        return {"search": self.search._asdict(), "moments": self.moments._asdict()}
+
+    @classmethod
+    def of(cls, tables: dict[str, dict[str, Tensor]]) -> "Adaptation":
+        """What `tables` gave."""
+        return cls(DualAveraging(**tables["search"]), Moments(**tables["moments"]))
+
 
 @dataclass(frozen=True)
 class Warmup:

@@ -72,7 +72,7 @@ def _diamonds(name: str, data: Values) -> Model:
     inputs = data["X"][:, 1:] - data["X"][:, 1:].mean(0)
     targets = data["Y"]
 
-    def log_density(b: Tensor, Intercept: Tensor, sigma: Tensor) -> Tensor:  # noqa: N803  as the reference has it
+    def log_density(b: Tensor, Intercept: Tensor, sigma: Tensor) -> Tensor:
         value = _normal(targets - Intercept.unsqueeze(-1) - b @ inputs.mT, sigma)
         return value - 0.5 * b.square().sum(-1) + _student(Intercept - 8.0, 10.0) + _student(sigma, 10.0)
 
