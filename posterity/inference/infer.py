@@ -78,8 +78,8 @@ def infer(
     rows = as_data(data)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = checked(joint, rows.to(joint.device))
-    if theta.dim() > 1:
-        refuse_too_large(method, joint, rows, members=len(theta))
+    if theta.dim() > 1 or method.row == "chain":  # which keep all their draws
+        refuse_too_large(method, joint, rows, members=len(theta) if theta.dim() > 1 else 1)
     theta = theta.contiguous()
     joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))
@@ -116,7 +116,7 @@ def _loop(
                 run.step += 1
                 run.trace.record(run.step, info)
                 if run.step % look == 0 or run.step == run.steps:
-                    check_loss(joint, run.trace, run.state, look)
+                    check_loss(joint, run.trace, run.state, look, method.row)
                 if method.keeps(run.step):
                     run.kept.append(clone(method.keep(run.state)))
                 for hook in hooks:
