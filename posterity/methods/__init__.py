@@ -18,11 +18,16 @@ from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.mean_field import MeanField
 from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.online_laplace import OnlineLaplace
+from posterity.methods.preconditioner import Plain, Preconditioner, RMSprop
+from posterity.methods.sghmc import SGHMC
+from posterity.methods.sgld import SGLD
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.swag import SWAG
 
 __all__ = [
     "MAP",
+    "SGHMC",
+    "SGLD",
     "SWAG",
     "AllWeights",
     "Conjugate",
@@ -39,6 +44,9 @@ __all__ = [
     "MeanField",
     "NaturalGradient",
     "OnlineLaplace",
+    "Plain",
+    "Preconditioner",
+    "RMSprop",
     "ScoreFunction",
     "SecondOrder",
     "StickTheLanding",
