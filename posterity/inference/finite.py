@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import Diverged
+from posterity.inference.kept import Kept
 from posterity.inference.method import Target
 from posterity.inference.trace import Trace
 from posterity.storage import flatten
@@ -46,6 +47,8 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int, row: str = "
 
 def check_kept(joint: Target, kept: Sequence[Any], step: int, row: str = "member") -> None:
     """Raise `Diverged` if a posterior would be made of numbers that are not finite; see `check_loss`."""
+    if isinstance(kept, Kept):  # of many small states, which are looked at together
+        kept = kept[kept.num_finite() :][:1]
     # A state may have a few numbers on the CPU beside tensors on a GPU.
     good = [torch.isfinite(tensor).all().cpu() for state in kept for tensor in _floating(state).values()]
     if not good or bool(torch.stack(good).all()):

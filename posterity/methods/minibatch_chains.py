@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import of_kinds, positive, positive_whole, shown
+from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Method, Target
 from posterity.methods.preconditioner import Preconditioner
@@ -142,22 +143,14 @@ class MinibatchChains(Method):
         return noise * self.schedule.samples(step) if isinstance(self.schedule, Cycles) else noise
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """With what all draws take that are kept."""
-        each = theta_bytes(joint) * (self.chains if joint.num_members is None else 1)
-        rows = activation_bytes(joint, data, self.batch_size)
+        """With the draws that are kept."""
+        times = self.chains if joint.num_members is None else 1  # else the joint counts them
         return {
-            "weights": 3 * each,
-            "gradient and noise": 3 * each,
-            "draws": 2 * self.draws * each,  # the kept ones, and stacked
-            "activations of a batch": 2 * rows * (self.chains if joint.num_members is None else 1),
+            "weights": 3 * times * theta_bytes(joint),
+            "gradient and noise": 3 * times * theta_bytes(joint),
+            "activations of a batch": 2 * times * activation_bytes(joint, data, self.batch_size),
+            **kept_bytes(joint, self.chains, self.draws, statistics=0),
         }
-
-    def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
-        """A tenth of the draws, and a tenth of that."""
-        needed = self.bytes(joint, data)
-        rest = sum(needed.values()) - needed["draws"]
-        fewer = [self.draws // share for share in (10, 100) if self.draws // share]
-        return {f"draws={count}": rest + needed["draws"] * count // self.draws for count in fewer}
 
     def describe(self, joint: Target, data: Data) -> str:
         """With chains and draws."""
@@ -198,9 +191,9 @@ class MinibatchChains(Method):
 
     def posterior(self, joint: Target, kept: Sequence[MinibatchDraw]) -> Samples:
         """The draws, chains first."""
-        theta = torch.stack([draw.theta for draw in kept], dim=1)
-        buffers = {name: torch.stack([draw.buffers[name] for draw in kept], dim=1) for name in kept[0].buffers}
-        return Samples(joint, theta, {}, buffers)
+        draws = stacked(kept)
+        buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
+        return Samples(joint, draws.theta.transpose(0, 1), {}, buffers)
 
 
 def loss_factor(joint: Target) -> float | Tensor:
