@@ -119,7 +119,7 @@ def _loop(
                 run.step += 1
                 run.trace.record(run.step, info)
                 if run.step % look == 0 or run.step == run.steps:
-                    check_loss(joint, run.trace, run.state, look)
+                    check_loss(joint, run.trace, run.state, look, method.row)
                 if method.keeps(run.step):
                     run.kept.append(method.keep(run.state))
                 for hook in hooks:

@@ -47,5 +47,5 @@ class Run:
 
     def _made(self, kept: Sequence[Any]) -> Posterior:
         # The last update may have broken what no loss has seen yet.
-        check_kept(self.joint, kept, self.step)
+        check_kept(self.joint, kept, self.step, self.method.row)
         return self.method.posterior(self.joint, kept)

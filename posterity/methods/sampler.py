@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class Sampler(Method):
 
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
+
+    row: ClassVar[str] = "chain"
 
     draws: int
     warmup: int
