@@ -1,6 +1,7 @@
 """The figures of the study: how far ranks are from uniform, as curves and as histograms, with bands."""
 
 import math
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,8 +33,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         folder / "ecdf.png",
         lambda place, one: _curves(place, one, widest),
         f"Ranks of true values among {row.draws} draws, {row.replicates:,} replicates: empirical distribution function "
-        f"minus the uniform one, a curve for each test quantity. Grey: where {share} of calibrated curves stay. "
-        f"Red: some p below {THRESHOLD:g}",
+        f"minus the uniform one, a curve for each test quantity. Grey: where {share} of calibrated curves stay.",
         ("rank / draws", "difference"),
     )
     _grid(
@@ -41,7 +41,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         folder / "histograms.png",
         _bars,
         f"Histogram of the ranks of the test quantity with the smallest p, {row.replicates:,} replicates. "
-        f"Grey: where {share} of calibrated bars end. Red: p below {THRESHOLD:g}",
+        f"Grey: where {share} of calibrated bars end.",
         ("rank / draws", "replicates"),
     )
     return ["ecdf.png", "histograms.png"]
@@ -93,14 +93,16 @@ def _grid(study: Study, path: Path, panel: Callable[["Axes", Row], None], title:
         if line == lines * len(models) - 1 or index + columns >= len(methods):
             place.set_xlabel(labels[0], fontsize=9)
         plain(place)
+    if not all(row.passes for row in study.rows):
+        title += f" Red: p below {THRESHOLD:g}."
     figure.suptitle(_wrapped(title, 34 * columns), fontsize=10)
     save(figure, path)
 
 
 def _wrapped(text: str, width: int) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, width))
+    """The text in lines of about the same length, none much longer than `width`."""
+    lines = math.ceil(len(text) / width)
+    return "\n".join(textwrap.wrap(text, math.ceil(len(text) / lines) + 8))
 
 
 def _curves(place: "Axes", row: Row, widest: float) -> None:
