@@ -60,8 +60,8 @@ def adaptation_never_stopped(patch):
 
     def step(self, joint, state, batch, key):
         after, info = right(self, joint, state, batch, key)
-        if after.adaptation is None:
-            after = after._replace(adaptation=self._schedule().begun(Tuning(**after.tuning)))
+        if not after.adaptation:
+            after = after._replace(adaptation=self._schedule().begun(Tuning(**after.tuning)).tables())
         return after, info
 
     patch.setattr(Sampler, "step", step)

@@ -29,7 +29,7 @@ def successive(method, problem, seed):
     for index in range(ROUNDS):
         now = key.fold(index)
         state, _ = method.step(problem.joint, method.init(problem.joint, theta, now), data, now)
-        theta = state.theta
+        theta = method.keep(state).theta
         likelihood = problem.joint.fitted(theta).likelihood
         data = data._replace(targets=likelihood.sample(problem.joint.outputs(theta, problem.inputs), now.fold("data")))
     return theta, data
@@ -80,7 +80,8 @@ def constrained_rounds():
     theta = density.unconstrained({"scale": drawn[0]})
     for index in range(ROUNDS):
         now = key.fold(index)
-        theta = method.step(density, method.init(density, theta, now), None, now)[0].theta
+        state, _ = method.step(density, method.init(density, theta, now), None, now)
+        theta = method.keep(state).theta
         scale = density.constrained(theta)["scale"]
         held["data"] = scale.unsqueeze(1) * now.fold("data").normal((CHAINS, 2), torch.float64)
     return scale, drawn[1]
