@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from posterity.studies.calibration import Study
 
 MODELS = ("linear", "logistic", "network")
-METHODS = ("nuts", "hmc", "mala", "metropolis", "langevin", "mean-field", "laplace")
+METHODS = ("nuts", "hmc", "mala", "metropolis", "langevin", "sgld", "mean-field", "laplace")
 
 
 def calibration(

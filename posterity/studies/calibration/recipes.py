@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from posterity.inference import Method
-from posterity.methods import HMC, MALA, MAP, NUTS, Langevin, Laplace, MeanField, Metropolis
+from posterity.methods import HMC, MALA, MAP, NUTS, SGLD, Langevin, Laplace, MeanField, Metropolis
 from posterity.numerics.adam import Adam
 from posterity.numerics.schedules import Cosine
 
@@ -36,6 +36,10 @@ def _langevin(model: str) -> tuple[Method, ...]:
     return (Langevin(warmup=500, thin=25 * THIN[model], step_size=LARGE[model]),)
 
 
+def _sgld(model: str) -> tuple[Method, ...]:
+    return (SGLD(warmup=500, thin=25 * THIN[model], step_size=LARGE[model], batch_size=5),)
+
+
 def _mean_field(model: str) -> tuple[Method, ...]:
     return (MeanField(2000, None, Adam(0.02), Cosine()),)
 
@@ -51,6 +55,7 @@ RECIPES: Mapping[str, Callable[[str], tuple[Method, ...]]] = MappingProxyType(
         "mala": _mala,
         "metropolis": _metropolis,
         "langevin": _langevin,
+        "sgld": _sgld,
         "mean-field": _mean_field,
         "laplace": _laplace,
     }
