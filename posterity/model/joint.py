@@ -333,7 +333,7 @@ class Joint:
         leaf = raw.detach().requires_grad_()
         with torch.enable_grad():
             value = self.likelihood.free_log_prior(leaf)
-        grad = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(raw)
+            grad = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(raw)
         return value.detach(), grad
 
     def check_inputs(self, inputs: Inputs, *, per_member: bool = False) -> None:
