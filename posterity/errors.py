@@ -4,6 +4,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -29,7 +30,8 @@ class BadFolder(PosterityError, ValueError):
 class Diverged(PosterityError, ArithmeticError):
     """A run produced a number that is not finite; `step` and `tensor` say where.
 
-    `stored` is the step after which the last good state was stored, None where none was.
+    `stored` is the step after which the last good state was stored, None where none was. `posterior` is that of the
+    states kept until then (the draws of a sampler), None where there are none.
     """
 
     exit_code = 5
@@ -39,6 +41,7 @@ class Diverged(PosterityError, ArithmeticError):
         self.step = step
         self.tensor = tensor
         self.stored: int | None = None
+        self.posterior: Any = None
 
 
 class NotPositiveDefinite(PosterityError, ArithmeticError):

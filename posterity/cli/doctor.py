@@ -117,7 +117,7 @@ def _cache() -> str:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         probe = disk.temporary(folder)
-        disk.write(probe, b"posterity")
+        disk.write(probe, [b"posterity"])
         disk.remove(probe)
     finally:
         for path in new:  # innermost first: leave nothing behind that was not there

@@ -20,7 +20,7 @@ def fit(
         str,
         typer.Option(
             metavar="NAME",
-            help="map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient or swag.",
+            help="map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag, sgld or sghmc.",
         ),
     ] = "laplace",
     hidden: o.Hidden = None,

@@ -19,7 +19,8 @@ Data = Annotated[
 Methods = Annotated[
     str,
     typer.Option(
-        metavar="NAMES", help="Of map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag."
+        metavar="NAMES",
+        help="Of map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag, sgld, sghmc.",
     ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]

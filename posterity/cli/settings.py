@@ -20,6 +20,8 @@ METHODS = MappingProxyType(
         "ensemble": ("ensemble",),
         "natural-gradient": ("map", "natural-gradient"),
         "swag": ("map", "swag"),
+        "sgld": ("map", "sgld"),
+        "sghmc": ("map", "sghmc"),
     }
 )
 """The stages of each method: every stage starts from the posterior of the one before it."""
@@ -40,6 +42,8 @@ LABELS = MappingProxyType(
         "ensemble": "Ensemble",
         "natural-gradient": "NaturalGradient",
         "swag": "SWAG",
+        "sgld": "SGLD",
+        "sghmc": "SGHMC",
     }
 )
 

@@ -34,7 +34,7 @@ def run_stage(
     begin = time.perf_counter()
     try:
         posterior, trace = infer(
-            make_method(name, task.settings),
+            make_method(name, task.settings, task.joint),
             stage_joint(name, task),
             task.data.train.pair,
             start=start,

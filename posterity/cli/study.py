@@ -5,6 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from posterity.cli.study_calibration import calibration
 from posterity.cli.study_dropout import dropout
 from posterity.cli.study_gradients import gradients
 from posterity.cli.study_images import images
@@ -29,5 +30,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, gradients, images, uci, dropout, moons, posteriors):
+for one in (logistic, gradients, images, uci, dropout, moons, calibration, posteriors):
     study.command()(one)

@@ -90,3 +90,8 @@ def table(first: str, *numbers: str) -> Any:
     for heading in numbers:
         empty.add_column(heading, justify="right")
     return empty
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The names in a list with commas, each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, words, write_results
 
 if TYPE_CHECKING:
     from posterity.studies.uci import Study
@@ -46,14 +46,14 @@ def uci(
     from posterity.studies.uci import Settings, check, draw, uci
 
     jobs = (os.cpu_count() or 1) if jobs is None else jobs
-    names = UCI_REGRESSION if datasets.strip() == "all" else _words(datasets)
+    names = UCI_REGRESSION if datasets.strip() == "all" else words(datasets)
     with option_values("study uci"):
         settings = Settings(seed=seed) if steps is None else Settings(steps=steps, seed=seed)
-        check(names, _words(methods), splits, jobs)
+        check(names, words(methods), splits, jobs)
     with one_thread():
         found = uci(
             names,
-            _words(methods),
+            words(methods),
             folder=out,
             splits=splits,
             settings=settings,
@@ -61,17 +61,13 @@ def uci(
             report=lambda line: log(line, quiet=quiet),
         )
     figures = draw(found, out)
-    options = ["--datasets", ",".join(names), "--methods", ",".join(_words(methods)), "--steps", str(settings.steps)]
+    options = ["--datasets", ",".join(names), "--methods", ",".join(words(methods)), "--steps", str(settings.steps)]
     options += [] if splits is None else ["--splits", str(splits)]
     document = write_results("uci", out, [*options, "--seed", str(seed)], figures, found.document())
     if as_json:
         print_json(document)
     else:
         _print(console(), found, out)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def _print(out: Any, found: "Study", folder: Path) -> None:

@@ -27,7 +27,19 @@ from posterity.evidence import Evidence
 from posterity.inference import Method, Plan, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
-from posterity.methods import MAP, SWAG, Conjugate, Ensemble, Laplace, MCDropout, MeanField, NaturalGradient
+from posterity.methods import (
+    MAP,
+    SGHMC,
+    SGLD,
+    SWAG,
+    Conjugate,
+    Ensemble,
+    Laplace,
+    MCDropout,
+    MeanField,
+    NaturalGradient,
+    RMSprop,
+)
 from posterity.methods.gradients import Estimator, Flipout, LocalReparameterisation, WeightSampling
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
@@ -162,8 +174,8 @@ def make_task(chosen: Settings, source: Source, device: torch.device) -> Task:
     return Task(chosen, source, network, joint)
 
 
-def make_method(stage: str, settings: Settings) -> Method:
-    """The method of one stage."""
+def make_method(stage: str, settings: Settings, joint: Joint) -> Method:
+    """The method of one stage on this problem."""
     if stage in ("map", "ensemble"):
         adam = Adam(step_size=settings.step_size)
         fit = MAP(settings.steps, settings.batch_size, adam, Cosine())  # Adam comes to rest only if its steps do
@@ -178,6 +190,8 @@ def make_method(stage: str, settings: Settings) -> Method:
         every = max(1, settings.steps // 100)
         rank = min(20, settings.steps // every)
         return SWAG(MAP(settings.steps, settings.batch_size, SGD(settings.step_size)), every, rank)
+    if stage in ("sgld", "sghmc"):
+        return _sampler(SGLD if stage == "sgld" else SGHMC, settings, joint)
     if stage == "conjugate":
         return Conjugate()
     if stage == "mean-field":
@@ -187,6 +201,22 @@ def make_method(stage: str, settings: Settings) -> Method:
     structure = None if settings.structure is None else STRUCTURES[settings.structure]()
     # A noise that was given is known; only one that is to be learnt is tuned.
     return Laplace(structure=structure, tuning=Evidence(noise=settings.noise == "learn") if settings.tune else None)
+
+
+def _sampler(kind: type[SGLD | SGHMC], settings: Settings, joint: Joint) -> Method:
+    """Half of the steps are warm-up, the others give about 100 draws a chain; smaller steps than those of Adam."""
+    later = max(1, settings.steps // 2)
+    thin = max(1, later // 100)
+    draws = later // thin
+    size = kind.step_size_for((0.1 if kind is SGLD else 0.03) * settings.step_size, joint)
+    return kind(
+        draws=draws,
+        warmup=max(1, settings.steps - draws * thin),
+        step_size=float(size),
+        batch_size=settings.batch_size,
+        thin=thin,
+        preconditioner=RMSprop(),  # noise that is learnt makes curvatures so different that no one step size suits
+    )
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
@@ -234,18 +264,18 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
     for option, value in (("--estimator", settings.estimator), ("--kl-weight", settings.kl_weight)):
         if value is not None and "mean-field" not in names:
             raise UsageError(f"{option} is for mean-field, which was not asked for.", f"leave {option} out.")
-    stages(names, settings)
+    stages(names, task)
 
 
-def stages(names: tuple[str, ...], settings: Settings) -> dict[str, Method]:
+def stages(names: tuple[str, ...], task: Task) -> dict[str, Method]:
     """Every stage of the methods once, in the order in which they run."""
     found = dict.fromkeys(stage for name in names for stage in METHODS[name])
-    return {stage: make_method(stage, settings) for stage in found}
+    return {stage: make_method(stage, task.settings, task.joint) for stage in found}
 
 
 def plans(names: tuple[str, ...], task: Task) -> dict[str, Plan]:
     """What every stage of the methods takes in memory."""
-    methods = stages(names, task.settings)
+    methods = stages(names, task)
     return {stage: plan(method, task.joint, task.data.train.pair) for stage, method in methods.items()}
 
 

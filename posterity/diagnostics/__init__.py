@@ -1,6 +1,7 @@
 """What a posterior has and has not learnt, and whether the chains that drew it can be relied on."""
 
 from posterity.diagnostics.collapse import Collapse, collapse
+from posterity.diagnostics.convergence import Convergence, Quantity, convergence
 from posterity.diagnostics.effective_sample_size import bulk_ess, mean_ess, quantile_ess, sd_ess, tail_ess
 from posterity.diagnostics.energy import e_bfmi
 from posterity.diagnostics.monte_carlo_error import mcse_mean, mcse_median, mcse_quantile, mcse_sd
@@ -9,10 +10,13 @@ from posterity.diagnostics.temperature import Temperature, configurational_tempe
 
 __all__ = [
     "Collapse",
+    "Convergence",
+    "Quantity",
     "Temperature",
     "bulk_ess",
     "collapse",
     "configurational_temperature",
+    "convergence",
     "e_bfmi",
     "kinetic_temperature",
     "mcse_mean",

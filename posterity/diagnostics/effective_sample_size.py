@@ -23,7 +23,8 @@ def bulk_ess(draws: Tensor) -> Tensor:
     M n log10(M n), which antithetic chains reach.
 
     **Limit**: NaN for fewer than 4 draws or a draw that is NaN; M n for draws whose range is below 1e-15, which
-    say nothing (ArviZ's conventions). 100 for each chain are wanted before R-hat and standard errors can be relied on.
+    say nothing (ArviZ's conventions). Where a pair is 0 up to rounding, as happens with indicators of very few draws,
+    the sum may end there or not. 100 for each chain are wanted before R-hat and standard errors can be relied on.
 
     **Cost**: a sort and a fast Fourier transform of the C D draws, in pieces of bounded memory.
 

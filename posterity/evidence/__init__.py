@@ -5,6 +5,7 @@ from posterity.evidence.elbo import Elbo, elbo
 from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
 from posterity.evidence.importance import Importance, importance, prior_monte_carlo
 from posterity.evidence.laplace_evidence import laplace_evidence
+from posterity.evidence.leave_one_out import LeaveOneOut, leave_one_out
 from posterity.evidence.mackay import MacKay
 from posterity.evidence.marginal import Marginal, residual_sums
 from posterity.evidence.maximise import Evidence
@@ -18,6 +19,7 @@ __all__ = [
     "Evidence",
     "Groups",
     "Importance",
+    "LeaveOneOut",
     "MacKay",
     "Marginal",
     "PerLayer",
@@ -31,6 +33,7 @@ __all__ = [
     "elbo",
     "importance",
     "laplace_evidence",
+    "leave_one_out",
     "marginal_likelihood",
     "present_precision",
     "prior_monte_carlo",

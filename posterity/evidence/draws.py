@@ -7,14 +7,13 @@ from torch import Tensor
 
 from posterity.errors import BadData
 from posterity.model.checked import checked
-from posterity.model.data import Batch, Data, TensorData, as_data
+from posterity.model.data import Data, TensorData, as_data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
+from posterity.posteriors.pointwise import TOGETHER, batches
 
-ROWS = 1024  # of data at a time: bounds the memory
-TOGETHER = 1 << 14  # rows times draws that go through the network in one call
 LARGE = 1 << 26  # numbers in the draws that are held at a time
 
 Sampler = Callable[[int, Key], Tensor]
@@ -33,13 +32,6 @@ def in_blocks(sample: Sampler, draws: int, size: int, key: Key) -> Iterator[Tens
     step = max(1, LARGE // max(1, size))
     for low in range(0, draws, step):
         yield sample(min(step, draws - low), key.fold(low))
-
-
-def batches(data: Data) -> Iterator[Batch]:
-    """All rows once, some at a time."""
-    for batch in data.passes(ROWS).from_step(0):
-        assert isinstance(batch, Batch)
-        yield batch
 
 
 def log_likelihoods(joint: Joint | Density, thetas: Tensor, data: Data, buffers: Buffers) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.curvature.survey import survey
 from posterity.errors import positive_whole, shown
-from posterity.evidence.draws import batches, in_blocks, log_likelihoods, whole
+from posterity.evidence.draws import in_blocks, log_likelihoods, whole
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.data import Data
 from posterity.model.density import Density
@@ -19,6 +19,7 @@ from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.pointwise import batches
 from posterity.priors import Correlated, Normal
 
 

@@ -18,21 +18,21 @@ class Smoothed(NamedTuple):
     pareto_k: float
 
 
-def pareto_smoothed(log_weights: Tensor) -> Smoothed:
-    """Log weights with the M = min(S / 5, 3 sqrt(S)) largest replaced by quantiles of a fitted tail, and its shape.
+def pareto_smoothed(log_weights: Tensor, efficiency: float = 1.0) -> Smoothed:
+    """Log weights with the M = min(S / 5, 3 sqrt(S / r)) largest replaced by quantiles of a fitted tail, and its shape.
 
     A generalised Pareto distribution is fitted to the excesses of the M largest weights over the next one (Vehtari et
     al., 2024, Pareto smoothed importance sampling); its shape is k-hat, drawn to 1/2 with the weight of ten draws as
     there. Its quantiles at (z - 1/2) / M take the place of the z-th of them, none above the largest weight. Weights
     that are equal up to rounding have k-hat -inf and stay as they are; so do those of which nearly all vanish beside
-    the largest, whose k-hat is inf.
+    the largest, whose k-hat is inf. `efficiency` r is that of draws of a chain: effective ones over all.
 
     >>> pareto_smoothed(torch.zeros(100)).pareto_k
     -inf
     """
     logs = log_weights.to(torch.float64)
     count, top = len(logs), logs.max()
-    tail = math.ceil(min(count / 5, 3.0 * math.sqrt(count)))
+    tail = math.ceil(min(count / 5, 3.0 * math.sqrt(count / efficiency)))
     order = logs.argsort()
     largest = order[-tail:]
     weights = (logs - top).exp()  # the largest is 1

@@ -15,7 +15,7 @@ from posterity.inference.callbacks import Callback
 from posterity.inference.finite import check_kept, check_loss
 from posterity.inference.run import Run
 from posterity.inference.trace import Trace
-from posterity.storage import Part, RunFolder, flatten, restore
+from posterity.storage import Part, RunFolder, flatten, mapped, restore
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,12 @@ class Checkpointer:
         run.trace.seconds = stored["seconds"]
         for name, callback in self._callbacks.items():
             callback.restore(stored["callbacks"][name])
-        kept = run.method.keep(run.state)
+        kept = mapped(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, run.method.keep(run.state))
         for name in self.folder.parts():  # sorted, so in the order in which they were kept
             if name.startswith("kept-"):
                 shard = self.folder.read(name)
-                run.kept += restore(shard, [kept] * len(shard.config["state"]), run.joint.device)  # type: ignore[arg-type]
+                for state in restore(shard, [kept] * len(shard.config["state"])):  # type: ignore[arg-type]
+                    run.kept.append(state)
         self._written = len(run.kept)
         self._last_step = run.step
 
@@ -119,8 +120,8 @@ class Checkpointer:
         due_time = self.checkpoint.seconds is not None and time.monotonic() - self._last_time >= self.checkpoint.seconds
         if now or due_steps or due_time or run.step == run.steps or run.stopped:
             # On a GPU the loss is looked at once in a while; and the last update has not been seen by any loss.
-            check_loss(run.joint, run.trace, run.state, run.step - self._last_step)
-            check_kept(run.joint, [run.method.accountable(run.state)], run.step)
+            check_loss(run.joint, run.trace, run.state, run.step - self._last_step, run.method.row)
+            check_kept(run.joint, [run.method.accountable(run.state)], run.step, run.method.row)
             self.write(run)
 
     def write(self, run: Run) -> None:
@@ -141,8 +142,8 @@ class Checkpointer:
 
 
 @contextmanager
-def last_good(keeper: Checkpointer | None) -> Iterator[None]:
-    """Add to what is said of a run that diverges where its last good state is."""
+def last_good(keeper: Checkpointer | None, run: Run) -> Iterator[None]:
+    """Add to what is said of a run that diverges where its last good state is, and what it has kept."""
     try:
         yield
     except Diverged as error:
@@ -154,6 +155,9 @@ def last_good(keeper: Checkpointer | None) -> Iterator[None]:
             said = f"No state is in {where} yet: it broke before the first was due."
         else:
             said = "No state was stored: with checkpoint= the last good one would be."
+        error.posterior = run.so_far()
+        if error.posterior is not None:
+            said += " The posterior of what it had kept is in the error (error.posterior)."
         error.args = (f"{error} {said}",)
         raise
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import Diverged
+from posterity.inference.kept import Kept
 from posterity.inference.method import Target
 from posterity.inference.trace import Trace
 from posterity.storage import flatten
@@ -16,8 +17,11 @@ _REMEDY = "Use a smaller step size, standardise the inputs and targets, or look 
 _ELSEWHERE = "Begin at other weights (start=), or take a prior that allows these."
 
 
-def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
-    """Raise `Diverged` if one of the last `count` values of the trace's "loss" is not finite."""
+def check_loss(joint: Target, trace: Trace, state: Any, count: int, row: str = "member") -> None:
+    """Raise `Diverged` if one of the last `count` values of the trace's "loss" is not finite.
+
+    `row` is what a row of theta (M, P) is called.
+    """
     if "loss" not in trace:
         return
     recent = trace.recent("loss", count)
@@ -27,50 +31,67 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int) -> None:
     if not bool(bad.any()):
         return
     step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
-    tensor, cause, remedy = _first_bad(joint, state), "", _REMEDY
+    first = recent[bad][0]  # () or (M,)
+    index = int((~torch.isfinite(first)).nonzero()[0, 0]) if first.dim() == 1 else None
+    tensor, cause, remedy = _first_bad(joint, state, index)[0], "", _REMEDY
     if "kl" in trace and not bool(torch.isfinite(trace.recent("kl", count)[bad]).all()):
         tensor = tensor or "the KL to the prior"
         cause = " The KL to the prior is not finite: the prior has no density at such weights, or they are too large."
         remedy = _ELSEWHERE if step == 1 else _REMEDY
     tensor = tensor or "the log-likelihood of the batch"
+    where = _where(tensor, index, row)
     raise Diverged(
-        f"The loss is not finite at step {step} (first seen in {tensor}).{cause} {remedy}", step=step, tensor=tensor
+        f"The loss is not finite at step {step} (first seen in {where}).{cause} {remedy}", step=step, tensor=tensor
     )
 
 
-def check_kept(joint: Target, kept: Sequence[Any], step: int) -> None:
-    """Raise `Diverged` if a posterior would be made of numbers that are not finite."""
+def check_kept(joint: Target, kept: Sequence[Any], step: int, row: str = "member") -> None:
+    """Raise `Diverged` if a posterior would be made of numbers that are not finite; see `check_loss`."""
+    if isinstance(kept, Kept):  # of many small states, which are looked at together
+        kept = kept[kept.num_finite() :][:1]
     # A state may have a few numbers on the CPU beside tensors on a GPU.
     good = [torch.isfinite(tensor).all().cpu() for state in kept for tensor in _floating(state).values()]
     if not good or bool(torch.stack(good).all()):
         return
-    tensor = next(name for state in kept if (name := _first_bad(joint, state)) is not None)
+    tensor, index = next(found for state in kept if (found := _first_bad(joint, state))[0])
+    where = _where(tensor, index, row)
     raise Diverged(
-        f"The run is not finite after step {step} (first seen in {tensor}). {_REMEDY}", step=step, tensor=tensor
+        f"The run is not finite after step {step} (first seen in {where}). {_REMEDY}", step=step, tensor=tensor
     )
+
+
+def _where(tensor: str, index: int | None, row: str) -> str:
+    return tensor if index is None else f"{tensor} of {row} {index}"
 
 
 def _floating(state: Any) -> dict[str, Tensor]:
     return {path: tensor for path, tensor in flatten(state).tensors.items() if tensor.is_floating_point()}
 
 
-def _first_bad(joint: Target, state: Any) -> str | None:
-    """Name of the first tensor with a number that is not finite; entries of flat vectors go by the weights' names."""
+def _first_bad(joint: Target, state: Any, row: int | None = None) -> tuple[str, int | None]:
+    """The first tensor with a number that is not finite, "" if there is none, and its row where theta has rows.
+
+    Entries of flat vectors go by the weights' names. With `row` no other row of theta is looked at.
+    """
     for path, tensor in _floating(state).items():
-        bad = ~torch.isfinite(tensor)
+        bad, itself = ~torch.isfinite(tensor), path in ("theta", "parameters")
+        if itself and bad.dim() == 2 and bool(bad.any()):
+            row = int(bad.nonzero()[0, 0]) if row is None else row
+            bad = bad[row]
         if bool(bad.any()):
             places = joint.random_indices
             scaled = joint.size + (joint.num_weights if places is None else places.numel())  # means, then scales
             length = tensor.shape[-1] if tensor.dim() else 0
             more = path == "parameters" and length > scaled  # what else a covariance has comes behind these
             if not more and length not in (joint.size, joint.num_weights, scaled):
-                return path
+                return path, row
             index = int(bad.nonzero()[0, -1])
             if index >= scaled:
-                return "the covariance"
+                return "the covariance", row
             if index >= joint.size:
                 index -= joint.size
-                return f"the scale of {joint.layout.name_at(index if places is None else int(places[index]))}"
+                name = joint.layout.name_at(index if places is None else int(places[index]))
+                return f"the scale of {name}", row
             name = joint.layout.name_at(index)
-            return name if path in ("theta", "parameters") else f"{path} of {name}"
-    return None
+            return name if itself else f"{path} of {name}", row
+    return "", row

@@ -18,6 +18,7 @@ from posterity.inference.callbacks import Callback, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good
 from posterity.inference.finite import check_loss
 from posterity.inference.interrupt import Interrupt
+from posterity.inference.kept import Kept, refuse_too_many
 from posterity.inference.method import Method, Target
 from posterity.inference.plan import refuse_too_large
 from posterity.inference.run import Run
@@ -30,7 +31,6 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
-from posterity.storage import clone
 
 logger = logging.getLogger("posterity")
 
@@ -79,7 +79,8 @@ def infer(
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = checked(joint, rows.to(joint.device))
     if theta.dim() > 1:
-        refuse_too_large(method, joint, rows, members=len(theta))
+        # Rows of theta that the method makes of one problem (an ensemble, chains) are in its own count.
+        refuse_too_large(method, joint, rows, members=len(theta) if method.takes_members else 1)
     theta = theta.contiguous()
     joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))
@@ -90,11 +91,13 @@ def infer(
     keeper = None
     if checkpoint is not None:
         checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+    run.kept = _room_for_kept(run, None if checkpoint is None else checkpoint.path)
+    if checkpoint is not None:
         if isinstance(rows, StreamData):
             rows.refuse_unrepeatable()
         keeper = Checkpointer(checkpoint, hooks, *_identity(method, joint, rows, validator, theta, key))
         keeper.resume(run)
-    with last_good(keeper):
+    with last_good(keeper, run):
         _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
         return run.posterior(), run.trace
 
@@ -116,9 +119,9 @@ def _loop(
                 run.step += 1
                 run.trace.record(run.step, info)
                 if run.step % look == 0 or run.step == run.steps:
-                    check_loss(joint, run.trace, run.state, look)
+                    check_loss(joint, run.trace, run.state, look, method.row)
                 if method.keeps(run.step):
-                    run.kept.append(clone(method.keep(run.state)))
+                    run.kept.append(method.keep(run.state))
                 for hook in hooks:
                     hook.after_step(run)
                 run.trace.seconds = time.perf_counter() - clock
@@ -132,6 +135,14 @@ def _loop(
     finally:
         for hook in started:
             hook.end(run)
+
+
+def _room_for_kept(run: Run, folder: str | os.PathLike[str] | None) -> Kept:
+    """Where the states go that the run will keep; a refusal where there is no room for them."""
+    expected = sum(run.method.keeps(step) for step in range(1, run.steps + 1))
+    if expected:
+        refuse_too_many(run.method.keep(run.state), expected, folder)
+    return Kept(expected, folder)
 
 
 def _refuse_bad_arguments(method: object, joint: object, seed: object, callbacks: object) -> None:

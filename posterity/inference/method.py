@@ -31,6 +31,8 @@ class Method(ABC):
     # Whether a step on a GPU does the same work each time, with numbers that only come from the state (whose whole
     # numbers may be tensors), the batch and the key, and never looks at a tensor: it may be recorded and played again.
     recordable: ClassVar[bool] = False
+    # What a row of theta (M, P) is, for a message that names one.
+    row: ClassVar[str] = "member"
 
     @property
     def takes_members(self) -> bool:

@@ -4,9 +4,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, ref
 
+import torch
 from torch import Tensor
 
 from posterity.inference.memory import activation_bytes, device_memory
@@ -19,6 +21,9 @@ logger = logging.getLogger("posterity")
 
 BUDGET = 2**30  # bytes of activations at once on the CPU
 _SHARE = 0.25  # of the memory of a GPU
+
+
+Chunk: TypeAlias = tuple[Batch | None, float]  # rows, and their share of all
 
 
 class _Fast(threading.local):
@@ -43,22 +48,30 @@ def accelerated(wanted: bool) -> Iterator[None]:
 class Potential:
     """The log density (C,) and its gradient (C, P) at theta (C, P) over all rows of `batch`, exact.
 
-    Networks run in evaluation mode. Rows go in chunks whose activations, for all chains, stay within `budget` bytes
+    Networks run in evaluation mode. Rows go in chunks whose activations, for all chains, stay within `limit` bytes
     (None: 1 GiB on the CPU, a quarter of the memory of a GPU).
 
-    >>> import posterity as po
+    >>> import torch, posterity as po
     >>> density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (2,)})
     >>> value, grad = Potential(density, None, chains=1)(torch.ones(1, 2))
     >>> value, grad
     (tensor([-1.]), tensor([[-1., -1.]]))
     """
 
-    def __init__(self, joint: Target, batch: Batch | None, chains: int, budget: int | None = None) -> None:
+    def __init__(self, joint: Target, batch: Batch | None, chains: int, limit: int | None = None) -> None:
         """Look how many rows fit at once."""
-        self.batch, self.chains = batch, chains
+        self.chains = chains
+        self._limit = limit
         self._joint = ref(joint)  # which goes when nobody else has it, and its potential with it
-        self._chunks = [(batch, 1.0)] if not isinstance(joint, Joint) else _chunks(joint, batch, chains, budget)
         self._compiled: dict[Callable[..., Any], Compiled] = {}
+        self.take(batch)
+
+    def take(self, batch: Batch | None) -> None:
+        """Go on with these rows in place of those before; what was compiled serves rows of the same shapes."""
+        joint: Any = self._joint()
+        self.batch = batch
+        self._chunks = [(batch, 1.0)] if batch is None else _chunks(joint, batch, self.chains, self._limit)
+        self._tensors: tuple[Tensor, ...] = () if batch is None else _tensors(batch)
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Value and gradient."""
@@ -77,35 +90,73 @@ class Potential:
         """`function(*arguments)`, compiled where that is wanted."""
         if not _FAST.wanted:
             return function(*arguments)
-        table = self._compiled if any(argument is self for argument in arguments) else _SHARED
-        compiled = table.get(function)
-        if compiled is None:
-            compiled = table[function] = Compiled(function)
-        return compiled(*arguments)
+        if not any(argument is self for argument in arguments):
+            if function not in _SHARED:
+                _SHARED[function] = Compiled(function)
+            return _SHARED[function](*arguments)
+        if function not in self._compiled:
+            self._compiled[function] = Compiled(partial(self._with_rows, function), held=True)
+        return self._compiled[function](self._tensors, *arguments)
+
+    def _with_rows(self, function: Callable[..., Any], tensors: tuple[Tensor, ...], *arguments: Any) -> Any:
+        """The function's result where the rows are made of these tensors."""
+        chunks, given = self._chunks, iter(tensors)
+        first = chunks[0][0]
+        if self.batch is None or first is None:
+            return function(*arguments)
+        try:
+            self._chunks = _pieces(self.batch.map(lambda _: next(given)), first.size)
+            return function(*arguments)
+        finally:
+            self._chunks = chunks
+
+
+def _tensors(batch: Batch) -> tuple[Tensor, ...]:
+    """Those of a batch, in the order of its `map`."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    batch.map(note)
+    return tuple(found)
+
+
+def budget(joint: Target) -> int:
+    """Bytes that the activations of a gradient may take."""
+    memory = device_memory(joint.device)
+    return int(_SHARE * memory) if joint.device.type == "cuda" and memory else BUDGET
 
 
 def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
     """The potential of the problem on these rows, made once."""
     known = _KNOWN.get(joint)
-    if known is None or known.batch is not batch or known.chains != chains:
+    if known is None or known.chains != chains:
         known = _KNOWN[joint] = Potential(joint, batch, chains)
+    elif known.batch is not batch:
+        known.take(batch)
     return known
 
 
-def _chunks(joint: Joint, batch: Any, chains: int, budget: int | None) -> list[tuple[Any, float]]:
+def _chunks(joint: Joint, batch: Batch, chains: int, limit: int | None) -> list[Chunk]:
     """Pieces of the batch that fit, each with its share of the rows."""
-    if budget is None:
-        memory = device_memory(joint.device)
-        budget = int(_SHARE * memory) if joint.device.type == "cuda" and memory else BUDGET
+    allowed = budget(joint) if limit is None else limit
     # The backward pass makes as much again; members of the joint are its chains.
     row = 2 * chains * activation_bytes(joint, TensorData(batch), 1) // (joint.num_members or 1)
-    size = max(1, budget // max(1, row))
+    pieces = _pieces(batch, max(1, allowed // max(1, row)))
+    if len(pieces) > 1:
+        logger.info("a gradient over all %d rows is taken in %d pieces", batch.size, len(pieces))
+    return pieces
+
+
+def _pieces(batch: Batch, size: int) -> list[Chunk]:
+    """The batch in pieces of so many rows, each with its share of them."""
     if size >= batch.size:
         return [(batch, 1.0)]
     axis = 1 if batch.per_member else 0
-    logger.info("a gradient over all %d rows is taken in chunks of %d", batch.size, size)
-    pieces = []
+    pieces: list[Chunk] = []
     for low in range(0, batch.size, size):
         length = min(size, batch.size - low)
-        pieces.append((batch.map(lambda t, low=low, n=length: t.narrow(axis, low, n)), length / batch.size))
+        pieces.append((batch.map(partial(torch.narrow, dim=axis, start=low, length=length)), length / batch.size))
     return pieces

@@ -6,7 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from posterity.errors import PosterityError
 from posterity.inference.finite import check_kept
+from posterity.inference.kept import Kept
 from posterity.inference.method import Method, Target
 from posterity.inference.trace import Trace
 from posterity.posteriors.posterior import Posterior
@@ -23,7 +25,7 @@ class Run:
     step: int
     state: Any
     trace: Trace = field(default_factory=Trace)
-    kept: list[Any] = field(default_factory=list)
+    kept: Kept = field(default_factory=Kept)
     stopped: str = ""
     validate: Callable[[Posterior], float | Tensor] | None = None
 
@@ -35,7 +37,15 @@ class Run:
         """The posterior of the present state alone."""
         return self._made([clone(self.method.keep(self.state))])  # the next step overwrites the state
 
+    def so_far(self) -> Posterior | None:
+        """The posterior of what was kept before anything was not finite; None where nothing was."""
+        good = self.kept.first(self.kept.num_finite())
+        try:
+            return self.method.posterior(self.joint, good) if good else None
+        except (PosterityError, ArithmeticError, ValueError):  # a run that breaks has its own error to tell of
+            return None
+
     def _made(self, kept: Sequence[Any]) -> Posterior:
         # The last update may have broken what no loss has seen yet.
-        check_kept(self.joint, kept, self.step)
+        check_kept(self.joint, kept, self.step, self.method.row)
         return self.method.posterior(self.joint, kept)

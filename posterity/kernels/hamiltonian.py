@@ -22,6 +22,13 @@ def hamiltonian(
     **References**: Neal (2011), MCMC using Hamiltonian dynamics, section 5.3.2.
     """
     end, last = leapfrog(target, place, momentum, step_size, steps)
+    return judged(place, momentum, end, last, log_uniform, steps)
+
+
+def judged(
+    place: Place, momentum: Tensor, end: Place, last: Tensor, log_uniform: Tensor, steps: int
+) -> tuple[Place, Move]:
+    """The end of a trajectory of so many steps, or its start, by the Metropolis rule; with the momenta at both."""
     before = log_joint(place.value, momentum)
     log_ratio = log_joint(end.value, last) - before
     after, accept = accepted(end, place, log_ratio, log_uniform)

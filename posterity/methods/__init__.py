@@ -23,6 +23,9 @@ from posterity.methods.metropolis import Metropolis
 from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.nuts import NUTS
 from posterity.methods.online_laplace import OnlineLaplace
+from posterity.methods.preconditioner import Plain, Preconditioner, RMSprop
+from posterity.methods.sghmc import SGHMC
+from posterity.methods.sgld import SGLD
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.swag import SWAG
 
@@ -31,6 +34,8 @@ __all__ = [
     "MALA",
     "MAP",
     "NUTS",
+    "SGHMC",
+    "SGLD",
     "SWAG",
     "AllWeights",
     "Conjugate",
@@ -49,6 +54,9 @@ __all__ = [
     "Metropolis",
     "NaturalGradient",
     "OnlineLaplace",
+    "Plain",
+    "Preconditioner",
+    "RMSprop",
     "ScoreFunction",
     "SecondOrder",
     "StickTheLanding",

@@ -182,6 +182,8 @@ class Ensemble(Method):
         if "loss" not in info:
             return state._replace(members=members), info
         loss = torch.as_tensor(info["loss"])
+        if loss.dim() > 1:  # members that are several chains each
+            loss = loss.mean(1)
         alive = state.alive & torch.isfinite(loss)
         held = torch.where(alive, loss, state.loss)
         # Where nobody is left the loss goes on as it is, and the run stops at it.

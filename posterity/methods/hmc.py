@@ -7,12 +7,17 @@ from torch import Tensor
 
 from posterity.errors import fraction, positive_whole
 from posterity.inference.potential import Potential
-from posterity.kernels.hamiltonian import hamiltonian
+from posterity.kernels.hamiltonian import judged
+from posterity.kernels.leapfrog import leapfrog
 from posterity.kernels.mass import DiagonalMass, Mass
 from posterity.kernels.place import Move, Place
-from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, in_whitened, wanted_step
+from posterity.kernels.whitening import whitened
+from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, wanted_step
 from posterity.methods.warmup import Tuning, Warmup
 from posterity.numerics.random import Key
+from posterity.storage import clone
+
+TOGETHER = 4  # leapfrogs in one piece of work
 
 
 @dataclass(frozen=True)
@@ -65,4 +70,17 @@ class HMC(Sampler):
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         momentum, coins = self._noise(place, 2, key)
         step_size = tuning.step_size * (1.0 + self.jitter * (2.0 * coins[1] - 1.0))
-        return in_whitened(hamiltonian, target, place, tuning.scale, momentum, coins[0].log(), step_size, self.steps)
+        origin = place._replace(position=torch.zeros_like(place.position))
+        end, last, left = origin, momentum, self.steps
+        while left:
+            steps = min(left, TOGETHER)
+            end, last = target.run(_moved, target, place.position, tuning.scale, end, last, step_size, steps)
+            left -= steps
+        found: tuple[Place, Move] = target.run(judged, origin, momentum, end, last, coins[0].log(), self.steps)
+        return clone(found)
+
+
+def _moved(
+    target: Potential, start: Tensor, scale: Tensor, place: Place, momentum: Tensor, step_size: Tensor, steps: int
+) -> tuple[Place, Tensor]:
+    return leapfrog(whitened(target, start, scale), place, momentum, step_size.unsqueeze(-1), steps)

@@ -58,5 +58,4 @@ class Metropolis(Sampler):
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, coins = self._noise(place, 1, key)
-        step_size = tuning.step_size
-        return in_whitened(random_walk, target, place, tuning.scale, noise, coins[0].log(), step_size)
+        return in_whitened(random_walk, target, place, tuning.scale, noise, coins[0].log(), tuning.step_size)

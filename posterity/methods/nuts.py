@@ -14,8 +14,7 @@ from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, wan
 from posterity.methods.warmup import Tuning, Warmup
 from posterity.numerics.random import Key
 
-# Leapfrogs that go together in one piece of work: machine code takes a second each to compile, a recording nothing.
-CPU_PIECES, CUDA_PIECES = (1, 4), (1, 2, 4, 8, 16)
+PIECES = (1, 4)  # leapfrogs in one piece of work: each takes a second or more to compile
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,4 @@ class NUTS(Sampler):
         momentum = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
         coins = uniform(2, self.max_depth, chains)
         directions = (coins[0] < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
-        step_size = tuning.step_size
-        pieces = CUDA_PIECES if like.is_cuda else CPU_PIECES
-        return no_u_turn(
-            target, place, momentum, step_size, tuning.scale, directions, coins[1].log_(), noise, target.run, pieces
-        )
+        return no_u_turn(target, place, momentum, *tuning, directions, coins[1].log_(), noise, target.run, PIECES)

@@ -3,15 +3,16 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.errors import Diverged, fraction, positive, positive_whole
+from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Info, Method, Target
-from posterity.inference.potential import Potential, potential
+from posterity.inference.potential import Potential, budget, potential
 from posterity.kernels.leapfrog import leapfrog, log_joint
 from posterity.kernels.mass import Mass
 from posterity.kernels.metropolis import finite_ratio
@@ -32,14 +33,16 @@ FAR = 1e15  # a position beyond this is on its way to infinity
 
 
 class SamplerState(NamedTuple):
-    """Positions theta (C, P); from the first step on the place there (log density, gradient in whitened coordinates),
-    the tuning, and the last move; the adaptation until the warm-up is over; steps so far."""
+    """Where the chains are after `step` transitions.
 
-    theta: Tensor
-    place: dict[str, Tensor]
+    `draw` has theta (C, P) with what is told of it; `grad` (C, P) is the gradient there in whitened coordinates. The
+    `tuning` is made in the first step; `adaptation` is there while the warm-up lasts.
+    """
+
+    draw: KeptDraw
+    grad: Tensor
     tuning: dict[str, Tensor]
-    move: dict[str, Tensor]
-    adaptation: Adaptation | None
+    adaptation: dict[str, dict[str, Tensor]]
     step: int
 
 
@@ -48,6 +51,8 @@ class Sampler(Method):
 
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
+
+    row: ClassVar[str] = "chain"
 
     draws: int
     warmup: int
@@ -100,11 +105,12 @@ class Sampler(Method):
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With the draws that are kept and the activations of a gradient."""
-        one = theta_bytes(joint) // (joint.num_members or 1)
+        members = joint.num_members or 1
+        one = theta_bytes(joint) // members
         return {
             "chains": 12 * self.chains * one,
-            "draws": self.draws * self.chains * one,
-            "activations": 2 * activation_bytes(joint, data, 1) * self.chains,
+            **kept_bytes(joint, self.chains, self.draws),
+            "activations": min(2 * activation_bytes(joint, data, None) * self.chains // members, budget(joint)),
         }
 
     def describe(self, joint: Target, data: Data) -> str:
@@ -128,48 +134,56 @@ class Sampler(Method):
                 f"{type(self).__name__}.chains is {self.chains}, so start must be (P,) or ({self.chains}, P), one row "
                 f"for each chain. Got {len(theta)} rows. Use chains={len(theta)}."
             )
-        return SamplerState(theta.clone(), {}, {}, {}, None, 0)
+        theta = theta.clone()
+        none = torch.zeros_like(theta[:, 0])
+        told = {name: none for name in KeptDraw._fields if name != "theta"}
+        draw = KeptDraw(theta, **{**told, "divergent": none.bool()})
+        return SamplerState(draw, torch.zeros_like(theta), {}, {}, 0)
 
     def step(self, joint: Target, state: SamplerState, batch: Batch, key: Key) -> tuple[SamplerState, Info]:
         """One transition of every chain."""
         target = potential(joint, batch, self.chains)
         with torch.no_grad():
-            if not state.place:
+            if not state.tuning:
                 state = self._begun(joint, target, state, batch, key.fold("begin"))
-            tuning = Tuning(**state.tuning)
-            place = Place(state.theta, **state.place)
-            drawn, move = self._transition(target, place, tuning, key)
-            theta = state.theta + spread(tuning.scale, drawn.position)
+            tuning, start = Tuning(**state.tuning), state.draw.theta
+            drawn, move = self._transition(target, Place(start, state.draw.log_density, state.grad), tuning, key)
+            theta = start + spread(tuning.scale, drawn.position)
+            draw = KeptDraw(theta, drawn.value, *move, tuning.step_size)
             grad, adaptation = drawn.grad, state.adaptation
-            used = tuning.step_size
-            if adaptation is not None:
-                schedule = self._schedule()
-                adaptation, tuning, changed = schedule.learnt(adaptation, tuning, state.step, theta, move.accept)
-                if changed:  # gradient and step size are in coordinates of the scale
-                    place = Place(theta, drawn.value, gathered(tuning.scale, target(theta)[1]))
-                    grad, tuning = place.grad, self._tuned(target, place, tuning.scale, key.fold("again"))
-                    adaptation = schedule.begun(tuning)
-                if state.step + 1 == self.warmup:
-                    adaptation = None
-            far = theta.abs().amax(-1) < FAR
-            loss = torch.where(far, -drawn.value / joint.num_data, torch.inf)
-        known = {**move._asdict(), "step_size": used}
-        after = {"value": drawn.value, "grad": grad}
-        return SamplerState(theta, after, tuning._asdict(), known, adaptation, state.step + 1), {"loss": loss, **known}
+            if adaptation:
+                grad, tuning, adaptation = self._learnt(target, state, draw, grad, tuning, key)
+            near = theta.abs().amax(-1) < FAR
+            loss = torch.where(near, -drawn.value / joint.num_data, torch.inf)
+        info = {name: value for name, value in draw._asdict().items() if name not in ("theta", "log_density")}
+        return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1), {"loss": loss, **info}
+
+    def _learnt(
+        self, target: Potential, state: SamplerState, draw: KeptDraw, grad: Tensor, tuning: Tuning, key: Key
+    ) -> tuple[Tensor, Tuning, dict[str, dict[str, Tensor]]]:
+        """Gradient, tuning and adaptation after a transition of the warm-up."""
+        schedule = self._schedule()
+        known = Adaptation.of(state.adaptation)
+        known, tuning, changed = schedule.learnt(known, tuning, state.step, draw.theta, draw.accept)
+        if changed:  # gradient and step size are in coordinates of the scale
+            grad = gathered(tuning.scale, target(draw.theta)[1])
+            tuning = self._tuned(target, Place(draw.theta, draw.log_density, grad), tuning.scale, key.fold("again"))
+            known = schedule.begun(tuning)
+        return grad, tuning, {} if state.step + 1 == self.warmup else known.tables()
 
     def _begun(self, joint: Target, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
         """The state with the log density at its start, and the first tuning."""
-        theta = state.theta
+        theta = state.draw.theta
         value, grad = target(theta)
         refuse_bad_start(joint, value, grad)
         schedule = self._schedule()
         alone = joint.num_members is not None or (batch is not None and batch.per_member)
-        groups = self.chains if alone else 1
-        scale = schedule.mass.initial(groups, theta)
+        scale = schedule.mass.initial(self.chains if alone else 1, theta)
         grad = gathered(scale, grad)
         tuning = self._tuned(target, Place(theta, value, grad), scale, key)
-        adaptation = schedule.begun(tuning) if self.warmup else None
-        return state._replace(place={"value": value, "grad": grad}, tuning=tuning._asdict(), adaptation=adaptation)
+        adaptation = schedule.begun(tuning).tables() if self.warmup else {}
+        draw = state.draw._replace(log_density=value)
+        return SamplerState(draw, grad, tuning._asdict(), adaptation, 0)
 
     def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
         """The scale, with step sizes for it that suit the chains of a group on average."""
@@ -190,17 +204,16 @@ class Sampler(Method):
 
     def keep(self, state: SamplerState) -> KeptDraw:
         """The draws and what is told of them."""
-        return KeptDraw(theta=state.theta, log_density=state.place["value"], **state.move)
+        return state.draw
 
     def posterior(self, joint: Target, kept: Sequence[KeptDraw]) -> Samples:
         """All that was kept, as samples."""
-        return samples(joint, kept)
-
-
-def samples(joint: Target, kept: Sequence[Any]) -> Samples:
-    """The posterior of kept draws: fields (C, ...) of each become (C, D, ...)."""
-    stacked = {name: torch.stack([getattr(one, name) for one in kept], 1).cpu() for name in kept[0]._fields}
-    return Samples(joint, stacked.pop("theta"), stacked, {})
+        draws: KeptDraw = stacked(kept)
+        told = {name: value.transpose(0, 1) for name, value in draws._asdict().items()}
+        theta = told.pop("theta")
+        for name in ("leapfrogs", "depth"):
+            told[name] = told[name].long()
+        return Samples(joint, theta, told)
 
 
 def refuse_bad_start(joint: Target, value: Tensor, grad: Tensor) -> None:

@@ -9,6 +9,8 @@ from posterity.kernels.dual_averaging import DualAveraging, averaged, averaging_
 from posterity.kernels.mass import Mass
 from posterity.kernels.windows import Moments, no_moments, windows, with_positions
 
+LEAST = 0.1  # a probability of acceptance below this counts as this, lest one chain speak for all
+
 
 class Tuning(NamedTuple):
     """What the transitions of chains are made with: step sizes (C,), and scales (G, P) or (G, P, P) of groups."""
@@ -22,6 +24,15 @@ class Adaptation(NamedTuple):
 
     search: DualAveraging
     moments: Moments
+
+    def tables(self) -> dict[str, dict[str, Tensor]]:
+        """As a state of a run holds it, which may do without."""
+        return {"search": self.search._asdict(), "moments": self.moments._asdict()}
+
+    @classmethod
+    def of(cls, tables: dict[str, dict[str, Tensor]]) -> "Adaptation":
+        """What `tables` gave."""
+        return cls(DualAveraging(**tables["search"]), Moments(**tables["moments"]))
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,9 @@ class Warmup:
         together = step >= (ends[-1] if ends else 0)
         search, moments = adaptation
         if self.accept is not None:
-            search = averaged(search, shared(accept, groups) if together else accept, self.accept)
+            # The harmonic mean hears chains that accept less than others.
+            rate = 1.0 / shared(1.0 / accept.clamp(min=LEAST), groups) if together else accept
+            search = averaged(search, rate, self.accept)
             tuning = tuning._replace(step_size=search.log_step.exp())
         changed = step + 1 in ends
         if self.mass.learns and first <= step < (ends[-1] if ends else 0):

@@ -20,8 +20,13 @@ def _rows(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) ->
     targets = batch.targets
     if not batch.per_member:
         return (likelihood.with_free(raw) if raw.shape[-1] else likelihood).log_prob(outputs, targets)
-    if not raw.shape[-1] and likelihood.member(0) is likelihood:  # shared: the rows of all members are alike
+    shared = likelihood.member(0) is likelihood
+    if shared and not raw.shape[-1]:  # the rows of all members are alike
         return likelihood.log_prob(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])
+    if shared:  # but for what it learns
+        each_own = torch.func.vmap(lambda own, f, y: likelihood.with_free(own).log_prob(f, y))
+        rows: Tensor = each_own(raw, outputs, targets)
+        return rows
     each = [
         likelihood.member(index).with_free(raw[index]).log_prob(outputs[index], targets[index])
         for index in range(targets.shape[0])

@@ -3,6 +3,7 @@
 from posterity.numerics.adam import Adam
 from posterity.numerics.block import Block
 from posterity.numerics.block_diagonal import BlockDiagonal
+from posterity.numerics.cycles import Cycles
 from posterity.numerics.cyclic import Cyclic
 from posterity.numerics.dense import Dense
 from posterity.numerics.diagonal import Diagonal
@@ -25,6 +26,7 @@ __all__ = [
     "BlockDiagonal",
     "Constant",
     "Cosine",
+    "Cycles",
     "Cyclic",
     "Dense",
     "Diagonal",

@@ -16,19 +16,22 @@ logger = logging.getLogger("posterity")
 class Compiled:
     """A function of tensors and tuples of them, compiled at its first call for each kind of arguments.
 
-    On the CPU the function is traced with all that it calls, gradients included, into one graph of tensor operations,
-    which becomes machine code; on CUDA its kernels are recorded. So it must do the same work whatever the numbers are,
+    The function is traced with all that it calls, gradients included, into one graph of tensor operations, which
+    becomes machine code; on CUDA its kernels are recorded, too. So it must do the same work whatever the numbers are,
     and draw none itself. Arguments that are no tensors are constants. What a recording gives is good until the next
-    call. What cannot be compiled is called as it is from then on, which is said once with the reason.
+    call. What cannot be compiled is called as it is from then on, which is said once with the reason. The tensors of
+    the first argument, if it is `held`, are never changed in place: a recording reads them again only where they are
+    other ones.
 
     >>> double = Compiled(lambda pair: (2 * pair[0], pair[1]))
     >>> double((torch.ones(2), torch.zeros(1)))
     (tensor([2., 2.]), tensor([0.]))
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, held: bool = False) -> None:
         """Nothing is compiled yet."""
         self._function = function
+        self._held = held
         self._made: dict[object, tuple[Callable[..., Any], Any]] = {}
         self._refused = False
 
@@ -44,15 +47,24 @@ class Compiled:
         made = self._made.get(kind)
         if made is None:
             try:
-                make = _recorded if tensors[0].is_cuda else _compiled
-                made = self._made[kind] = make(self._function, arguments, tensors)
+                made = _compiled(self._function, arguments, tensors, fused=first.is_cuda)
+                if first.is_cuda:
+                    held: list[Tensor] = []
+                    _flatten(arguments[:1] if self._held else (), held, [])
+                    made = _recorded(made[0], tensors, len(held)), made[1]
+                self._made[kind] = made
             except Exception as error:  # of a user's function, the tracer or the compiler; called plainly it may do
                 self._refused = True
-                reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                reason = _reason(error)
                 logger.warning("a log density is not compiled, and runs one operation at a time: %s", reason)
                 return self._function(*arguments)
         run, shape = made
         return _rebuilt(shape, iter(run(*tensors)))
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what an error says."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _flatten(value: tuple[Any, ...], tensors: list[Tensor], constants: list[Any]) -> None:
@@ -91,9 +103,12 @@ def _filled(value: Any, tensors: Any) -> Any:
 
 
 def _compiled(
-    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor], *, fused: bool
 ) -> tuple[Callable[..., Any], Any]:
-    """Machine code for the function at such arguments, from tensors to tensors, and the shape of what it gives."""
+    """Machine code for the function at such arguments, from tensors to tensors, and the shape of what it gives.
+
+    Where it is only to be `fused` for a recording, a function that cannot be compiled will do as it is.
+    """
     import torch._inductor as inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -104,13 +119,23 @@ def _compiled(
         shapes.append(shape)
         return found
 
-    with torch.no_grad():
-        own = [tensor.clone() for tensor in tensors]  # two arguments that are one tensor now need not be so next time
-        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
-        constants = _lifted(graph)
-        # Shapes and strides are those of the kind that is looked up: to assert them again takes a tenth of the time.
-        code = inductor.compile(graph, [*own, *constants], options={"size_asserts": False, "alignment_asserts": False})
-    return (lambda *given: code(*given, *constants)), shapes[0]
+    own = [tensor.clone() for tensor in tensors]  # two arguments that are one tensor now need not be so next time
+    try:
+        with torch.no_grad():
+            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
+            constants = _lifted(graph)
+            # Shapes and strides are those of the kind that is looked up: to assert them takes a tenth of the time.
+            options = {"size_asserts": False, "alignment_asserts": False}
+            code = inductor.compile(graph, [*own, *constants], options=options)
+            if fused:
+                code(*own, *constants)  # kernels are made in the first call
+        return (lambda *given: code(*given, *constants)), shapes[0]
+    except Exception as error:
+        if not fused:
+            raise
+        logger.info("kernels are recorded without being fused: %s", _reason(error))
+        flat(*own)
+        return flat, shapes[-1]
 
 
 def _flat(
@@ -123,29 +148,35 @@ def _flat(
     return found, _shape(result)
 
 
-def _recorded(
-    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
-) -> tuple[Callable[..., Any], Any]:
-    """The function's kernels as a CUDA graph, which reads and writes memory of its own."""
+def _recorded(code: Callable[..., Any], tensors: list[Tensor], held: int) -> Callable[..., Any]:
+    """The kernels of machine code as a CUDA graph, which reads and writes memory of its own.
+
+    The first `held` tensors are those that nobody changes in place.
+    """
     own = [tensor.clone() for tensor in tensors]
     for _ in range(2):  # libraries set themselves up in the first call
-        _flat(function, arguments, own)
+        code(*own)
     with nothing_read():
-        _flat(function, arguments, own)
+        code(*own)
     graph = torch.cuda.CUDAGraph()
     with own_workspaces(), recording(graph):
-        results, shape = _flat(function, arguments, own)
+        results = list(code(*own))
     alike: dict[torch.dtype, list[int]] = {}
-    for index, tensor in enumerate(own):
+    for index, tensor in enumerate(own[held:], held):
         alike.setdefault(tensor.dtype, []).append(index)
+    last = tensors[:held]
 
     def play(*given: Tensor) -> list[Tensor]:
+        for index in range(held):
+            if given[index] is not last[index]:
+                own[index].copy_(given[index])
+                last[index] = given[index]
         for places in alike.values():  # in one kernel each
             torch._foreach_copy_([own[index] for index in places], [given[index] for index in places])
         graph.replay()
         return results
 
-    return play, shape
+    return play
 
 
 def _lifted(graph: fx.GraphModule) -> list[Tensor]:

@@ -1,13 +1,13 @@
 """The log-likelihood of each row at many draws."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from posterity.errors import BadData
 from posterity.model.checked import checked
-from posterity.model.data import Batch, TensorData, as_data
+from posterity.model.data import Batch, Data, TensorData, as_data
 from posterity.model.density import Density
 from posterity.model.inputs import Inputs
 from posterity.model.joint import Joint
@@ -19,6 +19,13 @@ TOGETHER = 1 << 14  # rows times draws that go through the network in one call
 Blocks = Callable[[int], Iterable[tuple[Tensor, Buffers]]]  # draws (s, P) with their buffers, at most so many at a time
 
 
+def batches(data: Data) -> Iterator[Batch]:
+    """All rows once, some at a time."""
+    for batch in data.passes(ROWS).from_step(0):
+        assert isinstance(batch, Batch)
+        yield batch
+
+
 def pointwise_log_likelihoods(joint: Joint | Density, blocks: Blocks, data: object) -> Tensor:
     """w_n log p(y_n | f(x_n)) of each row at each draw, untempered: (S, N) in float64 on the CPU."""
     rows = checked(joint, as_data(data).to(joint.device))
@@ -28,8 +35,7 @@ def pointwise_log_likelihoods(joint: Joint | Density, blocks: Blocks, data: obje
         if isinstance(rows, TensorData) and rows.rows.per_member:
             raise BadData("log_likelihoods: pass the rows of one problem, and take its chain: q.chain(0).")
         found = []
-        for batch in rows.passes(ROWS).from_step(0):
-            assert isinstance(batch, Batch)
+        for batch in batches(rows):
             step = max(1, TOGETHER // batch.size)
             found.append(torch.cat([_at(joint, theta, batch, buffers).cpu() for theta, buffers in blocks(step)]))
         return torch.cat(found, dim=1)

@@ -98,11 +98,14 @@ class Posterior(ABC):
         return None
 
     def draws(self, draws: int, seed: int = 0) -> dict[str, Tensor]:
-        """Named draws: of a density's own (constrained) parameters, or of a network's weights."""
+        """Named draws: of a density's own (constrained) parameters, or of a network's weights (and sampled noise)."""
         positive_whole("draws: draws", draws)
         theta = self.sample(draws, Key(seed))
         joint = self.joint
-        return joint.constrained(theta) if isinstance(joint, Density) else joint.layout.unflatten(theta)
+        if isinstance(joint, Density):
+            return joint.constrained(theta)
+        # Chains draw the noise as well, others have it fitted.
+        return (joint.layout if theta.shape[-1] == joint.size else joint.network.layout).unflatten(theta)
 
     def predict(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from posterity.model.inputs import Inputs, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
+from posterity.posteriors.inference_data import inference_data
 from posterity.posteriors.point import Point
 from posterity.posteriors.pointwise import outputs_at, pointwise_log_likelihoods
 from posterity.posteriors.posterior import Posterior
@@ -185,6 +186,19 @@ class Samples(Posterior):
         every = self._spread(self.num_chains * self.num_draws)
         found = pointwise_log_likelihoods(self.joint, lambda step: self._blocks(*every, step), data)
         return found.reshape(self.num_chains, self.num_draws, -1)
+
+    def to_inference_data(self, data: object = None, *, log_likelihood: bool = False) -> Any:
+        """The draws for ArviZ: an `InferenceData`, or the `DataTree` of ArviZ 1, with `posterior` and `sample_stats`.
+
+        With `log_likelihood` there is that group, too, as `log_likelihoods(data)` gives it. Statistics have ArviZ's
+        names: lp, diverging, energy, acceptance_rate, tree_depth, n_steps, step_size.
+        """
+        if data is not None and not log_likelihood:
+            raise ValueError(
+                "to_inference_data: data are for log-likelihoods. Add log_likelihood=True, or leave them out."
+            )
+        self._alone()
+        return inference_data(self.values(), self.statistics, self.log_likelihoods(data) if log_likelihood else None)
 
     def _spread(self, draws: int) -> tuple[Tensor, Tensor]:
         """Chains and iterations (S,) of as many draws, none twice: each chain its share, at even distances in it."""

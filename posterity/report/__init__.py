@@ -1,5 +1,6 @@
 """Figures and reports of posteriors. Drawing needs matplotlib: pip install 'posterity[report]'."""
 
+from posterity.report.chains import energy_plot, rank_plot, trace_plot
 from posterity.report.diagnostics import predicted_observed, reliability_diagram
 from posterity.report.figures import class_probability_maps, comparison, confidence_maps, regression_bands
 
@@ -7,7 +8,10 @@ __all__ = [
     "class_probability_maps",
     "comparison",
     "confidence_maps",
+    "energy_plot",
     "predicted_observed",
+    "rank_plot",
     "regression_bands",
     "reliability_diagram",
+    "trace_plot",
 ]

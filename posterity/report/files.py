@@ -16,7 +16,7 @@ def write_file(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = disk.temporary(path.parent)
         try:
-            disk.write(draft, data)
+            disk.write(draft, [data])
             os.replace(draft, path)
         finally:
             disk.remove(draft)

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ try:
 except ImportError:  # not a POSIX platform: writers there must not overlap
     fcntl = None
 
+_PIECE = 1 << 24  # bytes that are read at a time
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # file systems that keep names in order by themselves
@@ -36,12 +37,20 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a new file and wait until its bytes are on the disk."""
+def write(path: Path, pieces: Iterable[bytes]) -> None:
+    """Write a new file, one piece after the other, and wait until its bytes are on the disk."""
     with open(path, "xb") as file:
-        file.write(data)
+        for piece in pieces:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
+
+
+def read(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, some at a time."""
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece
 
 
 def sync(folder: Path) -> None:

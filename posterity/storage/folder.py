@@ -1,7 +1,7 @@
 """The run folder: parts that change all at once."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,9 +9,10 @@ from pathlib import Path
 from posterity.errors import BadFolder
 from posterity.storage import disk
 from posterity.storage.manifest import AGAIN, Entry, Seal, is_part_folder, parse, render
-from posterity.storage.part import FILES, Part, pack, unpack
+from posterity.storage.part import CONFIG, FILES, TENSORS, Part, pack, unpack
 
 _LOCK_SECONDS = 300.0  # longer than it takes to write the largest checkpoint
+_MAPPED = 1 << 28  # bytes of tensors beyond which they stay in their file: there may be more of them than memory
 _READS = 20  # a reader that loses this many races in a row gives up
 
 
@@ -58,7 +59,7 @@ class RunFolder:
                 if part not in entries:
                     there = ", ".join(sorted(entries)) or "none"
                     raise BadFolder(f"Run folder {self._shown} has no part {part!r}. Parts there: {there}.")
-                return unpack(f"Run folder {self._shown}: part {part!r}", self._files(entries[part]))
+                return self._unpacked(part, entries[part])
             except BadFolder as error:
                 if self._stamp() == stamp:
                     raise
@@ -92,14 +93,14 @@ class RunFolder:
             ) from error
 
     def _replace(
-        self, old: Mapping[str, Entry], new: Mapping[str, Entry], folders: Mapping[str, dict[str, bytes]]
+        self, old: Mapping[str, Entry], new: Mapping[str, Entry], folders: Mapping[str, dict[str, Iterable[bytes]]]
     ) -> None:
         try:
             for folder, files in folders.items():
                 self._place(self.path / folder, files)
             disk.sync(self.path)
             draft = disk.temporary(self.path)
-            disk.write(draft, render(new))
+            disk.write(draft, [render(new)])
             os.replace(draft, self._manifest)
         except OSError:
             with suppress(OSError, BadFolder):  # give the space back, but touch nothing that either manifest names
@@ -109,13 +110,13 @@ class RunFolder:
         disk.sync(self.path)
         self._sweep({entry.folder for entry in new.values()})
 
-    def _place(self, final: Path, files: Mapping[str, bytes]) -> None:
+    def _place(self, final: Path, files: Mapping[str, Iterable[bytes]]) -> None:
         if _holds(final, files):
             return
         draft = disk.temporary(self.path)
         os.mkdir(draft)
-        for name, data in files.items():
-            disk.write(draft / name, data)
+        for name, pieces in files.items():
+            disk.write(draft / name, pieces)
         disk.sync(draft)
         if os.path.lexists(final):  # damaged, or half deleted by a writer that was killed
             os.rename(final, disk.temporary(self.path))
@@ -133,26 +134,39 @@ class RunFolder:
                 if disk.is_temporary(path.name) or (stale and FILES.issuperset(os.listdir(path))):
                     disk.remove(path)
 
-    def _files(self, entry: Entry) -> dict[str, bytes]:
-        """The bytes of a part's files, checked against their seals."""
-        return {name: self._file(f"{entry.folder}/{name}", seal) for name, seal in entry.seals.items()}
+    def _unpacked(self, part: str, entry: Entry) -> Part:
+        """The part in its files, once these are known to be what was saved."""
+        config = self._file(entry, CONFIG)
+        large = entry.seals[TENSORS].size > _MAPPED
+        tensors = self._checked(entry, TENSORS) if large else self._file(entry, TENSORS)
+        return unpack(f"Run folder {self._shown}: part {part!r}", config, tensors)
 
-    def _file(self, name: str, seal: Seal) -> bytes:
+    def _file(self, entry: Entry, name: str) -> bytes:
+        """The bytes of a file, which are those that were sealed."""
+        data = b"".join(self._pieces(entry, name))
+        self._compare(entry, name, Seal.of([data]))
+        return data
+
+    def _checked(self, entry: Entry, name: str) -> Path:
+        """The file itself, after a look at all its bytes."""
+        self._compare(entry, name, Seal.of(self._pieces(entry, name)))
+        return self.path / entry.folder / name
+
+    def _pieces(self, entry: Entry, name: str) -> Iterator[bytes]:
         try:
-            data = (self.path / name).read_bytes()
+            yield from disk.read(self.path / entry.folder / name)
         except FileNotFoundError:
-            raise BadFolder(f"Run folder {self._shown}: file '{name}' is missing. {AGAIN}") from None
+            missing = f"file '{entry.folder}/{name}' is missing"
+            raise BadFolder(f"Run folder {self._shown}: {missing}. {AGAIN}") from None
         except OSError as error:
             raise self._unreadable(error) from error
-        if len(data) < seal.size:
-            raise BadFolder(
-                f"Run folder {self._shown}: file '{name}' is truncated ({len(data)} of {seal.size} bytes). {AGAIN}"
-            )
-        if Seal.of(data) != seal:
-            raise BadFolder(
-                f"Run folder {self._shown}: file '{name}' was altered after it was saved (its sha256 differs). {AGAIN}"
-            )
-        return data
+
+    def _compare(self, entry: Entry, name: str, found: Seal) -> None:
+        wanted, shown = entry.seals[name], f"Run folder {self._shown}: file '{entry.folder}/{name}'"
+        if found.size < wanted.size:
+            raise BadFolder(f"{shown} is truncated ({found.size} of {wanted.size} bytes). {AGAIN}")
+        if found != wanted:
+            raise BadFolder(f"{shown} was altered after it was saved (its sha256 differs). {AGAIN}")
 
     def _manifest_bytes(self) -> bytes:
         try:
@@ -196,11 +210,16 @@ class RunFolder:
         return BadFolder(f"Cannot read run folder {self._shown}: {_reason(error)}. Check its permissions.")
 
 
-def _holds(folder: Path, files: Mapping[str, bytes]) -> bool:
+def _holds(folder: Path, files: Mapping[str, Iterable[bytes]]) -> bool:
     try:
-        return all((folder / name).read_bytes() == data for name, data in files.items())
+        return all(_is(folder / name, pieces) for name, pieces in files.items())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False  # any other failure may pass, and is no reason to move a folder away that may be good
+
+
+def _is(path: Path, pieces: Iterable[bytes]) -> bool:
+    with open(path, "rb") as file:
+        return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
 
 
 def _reason(error: OSError) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from posterity.errors import BadFolder
@@ -26,9 +26,13 @@ class Seal:
     sha256: str
 
     @classmethod
-    def of(cls, data: bytes) -> "Seal":
-        """The seal of these bytes."""
-        return cls(len(data), hashlib.sha256(data).hexdigest())
+    def of(cls, pieces: Iterable[bytes]) -> "Seal":
+        """The seal of a file that these pieces make up."""
+        digest, size = hashlib.sha256(), 0
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+        return cls(size, digest.hexdigest())
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Entry:
     seals: Mapping[str, Seal]
 
     @classmethod
-    def of(cls, part: str, files: Mapping[str, bytes]) -> "Entry":
+    def of(cls, part: str, files: Mapping[str, Iterable[bytes]]) -> "Entry":
         """The entry of a part with these files; its folder is named after their names and bytes."""
         if not _NAME.fullmatch(part):
             raise ValueError(

@@ -1,17 +1,18 @@
 """What a part of a run folder is made of, and its bytes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from posterity.errors import BadFolder
+from posterity.storage.tensor_file import TensorFile, dtype_name
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
@@ -34,18 +35,28 @@ class Part:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def pack(name: str, part: Part) -> dict[str, bytes]:
-    """The files of a part by name: equal parts give equal bytes. TypeError or ValueError if it cannot be stored."""
-    return {CONFIG: _config_bytes(name, part.config), TENSORS: _tensor_bytes(name, part.tensors)}
+def pack(name: str, part: Part) -> dict[str, Iterable[bytes]]:
+    """The files of a part by name, each in pieces that may be asked for again: equal parts give equal bytes.
+
+    TypeError or ValueError if it cannot be stored.
+    """
+    return {CONFIG: [_config_bytes(name, part.config)], TENSORS: _tensor_file(name, part.tensors)}
 
 
-def unpack(where: str, files: Mapping[str, bytes]) -> Part:
-    """The part in these files, tensors on the CPU; `where` names it in a BadFolder."""
+def unpack(where: str, config_file: bytes, tensor_file: bytes | Path) -> Part:
+    """The part in these files, tensors on the CPU; `where` names it in a BadFolder.
+
+    Tensors of a file that is given by its path stay in it, and are read when they are used.
+    """
     try:
-        config = json.loads(files[CONFIG])
-        # Cloned into torch's own memory: some CPU kernels round differently on memory aligned differently.
-        tensors = {_own_name(stored): tensor.clone() for stored, tensor in load(files[TENSORS]).items()}
-    except (KeyError, ValueError, RecursionError, SafetensorError) as error:
+        config = json.loads(config_file)
+        if isinstance(tensor_file, Path):
+            found = load_file(tensor_file)
+        else:
+            # Cloned into torch's own memory: some CPU kernels round differently on memory aligned differently.
+            found = {stored: tensor.clone() for stored, tensor in load(tensor_file).items()}
+        tensors = {_own_name(stored): tensor for stored, tensor in found.items()}
+    except (OSError, KeyError, ValueError, RecursionError, SafetensorError) as error:
         raise BadFolder(f"{where} cannot be read ({_line(error)}). Save the run again.") from error
     if not isinstance(config, dict):
         raise BadFolder(f"{where}: {CONFIG} must hold a JSON object. Got {type(config).__name__}. Save the run again.")
@@ -76,30 +87,16 @@ def _not_json(name: str, came: str) -> str:
     )
 
 
-def _tensor_bytes(name: str, tensors: Mapping[str, Tensor]) -> bytes:
-    ready = {}
-    for key in sorted(tensors):
-        tensor = tensors[key]
-        if not _storable(tensor.dtype) or tensor.layout != torch.strided or tensor.is_meta:
+def _tensor_file(name: str, tensors: Mapping[str, Tensor]) -> TensorFile:
+    for key, tensor in tensors.items():
+        if dtype_name(tensor.dtype) is None or tensor.layout != torch.strided or tensor.is_meta:
             raise TypeError(
                 f"Part '{name}': tensor {key!r} must be a dense tensor of a dtype that safetensors knows. "
                 f"Got {tensor.dtype}, {tensor.layout}, on {tensor.device}. Convert it first."
             )
         if not _encodable(key):
             raise ValueError(f"Part '{name}': tensor names must be valid Unicode. Got {key!r}. Rename it.")
-        # A copy of its own, because safetensors refuses tensors that share memory.
-        copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        ready[_stored_name(key)] = copy
-    return save(ready)
-
-
-@cache
-def _storable(dtype: torch.dtype) -> bool:
-    """Whether the installed safetensors knows the dtype; releases differ, and in how they refuse one."""
-    try:
-        return load(save({"x": torch.zeros(1, dtype=dtype)}))["x"].dtype == dtype
-    except Exception:
-        return False
+    return TensorFile({_stored_name(key): tensor for key, tensor in tensors.items()})
 
 
 def _encodable(text: str) -> bool:

@@ -1,62 +1,33 @@
-"""What the figures of all studies share: a grid of panels without global state, colours, and the file."""
+"""What the figures of all studies share: the canvas of reports."""
 
-import io
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from posterity.report.canvas import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    array,
+    gentle,
+    panels,
+    plain,
+    save,
+)
 
-import torch
-from torch import Tensor
-
-from posterity.errors import PosterityError
-from posterity.report.files import write_file
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-# Okabe and Ito's colours, which people with any colour vision tell apart.
-BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#222222", "#e69f00", "#56b4e9", "#009e73", "#0072b2", "#d55e00", "#cc79a7"
-GREY = "#8a8a8a"
-
-
-def panels(rows: int, columns: int, *, size: tuple[float, float], **options: Any) -> tuple["Figure", list["Axes"]]:
-    """A figure of rows x columns panels, each `size` (width, height) inches; options go to `Figure.subplots`."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PosterityError("Figures need matplotlib. Install it with: pip install 'posterity[report]'.") from error
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
-    for place in axes:
-        place.tick_params(labelsize=9)
-    return figure, axes
-
-
-def plain(place: "Axes") -> None:
-    """Take the upper and right edges off a panel with curves or bars."""
-    place.spines[["top", "right"]].set_visible(False)
-
-
-def gentle(name: str, low: float, high: float) -> "Colormap":
-    """The part of the named colours between `low` and `high`, without the ends on which points cannot be seen."""
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap
-
-    shades = colormaps[name](torch.linspace(low, high, 256, device="cpu").numpy())
-    return LinearSegmentedColormap.from_list(f"gentle {name}", shades)
-
-
-def save(figure: "Figure", path: Path) -> None:
-    """Write the figure as a PNG file, whole or not at all."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.12)
-    write_file(path, buffer.getvalue())
-
-
-def array(values: Tensor) -> "NDArray[Any]":
-    """The numbers of a tensor for matplotlib."""
-    return values.detach().cpu().numpy()
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "ORANGE",
+    "PINK",
+    "RED",
+    "SKY",
+    "array",
+    "gentle",
+    "panels",
+    "plain",
+    "save",
+]

@@ -24,6 +24,8 @@ from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import (
     MAP,
+    SGHMC,
+    SGLD,
     SWAG,
     Conjugate,
     Ensemble,
@@ -34,6 +36,7 @@ from posterity.methods import (
     MeanField,
     NaturalGradient,
     OnlineLaplace,
+    RMSprop,
 )
 from posterity.methods.gradients import (
     Flipout,
@@ -45,7 +48,7 @@ from posterity.methods.gradients import (
 )
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP, ConcreteDropout
-from posterity.numerics import SGD, Cosine, Key, Warmup
+from posterity.numerics import SGD, Cosine, Cycles, Key, Warmup
 from posterity.priors import Normal
 
 ROWS, COLUMNS = 20, 3
@@ -341,5 +344,32 @@ CASES = [
         draws=True,
         every_row=False,
         members=False,
+    ),
+    *(
+        Case(
+            f"{kind.__name__.lower()}{of}",
+            kind(draws=4, warmup=3, chains=chains, batch_size=6, thin=2, **settings),
+            joint,
+            data,
+            draws=True,
+            every_row=False,
+            members=False,
+            noise_of_device=True,
+        )
+        for kind in (SGLD, SGHMC)
+        for of, chains, joint, data, settings in (
+            ("", 3, regression, numbers, {"step_size": 1e-3}),
+            (" by rmsprop", 3, regression, numbers, {"preconditioner": RMSprop(0.9)}),
+            (", one chain in cycles", 1, classification, labels, {"schedule": Cycles(length=5, explore=0.5)}),
+        )
+    ),
+    Case(
+        "sghmc on all rows",
+        SGHMC(draws=4, warmup=3, chains=2, step_size=1e-2, batch_size=None, thin=2),
+        classification,
+        labels,
+        draws=True,
+        members=False,
+        noise_of_device=True,
     ),
 ]

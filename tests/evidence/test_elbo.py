@@ -19,7 +19,7 @@ from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Conjugate, Laplace
 from posterity.numerics import Dense, Diagonal, Key
 from posterity.posteriors import Gaussian as Normally
-from posterity.posteriors import Linearized
+from posterity.posteriors import Linearized, pointwise
 from posterity.priors import Correlated, GroupLasso, HalfCauchy, Hierarchical, Layerwise, Normal, StudentT
 from posterity.priors import Laplace as LaplacePrior
 
@@ -237,7 +237,7 @@ def test_rows_and_draws_may_go_in_any_pieces(together, monkeypatch):
     joint, rows = classification(FLOAT64), labels(FLOAT64)
     q = Normally(joint, joint.initial(), Diagonal(torch.full((joint.size,), 9.0)))
     at_once = elbo(q, rows)
-    monkeypatch.setattr(pieces, "ROWS", 7)
+    monkeypatch.setattr(pointwise, "ROWS", 7)
     monkeypatch.setattr(pieces, "TOGETHER", together)
     in_pieces = elbo(q, rows)
     assert in_pieces.data_fit == pytest.approx(at_once.data_fit, rel=1e-12)

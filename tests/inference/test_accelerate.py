@@ -14,15 +14,18 @@ from posterity.inference import Callback, Checkpoint, Method, Run, graph
 from posterity.inference.accelerate import Stepper
 from posterity.methods import (
     MAP,
+    SGHMC,
+    SGLD,
     Flipout,
     LocalReparameterisation,
     MeanField,
+    RMSprop,
     ScoreFunction,
     StickTheLanding,
     WeightSampling,
 )
 from posterity.networks import MLP
-from posterity.numerics import SGD, Adam, Constant, Cosine, Key, Schedule, Steps, Warmup
+from posterity.numerics import SGD, Adam, Constant, Cosine, Cycles, Key, Schedule, Steps, Warmup
 from posterity.numerics.random import Streams, seed
 from posterity.posteriors import Posterior
 from posterity.storage import leaves, mapped
@@ -65,6 +68,11 @@ METHODS = {
     "mean field, flipout": MeanField(40, 16, ADAM, estimator=Flipout()),
     "mean field, landing": MeanField(40, 16, ADAM, estimator=StickTheLanding(), **RATES),  # type: ignore[arg-type]
     "mean field, scores": MeanField(40, 16, ADAM, estimator=ScoreFunction(draws=4)),
+    "sgld": SGLD(10, 20, 3, batch_size=16, thin=2),
+    "sgld, one chain in cycles": SGLD(10, 0, 1, batch_size=16, thin=2, schedule=Cycles(20, 0.5)),
+    "sgld by rmsprop": SGLD(10, 20, 3, None, 16, 2, Cosine(), RMSprop()),
+    "sghmc": SGHMC(10, 20, 3, batch_size=16, thin=2),
+    "sghmc in cycles on all rows": SGHMC(10, 0, 3, batch_size=None, thin=2, schedule=Cycles(20, 0.5)),
 }
 
 

@@ -16,7 +16,7 @@ from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Ful
 from posterity.errors import BadData
 from posterity.inference import Plan
 from posterity.inference.memory import activation_bytes, device_memory, human
-from posterity.methods import MAP, Conjugate, Laplace, LargestVariance, LastLayer
+from posterity.methods import MAP, Conjugate, Ensemble, Laplace, LargestVariance, LastLayer
 
 FEW = torch.linspace(-1.0, 1.0, 24).reshape(12, 2)
 LABELS = torch.arange(12) % 3
@@ -275,3 +275,14 @@ def test_rows_may_be_elsewhere_than_the_model() -> None:
         found = po.plan(method, problem, rows)
         assert found.fits
         assert found.device.startswith("cuda")
+
+
+def test_an_ensemble_is_refused_by_its_own_count_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, rows, method = joint(), (FEW, LABELS), Ensemble(MAP(steps=1, batch_size=None), size=10)
+    needed = po.plan(method, problem, rows).total
+    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: needed)
+    q, _ = po.infer(method, problem, rows)
+    assert q.point().shape == (10, problem.size)
+    monkeypatch.setattr("posterity.inference.memory.device_memory", lambda device: needed - 1)
+    with pytest.raises(ValueError, match=r"Ensemble of 10, each MAP .* needs about"):
+        po.infer(method, problem, rows)

@@ -245,6 +245,19 @@ def test_the_noise_is_the_end_of_theta():
     assert problem("gaussian").size == 32
 
 
+def test_learnt_noise_of_members_with_data_of_their_own_under_no_grad():
+    """As samplers call it: gradients of data and of the noise's declared prior, member by member."""
+    noise = Gaussian(scale=0.5, learn=True, log_scale_prior=(-1.0, 0.3))
+    joint = Joint(torch.nn.Linear(1, 1).double(), noise, Normal(1.0), num_data=4)
+    theta, inputs, targets = (Key(i).normal(s, torch.float64) for i, s in enumerate(((5, 3), (5, 4, 1), (5, 4, 1))))
+    batch = Batch(inputs, targets, per_member=True)
+    with torch.no_grad():
+        value, grad, _ = joint.value_and_grad(theta, batch)
+    for index in range(5):
+        one, slope, _ = joint.value_and_grad(theta[index], batch.member(index))
+        torch.testing.assert_close((value[index], grad[index]), (one, slope), rtol=1e-10, atol=1e-10)
+
+
 def test_fitted_holds_the_noise():
     joint = problem("learnt per output")
     theta, batch = joint.initial() + 0.3, batch_of()
@@ -350,12 +363,8 @@ def test_on_a_cuda_device(name):
 
 
 def test_the_prior_of_a_learnt_noise_has_its_gradient_without_autograd_around() -> None:
-    joint = po.Joint(
-        torch.nn.Linear(1, 1, dtype=torch.float64),
-        po.likelihoods.Gaussian(1.0, learn=True, log_scale_prior=(1.0, 2.0)),
-        po.priors.Normal(),
-        num_data=2,
-    )
+    likelihood = Gaussian(1.0, learn=True, log_scale_prior=(1.0, 2.0))
+    joint = Joint(nn.Linear(1, 1, dtype=torch.float64), likelihood, Normal(), 2)
     raw = torch.tensor([[0.5], [3.0]], dtype=torch.float64)
     with torch.no_grad():
         _, grad = joint.free_value_and_grad(raw)

@@ -1,6 +1,7 @@
 """Draws of chains: what they predict, which are taken, what they tell, and how they are kept."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from contracts.cases import classification, inputs, labels, linear_regression, n
 from torch import nn
 
 import posterity as po
-from posterity.errors import BadData
+from posterity.errors import BadData, PosterityError
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.methods import MAP, Conjugate
 from posterity.model.constraints import Positive, Simplex
@@ -34,6 +35,11 @@ def noisy(likelihood=None, dtype=FLOAT64):
     torch.manual_seed(1)
     noise = likelihood or Gaussian(scale=(0.3, 0.7), learn=True, log_scale_prior=(0.0, 1.0))
     return po.Joint(nn.Linear(3, 2, dtype=dtype), noise, Normal(), num_data=6)
+
+
+def moved(q):
+    """All draws (S, P) where the model is."""
+    return q.theta.flatten(0, 1).to(q.joint.device)
 
 
 def same(one, other):
@@ -75,11 +81,11 @@ def test_each_draw_predicts_with_its_own_noise(noise):
     assert isinstance(pred, DrawsPredictive)
     each = [
         joint.fitted(theta).likelihood.log_prob(joint.outputs(theta, x), torch.ones(5, 2, dtype=FLOAT64))
-        for theta in q.theta.flatten(0, 1)
+        for theta in moved(q)
     ]
     truth = torch.stack(each).logsumexp(0) - math.log(6)
     torch.testing.assert_close(pred.log_prob(torch.ones(5, 2)), truth, rtol=1e-12, atol=0.0)
-    variances = [joint.fitted(theta).likelihood.variance(joint.outputs(theta, x)) for theta in q.theta.flatten(0, 1)]
+    variances = [joint.fitted(theta).likelihood.variance(joint.outputs(theta, x)) for theta in moved(q)]
     torch.testing.assert_close(pred.aleatoric, torch.stack(variances).mean(0), rtol=1e-12, atol=0.0)
     assert float(torch.stack(variances).std(0).min()) > 0.0
     assert pred.sample(3, Key(0)).shape == (3, 5, 2)
@@ -91,7 +97,7 @@ def test_the_noise_is_that_of_the_draws_that_were_taken():
     q, x = spread(joint, 3, 10), inputs(FLOAT64, 4)
     few = q.predict(x, draws=6)
     chains, places = q._spread(6)
-    picked = q.theta[chains, places]
+    picked = q.theta[chains, places].to(joint.device)
     assert torch.equal(few.outputs, joint.outputs(picked, x))
     torch.testing.assert_close(few.aleatoric[0, 0], picked[:, -1].exp().square().mean(), rtol=1e-12, atol=0.0)
 
@@ -120,7 +126,9 @@ def test_blocks_of_draws_are_the_draws(monkeypatch):
     torch.testing.assert_close(q.outputs(x, 50, Key(0)), whole, rtol=1e-12, atol=1e-14)
     monkeypatch.setattr("posterity.posteriors.samples.LARGE", 1)  # one at a time
     torch.testing.assert_close(q.outputs(x, 50, Key(0)), whole, rtol=1e-12, atol=1e-14)
-    assert torch.equal(q.outputs(x, 50, Key(0)), torch.stack([joint.outputs(t, x) for t in q.theta[q._spread(50)]]))
+    assert torch.equal(
+        q.outputs(x, 50, Key(0)), torch.stack([joint.outputs(t, x) for t in q.theta[q._spread(50)].to(x.device)])
+    )
 
 
 def test_each_draw_has_its_own_statistics_of_batch_norm():
@@ -134,13 +142,13 @@ def test_each_draw_has_its_own_statistics_of_batch_norm():
     for found in (q.outputs(x, 6, Key(0)), q.predict(x).outputs):
         for index, got in enumerate(found):
             own = {name: b.flatten(0, 1)[index] for name, b in buffers.items()}
-            torch.testing.assert_close(got, joint.outputs(q.theta.flatten(0, 1)[index], x, own), rtol=1e-12, atol=1e-13)
+            torch.testing.assert_close(got, joint.outputs(moved(q)[index], x, own), rtol=1e-12, atol=1e-13)
     best = int(q.statistics["log_density"].argmax())
     assert torch.equal(q.start().buffers["1.running_mean"], means.flatten(0, 1)[best])
     y = torch.ones(6, 1, dtype=FLOAT64)
     x = inputs(FLOAT64, 6)
     torch.testing.assert_close(
-        q.log_likelihoods((x, y)).flatten(0, 1), joint.likelihood.log_prob(q.outputs(x, 6, Key(0)), y)
+        q.log_likelihoods((x, y)).flatten(0, 1), joint.likelihood.log_prob(q.outputs(x, 6, Key(0)), y).cpu()
     )
 
 
@@ -162,7 +170,7 @@ def test_samples_are_drawn_once_each_while_there_are_enough():
 def test_the_point_is_the_draw_of_highest_density_and_another_run_starts_there():
     joint = noisy()
     q = spread(joint)
-    best = q.theta.flatten(0, 1)[q.statistics["log_density"].flatten().argmax()]
+    best = moved(q)[q.statistics["log_density"].flatten().argmax()]
     assert torch.equal(q.point(), best[: joint.num_weights])
     assert isinstance(q.start(), Point)
     assert q.start().joint.likelihood.scale == pytest.approx(best[joint.num_weights :].exp().tolist(), rel=1e-12)
@@ -171,7 +179,7 @@ def test_the_point_is_the_draw_of_highest_density_and_another_run_starts_there()
     torch.testing.assert_close(state.point(), q.point(), rtol=0.0, atol=1e-9)
     assert state.joint.likelihood.scale == pytest.approx(q.start().joint.likelihood.scale, rel=1e-9)
     nameless = Samples(joint, q.theta)
-    assert torch.equal(nameless.point(), q.theta[0, -1, : joint.num_weights])
+    assert torch.equal(nameless.point().cpu(), q.theta[0, -1, : joint.num_weights])
 
 
 def test_chains_and_thinning():
@@ -227,7 +235,8 @@ def test_values_by_name():
 
 def counted(scale, shares):
     """Rates of three counts, with the log-likelihood of each."""
-    return torch.distributions.Poisson(scale * shares, validate_args=False).log_prob(torch.tensor([3.0, 1.0, 4.0]))
+    counts = torch.tensor([3.0, 1.0, 4.0], device=shares.device)
+    return torch.distributions.Poisson(scale * shares, validate_args=False).log_prob(counts)
 
 
 def density(**options):
@@ -240,9 +249,9 @@ def test_values_of_a_density_are_constrained():
     values = q.values()
     assert values["scale"].shape == (4, 25)
     assert float(values["scale"].min()) > 0.0
-    torch.testing.assert_close(values["shares"].sum(-1), torch.ones(4, 25))
+    torch.testing.assert_close(values["shares"].sum(-1), torch.ones(4, 25, device="cpu"))
     drawn = q.draws(100)
-    assert torch.equal(drawn["scale"].sort().values, values["scale"].flatten().sort().values)
+    assert torch.equal(drawn["scale"].cpu().sort().values, values["scale"].flatten().sort().values)
     with pytest.raises(TypeError, match="no inputs to predict at"):
         q.predict(torch.ones(2, 2))
 
@@ -263,16 +272,15 @@ def test_log_likelihoods_of_rows_are_those_of_the_joint(weighted, monkeypatch):
     assert found.dtype == FLOAT64
     for chain in range(2):
         for draw in range(3):
-            truth = joint.log_likelihood(q.theta[chain, draw], Batch(*rows))
-            torch.testing.assert_close(found[chain, draw].sum(), truth, rtol=1e-12, atol=0.0)
-    assert torch.equal(found[..., :4], q.log_likelihoods(rows)[..., :4])
+            truth = joint.log_likelihood(q.theta[chain, draw].to(x.device), Batch(*rows))
+            torch.testing.assert_close(found[chain, draw].sum(), truth.cpu(), rtol=1e-12, atol=0.0)
 
 
 def test_log_likelihoods_of_classes():
     joint = classification(FLOAT64)
     q, (x, y) = spread(joint, 2, 2), labels(FLOAT64)
-    truth = torch.stack([joint.outputs(t, x).log_softmax(-1)[torch.arange(len(y)), y] for t in q.theta.flatten(0, 1)])
-    torch.testing.assert_close(q.log_likelihoods((x, y)).flatten(0, 1), truth, rtol=1e-12, atol=0.0)
+    truth = torch.stack([joint.outputs(t, x).log_softmax(-1)[torch.arange(len(y)), y] for t in moved(q)])
+    torch.testing.assert_close(q.log_likelihoods((x, y)).flatten(0, 1), truth.cpu(), rtol=1e-12, atol=0.0)
 
 
 def test_a_density_tells_its_data_apart_by_pointwise():
@@ -349,3 +357,46 @@ def test_bad_thinning_is_refused():
         q.thinned(26)
     with pytest.raises(ValueError, match="positive whole number"):
         q.thinned(0)
+
+
+# For ArviZ
+
+
+def test_arviz_gets_names_and_numbers():
+    pytest.importorskip("arviz")
+    joint = noisy()
+    plain, rows = spread(joint), (inputs(FLOAT64, 6), torch.ones(6, 2, dtype=FLOAT64))
+    told = {"accept": 0.8, "leapfrogs": 7, "depth": 3, "energy": 2.0, "step_size": 0.1, "temperature": 1.0}
+    statistics = plain.statistics | {name: torch.full((CHAINS, DRAWS), value) for name, value in told.items()}
+    q = Samples(joint, plain.theta, statistics)
+    tree = q.to_inference_data(rows, log_likelihood=True)
+    posterior, values = tree["posterior"], q.values()
+    assert set(posterior.data_vars) == set(values) == {"weight", "bias", "likelihood.log_scale"}
+    for name, value in values.items():
+        assert posterior[name].dims[:2] == ("chain", "draw")
+        assert torch.equal(torch.as_tensor(posterior[name].values), value.cpu())
+    stats = tree["sample_stats"]
+    assert set(stats.data_vars) == {
+        *("lp", "diverging", "acceptance_rate", "n_steps", "tree_depth", "energy", "step_size", "temperature")
+    }
+    assert torch.equal(torch.as_tensor(stats["lp"].values), q.statistics["log_density"])
+    assert stats["diverging"].dtype == bool
+    assert torch.equal(torch.as_tensor(tree["log_likelihood"]["y"].values), q.log_likelihoods(rows))
+
+
+def test_arviz_gets_constrained_values():
+    arviz = pytest.importorskip("arviz")
+    q = spread(density())
+    tree = q.to_inference_data()
+    assert torch.equal(torch.as_tensor(tree["posterior"]["shares"].values), q.values()["shares"].cpu())
+    assert list(arviz.summary(tree, var_names=["scale"]).index) == ["scale"]
+    bare = Samples(q.joint, q.theta).to_inference_data()
+    assert not hasattr(bare, "sample_stats")
+    with pytest.raises(ValueError, match="Add log_likelihood=True"):
+        q.to_inference_data(numbers(FLOAT64))
+
+
+def test_without_arviz_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(PosterityError, match=r"pip install 'posterity\[arviz\]'"):
+        spread(density()).to_inference_data()

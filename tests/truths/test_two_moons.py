@@ -1,11 +1,17 @@
-"""A network on two moons: mean-field inference is unsure far from the data, where MAP is sure."""
+"""A network on two moons: mean-field inference and SGHMC are unsure far from the data, where MAP is sure."""
 
+import pytest
 import torch
 
 import posterity as po
 from posterity.datasets import two_moons
 
 RADIUS = 10.0  # of the ring, about ten times the reach of the data
+
+
+def around(radius: float) -> torch.Tensor:
+    angle = torch.linspace(0.0, 2 * torch.pi, 201)[:-1]
+    return torch.tensor([0.5, 0.25]) + radius * torch.stack([angle.cos(), angle.sin()], dim=1)
 
 
 def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
@@ -19,8 +25,7 @@ def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
     point, _ = po.infer(po.methods.MAP(600, 128, adam, cosine), joint, data.train.pair)
     method = po.methods.MeanField(2500, 128, adam, cosine, po.methods.WeightSampling(antithetic=True))
     q, _ = po.infer(method, joint, data.train.pair, start=point)
-    angle = torch.linspace(0.0, 2 * torch.pi, 201)[:-1]
-    ring = torch.tensor([0.5, 0.25]) + RADIUS * torch.stack([angle.cos(), angle.sin()], dim=1)
+    ring = around(RADIUS)
     far, far_by_map = (float(posterior.predict(ring).entropy.mean()) for posterior in (q, point))
     on_data = float(q.predict(data.train.inputs).entropy.mean())
     assert far > 5 * far_by_map
@@ -28,3 +33,18 @@ def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
     predictive = q.predict(data.test.inputs)
     assert po.metrics.accuracy(predictive, data.test.targets) > 0.96
     assert po.metrics.negative_log_likelihood(predictive, data.test.targets) < 0.1
+
+
+def test_sghmc_on_batches_runs_at_its_temperature_and_predicts_as_the_posterior_does():
+    """Bounds that MAP (far away) and mean field (NLL) do not meet, and a long run of it on all rows does."""
+    data = two_moons()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        net = po.networks.MLP((2, 50, 50, 2))
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), len(data.train))
+    method = po.methods.SGHMC(draws=50, warmup=1000, chains=2, preconditioner=po.methods.RMSprop())
+    q, trace = po.infer(method, joint, data.train.pair)
+    assert float(trace["kinetic_temperature"][1000:].mean()) == pytest.approx(1.0, abs=0.02)
+    assert float(trace["configurational_temperature"][1000:].mean()) == pytest.approx(1.0, abs=0.1)
+    assert po.metrics.negative_log_likelihood(q.predict(data.test.inputs), data.test.targets) < 0.082
+    assert float(q.predict(around(4.0)).entropy.mean()) > 0.15

@@ -1,0 +1,92 @@
+"""Stochastic gradient Langevin dynamics."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from posterity.inference.method import Info, Target
+from posterity.methods.buffers import starting_buffers
+from posterity.methods.minibatch_chains import MinibatchChains, chain_gradients, chain_info, loss_factor
+from posterity.methods.preconditioner import Plain, Preconditioner
+from posterity.model.data import Batch
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+from posterity.numerics.schedules import Constant, Schedule
+
+
+class SGLDState(NamedTuple):
+    """theta (C, P), what the preconditioner knows, batch-norm statistics of each chain, number of steps done."""
+
+    theta: Tensor
+    known: Tensor | None
+    buffers: Buffers
+    step: int
+
+
+@dataclass(frozen=True)
+class SGLD(MinibatchChains):
+    """Stochastic gradient Langevin dynamics: gradient steps with noise of the size that makes them a sampler.
+
+    **Math**: theta <- theta + s G grad + sqrt(2 s G) eps, with s = `step_size` times the factor of `schedule`, grad the
+    gradient of the whole tempered log density, estimated from `batch_size` rows, eps ~ N(0, I), and G the diagonal of
+    the `preconditioner`: 1, or with `RMSprop()` a step size for each weight, learnt in the warm-up. For G = 1 it is SGD
+    on the mean loss (nats per datum) with learning rate s num_data likelihood_power, with RMSprop it is RMSprop at that
+    rate: `step_size_for` converts; s is half the epsilon of Welling and Teh. `step_size=None` amounts to a rate of
+    0.03, with RMSprop 0.001. There is no other temperature than that of the joint: `Tempering.cold(T)` is the cold
+    posterior of Wenzel et al.
+
+    **Limit**: exact for s -> 0. On a quadratic bowl of curvature h the variance is 1 / (h (1 - s G h / 2)), without
+    bound from s G = 2 / h on. Gradient noise of variance v that is drawn anew each step adds
+    s G v / (2 h (1 - s G h / 2)); that of shuffled rows adds less, as the batches of a pass make up for each other.
+    Draws count alike, whatever their step size. Batch norm in training mode makes the gradient one of another density
+    for each batch. In the trace, "configurational_temperature" is 1 on average where steps are small enough and chains
+    have forgotten their starts: smaller before that, larger where steps or gradient noise are too large. With G = 1
+    chains are as slow as the weight of the largest curvature makes them: `RMSprop()` suits networks better.
+
+    **Cost**: one forward and one backward pass a step; all draws are kept, `draws` times the size of theta a chain.
+
+    **References**: Welling and Teh (2011), Bayesian learning via stochastic gradient Langevin dynamics, eq. 4; Li et
+    al. (2016), Preconditioned stochastic gradient Langevin dynamics for deep neural networks; Wenzel et al. (2020), How
+    good is the Bayes posterior in deep neural networks really?, section 3; Zhang et al. (2020), Cyclical stochastic
+    gradient MCMC, Algorithm 1 (`schedule=Cycles(...)`).
+
+    **Example**:
+
+    >>> import torch, posterity as po
+    >>> density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (1,)})
+    >>> method = po.methods.SGLD(draws=20, warmup=50, chains=200, step_size=0.1, thin=25)
+    >>> q, trace = po.infer(method, density, None)
+    >>> 0.92 < float(q.theta.var()) * (1 - 0.1 / 2) < 1.08
+    True
+    """
+
+    draws: int = 100
+    warmup: int = 2000
+    chains: int = 4
+    step_size: float | None = None
+    batch_size: int | None = 128
+    thin: int = 20
+    schedule: Schedule = field(default_factory=Constant)
+    preconditioner: Preconditioner = field(default_factory=Plain)
+
+    @staticmethod
+    def step_size_for(learning_rate: float, joint: Target) -> float | Tensor:
+        """learning_rate / (num_data likelihood_power)."""
+        return learning_rate / loss_factor(joint)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> SGLDState:
+        """Chains at theta."""
+        theta = self.each_chain(joint, theta)
+        return SGLDState(theta, self.preconditioner.init(theta), starting_buffers(joint, theta), 0)
+
+    def step(self, joint: Target, state: SGLDState, batch: Batch, key: Key) -> tuple[SGLDState, Info]:
+        """One step of every chain."""
+        theta = state.theta
+        value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
+        size = self.step_size_at(joint, state.step)
+        info = chain_info(joint, theta, value, grad, size)
+        known, matrix = self.preconditioned(joint, state.known, grad, state.step)
+        scaled = size * matrix
+        theta = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, state.step, key)
+        return SGLDState(theta, known, buffers, state.step + 1), info
