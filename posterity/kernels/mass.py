@@ -84,4 +84,4 @@ class DenseMass(Mass):
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         small = _SMALL * torch.where(variance > 0.0, variance, 1.0).diag_embed()
         factor: Tensor = torch.linalg.cholesky(share * covariance + (1.0 - share) * small)
-        return factor.to(moments.scatter.dtype)
+        return factor.to(moments.scatter.dtype).contiguous()  # as it comes back from a file, to the bit

@@ -71,12 +71,12 @@ class NUTS(Sampler):
         generator = key.generator(like.device)
 
         def uniform(*shape: int) -> Tensor:
-            return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
+            return torch.rand(shape, dtype=torch.float32, device=like.device, generator=generator).to(like.dtype)
 
         def noise(blocks: int, together: int) -> Tensor:
             return uniform(blocks, chains, together).log_()
 
-        momentum = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+        momentum = torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator).to(like.dtype)
         coins = uniform(2, self.max_depth, chains)
         directions = (coins[0] < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
         return no_u_turn(target, place, momentum, *tuning, directions, coins[1].log_(), noise, target.run, PIECES)

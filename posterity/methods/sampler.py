@@ -191,12 +191,12 @@ class Sampler(Method):
         return Tuning(shared(first.log(), len(scale)).exp(), scale)
 
     def _noise(self, place: Place, coins: int, key: Key) -> tuple[Tensor, Tensor]:
-        """Standard normal numbers (C, P), and uniform ones (coins, C)."""
+        """Standard normal numbers (C, P), and uniform ones (coins, C); those of float32 whatever the number type."""
         like = place.position
         generator = key.generator(like.device)
-        normal = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
-        uniform = torch.rand(coins, len(like), dtype=like.dtype, device=like.device, generator=generator)
-        return normal, uniform
+        normal = torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator)
+        uniform = torch.rand(coins, len(like), dtype=torch.float32, device=like.device, generator=generator)
+        return normal.to(like.dtype), uniform.to(like.dtype)
 
     def keeps(self, step: int) -> bool:
         """Every `thin`-th after the warm-up."""
@@ -281,7 +281,7 @@ def wanted_step(target: Potential, place: Place, scale: Tensor, key: Key, wanted
     """Step sizes (C,) at which a transition crosses a probability of acceptance of `wanted`, by doubling or halving."""
     step = torch.full_like(place.value, 1.0)
     log_wanted = torch.log(torch.full_like(step, wanted))
-    noise = key.normal(tuple(place.position.shape), place.position.dtype, place.position.device)
+    noise = key.normal(tuple(place.position.shape), torch.float32, place.position.device).to(place.position.dtype)
     direction, busy = torch.zeros_like(step), torch.ones_like(step, dtype=torch.bool)
     for _ in range(60):
         log_ratio = accept(target, place, scale, noise, step)

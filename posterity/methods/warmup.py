@@ -40,7 +40,7 @@ class Warmup:
     """The schedule of a warm-up of `steps` transitions: the step size all the time, the mass matrix in windows.
 
     `accept` is the wanted probability of acceptance, None where the step size is held; `mass` says what is learnt of
-    the scales. Chains of one problem, a group, learn together, but for the step size until the first mass matrix is
+    the scales. Chains of one problem, a group, learn together, but for the step size until the last mass matrix is
     made: a chain that starts where the density is steep gets away with small steps of its own only, and would not be
     heard among many.
     """

@@ -21,19 +21,25 @@ from posterity.curvature import (
 )
 from posterity.evidence import MacKay, PerLayer
 from posterity.inference import Method
+from posterity.kernels import DenseMass
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import (
+    HMC,
+    MALA,
     MAP,
+    NUTS,
     SGHMC,
     SGLD,
     SWAG,
     Conjugate,
     Ensemble,
     FullRank,
+    Langevin,
     Laplace,
     LowRankGaussian,
     MCDropout,
     MeanField,
+    Metropolis,
     NaturalGradient,
     OnlineLaplace,
     RMSprop,
@@ -81,6 +87,12 @@ def network(sizes: list[int], dtype: torch.dtype, dropout: float = 0.0) -> MLP:
 
 def regression(dtype: torch.dtype) -> Joint:
     return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(0.3, learn=True), Normal(0.7), ROWS)
+
+
+def noisy_regression(dtype: torch.dtype) -> Joint:
+    """With a proper prior on the noise, as samplers need it."""
+    likelihood = Gaussian(0.3, learn=True, log_scale_prior=(-1.0, 0.5))
+    return Joint(network([COLUMNS, 4, 1], dtype), likelihood, Normal(0.7), ROWS)
 
 
 def classification(dtype: torch.dtype) -> Joint:
@@ -361,6 +373,26 @@ CASES = [
             ("", 3, regression, numbers, {"step_size": 1e-3}),
             (" by rmsprop", 3, regression, numbers, {"preconditioner": RMSprop(0.9)}),
             (", one chain in cycles", 1, classification, labels, {"schedule": Cycles(length=5, explore=0.5)}),
+        )
+    ),
+    *(
+        Case(
+            f"{type(method).__name__.lower()}{of}",
+            method,
+            joint,
+            data,
+            draws=True,
+            members=False,
+            noise_of_device=True,
+        )
+        for of, joint, data, method in (
+            ("", noisy_regression, numbers, NUTS(draws=4, warmup=3, chains=3, thin=2, max_depth=3)),
+            (" with a dense mass", classification, labels, NUTS(4, 22, 2, max_depth=2, mass=DenseMass())),
+            ("", noisy_regression, numbers, HMC(draws=4, warmup=3, chains=3, thin=2, steps=3)),
+            (", one chain", classification, labels, HMC(4, 3, 1, steps=3)),
+            ("", noisy_regression, numbers, MALA(draws=4, warmup=3, chains=3, thin=2)),
+            ("", classification, labels, Metropolis(draws=8, warmup=15, chains=3, thin=2)),
+            ("", classification, labels, Langevin(draws=4, warmup=3, chains=3, thin=2)),
         )
     ),
     Case(

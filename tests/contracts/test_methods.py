@@ -228,7 +228,7 @@ def test_is_a_value(case: Case) -> None:
     assert hash(twin) == hash(case.method)
     assert pickle.loads(pickle.dumps(case.method)) == case.method
     names = {}
-    for package in (po.priors, po.numerics, po.curvature, po.evidence, po.methods, subset):
+    for package in (po.priors, po.numerics, po.curvature, po.evidence, po.kernels, po.methods, subset):
         names.update(vars(package))
     assert eval(repr(case.method), names) == case.method
     stored: dict[str, Tensor] = {}
@@ -269,7 +269,7 @@ def test_members_survive_storage(case: Case, tmp_path: Path) -> None:
 @full_cases
 def test_a_loader_gives_what_its_tensors_give(case: Case) -> None:
     rows = case.data(FLOAT64)
-    size = case.method.batch_size or len(rows[0])
+    size = getattr(case.method, "batch_size", None) or len(rows[0])
     loader = DataLoader(TensorDataset(*rows), batch_size=size)
     from_loader, trace = po.infer(case.method, case.joint(FLOAT64), loader)
     from_tensors, tensor_trace = run(case)
