@@ -1,4 +1,4 @@
-"""NUTS against the reference draws of posteriordb, German credit and nes_logit: as densities, and as joints that fit."""
+"""NUTS against the references of posteriordb, German credit and nes_logit: as densities, and as joints that fit."""
 
 import os
 from pathlib import Path
