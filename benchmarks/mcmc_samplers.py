@@ -49,8 +49,6 @@ class Sampler:
 
 def posterity(target: Target, length: Length, device: str) -> Sampler:
     """`po.infer` with `NUTS` on a density of all chains at once."""
-    if not hasattr(po.methods, "NUTS"):
-        raise NotImplementedError("this version of posterity has no methods.NUTS")
     place = torch.device(device)
     of_theta, shapes = target.torch_density(place), {"theta": (target.size,)}
     density = po.Density(of_theta, shapes, batched=True, dtype=torch.float32, device=place)

@@ -31,15 +31,15 @@ class Stepper:
         """Nothing recorded yet."""
         self._method, self._joint = method, joint
         self._wanted = accelerate == "auto" and method.recordable and joint.device.type == "cuda"
-        self._compiles = accelerate == "auto" and method.compiles(joint)
+        self._effort = method.effort(joint) if accelerate == "auto" else "none"
         self._seen: dict[object, int] = {}
         self._graphs: dict[object, Graph] = {}
         self._last: tuple[Any, object] = (None, None)  # a state that came out of a graph, and its shapes
 
     def __call__(self, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
         """`method.step`."""
-        if self._compiles:
-            with accelerated(True):
+        if self._effort != "none":
+            with accelerated(self._effort):
                 return self._method.step(self._joint, state, batch, key)
         if not self._wanted:
             return self._method.step(self._joint, state, batch, key)

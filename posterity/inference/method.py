@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -15,6 +15,8 @@ from posterity.posteriors.posterior import Posterior
 
 Target: TypeAlias = Joint | Density
 Info: TypeAlias = Mapping[str, Tensor | float]
+# How pieces of a step are made quicker: as CUDA graphs of their kernels, or as machine code as well.
+Effort: TypeAlias = Literal["none", "recorded", "compiled"]
 
 
 class Method(ABC):
@@ -39,9 +41,9 @@ class Method(ABC):
         """Whether theta may be (M, P), all members stepping together and each as it would alone."""
         return True
 
-    def compiles(self, joint: Target) -> bool:
-        """Whether the pieces of work that a step hands to `Potential.run` are worth compiling."""
-        return False
+    def effort(self, joint: Target) -> Effort:
+        """What is done with the pieces of work that a step hands to `Potential.run`: by default nothing."""
+        return "none"
 
     def prepared(self, joint: Target, data: Data) -> Target:
         """The problem that the run works on, once the data are known; by default the one given."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posterity.inference.memory import activation_bytes, device_memory
-from posterity.inference.method import Target
+from posterity.inference.method import Effort, Target
 from posterity.model.data import Batch, TensorData
 from posterity.model.joint import Joint
 from posterity.numerics.compiled import Compiled
@@ -27,22 +27,22 @@ Chunk: TypeAlias = tuple[Batch | None, float]  # rows, and their share of all
 
 
 class _Fast(threading.local):
-    wanted: bool = False
+    effort: Effort = "none"
 
 
 _FAST = _Fast()
-_SHARED: dict[Callable[..., Any], Compiled] = {}  # of functions that no density is part of
-_KNOWN: "WeakKeyDictionary[Target, Potential]" = WeakKeyDictionary()
+_SHARED: dict[object, Compiled] = {}  # of functions that no density is part of
+_KNOWN: "WeakKeyDictionary[Target, dict[int, Potential]]" = WeakKeyDictionary()  # by the number of chains
 
 
 @contextmanager
-def accelerated(wanted: bool) -> Iterator[None]:
-    """Work handed to `Potential.run` inside `with` is compiled, if wanted."""
-    before, _FAST.wanted = _FAST.wanted, wanted
+def accelerated(effort: Effort) -> Iterator[None]:
+    """Work handed to `Potential.run` inside `with` is recorded as CUDA graphs, or compiled as well."""
+    before, _FAST.effort = _FAST.effort, effort
     try:
         yield
     finally:
-        _FAST.wanted = before
+        _FAST.effort = before
 
 
 class Potential:
@@ -63,7 +63,7 @@ class Potential:
         self.chains = chains
         self._limit = limit
         self._joint = ref(joint)  # which goes when nobody else has it, and its potential with it
-        self._compiled: dict[Callable[..., Any], Compiled] = {}
+        self._compiled: dict[object, Compiled] = {}
         self.take(batch)
 
     def take(self, batch: Batch | None) -> None:
@@ -88,15 +88,14 @@ class Potential:
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """`function(*arguments)`, compiled where that is wanted."""
-        if not _FAST.wanted:
+        if _FAST.effort == "none":
             return function(*arguments)
-        if not any(argument is self for argument in arguments):
-            if function not in _SHARED:
-                _SHARED[function] = Compiled(function)
-            return _SHARED[function](*arguments)
-        if function not in self._compiled:
-            self._compiled[function] = Compiled(partial(self._with_rows, function), held=True)
-        return self._compiled[function](self._tensors, *arguments)
+        own, kind = any(argument is self for argument in arguments), (function, _FAST.effort)
+        table = self._compiled if own else _SHARED
+        if kind not in table:
+            work = partial(self._with_rows, function) if own else function
+            table[kind] = Compiled(work, held=own, fused=_FAST.effort == "compiled")
+        return table[kind](self._tensors, *arguments) if own else table[kind](*arguments)
 
     def _with_rows(self, function: Callable[..., Any], tensors: tuple[Tensor, ...], *arguments: Any) -> Any:
         """The function's result where the rows are made of these tensors."""
@@ -131,9 +130,10 @@ def budget(joint: Target) -> int:
 
 def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
     """The potential of the problem on these rows, made once."""
-    known = _KNOWN.get(joint)
-    if known is None or known.chains != chains:
-        known = _KNOWN[joint] = Potential(joint, batch, chains)
+    table = _KNOWN.setdefault(joint, {})
+    known = table.get(chains)
+    if known is None:
+        known = table[chains] = Potential(joint, batch, chains)
     elif known.batch is not batch:
         known.take(batch)
     return known

@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.errors import Diverged, fraction, positive, positive_whole
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes, theta_bytes
-from posterity.inference.method import Info, Method, Target
+from posterity.inference.method import Effort, Info, Method, Target
 from posterity.inference.potential import Potential, budget, potential
 from posterity.kernels.leapfrog import leapfrog, log_joint
 from posterity.kernels.mass import Mass
@@ -64,9 +64,11 @@ class Sampler(Method):
         """No: a row of theta is a chain."""
         return False
 
-    def compiles(self, joint: Target) -> bool:
-        """Recorded on a GPU; compiled for the CPU where so many transitions are to come that it pays."""
-        return joint.device.type == "cuda" or self.warmup + self.draws * self.thin >= LONG
+    def effort(self, joint: Target) -> Effort:
+        """Compiled where so many transitions are to come that it pays, else recorded if that can be."""
+        if self.warmup + self.draws * self.thin >= LONG:
+            return "compiled"
+        return "recorded" if joint.device.type == "cuda" else "none"
 
     @abstractmethod
     def _schedule(self) -> Warmup:

@@ -61,8 +61,13 @@ def run_members(layers: tuple[nn.Module, ...], inputs: Tensor) -> Tensor:
         if weight.dim() == 2:
             inputs = F.linear(inputs, weight)
             inputs = inputs if bias is None else inputs + bias.reshape(-1, 1, bias.shape[-1])
-        # Below the weights come first: so their gradients are made as they lie in theta, and those of the activations
-        # as these do; where the two differ every operation on both walks through memory in leaps.
+        elif inputs.stride(0) == 0 and len(inputs) > 1:  # all members see the same rows: one large product serves all
+            flat, rows = weight.reshape(-1, weight.shape[-1]), inputs[0].T
+            column = None if bias is None else bias.expand(weight.shape[:2]).reshape(-1, 1)
+            product = flat @ rows if column is None else torch.addmm(column, flat, rows)
+            inputs = product.view(*weight.shape[:2], -1).mT
+        # Here as above the weights come first: so their gradients are made as they lie in theta, and those of the
+        # activations as these do; where the two differ every operation on both walks through memory in leaps.
         elif bias is None:
             inputs = torch.bmm(weight, inputs.mT).mT
         else:

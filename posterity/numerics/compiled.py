@@ -1,6 +1,7 @@
 """Functions of tensors compiled to machine code, or recorded as CUDA graphs: one call instead of hundreds."""
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,10 +29,10 @@ class Compiled:
     (tensor([2., 2.]), tensor([0.]))
     """
 
-    def __init__(self, function: Callable[..., Any], *, held: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], *, held: bool = False, fused: bool = True) -> None:
         """Nothing is compiled yet."""
         self._function = function
-        self._held = held
+        self._held, self._fused = held, fused
         self._made: dict[object, tuple[Callable[..., Any], Any]] = {}
         self._refused = False
 
@@ -47,12 +48,7 @@ class Compiled:
         made = self._made.get(kind)
         if made is None:
             try:
-                made = _compiled(self._function, arguments, tensors, fused=first.is_cuda)
-                if first.is_cuda:
-                    held: list[Tensor] = []
-                    _flatten(arguments[:1] if self._held else (), held, [])
-                    made = _recorded(made[0], tensors, len(held)), made[1]
-                self._made[kind] = made
+                made = self._made[kind] = self._make(arguments, tensors)
             except Exception as error:  # of a user's function, the tracer or the compiler; called plainly it may do
                 self._refused = True
                 reason = _reason(error)
@@ -60,6 +56,19 @@ class Compiled:
                 return self._function(*arguments)
         run, shape = made
         return _rebuilt(shape, iter(run(*tensors)))
+
+    def _make(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
+        if not tensors[0].is_cuda:
+            return _compiled(self._function, arguments, tensors)
+        code, shape = _as_it_is(self._function, arguments, tensors)
+        if self._fused:
+            try:
+                code, shape = _compiled(self._function, arguments, tensors)
+            except Exception as error:  # a recording of the kernels as they are is nearly as good
+                logger.info("kernels are recorded without being fused: %s", _reason(error))
+        held: list[Tensor] = []
+        _flatten(arguments[:1] if self._held else (), held, [])
+        return _recorded(code, tensors, len(held)), shape
 
 
 def _reason(error: Exception) -> str:
@@ -103,12 +112,9 @@ def _filled(value: Any, tensors: Any) -> Any:
 
 
 def _compiled(
-    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor], *, fused: bool
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
 ) -> tuple[Callable[..., Any], Any]:
-    """Machine code for the function at such arguments, from tensors to tensors, and the shape of what it gives.
-
-    Where it is only to be `fused` for a recording, a function that cannot be compiled will do as it is.
-    """
+    """Machine code for the function at such arguments, from tensors to tensors, and the shape of what it gives."""
     import torch._inductor as inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -120,22 +126,22 @@ def _compiled(
         return found
 
     own = [tensor.clone() for tensor in tensors]  # two arguments that are one tensor now need not be so next time
-    try:
-        with torch.no_grad():
-            graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
-            constants = _lifted(graph)
-            # Shapes and strides are those of the kind that is looked up: to assert them takes a tenth of the time.
-            options = {"size_asserts": False, "alignment_asserts": False}
-            code = inductor.compile(graph, [*own, *constants], options=options)
-            if fused:
-                code(*own, *constants)  # kernels are made in the first call
-        return (lambda *given: code(*given, *constants)), shapes[0]
-    except Exception as error:
-        if not fused:
-            raise
-        logger.info("kernels are recorded without being fused: %s", _reason(error))
-        flat(*own)
-        return flat, shapes[-1]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler, about settings of torch that are the user's
+        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*own)
+        constants = _lifted(graph)
+        # Shapes and strides are those of the kind that is looked up: to assert them takes a tenth of the time.
+        options = {"size_asserts": False, "alignment_asserts": False}
+        code = inductor.compile(graph, [*own, *constants], options=options)
+        code(*own, *constants)  # the last of it is made in the first call
+    return (lambda *given: code(*given, *constants)), shapes[0]
+
+
+def _as_it_is(
+    function: Callable[..., Any], arguments: tuple[Any, ...], tensors: list[Tensor]
+) -> tuple[Callable[..., Any], Any]:
+    """The function from tensors to tensors, and the shape of what it gives."""
+    return (lambda *given: _flat(function, arguments, given)[0]), _flat(function, arguments, tensors)[1]
 
 
 def _flat(

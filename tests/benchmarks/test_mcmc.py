@@ -65,7 +65,6 @@ def test_mean_depth_counts_trees_cut_short_as_begun():
     assert samplers.mean_depth(np.array([[1, 3], [7, 5]])) == (1 + 2 + 3 + 3) / 4
 
 
-@pytest.mark.skipif(not hasattr(po.methods, "NUTS"), reason="posterity.methods has no NUTS")
 def test_our_nuts_gives_what_the_tables_need():
     target, length = targets.net(), samplers.Length(chains=3, warmup=20, draws=10)
     drawn = samplers.posterity(target, length, "cpu").sample(0)
@@ -75,7 +74,6 @@ def test_our_nuts_gives_what_the_tables_need():
     assert drawn.divergent.dtype == bool
 
 
-@pytest.mark.skipif(not hasattr(po.methods, "HMC"), reason="posterity.methods has no HMC")
 def test_our_hmc_is_timed_over_the_second_half():
     key = po.Key(0)
     x, y = key.fold("x").normal((20, 784)), (key.fold("y").uniform((20,)) * 10).long()
