@@ -6,6 +6,8 @@ from typing import Any
 from posterity.cli import options as o
 from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
 
+LONGEST = 26  # letters of a name in the table
+
 
 def posteriors(
     out: Out = Path("study-posteriors"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
@@ -42,7 +44,7 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
     rows = table("posterior", "form", "mean", "sd", "R-hat", "ESS", "div.", "s")
     for row in document["posteriors"]:
         rows.add_row(
-            row["posterior"].split("-")[0],
+            _short(row["posterior"]),
             row["form"],
             f"{row['mean_errors']:.1f}",
             f"{row['sd_errors']:.1f}",
@@ -62,3 +64,8 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
         )
     )
     out.print(Text(f"figure and results.json: {folder}"), soft_wrap=True)
+
+
+def _short(name: str) -> str:
+    """The name of data and model, or that of the model where both are too long for a line."""
+    return name if len(name) <= LONGEST else name.split("-")[-1]
