@@ -6,7 +6,7 @@ from typing import Any
 from posterity.cli import options as o
 from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
 
-LONGEST = 26  # letters of a name in the table
+LONGEST = 25  # letters of a name in the table
 
 
 def posteriors(
@@ -41,7 +41,7 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
     limits = document["limits"]
     settings = f"{document['chains']} chains of {document['warmup']} + {document['draws']} transitions"
     out.print(Text(f"NUTS, {settings}", "bold"))
-    rows = table("posterior", "form", "mean", "sd", "R-hat", "ESS", "div.", "s")
+    rows = table("posterior", "form", "mean", "sd", "R-hat", "ESS", "div.%", "s")
     for row in document["posteriors"]:
         rows.add_row(
             _short(row["posterior"]),
@@ -50,7 +50,7 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
             f"{row['sd_errors']:.1f}",
             f"{row['rhat']:.4f}",
             f"{row['ess']:,.0f}",
-            f"{100 * row['divergent']:.2f} %",
+            f"{100 * row['divergent']:.2f}",
             f"{row['seconds']:.0f}",
         )
     out.print(rows)
