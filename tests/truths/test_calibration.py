@@ -19,7 +19,7 @@ from posterity.studies.calibration.models import MODELS
 
 pytestmark = pytest.mark.cpu
 EXACT = {
-    "nuts": NUTS(warmup=80, max_depth=4),
+    "nuts": NUTS(warmup=80, thin=3, max_depth=4),
     "hmc": HMC(warmup=100, steps=6, thin=4),
     "mala": MALA(warmup=150, thin=20),
     "metropolis": Metropolis(warmup=150, thin=25),
