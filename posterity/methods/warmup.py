@@ -65,8 +65,9 @@ class Warmup:
         together = step >= (ends[-1] if ends else 0)
         search, moments = adaptation
         if self.accept is not None:
-            # The harmonic mean hears chains that accept less than others.
-            rate = 1.0 / shared(1.0 / accept.clamp(min=LEAST), groups) if together else accept
+            rate = accept
+            if together and groups < len(accept):  # the harmonic mean hears chains that accept less than others
+                rate = 1.0 / shared(1.0 / accept.clamp(min=LEAST), groups)
             search = averaged(search, rate, self.accept)
             tuning = tuning._replace(step_size=search.log_step.exp())
         changed = step + 1 in ends

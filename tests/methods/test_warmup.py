@@ -6,8 +6,10 @@ import torch
 import posterity as po
 from posterity.kernels import windows
 from posterity.kernels.mass import DenseMass
-from posterity.methods import NUTS
+from posterity.methods import NUTS, Metropolis
+from posterity.model.batch import Batch
 from posterity.model.constraints import Positive
+from posterity.model.data import TensorData
 
 
 def regression() -> po.Density:
@@ -38,6 +40,15 @@ def test_chains_of_one_problem_end_with_one_step_size() -> None:
     steps = trace["step_size"]  # (steps, C)
     assert (steps[20].max() / steps[20].min()) > 1.01
     assert torch.equal(steps[-1], steps[-1, :1].expand(8))
+
+
+def test_a_chain_by_itself_ends_near_the_acceptance_that_it_wants() -> None:
+    """A random walk accepts with probabilities near 0 or 1, all of which count as they are."""
+    inputs = torch.linspace(-1.0, 1.0, 5, dtype=torch.float64).reshape(5, 1).expand(200, 5, 1)
+    joint = po.Joint(torch.nn.Linear(1, 3).double(), po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=5)
+    data = TensorData(Batch(inputs, torch.zeros(200, 5, 3, dtype=torch.float64), per_member=True))
+    q, _ = po.infer(Metropolis(draws=50, warmup=300, chains=200, thin=1), joint, data, accelerate="off")
+    assert 0.14 < float(q.statistics["accept"].mean()) < 0.3
 
 
 @pytest.mark.parametrize("chains", [1, 4, 5, 16, 1000])

@@ -172,6 +172,8 @@ def test_the_document_has_every_number(small):
             shown["quantities"][[one["p"] for one in shown["quantities"]].index(shown["smallest_p"])]["quantity"]
             == row.worst
         )
+    assert "draws=15" in document["results"][0]["stages"][0]
+    assert "chains=20" in document["results"][0]["stages"][0]
     assert set(document["models"]) == {"linear", "network"}
 
 

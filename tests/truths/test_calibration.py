@@ -1,5 +1,6 @@
 """Samplers are calibrated over data that the model itself makes; planted bugs are not."""
 
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from posterity.likelihoods import Gaussian
-from posterity.methods import HMC, MALA, NUTS, Langevin, Metropolis
+from posterity.methods import HMC, MALA, NUTS, SGLD, Langevin, Metropolis
 from posterity.methods.sampler import Sampler
 from posterity.methods.warmup import Tuning
 from posterity.model.joint import Joint
@@ -18,7 +19,7 @@ from posterity.studies.calibration.models import MODELS
 
 pytestmark = pytest.mark.cpu
 EXACT = {
-    "nuts": NUTS(warmup=80, max_depth=4),
+    "nuts": NUTS(warmup=80, thin=3, max_depth=4),
     "hmc": HMC(warmup=100, steps=6, thin=4),
     "mala": MALA(warmup=150, thin=20),
     "metropolis": Metropolis(warmup=150, thin=25),
@@ -32,8 +33,9 @@ def test_exact_samplers_are_calibrated(name, model):
     assert found.smallest > 1e-4, str(found)
 
 
-def test_small_steps_of_langevin_are_nearly_calibrated_and_large_ones_are_not():
-    small, large = (Langevin(warmup=150, thin=25, step_size=size) for size in (0.03, 0.4))
+@pytest.mark.parametrize("kind", [Langevin, partial(SGLD, batch_size=5)])
+def test_small_steps_of_langevin_dynamics_are_nearly_calibrated_and_large_ones_are_not(kind):
+    small, large = (kind(warmup=150, thin=25, step_size=size) for size in (0.03, 0.4))
     assert calibrate(small, MODELS["logistic"](), replicates=200, seed=2).smallest > 1e-4
     assert calibrate(large, MODELS["logistic"](), replicates=200, seed=2).smallest < 1e-4
 

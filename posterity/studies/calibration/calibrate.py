@@ -122,7 +122,7 @@ def calibrate(method: Stages, problem: Problem, replicates: int = 1000, draws: i
     number_of_bins(replicates, draws)  # refuse now what cannot be counted later
     key = Key(seed).fold("calibration")
     truth, data = problem.simulated(replicates, key.fold("simulated"))
-    stages = (method,) if isinstance(method, Method) else tuple(method)
+    stages = sized(method, replicates, draws)
     theta, accept = _drawn(stages, problem.joint, data, draws, key.fold("drawn"))
     with torch.no_grad():
         true = problem.quantities(truth.unsqueeze(1), data)
@@ -131,7 +131,22 @@ def calibrate(method: Stages, problem: Problem, replicates: int = 1000, draws: i
     return Calibration(ranks, {name: autocorrelation(values) for name, values in found.items()}, draws, accept)
 
 
-def is_sampler(method: Method) -> bool:
+def sized(method: Stages, replicates: int, draws: int) -> tuple[Method, ...]:
+    """The stages as they are run: a sampler at the end has a chain for each replicate, of so many draws.
+
+    >>> from posterity.methods import HMC
+    >>> (found,) = sized(HMC(thin=5), replicates=100, draws=31)
+    >>> found.chains, found.draws, found.thin
+    (100, 31, 5)
+    """
+    stages = (method,) if isinstance(method, Method) else tuple(method)
+    last: Any = stages[-1]
+    if _is_sampler(last):
+        last = replace(last, chains=replicates, draws=draws)
+    return (*stages[:-1], last)
+
+
+def _is_sampler(method: Method) -> bool:
     """Whether rows of theta are Markov chains of this method, each with a number of draws."""
     return {"chains", "draws"} <= {field.name for field in fields(method)}  # type: ignore[arg-type]
 
@@ -139,10 +154,7 @@ def is_sampler(method: Method) -> bool:
 def _drawn(stages: tuple[Method, ...], joint: Joint, data: Batch, draws: int, key: Key) -> tuple[Tensor, float | None]:
     """Draws (R, S, P) from the posterior of each replicate, and the mean probability of acceptance."""
     replicates = len(data.targets)
-    if is_sampler(stages[-1]):
-        sized: Any = stages[-1]
-        stages = (*stages[:-1], replace(sized, chains=replicates, draws=draws))
-    elif not all(stage.takes_members for stage in stages):
+    if not _is_sampler(stages[-1]) and not all(stage.takes_members for stage in stages):
         each = [
             _draws_of(_fitted(stages, joint, data.member(i), key), joint, draws, key.fold(i)) for i in range(replicates)
         ]

@@ -61,7 +61,7 @@ def autocorrelation(draws: Tensor) -> float:
 
     >>> wave = torch.tensor([[1.0, -1.0] * 50])
     >>> round(autocorrelation(wave), 2)
-    -0.98
+    -0.99
     """
     away = (draws - draws.mean(1, keepdim=True)).double()
     variance = float(away.square().mean())

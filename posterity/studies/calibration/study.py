@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posterity.errors import positive_whole, unknown
-from posterity.studies.calibration.calibrate import Calibration, calibrate
+from posterity.studies.calibration.calibrate import Calibration, calibrate, sized
 from posterity.studies.calibration.models import MODELS
 from posterity.studies.calibration.ranks import number_of_bins
 from posterity.studies.calibration.recipes import EXACT, RECIPES
@@ -89,6 +89,6 @@ def calibration(
         for method in methods:
             stages = RECIPES[method](model)
             found = calibrate(stages, MODELS[model](), replicates, draws, seed)
-            rows.append(Row(model, method, tuple(map(repr, stages)), found))
+            rows.append(Row(model, method, tuple(map(repr, sized(stages, replicates, draws))), found))
             report(f"{model}, {method}: smallest p {found.smallest:.2g} ({rows[-1].worst})")
     return Study(seed, tuple(rows))
