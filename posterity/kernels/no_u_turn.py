@@ -1,7 +1,7 @@
 """The no-U-turn sampler: trees of leapfrog steps, grown for all chains together."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -15,6 +15,9 @@ from posterity.kernels.whitening import whitened
 # How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest. What
 # it gives may be overwritten by its next call with the same function.
 Run: TypeAlias = Callable[..., Any]
+
+FIRST = 2  # doublings that are one piece of work: hardly a tree stops sooner
+TOGETHER = 2**FIRST  # leapfrogs in one piece of work from then on
 
 
 class Tree(NamedTuple):
@@ -152,9 +155,64 @@ def joined(
     return new, _branch(new, following), new.active.any()
 
 
+def opened(
+    target: Target,
+    start: Tensor,
+    scale: Tensor,
+    place: Place,
+    momentum: Tensor,
+    step_size: Tensor,
+    directions: Tensor,
+    log_uniforms: Tensor,
+    noise: Tensor,
+) -> tuple[Tree, Branch, Tensor]:
+    """The trees after their first doublings, one for each row of `log_uniforms` (D, C), as `joined` gives them.
+
+    `directions` (D + 1, C) has the next one, too; `noise` (C, 2^D - 1) is log-uniform, for the points.
+    """
+    level = log_joint(place.value, momentum)
+    tree, branch = begun(place.value, place.grad, momentum, directions[0])
+    going = tree.active.any()
+    for depth, log_uniform in enumerate(log_uniforms):
+        own = noise[:, 2**depth - 1 : 2 ** (depth + 1) - 1]
+        branch, _ = grown(target, start, scale, branch, step_size * directions[depth], level, own)
+        tree, branch, going = joined(tree, branch, directions[depth], log_uniform, directions[depth + 1])
+    return tree, branch, going
+
+
 def plain(function: Callable[..., Any], *arguments: Any) -> Any:
     """The function called as it is."""
     return function(*arguments)
+
+
+def _extended(
+    target: Target,
+    start: Tensor,
+    scale: Tensor,
+    branch: Branch,
+    step_size: Tensor,
+    level: Tensor,
+    depth: int,
+    noise: Callable[[int, int], Tensor],
+    run: Run,
+) -> Branch:
+    """The branch with its 2^depth leapfrogs, or fewer where all have turned before."""
+    blocks = 2**depth // TOGETHER
+    starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
+    for block, log_uniform in enumerate(noise(blocks, TOGETHER).unbind(0)):
+        before = branch.momentum.clone()  # what `run` gives may be good for one call only
+        branch, momentum = run(grown, target, start, scale, branch, step_size, level, log_uniform)
+        starts[block] = momentum.clone(), before
+        span = 2
+        while (block + 1) % span == 0:
+            since = block + 1 - span
+            sound = run(still_sound, branch.sound, *starts[since], branch.end_momentum, branch.momentum)
+            branch = branch._replace(sound=sound)
+            del starts[since + span // 2]  # no longer span begins there
+            span *= 2
+        if block + 1 < blocks and not bool(branch.sound.any()):
+            break
+    return branch
 
 
 def no_u_turn(
@@ -167,16 +225,15 @@ def no_u_turn(
     log_uniforms: Tensor,
     noise: Callable[[int, int], Tensor],
     run: Run = plain,
-    pieces: Sequence[int] = (1, 4),
 ) -> tuple[Place, Move]:
     """A transition of the no-U-turn sampler from `place`, whose gradient is that in z; its end in coordinates z.
 
     **Math**: a trajectory through (x, p) doubles, by as many leapfrogs as it has points, in a random direction, until
     it or one of its halves, quarters ... makes a U-turn; the next x is drawn from its points in proportion to exp(-H),
     by sampling within each new half and then between halves with a preference for the new one. `momentum` (C, P) is of
-    unit mass in the whitened coordinates of `scale`; `step_size` (C,). `directions` (D, C) of +1 and -1 and
+    unit mass in the whitened coordinates of `scale`; `step_size` (C,). `directions` (D + 1, C) of +1 and -1 and
     `log_uniforms` (D, C) are the noise of the D doublings at most; `noise(n, k)` gives log-uniform numbers (n, C, k)
-    for n k points. As many leapfrogs as one of `pieces` says are one piece of work for `run`.
+    for n k points.
 
     **Limit**: exact. All chains take as long as the one with the deepest tree.
 
@@ -185,32 +242,19 @@ def no_u_turn(
     **References**: Hoffman and Gelman (2014), The no-U-turn sampler; Betancourt (2017), A conceptual introduction to
     Hamiltonian Monte Carlo, appendix A.
     """
-    start, depths = place.position, len(directions)
+    start, depths = place.position, len(log_uniforms)
     level = log_joint(place.value, momentum)
-    tree, branch = run(begun, place.value, place.grad, momentum, directions[0])
-    for depth in range(depths):
-        together = max(piece for piece in pieces if piece <= 2**depth)
-        blocks = 2**depth // together
-        signed = step_size * directions[depth]
-        starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
-        for block, log_uniform in enumerate(noise(blocks, together).unbind(0)):
-            before = branch.momentum.clone()
-            branch, first = run(grown, target, start, scale, branch, signed, level, log_uniform)
-            starts[block] = first.clone(), before
-            span = 2
-            while (block + 1) % span == 0:
-                since = block + 1 - span
-                sound = run(still_sound, branch.sound, *starts[since], branch.end_momentum, branch.momentum)
-                branch = branch._replace(sound=sound)
-                del starts[since + span // 2]  # no longer span begins there
-                span *= 2
-            if block + 1 < blocks and not bool(branch.sound.any()):
-                break
-        following = directions[min(depth + 1, depths - 1)]
-        tree, branch, going = run(joined, tree, branch, directions[depth], log_uniforms[depth], following)
+    first = min(FIRST, depths)
+    own = noise(1, 2**first - 1)[0]
+    tree, branch, going = run(
+        opened, target, start, scale, place, momentum, step_size, directions[: first + 1], log_uniforms[:first], own
+    )
+    for depth in range(first, depths):
         if not bool(going):
             break
+        branch = _extended(target, start, scale, branch, step_size * directions[depth], level, depth, noise, run)
+        tree, branch, going = run(joined, tree, branch, directions[depth], log_uniforms[depth], directions[depth + 1])
     # What `run` gives may be good for one call only.
     drawn = Place(*(tensor.clone() for tensor in tree.drawn))
-    divergent, leapfrogs, depth = tree.divergent.clone(), tree.leapfrogs.clone(), tree.depth.clone()
-    return drawn, Move(tree.accept / tree.leapfrogs, -level, divergent, leapfrogs, depth)
+    counts = (tensor.clone() for tensor in (tree.divergent, tree.leapfrogs, tree.depth))
+    return drawn, Move(tree.accept / tree.leapfrogs, -level, *counts)

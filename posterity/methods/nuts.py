@@ -14,8 +14,6 @@ from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, wan
 from posterity.methods.warmup import Tuning, Warmup
 from posterity.numerics.random import Key
 
-PIECES = (1, 4)  # leapfrogs in one piece of work: each takes a second or more to compile
-
 
 @dataclass(frozen=True)
 class NUTS(Sampler):
@@ -76,7 +74,7 @@ class NUTS(Sampler):
         def noise(blocks: int, together: int) -> Tensor:
             return uniform(blocks, chains, together).log_()
 
-        momentum = torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator).to(like.dtype)
-        coins = uniform(2, self.max_depth, chains)
-        directions = (coins[0] < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
-        return no_u_turn(target, place, momentum, *tuning, directions, coins[1].log_(), noise, target.run, PIECES)
+        momentum = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+        directions = (uniform(self.max_depth + 1, chains) < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
+        log_uniforms = uniform(self.max_depth, chains).log_()
+        return no_u_turn(target, place, momentum, *tuning, directions, log_uniforms, noise, target.run)

@@ -183,7 +183,7 @@ def transition(
             numbers = torch.rand(blocks, CHAINS, together, dtype=FLOAT64, generator=generator).log()
             return torch.full_like(numbers, ALWAYS) if mistake == "the last point" else numbers
 
-        directions = 2.0 * (torch.rand(deepest, CHAINS, generator=generator) < 0.5).double() - 1.0
+        directions = 2.0 * (torch.rand(deepest + 1, CHAINS, generator=generator) < 0.5).double() - 1.0
         if mistake == "one direction":
             directions = torch.ones_like(directions)
         coins = torch.rand(deepest, CHAINS, dtype=FLOAT64, generator=generator).log()
