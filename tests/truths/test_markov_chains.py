@@ -99,7 +99,7 @@ class TwoWeights(nn.Module):
 
 @pytest.mark.parametrize(
     "method",
-    [NUTS(draws=400, warmup=200, chains=32), HMC(draws=1000, warmup=200, chains=32, steps=8)],
+    [NUTS(draws=400, warmup=200, chains=32), HMC(draws=700, warmup=200, chains=32, steps=8)],
     ids=lambda method: type(method).__name__,
 )
 def test_a_network_whose_posterior_has_two_modes(method: Method) -> None:

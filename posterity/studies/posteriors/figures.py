@@ -23,7 +23,7 @@ def draw(study: Study, folder: Path) -> list[str]:
     place.set_yticks(list(heights), [f"{row.posterior}, {row.form}" for row in rows])
     place.set_xlim(left=0.0)
     place.set_xlabel("worst distance from the reference, in combined standard errors")
-    place.legend(loc="lower right", frameon=False, fontsize=9)
+    place.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=9)
     plain(place)
     save(figure, folder / "errors.png")
     return ["errors.png"]
