@@ -126,7 +126,7 @@ class MinibatchChains(Method):
         return size.to(joint.dtype) if isinstance(size, Tensor) else size
 
     def preconditioned(
-        self, joint: Target, known: Tensor | None, grad: Tensor, step: int | Tensor
+        self, joint: Target, known: Tensor | None, grad: Tensor, step: Tensor
     ) -> tuple[Tensor | None, float | Tensor]:
         """What the preconditioner knows after this gradient, and its diagonal."""
         known, factor = self.preconditioner.learn(known, grad, step, self.warmup), loss_factor(joint)
@@ -134,7 +134,7 @@ class MinibatchChains(Method):
             factor = factor.unsqueeze(-1)
         return known, self.preconditioner.matrix(known, step, self.warmup, factor)
 
-    def noise_at(self, theta: Tensor, step: int | Tensor, key: Key) -> Tensor:
+    def noise_at(self, theta: Tensor, step: Tensor, key: Key) -> Tensor:
         """Standard normal numbers (C, P) of their own for each chain; zeros while a cycle explores.
 
         They are drawn in float32, so that runs in other number types see the same.
@@ -194,6 +194,15 @@ class MinibatchChains(Method):
         draws = stacked(kept)
         buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
         return Samples(joint, draws.theta.transpose(0, 1), {}, buffers)
+
+
+def step_number(step: int | Tensor, device: torch.device) -> Tensor:
+    """The number of a step as a tensor () in float64, as it is in recorded steps.
+
+    So plain steps do the same arithmetic on the device, and a run that goes on with them has the same bits: numbers
+    of Python are rounded elsewhere, and CUDA multiplies by the inverse of one where it divides by a tensor.
+    """
+    return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=device)
 
 
 def loss_factor(joint: Target) -> float | Tensor:

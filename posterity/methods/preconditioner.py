@@ -27,11 +27,11 @@ class Preconditioner(ABC):
         """What it knows before the first gradient of chains theta (C, P)."""
 
     @abstractmethod
-    def learn(self, known: Tensor | None, grad: Tensor, step: int | Tensor, warmup: int) -> Tensor | None:
-        """What it knows after the gradient of a step, counted from 0; a step that is a tensor is not to be read."""
+    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor | None:
+        """What it knows after the gradient of a step; its number, from 0, is a tensor () that is not to be read."""
 
     @abstractmethod
-    def matrix(self, known: Tensor | None, step: int | Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
+    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
         """The diagonal of G, 1 or (C, P), after `learn` of that step.
 
         `num_data`, a number or (C, 1), is by what the gradient exceeds that of the mean loss.
@@ -42,7 +42,7 @@ class Preconditioner(ABC):
 class Plain(Preconditioner):
     """No preconditioner: G = 1.
 
-    >>> Plain().matrix(None, 0, 10, 100.0)
+    >>> Plain().matrix(None, torch.tensor(0.0), 10, 100.0)
     1.0
     """
 
@@ -52,10 +52,10 @@ class Plain(Preconditioner):
     def init(self, theta: Tensor) -> None:
         """Nothing."""
 
-    def learn(self, known: Tensor | None, grad: Tensor, step: int | Tensor, warmup: int) -> None:
+    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> None:
         """Nothing."""
 
-    def matrix(self, known: Tensor | None, step: int | Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
+    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
         """1."""
         return 1.0
 
@@ -70,9 +70,9 @@ class RMSprop(Preconditioner):
     removes.) `damping`, in units of the gradient of the whole log density, bounds the steps of weights that have no
     gradient yet: under a prior N(0, 1) it is about 1 later.
 
-    >>> rule, grad = RMSprop(damping=0.5), torch.tensor([[2.0, 0.0]])
-    >>> known = rule.learn(rule.init(grad), grad, 0, 10)
-    >>> rule.matrix(known, 0, 10, 1.0)
+    >>> rule, grad, step = RMSprop(damping=0.5), torch.tensor([[2.0, 0.0]]), torch.tensor(0.0)
+    >>> known = rule.learn(rule.init(grad), grad, step, 10)
+    >>> rule.matrix(known, step, 10, 1.0)
     tensor([[0.4000, 2.0000]])
     """
 
@@ -90,17 +90,14 @@ class RMSprop(Preconditioner):
         """V = 0."""
         return torch.zeros_like(theta)
 
-    def learn(self, known: Tensor | None, grad: Tensor, step: int | Tensor, warmup: int) -> Tensor:
+    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor:
         """The next V."""
         assert known is not None
-        if isinstance(step, Tensor):
-            held: float | Tensor = self.decay + (1.0 - self.decay) * (step >= warmup).to(step.dtype)
-        else:
-            held = self.decay if step < warmup else 1.0
+        held = self.decay + (1.0 - self.decay) * (step >= warmup).to(step.dtype)
         return held * known + (1.0 - held) * grad.square()
 
-    def matrix(self, known: Tensor | None, step: int | Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
+    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
         """See the class."""
         assert known is not None
-        count = (step + 1).clamp_max(warmup) if isinstance(step, Tensor) else min(step + 1, warmup)
+        count = (step + 1).clamp_max(warmup)
         return num_data / ((known / (1.0 - self.decay**count)).sqrt() + self.damping)

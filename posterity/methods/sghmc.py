@@ -10,7 +10,7 @@ from torch import Tensor
 from posterity.errors import fraction
 from posterity.inference.method import Info, Target
 from posterity.methods.buffers import starting_buffers
-from posterity.methods.minibatch_chains import MinibatchChains, chain_gradients, chain_info, loss_factor
+from posterity.methods.minibatch_chains import MinibatchChains, chain_gradients, chain_info, loss_factor, step_number
 from posterity.methods.preconditioner import Plain, Preconditioner
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
@@ -98,17 +98,17 @@ class SGHMC(MinibatchChains):
 
     def step(self, joint: Target, state: SGHMCState, batch: Batch, key: Key) -> tuple[SGHMCState, Info]:
         """One step of every chain."""
-        theta = state.theta
+        theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
-        size = self.step_size_at(joint, state.step)
-        left = self.momentum ** self.schedule.factor(state.step, self.steps)
-        known, matrix = self.preconditioned(joint, state.known, grad, state.step)
+        size = self.step_size_at(joint, number)
+        left = self.momentum ** self.schedule.factor(number, self.steps)
+        known, matrix = self.preconditioned(joint, state.known, grad, number)
         scaled = size * matrix**0.5
         kicked = state.velocity + scaled * grad
         # Before it is refreshed, so that the heat of the last gradient is all in it.
         kinetic = kicked.square().mean(-1)
         info = {**chain_info(joint, theta, value, grad, size), "kinetic_temperature": kinetic}
-        noise = self.noise_at(theta, state.step, key)
+        noise = self.noise_at(theta, number, key)
         velocity = left * kicked + (1.0 - left * left) ** 0.5 * noise
         theta = theta + (0.5 * scaled) * (kicked + velocity)
         return SGHMCState(theta, velocity, known, buffers, state.step + 1), info

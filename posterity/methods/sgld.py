@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posterity.inference.method import Info, Target
 from posterity.methods.buffers import starting_buffers
-from posterity.methods.minibatch_chains import MinibatchChains, chain_gradients, chain_info, loss_factor
+from posterity.methods.minibatch_chains import MinibatchChains, chain_gradients, chain_info, loss_factor, step_number
 from posterity.methods.preconditioner import Plain, Preconditioner
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
@@ -82,11 +82,11 @@ class SGLD(MinibatchChains):
 
     def step(self, joint: Target, state: SGLDState, batch: Batch, key: Key) -> tuple[SGLDState, Info]:
         """One step of every chain."""
-        theta = state.theta
+        theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
-        size = self.step_size_at(joint, state.step)
+        size = self.step_size_at(joint, number)
         info = chain_info(joint, theta, value, grad, size)
-        known, matrix = self.preconditioned(joint, state.known, grad, state.step)
+        known, matrix = self.preconditioned(joint, state.known, grad, number)
         scaled = size * matrix
-        theta = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, state.step, key)
+        theta = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, number, key)
         return SGLDState(theta, known, buffers, state.step + 1), info

@@ -88,7 +88,7 @@ def test_interval_is_that_of_chi_square():
     layout = Layout.of({str(size): (size,) for size in sizes})
     found = kinetic_temperature(torch.ones(1, layout.size), 1.0, layout).interval(0.9)
     wanted = [[stats.chi2.ppf(p, size) / size for p in (0.05, 0.95)] for size in sizes]
-    torch.testing.assert_close(found.cpu(), torch.tensor(wanted, dtype=FLOAT64), rtol=1e-8, atol=0.0)
+    torch.testing.assert_close(found.cpu(), torch.tensor(wanted, dtype=FLOAT64, device="cpu"), rtol=1e-8, atol=0.0)
 
 
 def test_single_draws_have_no_error():

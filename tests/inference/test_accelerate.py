@@ -169,7 +169,7 @@ def test_torch_is_well_after_a_recording_that_failed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where nothing was noticed before it began."""
-    monkeypatch.setattr(graph, "_nothing_read", nullcontext)
+    monkeypatch.setattr(graph, "nothing_read", nullcontext)
 
     class Looks(nn.Module):
         def __init__(self) -> None:

@@ -346,7 +346,7 @@ class RandomWalk(Method):
         return state._replace(log_density=None)
 
     def posterior(self, joint, kept):
-        return Draws(joint, torch.cat([state.theta for state in kept]))
+        return Draws(joint, torch.cat([state.theta for state in kept]).to(joint.device))  # kept on the CPU
 
 
 def sample(**options):

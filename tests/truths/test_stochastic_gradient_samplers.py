@@ -54,7 +54,7 @@ def assert_law(draws: Tensor, mean: Tensor, covariance: Tensor) -> None:
 
 
 def last(q: po.posteriors.Samples) -> Tensor:
-    return q.theta[:, -1]
+    return q.theta[:, -1].to(q.joint.device)
 
 
 def test_one_step_on_all_rows_is_the_gold_step_of_unadjusted_langevin() -> None:

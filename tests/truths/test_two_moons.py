@@ -36,7 +36,12 @@ def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
 
 
 def test_sghmc_on_batches_runs_at_its_temperature_and_predicts_as_the_posterior_does():
-    """Bounds that MAP (far away) and mean field (NLL) do not meet, and a long run of it on all rows does."""
+    """Bounds that MAP (far away) and mean field on the same joint (NLL) do not meet.
+
+    They lie at least five standard deviations off the mean over the seeds 0 to 7: the NLL was 0.0777 with 0.0017 (mean
+    field: from 0.091), the log of the entropy -1.50 with 0.25 (MAP: -4.1), the temperatures 1.005 with 0.002 and 1.021
+    with 0.013.
+    """
     data = two_moons()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -46,5 +51,5 @@ def test_sghmc_on_batches_runs_at_its_temperature_and_predicts_as_the_posterior_
     q, trace = po.infer(method, joint, data.train.pair)
     assert float(trace["kinetic_temperature"][1000:].mean()) == pytest.approx(1.0, abs=0.02)
     assert float(trace["configurational_temperature"][1000:].mean()) == pytest.approx(1.0, abs=0.1)
-    assert po.metrics.negative_log_likelihood(q.predict(data.test.inputs), data.test.targets) < 0.082
-    assert float(q.predict(around(4.0)).entropy.mean()) > 0.15
+    assert po.metrics.negative_log_likelihood(q.predict(data.test.inputs), data.test.targets) < 0.088
+    assert float(q.predict(around(4.0)).entropy.mean()) > 0.06
