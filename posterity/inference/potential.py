@@ -86,9 +86,14 @@ class Potential:
         value, grad, _ = joint.value_and_grad(theta, rows, train=False)
         return (value, grad) if share == 1.0 else (share * value, grad.mul_(share))
 
+    @property
+    def accelerated(self) -> bool:
+        """Whether work is recorded or compiled now."""
+        return _FAST.effort != "none"
+
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """`function(*arguments)`, compiled where that is wanted."""
-        if _FAST.effort == "none":
+        if not self.accelerated:
             return function(*arguments)
         own, kind = any(argument is self for argument in arguments), (function, _FAST.effort)
         table = self._compiled if own else _SHARED

@@ -16,9 +16,6 @@ from posterity.kernels.whitening import whitened
 # it gives may be overwritten by its next call with the same function.
 Run: TypeAlias = Callable[..., Any]
 
-FIRST = 2  # doublings that are one piece of work: hardly a tree stops sooner
-TOGETHER = 2**FIRST  # leapfrogs in one piece of work from then on
-
 
 class Tree(NamedTuple):
     """Trajectories of all chains, in whitened coordinates: both ends, the point drawn so far, and sums over points.
@@ -195,11 +192,12 @@ def _extended(
     depth: int,
     noise: Callable[[int, int], Tensor],
     run: Run,
+    together: int,
 ) -> Branch:
-    """The branch with its 2^depth leapfrogs, or fewer where all have turned before."""
-    blocks = 2**depth // TOGETHER
+    """The branch with its 2^depth leapfrogs, `together` in one piece of work, or fewer where all have turned before."""
+    blocks = 2**depth // together
     starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
-    for block, log_uniform in enumerate(noise(blocks, TOGETHER).unbind(0)):
+    for block, log_uniform in enumerate(noise(blocks, together).unbind(0)):
         before = branch.momentum.clone()  # what `run` gives may be good for one call only
         branch, momentum = run(grown, target, start, scale, branch, step_size, level, log_uniform)
         starts[block] = momentum.clone(), before
@@ -225,6 +223,7 @@ def no_u_turn(
     log_uniforms: Tensor,
     noise: Callable[[int, int], Tensor],
     run: Run = plain,
+    first: int = 1,
 ) -> tuple[Place, Move]:
     """A transition of the no-U-turn sampler from `place`, whose gradient is that in z; its end in coordinates z.
 
@@ -233,7 +232,8 @@ def no_u_turn(
     by sampling within each new half and then between halves with a preference for the new one. `momentum` (C, P) is of
     unit mass in the whitened coordinates of `scale`; `step_size` (C,). `directions` (D + 1, C) of +1 and -1 and
     `log_uniforms` (D, C) are the noise of the D doublings at most; `noise(n, k)` gives log-uniform numbers (n, C, k)
-    for n k points.
+    for n k points. The `first` doublings are one piece of work for `run`, whether or not they are all needed; from
+    then on it is 2^first leapfrogs.
 
     **Limit**: exact. All chains take as long as the one with the deepest tree.
 
@@ -244,7 +244,7 @@ def no_u_turn(
     """
     start, depths = place.position, len(log_uniforms)
     level = log_joint(place.value, momentum)
-    first = min(FIRST, depths)
+    first = min(first, depths)
     own = noise(1, 2**first - 1)[0]
     tree, branch, going = run(
         opened, target, start, scale, place, momentum, step_size, directions[: first + 1], log_uniforms[:first], own
@@ -252,7 +252,8 @@ def no_u_turn(
     for depth in range(first, depths):
         if not bool(going):
             break
-        branch = _extended(target, start, scale, branch, step_size * directions[depth], level, depth, noise, run)
+        signed = step_size * directions[depth]
+        branch = _extended(target, start, scale, branch, signed, level, depth, noise, run, 2**first)
         tree, branch, going = run(joined, tree, branch, directions[depth], log_uniforms[depth], directions[depth + 1])
     # What `run` gives may be good for one call only.
     drawn = Place(*(tensor.clone() for tensor in tree.drawn))

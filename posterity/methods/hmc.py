@@ -60,7 +60,7 @@ class HMC(Sampler):
         fraction("HMC.jitter", self.jitter)
 
     def _schedule(self) -> Warmup:
-        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass)
+        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass, cautious=True)
 
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         if self.step_size is not None:

@@ -28,7 +28,7 @@ from posterity.storage import clone
 
 logger = logging.getLogger("posterity")
 
-LONG = 1000  # transitions that are worth the ten seconds or so of a compiler
+LONG = 2000  # transitions that are worth the twenty seconds or so of a compiler
 FAR = 1e15  # a position beyond this is on its way to infinity
 
 

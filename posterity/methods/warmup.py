@@ -39,15 +39,17 @@ class Adaptation(NamedTuple):
 class Warmup:
     """The schedule of a warm-up of `steps` transitions: the step size all the time, the mass matrix in windows.
 
-    `accept` is the wanted probability of acceptance, None where the step size is held; `mass` says what is learnt of
-    the scales. Chains of one problem, a group, learn together, but for the step size until the last mass matrix is
-    made: a chain that starts where the density is steep gets away with small steps of its own only, and would not be
-    heard among many.
+    `accept` is the wanted probability of acceptance, None where the step size is held. Chains that learn together reach
+    it on average, or, where `cautious`, in the harmonic mean, which hears those that accept less than others (Hoffman
+    and Sountsov, 2022). `mass` says what is learnt of the scales. Chains of one problem, a group, learn together, but
+    for the step size until the last mass matrix is made: a chain that starts where the density is steep gets away
+    with small steps of its own only, and would not be heard among many.
     """
 
     steps: int
     accept: float | None
     mass: Mass
+    cautious: bool = False
 
     def begun(self, tuning: Tuning) -> Adaptation:
         """Nothing learnt yet."""
@@ -66,8 +68,10 @@ class Warmup:
         search, moments = adaptation
         if self.accept is not None:
             rate = accept
-            if together and groups < len(accept):  # the harmonic mean hears chains that accept less than others
+            if together and self.cautious and groups < len(accept):
                 rate = 1.0 / shared(1.0 / accept.clamp(min=LEAST), groups)
+            elif together:
+                rate = shared(accept, groups)
             search = averaged(search, rate, self.accept)
             tuning = tuning._replace(step_size=search.log_step.exp())
         changed = step + 1 in ends
