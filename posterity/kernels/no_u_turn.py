@@ -1,7 +1,7 @@
 """The no-U-turn sampler: trees of leapfrog steps, grown for all chains together."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -86,35 +86,62 @@ def _where(choose: Tensor, one: Place, other: Place) -> Place:
 
 
 def grown(
-    target: Target, start: Tensor, scale: Tensor, branch: Branch, step_size: Tensor, level: Tensor, log_uniforms: Tensor
+    target: Target,
+    start: Tensor,
+    scale: Tensor,
+    branch: Branch,
+    step_size: Tensor,
+    level: Tensor,
+    log_uniforms: Tensor,
+    steps: int,
 ) -> tuple[Branch, Tensor]:
-    """The branch with one leapfrog for each column of `log_uniforms` (C, n), and the first momentum of these.
+    """The branch with so many leapfrogs more, a power of 2, and the first momentum of these.
 
-    Each new point is drawn in place of the one before with its share of the weight so far. Branches that have turned
-    or diverged go on, to no effect: their tree will not have them.
+    One of the new points is drawn by its weight, and takes the place of the point drawn before with the share that
+    the new ones have of all weight; `log_uniforms` (2, C) decide. Branches that have turned or diverged go on, to no
+    effect: their tree will not have them.
     """
     target = whitened(target, start, scale)
-    end, momentum, drawn, total, log_weight, sound, accept, leapfrogs, divergent = branch
-    totals, momenta = [total], []
-    for index, log_uniform in enumerate(log_uniforms.unbind(1)):
+    end, momentum, points, momenta, totals = branch.end, branch.end_momentum, [], [], [branch.momentum]
+    for _ in range(steps):
         end, momentum = leapfrog(target, end, momentum, step_size.unsqueeze(-1))
-        gap = finite_ratio(log_joint(end.value, momentum) - level)
+        points.append(end)
+        momenta.append(momentum)
+        totals.append(totals[-1] + momentum)
+    gaps = [finite_ratio(log_joint(point.value, own) - level) for point, own in zip(points, momenta, strict=True)]
+    log_new = torch.stack(gaps).logsumexp(0)
+    log_weight = torch.logaddexp(branch.log_weight, log_new)
+    take = log_uniforms[1] < log_new - log_weight
+    sound, accept, leapfrogs, divergent = branch.sound, branch.accept, branch.leapfrogs, branch.divergent
+    for index, gap in enumerate(gaps):
         lost = gap < -DIVERGENCE
         divergent = divergent | (sound & lost)
         accept = accept + torch.where(sound, gap.clamp(max=0.0).exp(), 0.0)
         leapfrogs = leapfrogs + sound
         sound = sound & ~lost
-        log_weight = torch.logaddexp(log_weight, gap)
-        drawn = _where(sound & (log_uniform < gap - log_weight), end, drawn)
-        momenta.append(momentum)
-        totals.append(totals[-1] + momentum)
-        count = 2
-        while (index + 1) % count == 0:
-            first = index + 1 - count
-            sound = sound & ~turns(momenta[first], momentum, totals[index + 1] - totals[first])
-            count *= 2
+        span = 2
+        while (index + 1) % span == 0:
+            first = index + 1 - span
+            sound = sound & ~turns(momenta[first], momenta[index], totals[index + 1] - totals[first])
+            span *= 2
+    drawn = _where(take, _picked(points, gaps, log_uniforms[0]), branch.drawn)
     whole = Branch(end, momentum, drawn, totals[-1], log_weight, sound, accept, leapfrogs, divergent)
     return whole, momenta[0]
+
+
+def _picked(points: Sequence[Place], log_weights: Sequence[Tensor], log_uniform: Tensor) -> Place:
+    """One of several points for each chain, by weights whose logs are (C,)."""
+    most = torch.stack(list(log_weights)).amax(0).clamp(min=-2.0 * DIVERGENCE)
+    shares = [(log_weight - most).exp() for log_weight in log_weights]
+    wanted = log_uniform.exp() * sum(shares)
+    picked, so_far = points[-1], torch.zeros_like(most)
+    chosen = torch.zeros_like(most, dtype=torch.bool)
+    for point, share in zip(points[:-1], shares[:-1], strict=True):
+        so_far = so_far + share
+        now = (wanted <= so_far) & ~chosen
+        picked = _where(now, point, picked)
+        chosen = chosen | now
+    return picked
 
 
 def still_sound(sound: Tensor, first: Tensor, before: Tensor, last: Tensor, total: Tensor) -> Tensor:
@@ -162,19 +189,20 @@ def opened(
     directions: Tensor,
     log_uniforms: Tensor,
     noise: Tensor,
-) -> tuple[Tree, Branch, Tensor]:
+) -> tuple[Tree, Branch, Tensor, Tensor]:
     """The trees after their first doublings, one for each row of `log_uniforms` (D, C), as `joined` gives them.
 
-    `directions` (D + 1, C) has the next one, too; `noise` (C, 2^D - 1) is log-uniform, for the points.
+    `directions` (D + 1, C) has the next one, too; `noise` (D, 2, C) is that of `grown`. Last comes the log density of
+    positions and momenta at the start, (C,).
     """
     level = log_joint(place.value, momentum)
     tree, branch = begun(place.value, place.grad, momentum, directions[0])
     going = tree.active.any()
     for depth, log_uniform in enumerate(log_uniforms):
-        own = noise[:, 2**depth - 1 : 2 ** (depth + 1) - 1]
-        branch, _ = grown(target, start, scale, branch, step_size * directions[depth], level, own)
+        signed = step_size * directions[depth]
+        branch, _ = grown(target, start, scale, branch, signed, level, noise[depth], 2**depth)
         tree, branch, going = joined(tree, branch, directions[depth], log_uniform, directions[depth + 1])
-    return tree, branch, going
+    return tree, branch, going, level
 
 
 def plain(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -189,18 +217,16 @@ def _extended(
     branch: Branch,
     step_size: Tensor,
     level: Tensor,
-    depth: int,
-    noise: Callable[[int, int], Tensor],
+    noise: Tensor,
     run: Run,
     together: int,
 ) -> Branch:
-    """The branch with its 2^depth leapfrogs, `together` in one piece of work, or fewer where all have turned before."""
-    blocks = 2**depth // together
+    """The branch with `together` leapfrogs for each entry of `noise` (n, 2, C), or fewer where all turn before."""
     starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
-    for block, log_uniform in enumerate(noise(blocks, together).unbind(0)):
-        before = branch.momentum.clone()  # what `run` gives may be good for one call only
-        branch, momentum = run(grown, target, start, scale, branch, step_size, level, log_uniform)
-        starts[block] = momentum.clone(), before
+    for block, own in enumerate(noise.unbind(0)):
+        before = _lasting(branch.momentum)
+        branch, first = run(grown, target, start, scale, branch, step_size, level, own, together)
+        starts[block] = _lasting(first), before
         span = 2
         while (block + 1) % span == 0:
             since = block + 1 - span
@@ -208,9 +234,14 @@ def _extended(
             branch = branch._replace(sound=sound)
             del starts[since + span // 2]  # no longer span begins there
             span *= 2
-        if block + 1 < blocks and not bool(branch.sound.any()):
+        if block + 1 < len(noise) and not bool(branch.sound.any()):
             break
     return branch
+
+
+def _lasting(tensor: Tensor) -> Tensor:
+    """The tensor, copied where `run` may overwrite it: recordings on CUDA write to the same place each time."""
+    return tensor.clone() if tensor.is_cuda else tensor
 
 
 def no_u_turn(
@@ -221,7 +252,7 @@ def no_u_turn(
     scale: Tensor,
     directions: Tensor,
     log_uniforms: Tensor,
-    noise: Callable[[int, int], Tensor],
+    noise: Callable[[int], Tensor],
     run: Run = plain,
     first: int = 1,
 ) -> tuple[Place, Move]:
@@ -231,31 +262,30 @@ def no_u_turn(
     it or one of its halves, quarters ... makes a U-turn; the next x is drawn from its points in proportion to exp(-H),
     by sampling within each new half and then between halves with a preference for the new one. `momentum` (C, P) is of
     unit mass in the whitened coordinates of `scale`; `step_size` (C,). `directions` (D + 1, C) of +1 and -1 and
-    `log_uniforms` (D, C) are the noise of the D doublings at most; `noise(n, k)` gives log-uniform numbers (n, C, k)
-    for n k points. The `first` doublings are one piece of work for `run`, whether or not they are all needed; from
-    then on it is 2^first leapfrogs.
+    `log_uniforms` (D, C) are the noise of the D doublings at most; `noise(n)` gives log-uniform numbers (n, 2, C) for
+    n pieces of trajectory. The `first` doublings are one piece of work for `run`, whether or not they are all needed;
+    from then on it is 2^first leapfrogs, which are one piece of trajectory.
 
     **Limit**: exact. All chains take as long as the one with the deepest tree.
 
-    **Cost**: 2^depth - 1 gradients of all chains.
+    **Cost**: 2^depth - 1 gradients of all chains, and their points of 2^first leapfrogs in memory.
 
     **References**: Hoffman and Gelman (2014), The no-U-turn sampler; Betancourt (2017), A conceptual introduction to
     Hamiltonian Monte Carlo, appendix A.
     """
     start, depths = place.position, len(log_uniforms)
-    level = log_joint(place.value, momentum)
     first = min(first, depths)
-    own = noise(1, 2**first - 1)[0]
-    tree, branch, going = run(
-        opened, target, start, scale, place, momentum, step_size, directions[: first + 1], log_uniforms[:first], own
+    work = target, start, scale
+    tree, branch, going, level = run(
+        opened, *work, place, momentum, step_size, directions[: first + 1], log_uniforms[:first], noise(first)
     )
+    level = _lasting(level)
     for depth in range(first, depths):
         if not bool(going):
             break
         signed = step_size * directions[depth]
-        branch = _extended(target, start, scale, branch, signed, level, depth, noise, run, 2**first)
+        branch = _extended(*work, branch, signed, level, noise(2 ** (depth - first)), run, 2**first)
         tree, branch, going = run(joined, tree, branch, directions[depth], log_uniforms[depth], directions[depth + 1])
-    # What `run` gives may be good for one call only.
-    drawn = Place(*(tensor.clone() for tensor in tree.drawn))
-    counts = (tensor.clone() for tensor in (tree.divergent, tree.leapfrogs, tree.depth))
+    drawn = Place(*map(_lasting, tree.drawn))
+    counts = map(_lasting, (tree.divergent, tree.leapfrogs, tree.depth))
     return drawn, Move(tree.accept / tree.leapfrogs, -level, *counts)

@@ -1,5 +1,6 @@
 """When a warm-up learns the mass matrix, and the moments it learns it from."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ FEW = 4  # so many chains or fewer that learn together learn no sooner than one
 SOONEST, LEAST = 20, 5  # FIRST and BASE of a great many chains
 
 
+@lru_cache
 def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
     """(first transition whose draws count, transitions after which the mass matrix is made anew) of a warm-up.
 

@@ -14,6 +14,7 @@ from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, wan
 from posterity.methods.warmup import Tuning, Warmup
 from posterity.numerics.random import Key
 
+POOL = 8  # pieces of trajectory whose noise is drawn at once
 TOGETHER = 3  # doublings that are one piece of machine code: hardly a tree stops sooner, and each call costs
 
 
@@ -67,17 +68,18 @@ class NUTS(Sampler):
         return wanted_step(target, place, scale, key, self.target_accept, first_leapfrog)
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
-        chains, like = len(place.value), place.position
-        generator = key.generator(like.device)
+        chains, like, depths = len(place.value), place.position, self.max_depth
+        normal, coins = self._noise(place, 2 * depths + 1 + 2 * POOL, key)
+        directions = (coins[: depths + 1] < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
+        logs = coins[depths + 1 :].log_()
+        pool, used = logs[depths:].view(POOL, 2, chains), 0
 
-        def uniform(*shape: int) -> Tensor:
-            return torch.rand(shape, dtype=torch.float32, device=like.device, generator=generator).to(like.dtype)
+        def noise(pieces: int) -> Tensor:
+            nonlocal used
+            used += pieces
+            if used <= POOL:
+                return pool[used - pieces : used]
+            return key.fold(used).uniform((pieces, 2, chains), torch.float32, like.device).to(like.dtype).log_()
 
-        def noise(blocks: int, together: int) -> Tensor:
-            return uniform(blocks, chains, together).log_()
-
-        momentum = torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
-        directions = (uniform(self.max_depth + 1, chains) < 0.5).to(like.dtype).mul_(2.0).sub_(1.0)
-        log_uniforms = uniform(self.max_depth, chains).log_()
-        first = TOGETHER if target.accelerated else 1
-        return no_u_turn(target, place, momentum, *tuning, directions, log_uniforms, noise, target.run, first)
+        first = TOGETHER if target.accelerated else 2
+        return no_u_turn(target, place, normal, *tuning, directions, logs[:depths], noise, target.run, first)

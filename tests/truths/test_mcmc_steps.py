@@ -179,8 +179,8 @@ def transition(
     if kernel == "nuts":
         deepest = 6
 
-        def noise(blocks: int, together: int) -> Tensor:
-            numbers = torch.rand(blocks, CHAINS, together, dtype=FLOAT64, generator=generator).log()
+        def noise(pieces: int) -> Tensor:
+            numbers = torch.rand(pieces, 2, CHAINS, dtype=FLOAT64, generator=generator).log()
             return torch.full_like(numbers, ALWAYS) if mistake == "the last point" else numbers
 
         directions = 2.0 * (torch.rand(deepest + 1, CHAINS, generator=generator) < 0.5).double() - 1.0
