@@ -99,6 +99,16 @@ class Sampler(Method):
                 "or use SGHMC."
             )
         self._refuse_other_members(joint)
+        if (
+            isinstance(joint, Joint)
+            and joint.likelihood.num_free
+            and getattr(joint.likelihood, "log_scale_prior", 0) is None
+        ):
+            logger.warning(
+                "%s samples a noise with a flat prior, under which a network that can fit every row has no posterior: "
+                "give the likelihood log_scale_prior=(mean, standard deviation).",
+                type(self).__name__,
+            )
         return joint
 
     def _refuse_other_members(self, joint: Target) -> None:
