@@ -105,7 +105,9 @@ def grown(
         leapfrogs = leapfrogs + sound
         sound = sound & ~lost
         log_weight = torch.logaddexp(log_weight, gap)
-        drawn = _where(sound & (log_uniform < gap - log_weight), end, drawn)
+        # A density that is infinite somewhere is no density: such a point is drawn, for the run to stop at it.
+        share = torch.where(gap == math.inf, 0.0, gap - log_weight)
+        drawn = _where(sound & (log_uniform < share), end, drawn)
         momenta.append(momentum)
         totals.append(totals[-1] + momentum)
         count = 2
@@ -135,12 +137,14 @@ def joined(
     left_momentum = torch.where(behind.unsqueeze(-1), branch.end_momentum, tree.left_momentum)
     right_momentum = torch.where(ahead.unsqueeze(-1), branch.end_momentum, tree.right_momentum)
     momentum = tree.momentum + branch.momentum
+    likely = log_uniform < branch.log_weight - tree.log_weight
+    taken = (sound & likely) | (branch.drawn.value == math.inf)
     new = Tree(
         _where(behind, branch.end, tree.left),
         left_momentum,
         _where(ahead, branch.end, tree.right),
         right_momentum,
-        _where(sound & (log_uniform < branch.log_weight - tree.log_weight), branch.drawn, tree.drawn),
+        _where(taken, branch.drawn, tree.drawn),
         momentum,
         torch.logaddexp(tree.log_weight, branch.log_weight),
         sound & ~turns(left_momentum, right_momentum, momentum),
