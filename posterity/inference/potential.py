@@ -73,6 +73,7 @@ class Potential:
         self.batch = batch
         self._chunks = [(batch, 1.0)] if batch is None else _chunks(joint, batch, self.chains, self._limit)
         self._tensors: tuple[Tensor, ...] = () if batch is None else batch_tensors(batch)
+        self._names = () if batch is None else (batch.per_member, *batch.tensors)  # what the tensors stand for
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Value and gradient."""
@@ -96,8 +97,9 @@ class Potential:
         """`function(*arguments)`, compiled where that is wanted."""
         if not self.accelerated:
             return function(*arguments)
-        own, kind = any(argument is self for argument in arguments), (function, _FAST.effort)
+        own = any(argument is self for argument in arguments)
         table = self._compiled if own else _SHARED
+        kind = (function, _FAST.effort, self._names if own else ())
         if kind not in table:
             work = partial(self._with_rows, function) if own else function
             table[kind] = Compiled(work, held=own, fused=_FAST.effort == "compiled")

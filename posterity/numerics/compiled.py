@@ -55,7 +55,7 @@ class Compiled:
         constants: list[Any] = []
         _flatten(arguments, tensors, constants)
         first = tensors[0]
-        kind = (first.dtype, first.device, *constants, *[tensor.shape for tensor in tensors])
+        kind = (first.device, *constants, *[(tensor.shape, tensor.dtype) for tensor in tensors])
         made = self._made.get(kind)
         if made is None:
             try:
