@@ -27,23 +27,26 @@ _SHARE = 0.25  # of the memory of a GPU
 Chunk: TypeAlias = tuple[Batch | None, float]  # rows, and their share of all
 
 
-class _Fast(threading.local):
-    effort: Effort = "none"
+class _Own(threading.local):
+    """What each thread has for itself: runs side by side may have one problem, and different rows for it."""
+
+    def __init__(self) -> None:
+        self.effort: Effort = "none"
+        self.shared: dict[object, Compiled] = {}  # of functions that no density is part of
+        self.known: WeakKeyDictionary[Target, dict[int, Potential]] = WeakKeyDictionary()  # by the number of chains
 
 
-_FAST = _Fast()
-_SHARED: dict[object, Compiled] = {}  # of functions that no density is part of
-_KNOWN: "WeakKeyDictionary[Target, dict[int, Potential]]" = WeakKeyDictionary()  # by the number of chains
+_OWN = _Own()
 
 
 @contextmanager
 def accelerated(effort: Effort) -> Iterator[None]:
     """Work handed to `Potential.run` inside `with` is recorded as CUDA graphs, or compiled as well."""
-    before, _FAST.effort = _FAST.effort, effort
+    before, _OWN.effort = _OWN.effort, effort
     try:
         yield
     finally:
-        _FAST.effort = before
+        _OWN.effort = before
 
 
 class Potential:
@@ -91,18 +94,18 @@ class Potential:
     @property
     def accelerated(self) -> bool:
         """Whether work is recorded or compiled now."""
-        return _FAST.effort != "none"
+        return _OWN.effort != "none"
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """`function(*arguments)`, compiled where that is wanted."""
         if not self.accelerated:
             return function(*arguments)
         own = any(argument is self for argument in arguments)
-        table = self._compiled if own else _SHARED
-        kind = (function, _FAST.effort, self._names if own else ())
+        table = self._compiled if own else _OWN.shared
+        kind = (function, _OWN.effort, self._names if own else ())
         if kind not in table:
             work = partial(self._with_rows, function) if own else function
-            table[kind] = Compiled(work, held=own, fused=_FAST.effort == "compiled")
+            table[kind] = Compiled(work, held=own, fused=_OWN.effort == "compiled")
         return table[kind](self._tensors, *arguments) if own else table[kind](*arguments)
 
     def doubt(self) -> None:
@@ -131,7 +134,7 @@ def budget(joint: Target) -> int:
 
 def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
     """The potential of the problem on these rows, made once."""
-    table = _KNOWN.setdefault(joint, {})
+    table = _OWN.known.setdefault(joint, {})
     known = table.get(chains)
     if known is None:
         known = table[chains] = Potential(joint, batch, chains)
@@ -145,7 +148,7 @@ def doubt(joint: Target) -> None:
 
     A density reads what it likes: variables of a notebook may have other values in the next run.
     """
-    for known in _KNOWN.get(joint, {}).values():
+    for known in _OWN.known.get(joint, {}).values():
         known.doubt()
 
 

@@ -16,6 +16,8 @@ from posterity.kernels.whitening import whitened
 # it gives may be overwritten by its next call with the same function.
 Run: TypeAlias = Callable[..., Any]
 
+INFINITE = 1e30  # of log weights: as good as infinity beside all others, and can be subtracted from itself
+
 
 class Tree(NamedTuple):
     """Trajectories of all chains, in whitened coordinates: both ends, the point drawn so far, and sums over points.
@@ -108,7 +110,11 @@ def grown(
         points.append(end)
         momenta.append(momentum)
         totals.append(totals[-1] + momentum)
-    gaps = [finite_ratio(log_joint(point.value, own) - level) for point, own in zip(points, momenta, strict=True)]
+    # A density that is infinite somewhere is no density: such a point is drawn, for the run to stop at it.
+    gaps = [
+        finite_ratio(log_joint(point.value, own) - level).clamp(max=INFINITE)
+        for point, own in zip(points, momenta, strict=True)
+    ]
     log_new = torch.stack(gaps).logsumexp(0)
     log_weight = torch.logaddexp(branch.log_weight, log_new)
     take = log_uniforms[1] < log_new - log_weight
@@ -142,7 +148,7 @@ def _picked(points: Sequence[Place], log_weights: Sequence[Tensor], log_uniform:
     chosen = torch.zeros_like(most, dtype=torch.bool)
     for point, share in zip(points[:-1], shares[:-1], strict=True):
         so_far = so_far + share
-        now = (wanted <= so_far) & ~chosen
+        now = (wanted < so_far) & ~chosen  # never one of no weight, also where the uniform number is 0
         picked = _where(now, point, picked)
         chosen = chosen | now
     return picked

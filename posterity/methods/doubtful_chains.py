@@ -12,7 +12,7 @@ logger = logging.getLogger("posterity")
 
 DRIFT = 1.5  # R-hat of the two halves of a chain's log densities: those that are still on their way exceed it
 LEAST = 100  # draws, for that to say something
-HARDLY = 0.1  # a rate of acceptance below this says that steps are too large rather than too small
+ALMOST = 0.9  # a chain that accepts more than this and stays takes steps too small for its numbers, others too large
 
 
 def warn_of_doubtful(name: str, theta: Tensor, told: Mapping[str, Tensor]) -> None:
@@ -24,7 +24,7 @@ def warn_of_doubtful(name: str, theta: Tensor, told: Mapping[str, Tensor]) -> No
     still = [chain for chain in range(chains) if draws > 1 and bool((theta[chain] == theta[chain, :1]).all())]
     if still:
         rate = float(told["accept"][still].float().mean())
-        change = "lower" if rate < HARDLY else "raise"
+        change = "raise" if rate > ALMOST else "lower"
         which = f"all {chains} chains" if len(still) == chains else f"chains {', '.join(map(str, still[:6]))}"
         logger.warning(
             "%s: %s never moved, so that the draws are those of the start (acceptance %.2g): %s step_size, or leave it "

@@ -10,7 +10,7 @@ from posterity.inference.potential import Potential
 from posterity.kernels.mass import DiagonalMass, Mass
 from posterity.kernels.no_u_turn import no_u_turn
 from posterity.kernels.place import Move, Place
-from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, wanted_step
+from posterity.methods.sampler import SMALLEST, Sampler, check_tuning, first_leapfrog, wanted_step
 from posterity.methods.warmup import Tuning, Warmup
 from posterity.numerics.random import Key
 
@@ -79,7 +79,8 @@ class NUTS(Sampler):
             used += pieces
             if used <= POOL:
                 return pool[used - pieces : used]
-            return key.fold(used).uniform((pieces, 2, chains), torch.float32, like.device).to(like.dtype).log_()
+            uniform = key.fold(used).uniform((pieces, 2, chains), torch.float32, like.device)
+            return uniform.clamp_(min=SMALLEST).to(like.dtype).log_()
 
         first = TOGETHER if target.accelerated else 2
         return no_u_turn(target, place, normal, *tuning, directions, logs[:depths], noise, target.run, first)

@@ -29,6 +29,7 @@ from posterity.storage import clone
 
 logger = logging.getLogger("posterity")
 
+SMALLEST = 2.0**-25  # for uniform numbers, which are multiples of 2^-24: 0 would take every proposal, however bad
 LONG = 2000  # transitions that are worth the twenty seconds or so of a compiler
 
 
@@ -214,12 +215,12 @@ class Sampler(Method):
         return Tuning(shared(first.log(), len(scale)).exp(), scale)
 
     def _noise(self, place: Place, coins: int, key: Key) -> tuple[Tensor, Tensor]:
-        """Standard normal numbers (C, P), and uniform ones (coins, C); those of float32 whatever the number type."""
+        """Standard normal numbers (C, P), and uniform ones above 0 (coins, C); of float32 whatever the number type."""
         like = place.position
         generator = key.generator(like.device)
         normal = torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator)
         uniform = torch.rand(coins, len(like), dtype=torch.float32, device=like.device, generator=generator)
-        return normal.to(like.dtype), uniform.to(like.dtype)
+        return normal.to(like.dtype), uniform.clamp_(min=SMALLEST).to(like.dtype)
 
     def keeps(self, step: int) -> bool:
         """Every `thin`-th after the warm-up."""

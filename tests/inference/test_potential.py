@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import threading
 import weakref
 
 import pytest
@@ -242,3 +243,13 @@ def test_a_problem_has_one_potential_and_may_go():
     del joint, first
     gc.collect()
     assert gone() is None
+
+
+def test_threads_with_one_problem_have_rows_of_their_own():
+    joint, theta, own, other = regression(), draws(3, 18), rows(1), rows(5)
+    target = potential(joint, own, 3)
+    worker = threading.Thread(target=potential, args=(joint, other, 3))
+    worker.start()
+    worker.join()
+    assert target.batch is own
+    torch.testing.assert_close(target(theta), Potential(joint, own, 3)(theta), rtol=0.0, atol=0.0)

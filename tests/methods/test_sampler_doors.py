@@ -163,6 +163,29 @@ def test_chains_that_never_move_are_told(name, step_size, change, caplog):
     assert change in caplog.text
 
 
+@exact
+def test_a_uniform_number_of_0_takes_no_proposal_that_is_much_worse(name, monkeypatch):
+    """One of 2^24 numbers in float32 is 0, whose logarithm is below every ratio."""
+    settings = {"NUTS": {"max_depth": 1, "step_size": 6.0}, "HMC": {"steps": 1, "step_size": 6.0}}
+    sizes = settings.get(name, {"step_size": 20.0})
+    method = dataclasses.replace(EACH[name], draws=1, warmup=0, chains=100, **sizes)
+    monkeypatch.setattr(torch, "rand", lambda *shape, generator=None, **kind: torch.zeros(*shape, **kind))
+    q, _ = run(method, density(normal), start=torch.zeros(2, dtype=FLOAT64))
+    moved = (q.theta[:, 0] != 0.0).any(-1)
+    accept = q.statistics["accept"][:, 0]
+    assert bool(moved.any())
+    assert bool((accept < 1e-9).any())
+    assert torch.equal(moved, accept > 2.0**-25)
+
+
+def test_nobody_is_told_to_raise_a_step_size_at_which_proposals_are_refused(caplog):
+    no = torch.zeros(2, 10)
+    told = {"accept": no + 0.3, "divergent": no.bool(), "leapfrogs": no + 3, "log_density": no}
+    with caplog.at_level(logging.WARNING, "posterity"):
+        warn_of_doubtful("HMC", torch.zeros(2, 10, 1), told)
+    assert "lower step_size" in caplog.text
+
+
 def test_divergences_and_single_chains_are_told(caplog):
     theta, no = torch.randn(3, 10, 2), torch.zeros(3, 10)
     theta[1] = theta[1, :1]
