@@ -117,7 +117,11 @@ def test_bad_densities_are_refused():
     for make, error, message in (
         (lambda: Density(3.0, {"u": (1,)}), TypeError, r"Density\.function must be callable .*Got 3\.0"),
         (lambda: Density(log_p, [2]), TypeError, r"Density\.shapes must be a dict by parameter\. Got \[2\]"),
-        (lambda: Density(log_p, {"u": ()}, Positive()), TypeError, r"Density\.constraints must be a dict .*Positive\(\)"),
+        (
+            lambda: Density(log_p, {"u": ()}, Positive()),
+            TypeError,
+            r"Density\.constraints must be a dict .*Positive\(\)",
+        ),
         (lambda: Density(log_p, {}), ValueError, "must name at least one parameter"),
         (
             lambda: Density(log_p, {"u": 2}),
@@ -170,13 +174,13 @@ def test_errors_of_the_function_itself_come_through():
     def broken(u):
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="^mine$"):
+    with pytest.raises(RuntimeError, match=r"^mine$"):
         Density(broken, {"u": (3,)}).log_density(torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("theta", [torch.zeros(3), torch.zeros(2, 3)], ids=["one", "members"])
 def test_a_function_without_gradient_is_refused(theta):
-    with pytest.raises(ValueError, match="has no gradient. Compute it from the named tensors"):
+    with pytest.raises(ValueError, match=r"has no gradient\. Compute it from the named tensors"):
         Density(lambda u: u.detach().sum(), {"u": (3,)}).value_and_grad(theta)
 
 
