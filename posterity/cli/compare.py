@@ -10,6 +10,7 @@ from posterity.cli import options as o
 if TYPE_CHECKING:
     from posterity.cli.stages import Stage
     from posterity.cli.tasks import Task
+    from posterity.storage.part import JSON
 
 
 def compare(
@@ -36,6 +37,9 @@ def compare(
     estimator: o.Estimator = None,
     kl_weight: o.KLWeight = None,
     dropout: o.Dropout = None,
+    draws: o.Draws = None,
+    warmup: o.Warmup = None,
+    chains: o.Chains = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
@@ -51,6 +55,7 @@ def compare(
     test_fraction: o.TestFraction = o.TEST_FRACTION,
 ) -> None:
     """Fit several methods to DATA and compare them on its test rows."""
+    from posterity.cli.chains import chains_of
     from posterity.cli.errors import option_values
     from posterity.cli.output import console, log, print_json
     from posterity.cli.scores import scores
@@ -81,16 +86,18 @@ def compare(
         values = {name: scores(stage.posterior, task.source) for name, stage in results.items()}
         if figure is not None:
             _draw(results, values, task, figure)
-        document = _document(names, task, results, values, figure, report)
+        told = {name: chains_of(stage.posterior, task) for name, stage in results.items()}
+        document = _document(names, task, results, values, told, figure, report)
         if report is not None:
             from posterity.cli.report import write_report
 
             posteriors = {name: stage.posterior for name, stage in results.items()}
-            write_report(report, document, task, posteriors, remarks=_caption(names, task, results), words=context.obj)
+            remarks = _caption(names, task, results, told)
+            write_report(report, document, task, posteriors, remarks=remarks, words=context.obj)
     if as_json:
         print_json(document)
     else:
-        _print(console(), names, task, results, values, figure, report)
+        _print(console(), names, task, results, values, told, figure, report)
 
 
 def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "Stage"]:
@@ -138,6 +145,7 @@ def _document(
     task: "Task",
     results: dict[str, "Stage"],
     values: dict[str, dict[str, float]],
+    told: "dict[str, dict[str, JSON] | None]",
     figure: Path | None,
     report: Path | None,
 ) -> dict[str, Any]:
@@ -160,6 +168,7 @@ def _document(
                 **values[name],
                 "evidence": evidence(results[name].posterior, task),
                 "kl_weight": kl_weight(name, task),
+                "chains": told[name],
                 "seconds": results[name].seconds,
                 "starts_from": _shares(name, names),
                 "best": [key for key, who in winners.items() if name in who],
@@ -177,6 +186,7 @@ def _print(
     task: "Task",
     results: dict[str, "Stage"],
     values: dict[str, dict[str, float]],
+    told: "dict[str, dict[str, JSON] | None]",
     figure: Path | None,
     report: Path | None,
 ) -> None:
@@ -204,7 +214,7 @@ def _print(
         cells.append(Text(f"{plus}{results[name].seconds:.2f}"))
         table.add_row(*cells)
     out.print(table)
-    for line in _caption(names, task, results):
+    for line in _caption(names, task, results, told):
         out.print(Text(line, "dim"), soft_wrap=True)
     for kind, path in (("figure", figure), ("report", report)):
         if path is not None:
@@ -216,7 +226,13 @@ def _units(task: "Task") -> str:
     return "" if fitted is None else f", both in the units of {fitted.target.name}"
 
 
-def _caption(names: tuple[str, ...], task: "Task", results: dict[str, "Stage"]) -> list[str]:
+def _caption(
+    names: tuple[str, ...],
+    task: "Task",
+    results: dict[str, "Stage"],
+    told: "dict[str, dict[str, JSON] | None]",
+) -> list[str]:
+    from posterity.cli.chains import chains_line
     from posterity.cli.evidence import evidence, evidence_line
     from posterity.cli.tasks import kl_weight_line, label
 
@@ -235,6 +251,7 @@ def _caption(names: tuple[str, ...], task: "Task", results: dict[str, "Stage"]) 
         if (before := _shares(name, names))
     ]
     lines += [line for name in names if (line := kl_weight_line(name, task))]
+    lines += [chains_line(name, chains) for name in names if (chains := told[name]) is not None]
     return lines + [
         evidence_line(name, task, found)
         for name in names

@@ -20,7 +20,8 @@ def fit(
         str,
         typer.Option(
             metavar="NAME",
-            help="map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag, sgld or sghmc.",
+            help="map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag, sgld, sghmc, "
+            "nuts or hmc.",
         ),
     ] = "laplace",
     hidden: o.Hidden = None,
@@ -37,6 +38,9 @@ def fit(
     estimator: o.Estimator = None,
     kl_weight: o.KLWeight = None,
     dropout: o.Dropout = None,
+    draws: o.Draws = None,
+    warmup: o.Warmup = None,
+    chains: o.Chains = None,
     seed: o.Seed = 0,
     checkpoint_steps: Annotated[
         int | None, typer.Option(metavar="N", help="Store the run after so many steps.", show_default=False)
@@ -125,13 +129,15 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
 def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: bool) -> None:
     from rich.text import Text
 
+    from posterity.cli.chains import chains_line, chains_of
     from posterity.cli.evidence import evidence, evidence_line
     from posterity.cli.folders import open_run
     from posterity.cli.output import console, print_json
     from posterity.cli.scores import columns
     from posterity.cli.tasks import describe, kl_weight, kl_weight_line, label
 
-    values, found = slot.scores(), evidence(open_run(slot.path)[1], task)
+    posterior = open_run(slot.path)[1]
+    values, found, told = slot.scores(), evidence(posterior, task), chains_of(posterior, task)
     if as_json:
         print_json(
             {
@@ -145,6 +151,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
                 "scores": values,
                 "evidence": found,
                 "kl_weight": kl_weight(name, task),
+                "chains": told,
                 "seconds": None if seconds is None else round(seconds, 3),
             }
         )
@@ -155,6 +162,8 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
     if found is not None:
         out.print(Text(evidence_line(name, task, found)), soft_wrap=True)
+    if told is not None:
+        out.print(Text(chains_line(name, told)), soft_wrap=True)
     if line := kl_weight_line(name, task):
         out.print(Text(line), soft_wrap=True)
     out.print(Text(f"run folder: {slot.path}"), soft_wrap=True)

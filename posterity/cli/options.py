@@ -20,7 +20,8 @@ Methods = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="Of map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag, sgld, sghmc.",
+        help="Of map, laplace, mean-field, conjugate, dropout, ensemble, natural-gradient, swag, sgld, sghmc, nuts and "
+        "hmc.",
     ),
 ]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by 'posterity fit'.", show_default=False)]
@@ -91,6 +92,11 @@ Eta = Annotated[
 Dropout = Annotated[
     float | None, typer.Option(metavar="P", help="Rate behind each hidden layer, for dropout. Default: 0.1.")
 ]
+Draws = Annotated[int | None, typer.Option(metavar="N", help="Draws of each chain of nuts and hmc. Default: 250.")]
+Warmup = Annotated[
+    int | None, typer.Option(metavar="N", help="Transitions of nuts and hmc before the draws. Default: 250.")
+]
+Chains = Annotated[int | None, typer.Option(metavar="N", help="Chains of nuts and hmc. Default: 4.")]
 Seed = Annotated[
     int, typer.Option(metavar="N", help="Fixes the starting weights, the order of rows, and a file's test rows.")
 ]

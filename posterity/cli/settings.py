@@ -22,6 +22,8 @@ METHODS = MappingProxyType(
         "swag": ("map", "swag"),
         "sgld": ("map", "sgld"),
         "sghmc": ("map", "sghmc"),
+        "nuts": ("nuts",),
+        "hmc": ("hmc",),
     }
 )
 """The stages of each method: every stage starts from the posterior of the one before it."""
@@ -44,6 +46,8 @@ LABELS = MappingProxyType(
         "swag": "SWAG",
         "sgld": "SGLD",
         "sghmc": "SGHMC",
+        "nuts": "NUTS",
+        "hmc": "HMC",
     }
 )
 
@@ -72,6 +76,9 @@ class Settings:
     estimator: str | None = None
     kl_weight: float | None = None
     dropout: float = 0.0
+    draws: int | None = None
+    warmup: int | None = None
+    chains: int | None = None
 
     def config(self) -> dict[str, JSON]:
         """The settings as JSON."""
@@ -96,6 +103,9 @@ def settings(
     estimator: str | None,
     kl_weight: float | None,
     dropout: float | None,
+    draws: int | None,
+    warmup: int | None,
+    chains: int | None,
 ) -> Settings:
     """The settings from the words of the command line; `UsageError` or ValueError where one cannot be used."""
     data, is_file = source.data, source.path is not None
@@ -126,6 +136,9 @@ def settings(
         ("--temperature", 1.0 if temperature is None else temperature),
         ("--eta", 1.0 if eta is None else eta),
         ("--kl-weight", 1.0 if kl_weight is None else kl_weight),
+        ("--draws", 1 if draws is None else draws),
+        ("--warmup", 1 if warmup is None else warmup),
+        ("--chains", 1 if chains is None else chains),
     ):
         positive(option, value)
     if dropout is not None and not 0 < dropout < 1:
@@ -149,6 +162,9 @@ def settings(
         estimator=estimator,
         kl_weight=kl_weight,
         dropout=0.0 if dropout is None else dropout,
+        draws=draws,
+        warmup=warmup,
+        chains=chains,
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from posterity.cli.output import log
-from posterity.cli.tasks import Task, label, make_method, stage_joint
+from posterity.cli.tasks import EXACT, Task, label, make_method, stage_joint
 from posterity.errors import Diverged
 from posterity.inference import Checkpoint, Trace, infer
 from posterity.posteriors import Posterior
@@ -43,10 +43,13 @@ def run_stage(
             progress=not quiet and sys.stderr.isatty(),
         )
     except Diverged as error:
-        error.add_note(f"try a smaller --step-size than {task.settings.step_size:g}.")
+        smaller = f"--step-size than {task.settings.step_size:g}"
+        error.add_note(f"try a smaller {'--prior-scale' if name in EXACT else smaller}.")
         raise
     seconds = time.perf_counter() - begin
-    steps = f", {task.settings.steps} steps, loss {float(trace['loss'][-1].mean()):.4f}" if "loss" in trace else ""
+    steps = (
+        f", {int(trace.steps('loss')[-1])} steps, loss {float(trace['loss'][-1].mean()):.4f}" if "loss" in trace else ""
+    )
     log(f"{label(name)}{steps}, {seconds:.1f} s", quiet=quiet)
     return Stage(posterior, trace, seconds)
 

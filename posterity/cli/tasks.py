@@ -28,7 +28,9 @@ from posterity.inference import Method, Plan, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
 from posterity.methods import (
+    HMC,
     MAP,
+    NUTS,
     SGHMC,
     SGLD,
     SWAG,
@@ -74,12 +76,16 @@ ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
 
 SETTINGS = (
     *("hidden", "activation", "steps", "batch_size", "step_size", "prior_scale", "noise", "temperature", "eta", "seed"),
-    *("structure", "tune", "estimator", "kl_weight"),
+    *("structure", "tune", "estimator", "kl_weight", "draws", "warmup", "chains"),
 )
 """The options by which `settings` chooses, by name."""
 
 
 RATE = 0.1  # of dropout, where none is given
+DRAWS, CHAINS = 250, 4  # of samplers over all rows, likewise
+MAX_DEPTH = 8  # of the trees of NUTS: weights that are not identified make for long trajectories
+EXACT = ("nuts", "hmc")
+NOISE_PRIOR = (0.0, 2.0)  # of the log noise, in units of standardised targets: wide, but a density
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +198,9 @@ def make_method(stage: str, settings: Settings, joint: Joint) -> Method:
         return SWAG(MAP(settings.steps, settings.batch_size, SGD(settings.step_size)), every, rank)
     if stage in ("sgld", "sghmc"):
         return _sampler(SGLD if stage == "sgld" else SGHMC, settings, joint)
+    if stage in EXACT:
+        draws, warmup, chains = settings.draws or DRAWS, settings.warmup or DRAWS, settings.chains or CHAINS
+        return NUTS(draws, warmup, chains, max_depth=MAX_DEPTH) if stage == "nuts" else HMC(draws, warmup, chains)
     if stage == "conjugate":
         return Conjugate()
     if stage == "mean-field":
@@ -220,7 +229,13 @@ def _sampler(kind: type[SGLD | SGHMC], settings: Settings, joint: Joint) -> Meth
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
-    """The problem of one stage: that of the task, except that mean-field may have a weight of its KL of its own."""
+    """The problem of one stage: that of the task, except that mean-field may have a weight of its KL of its own.
+
+    A noise that nuts or hmc samples has a prior: flat, it would let networks that can fit every row go to no noise.
+    """
+    likelihood = task.joint.likelihood
+    if stage in EXACT and isinstance(likelihood, Gaussian) and likelihood.learn:
+        return replace(task.joint, likelihood=replace(likelihood, log_scale_prior=NOISE_PRIOR))
     eta = kl_weight(stage, task)
     return task.joint if eta is None else replace(task.joint, tempering=Tempering.tempered(eta))
 
@@ -261,6 +276,11 @@ def check_methods(names: tuple[str, ...], task: Task) -> None:
         raise UsageError("dropout needs hidden units to drop, and the model is linear.", "try --hidden 50.")
     if settings.structure is not None and "laplace" not in names:
         raise UsageError("--structure is for laplace, which was not asked for.", "leave --structure out.")
+    for option in ("draws", "warmup", "chains"):
+        if getattr(settings, option) is not None and not set(names) & set(EXACT):
+            raise UsageError(
+                f"--{option} is for {' and '.join(EXACT)}, which were not asked for.", f"leave --{option} out."
+            )
     for option, value in (("--estimator", settings.estimator), ("--kl-weight", settings.kl_weight)):
         if value is not None and "mean-field" not in names:
             raise UsageError(f"{option} is for mean-field, which was not asked for.", f"leave {option} out.")

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 from posterity.inference.graph import Graph, shapes
 from posterity.inference.method import Info, Method, Target
-from posterity.inference.potential import accelerated
+from posterity.inference.potential import accelerated, doubt
 from posterity.model.data import Batch
 from posterity.numerics.random import Key
 
@@ -32,6 +32,8 @@ class Stepper:
         self._method, self._joint = method, joint
         self._wanted = accelerate == "auto" and method.recordable and joint.device.type == "cuda"
         self._effort = method.effort(joint) if accelerate == "auto" else "none"
+        if self._effort != "none":
+            doubt(joint)
         self._seen: dict[object, int] = {}
         self._graphs: dict[object, Graph] = {}
         self._last: tuple[Any, object] = (None, None)  # a state that came out of a graph, and its shapes

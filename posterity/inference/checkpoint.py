@@ -155,7 +155,8 @@ def last_good(keeper: Checkpointer | None, run: Run) -> Iterator[None]:
             said = f"No state is in {where} yet: it broke before the first was due."
         else:
             said = "No state was stored: with checkpoint= the last good one would be."
-        error.posterior = run.so_far()
+        # A loss is not looked at after every step on a GPU, so that the run may have gone on.
+        error.posterior = run.so_far(error.step if error.step < run.step else run.step + 1)
         if error.posterior is not None:
             said += " The posterior of what it had kept is in the error (error.posterior)."
         error.args = (f"{error} {said}",)

@@ -14,6 +14,9 @@ from posterity.inference.trace import Trace
 from posterity.storage import flatten
 
 _REMEDY = "Use a smaller step size, standardise the inputs and targets, or look for extreme rows."
+_RAN_OFF = "The density may be improper, or the step size too large: look for a prior that is missing."
+_NO_DENSITY = "Mend the density there, or use a smaller step size."
+FAR = 1e15  # a position of a chain beyond this is on its way to infinity
 _ELSEWHERE = "Begin at other weights (start=), or take a prior that allows these."
 
 
@@ -33,6 +36,8 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int, row: str = "
     step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
     first = recent[bad][0]  # () or (M,)
     index = int((~torch.isfinite(first)).nonzero()[0, 0]) if first.dim() == 1 else None
+    if row == "chain" and index is not None:
+        _refuse_chain(joint, state, step, index, float(first[index]))
     tensor, cause, remedy = _first_bad(joint, state, index)[0], "", _REMEDY
     if "kl" in trace and not bool(torch.isfinite(trace.recent("kl", count)[bad]).all()):
         tensor = tensor or "the KL to the prior"
@@ -43,6 +48,22 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int, row: str = "
     raise Diverged(
         f"The loss is not finite at step {step} (first seen in {where}).{cause} {remedy}", step=step, tensor=tensor
     )
+
+
+def _refuse_chain(joint: Target, state: Any, step: int, chain: int, loss: float) -> None:
+    """Raise `Diverged` for a chain that ran off, or came where the log density is no number."""
+    tables = {path.rpartition(".")[2]: tensor for path, tensor in _floating(state).items()}
+    theta, density = tables.get("theta"), tables.get("log_density")
+    if theta is None or density is None:  # chains on mini-batches have no density to look at
+        return
+    size = theta[chain].abs().nan_to_num(torch.inf, torch.inf)
+    place = int(size.argmax())
+    if float(size[place]) >= FAR:
+        tensor = joint.layout.name_at(place)
+        message = f"Chain {chain} ran off at step {step}: '{tensor}' is {float(theta[chain, place]):.3g}. {_RAN_OFF}"
+        raise Diverged(message, step=step, tensor=tensor)
+    message = f"Chain {chain} came to a log density of {-loss} at step {step}. {_NO_DENSITY}"
+    raise Diverged(message, step=step, tensor="the log density")
 
 
 def check_kept(joint: Target, kept: Sequence[Any], step: int, row: str = "member") -> None:

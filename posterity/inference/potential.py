@@ -13,6 +13,7 @@ from torch import Tensor
 
 from posterity.inference.memory import activation_bytes, device_memory
 from posterity.inference.method import Effort, Target
+from posterity.model.batch import batch_tensors
 from posterity.model.data import Batch, TensorData
 from posterity.model.joint import Joint
 from posterity.numerics.compiled import Compiled
@@ -71,7 +72,8 @@ class Potential:
         joint: Any = self._joint()
         self.batch = batch
         self._chunks = [(batch, 1.0)] if batch is None else _chunks(joint, batch, self.chains, self._limit)
-        self._tensors: tuple[Tensor, ...] = () if batch is None else _tensors(batch)
+        self._tensors: tuple[Tensor, ...] = () if batch is None else batch_tensors(batch)
+        self._names = () if batch is None else (batch.per_member, *batch.tensors)  # what the tensors stand for
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Value and gradient."""
@@ -95,12 +97,18 @@ class Potential:
         """`function(*arguments)`, compiled where that is wanted."""
         if not self.accelerated:
             return function(*arguments)
-        own, kind = any(argument is self for argument in arguments), (function, _FAST.effort)
+        own = any(argument is self for argument in arguments)
         table = self._compiled if own else _SHARED
+        kind = (function, _FAST.effort, self._names if own else ())
         if kind not in table:
             work = partial(self._with_rows, function) if own else function
             table[kind] = Compiled(work, held=own, fused=_FAST.effort == "compiled")
         return table[kind](self._tensors, *arguments) if own else table[kind](*arguments)
+
+    def doubt(self) -> None:
+        """Look whether what was compiled is still what the problem says, at its next calls."""
+        for compiled in self._compiled.values():
+            compiled.doubt()
 
     def _with_rows(self, function: Callable[..., Any], tensors: tuple[Tensor, ...], *arguments: Any) -> Any:
         """The function's result where the rows are made of these tensors."""
@@ -113,18 +121,6 @@ class Potential:
             return function(*arguments)
         finally:
             self._chunks = chunks
-
-
-def _tensors(batch: Batch) -> tuple[Tensor, ...]:
-    """Those of a batch, in the order of its `map`."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    batch.map(note)
-    return tuple(found)
 
 
 def budget(joint: Target) -> int:
@@ -142,6 +138,15 @@ def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
     elif known.batch is not batch:
         known.take(batch)
     return known
+
+
+def doubt(joint: Target) -> None:
+    """Look at the next calls whether what was compiled for the problem is still what it says.
+
+    A density reads what it likes: variables of a notebook may have other values in the next run.
+    """
+    for known in _KNOWN.get(joint, {}).values():
+        known.doubt()
 
 
 def _chunks(joint: Joint, batch: Batch, chains: int, limit: int | None) -> list[Chunk]:

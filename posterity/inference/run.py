@@ -37,9 +37,10 @@ class Run:
         """The posterior of the present state alone."""
         return self._made([clone(self.method.keep(self.state))])  # the next step overwrites the state
 
-    def so_far(self) -> Posterior | None:
-        """The posterior of what was kept before anything was not finite; None where nothing was."""
-        good = self.kept.first(self.kept.num_finite())
+    def so_far(self, before: int) -> Posterior | None:
+        """The posterior of what was kept before step `before` or anything was not finite; None where nothing was."""
+        kept = sum(map(self.method.keeps, range(1, before)))
+        good = self.kept.first(min(self.kept.num_finite(), kept))
         try:
             return self.method.posterior(self.joint, good) if good else None
         except (PosterityError, ArithmeticError, ValueError):  # a run that breaks has its own error to tell of

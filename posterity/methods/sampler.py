@@ -8,19 +8,20 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import Diverged, fraction, positive, positive_whole
+from posterity.errors import Diverged, fraction, positive, positive_whole, shown
+from posterity.inference.finite import FAR
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes, theta_bytes
 from posterity.inference.method import Effort, Info, Method, Target
 from posterity.inference.potential import Potential, budget, potential
 from posterity.kernels.leapfrog import leapfrog, log_joint
 from posterity.kernels.mass import Mass
-from posterity.kernels.metropolis import finite_ratio
 from posterity.kernels.place import Move, Place
 from posterity.kernels.whitening import gathered, spread, whitened
+from posterity.methods.doubtful_chains import warn_of_doubtful
 from posterity.methods.kept_draw import KeptDraw
 from posterity.methods.warmup import Adaptation, Tuning, Warmup, shared
-from posterity.model.data import Batch, Data, Feed
+from posterity.model.data import Batch, Data, Feed, in_memory
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
@@ -29,7 +30,6 @@ from posterity.storage import clone
 logger = logging.getLogger("posterity")
 
 LONG = 2000  # transitions that are worth the twenty seconds or so of a compiler
-FAR = 1e15  # a position beyond this is on its way to infinity
 
 
 class SamplerState(NamedTuple):
@@ -98,12 +98,25 @@ class Sampler(Method):
                 "of a batch together. Use group or layer norm, freeze the layers of batch norm (joint.with_weights), "
                 "or use SGHMC."
             )
+        self._refuse_other_members(joint)
+        if (
+            isinstance(joint, Joint)
+            and joint.likelihood.num_free
+            and getattr(joint.likelihood, "log_scale_prior", 0) is None
+        ):
+            logger.warning(
+                "%s samples a noise with a flat prior, under which a network that can fit every row has no posterior: "
+                "give the likelihood log_scale_prior=(mean, standard deviation).",
+                type(self).__name__,
+            )
+        return joint
+
+    def _refuse_other_members(self, joint: Target) -> None:
         if joint.num_members not in (None, self.chains):
             raise ValueError(
                 f"{type(self).__name__}.chains is {self.chains}, and the joint has {joint.num_members} members. Run "
                 f"one chain for each: chains={joint.num_members}."
             )
-        return joint
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With the draws that are kept and the activations of a gradient."""
@@ -120,11 +133,12 @@ class Sampler(Method):
         return f"{type(self).__name__} with {self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """All rows, for every transition."""
-        return data.minibatches(None, self.warmup + self.draws * self.thin, key)
+        """All rows, for every transition; those of a loader are read once and held."""
+        return in_memory(data).minibatches(None, self.warmup + self.draws * self.thin, key)
 
     def initial(self, joint: Target, key: Key) -> Tensor:
         """Newly initialised weights for each chain, (C, P)."""
+        self._refuse_other_members(joint)
         return torch.stack([joint.fresh(key.fold(index)) for index in range(self.chains)])
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> SamplerState:
@@ -183,6 +197,13 @@ class Sampler(Method):
         scale = schedule.mass.initial(self.chains if alone else 1, theta)
         grad = gathered(scale, grad)
         tuning = self._tuned(target, Place(theta, value, grad), scale, key)
+        if not self.warmup and schedule.accept is not None:
+            logger.warning(
+                "%s has no warm-up to learn its step size in: it stays at the first guess, %.3g. Use warmup=1000, or "
+                "give step_size=.",
+                type(self).__name__,
+                float(tuning.step_size[0]),
+            )
         adaptation = schedule.begun(tuning).tables() if self.warmup else {}
         draw = state.draw._replace(log_density=value)
         return SamplerState(draw, grad, tuning._asdict(), adaptation, 0)
@@ -215,6 +236,8 @@ class Sampler(Method):
         theta = told.pop("theta")
         for name in ("leapfrogs", "depth"):
             told[name] = told[name].long()
+        if len(kept) == self.draws:
+            warn_of_doubtful(type(self).__name__, theta, told)
         return Samples(joint, theta, told)
 
 
@@ -273,10 +296,11 @@ def _in_whitened(
 
 
 def first_leapfrog(target: Potential, place: Place, scale: Tensor, momentum: Tensor, step: Tensor) -> Tensor:
-    """The log ratio of acceptance (C,) of one leapfrog of these step sizes."""
+    """The log ratio of acceptance (C,) of one leapfrog of these step sizes, minus infinity where it is not finite."""
     origin = Place(torch.zeros_like(place.position), place.value, place.grad)
     end, last = leapfrog(whitened(target, place.position, scale), origin, momentum, step.unsqueeze(-1))
-    return finite_ratio(log_joint(end.value, last) - log_joint(place.value, momentum))
+    log_ratio = log_joint(end.value, last) - log_joint(place.value, momentum)
+    return torch.where(torch.isfinite(log_ratio), log_ratio, -torch.inf)
 
 
 def wanted_step(target: Potential, place: Place, scale: Tensor, key: Key, wanted: float, accept: Any) -> Tensor:
@@ -305,4 +329,5 @@ def check_tuning(name: str, step_size: float | None, target_accept: float, mass:
     if target_accept == 0.0:
         raise ValueError(f"{name}.target_accept must be above 0 and below 1. Got {target_accept}.")
     if not isinstance(mass, Mass):
-        raise TypeError(f"{name}.mass must be a Mass, such as DiagonalMass(). Got {mass!r}.")
+        hint = f" Call it: {mass.__name__}()." if isinstance(mass, type) else ""
+        raise TypeError(f"{name}.mass must be a Mass, such as DiagonalMass(). Got {shown(mass)}.{hint}")

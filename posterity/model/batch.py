@@ -117,6 +117,18 @@ class Data(ABC):
         """A short text that differs when the data differ."""
 
 
+def batch_tensors(batch: Batch) -> tuple[Tensor, ...]:
+    """The tensors of a batch, in the order of its `map`."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    batch.map(note)
+    return tuple(found)
+
+
 def as_batch(item: object, what: str, per_member: bool = False) -> Batch:
     """(inputs, targets[, weights]) as a Batch of tensors with equal numbers of rows; `what` names them in errors."""
     if isinstance(item, Batch):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from posterity.datasets.dataset import LabelledData
 from posterity.errors import BadData, shown
-from posterity.model.batch import Batch, Data, Feed, as_batch, as_inputs
+from posterity.model.batch import Batch, Data, Feed, as_batch, as_inputs, batch_tensors
 from posterity.model.stream import StreamData, check_loader
 from posterity.numerics.random import Key
 
@@ -131,6 +131,24 @@ def as_data(data: object, *, per_member: bool = False) -> Data:
             )
         return _not_empty(StreamData(data, len(data)))
     return _not_empty(TensorData(as_batch(data, "the data", per_member)))
+
+
+def in_memory(data: Data) -> Data:
+    """The data with the rows of a `Dataset` or loader read once, in their order, and held; other data as they are.
+
+    For what needs all rows in every step: the batches of a loader are of its own size. One that does not give every
+    row once is refused.
+
+    >>> rows = TensorDataset(torch.ones(5, 2), torch.zeros(5))
+    >>> in_memory(as_data(DataLoader(rows, batch_size=2))).first().size
+    5
+    """
+    if not isinstance(data, StreamData):
+        return data
+    pieces = [piece for piece in data.passes(None).from_step(0) if piece is not None]
+    columns = [batch_tensors(piece) for piece in pieces]
+    whole = iter([torch.cat(parts) for parts in zip(*columns, strict=True)])
+    return TensorData(pieces[0].map(lambda _: next(whole)))
 
 
 def _not_empty(data: Data) -> Data:

@@ -13,6 +13,8 @@ from posterity.numerics.workspace import own_workspaces
 
 logger = logging.getLogger("posterity")
 
+LOOKS = 3  # calls that may differ from plain ones by a decision that rounding has turned
+
 
 class Compiled:
     """A function of tensors and tuples of them, compiled at its first call for each kind of arguments.
@@ -20,7 +22,9 @@ class Compiled:
     The function is traced with all that it calls, gradients included, into one graph of tensor operations, which
     becomes machine code; on CUDA its kernels are recorded, too. So it must do the same work whatever the numbers are,
     and draw none itself. Arguments that are no tensors are constants. What a recording gives is good until the next
-    call. What cannot be compiled is called as it is from then on, which is said once with the reason. The tensors of
+    call. What cannot be compiled is called as it is from then on, which is said once with the reason; so is what gives
+    other numbers than a plain call, to which the first call of each kind, and the first after `doubt`, is compared:
+    Python that draws numbers or changes as it runs would be frozen. The tensors of
     the first argument, if it is `held`, are never changed in place: a recording reads them again only where they are
     other ones.
 
@@ -35,6 +39,13 @@ class Compiled:
         self._held, self._fused = held, fused
         self._made: dict[object, tuple[Callable[..., Any], Any]] = {}
         self._refused = False
+        self._doubts: dict[object, int] = {}  # looks that are left, by kind
+        self._old: set[object] = set()  # kinds that were made before a doubt came up
+
+    def doubt(self) -> None:
+        """Compare the next call of each kind with a plain one: what the function reads may have changed since."""
+        self._old = set(self._made)
+        self._doubts = dict.fromkeys(self._made, LOOKS)
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function gives."""
@@ -44,7 +55,7 @@ class Compiled:
         constants: list[Any] = []
         _flatten(arguments, tensors, constants)
         first = tensors[0]
-        kind = (first.dtype, first.device, *constants, *[tensor.shape for tensor in tensors])
+        kind = (first.device, *constants, *[(tensor.shape, tensor.dtype) for tensor in tensors])
         made = self._made.get(kind)
         if made is None:
             try:
@@ -54,8 +65,28 @@ class Compiled:
                 reason = _reason(error)
                 logger.warning("a log density is not compiled, and runs one operation at a time: %s", reason)
                 return self._function(*arguments)
+            self._doubts[kind] = LOOKS
         run, shape = made
-        return _rebuilt(shape, iter(run(*tensors)))
+        result = _rebuilt(shape, iter(run(*tensors)))
+        return self._compared(kind, result, arguments) if kind in self._doubts else result
+
+    def _compared(self, kind: object, result: Any, arguments: tuple[Any, ...]) -> Any:
+        """The result if a plain call gives the same, else what that gives."""
+        plain = self._function(*arguments)
+        if _alike(result, plain):
+            del self._doubts[kind]
+            return result
+        self._doubts[kind] -= 1
+        if not self._doubts[kind] and kind in self._old:
+            logger.info("a log density is compiled anew: what it reads has changed")
+            self._made, self._doubts, self._old = {}, {}, set()
+        elif not self._doubts[kind]:
+            self._refused = True
+            logger.warning(
+                "a log density is not compiled, and runs one operation at a time: compiled, it gives other numbers. "
+                "Does it draw random numbers, or change as it runs?"
+            )
+        return plain
 
     def _make(self, arguments: tuple[Any, ...], tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
         if not tensors[0].is_cuda:
@@ -74,6 +105,25 @@ class Compiled:
 def _reason(error: Exception) -> str:
     """The first line of what an error says."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two results are the same but for rounding, in at least one chain (row) of each tensor.
+
+    Rounding may turn a decision of a chain, after which all of it differs; of many chains it hardly turns all.
+    """
+    both: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for result, found in zip((one, other), both, strict=True):
+        _flatten((result,), found, [])
+    for first, second in zip(*both, strict=True):
+        if not first.is_floating_point() or not first.numel():
+            continue
+        tolerance = 1e-6 if first.dtype == torch.float64 else 1e-2
+        size = second.abs().nan_to_num(0.0, 0.0).amax()
+        near = torch.isclose(first, second, rtol=tolerance, atol=tolerance * float(size), equal_nan=True)
+        if not bool(near.reshape(len(near) if near.dim() else 1, -1).all(1).any()):
+            return False
+    return True
 
 
 def _flatten(value: tuple[Any, ...], tensors: list[Tensor], constants: list[Any]) -> None:

@@ -58,7 +58,18 @@ def test_the_json_document_has_what_the_table_has(run):
     first, second = document["methods"]
     assert (first["method"], second["method"]) == ("map", "laplace")
     assert (first["starts_from"], second["starts_from"]) == (None, "map")
-    keys = {"method", "test_nll", "ece", "accuracy", "evidence", "kl_weight", "seconds", "starts_from", "best"}
+    keys = {
+        "method",
+        "test_nll",
+        "ece",
+        "accuracy",
+        "evidence",
+        "kl_weight",
+        "chains",
+        "seconds",
+        "starts_from",
+        "best",
+    }
     assert first.keys() == keys
     assert "test_nll" in first["best"] + second["best"]
     assert document["settings"]["seed"] == 3
