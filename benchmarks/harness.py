@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from posterity.report.machine import machine
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -207,7 +209,7 @@ def context(options: argparse.Namespace, packages: Sequence[str] = ()) -> dict[s
     return {
         "command": _command(sys.argv),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": {"cpu": _cpu(), "cores": os.cpu_count()},
+        "machine": machine(),
         "threads": options.threads,
         "seed": options.seed,
         "versions": versions,
@@ -224,16 +226,6 @@ def _command(arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", f"benchmarks.{Path(arguments[0]).stem}", *shown])
 
 
-def _cpu() -> str:
-    """Model name of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def report(comparisons: Sequence[Comparison], about: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
     """The results as Markdown: one table a comparison, then the notes, then how they were made."""
     lines: list[str] = []
@@ -247,10 +239,10 @@ def report(comparisons: Sequence[Comparison], about: Mapping[str, Any], notes: S
             "",
         ]
     lines += [*(f"- {note}" for note in notes), ""] if notes else []
-    machine = about["machine"]
+    ran_on = about["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines += [
-        f"Made by `{about['command']}` on {about['date']}: {machine['cpu']}, {machine['cores']} cores, "
+        f"Made by `{about['command']}` on {about['date']}: {ran_on['cpu']}, {ran_on['cores']} cores, "
         f"{about['threads']} thread{'' if about['threads'] == 1 else 's'}, seed {about['seed']}; {versions}.",
     ]
     return "\n".join(lines) + "\n"

@@ -68,6 +68,12 @@ def positive_whole(name: str, value: object, alternative: str = "") -> None:
         raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
 
 
+def whole(name: str, value: object) -> None:
+    """Raise a ValueError unless `value` is a whole number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 0:
+        raise ValueError(f"{name} must be a whole number of at least 0. Got {shown(value)}.")
+
+
 def fraction(name: str, value: object) -> None:
     """Raise a ValueError unless `value` is a number of at least 0 and below 1."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0.0 <= float(value) < 1.0:

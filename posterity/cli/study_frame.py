@@ -55,13 +55,15 @@ def one_thread() -> Iterator[None]:
 def write_results(
     name: str, folder: Path, options: Sequence[str], figures: Sequence[str], found: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write results.json: what was found, and the command, date and versions that it was found with; give it back."""
+    """Write results.json: what was found, with which command and versions, when and on what machine; give it back."""
     from posterity.report.files import write_file
+    from posterity.report.machine import machine
 
     document = {
         "study": name,
         "command": shlex.join(["posterity", "study", name, "--out", _told(folder), *options]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
         "versions": {
             "posterity": posterity.__version__,
             "python": platform.python_version(),

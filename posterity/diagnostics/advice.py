@@ -18,6 +18,7 @@ ENERGY = 0.3  # E-BFMI, at least
 DEPTH = 0.01  # share of trajectories at the limit, at most
 ACCEPTANCE = 0.1  # of a chain, at least
 FAR = 10.0  # runs that would have to be longer by more than this need another remedy
+APART = math.sqrt(1.0 + FAR * (RHAT**2 - 1.0))  # R-hat from which on that is so: R-hat^2 - 1 falls as 1 / draws
 
 
 def warnings_of(report: "Convergence") -> tuple[str, ...]:
@@ -75,22 +76,22 @@ def _disagreeing(report: "Convergence") -> Iterator[str]:
         return
     worst = max(rated, key=lambda quantity: quantity.worst_rhat)
     value = worst.worst_rhat
-    longer = (value**2 - 1.0) / (RHAT**2 - 1.0)  # R-hat^2 - 1 falls as 1 / draws in chains that mix
-    if longer > FAR:
+    if value > APART:
         remedy = f"chains are in different places. Run much longer (warmup={_rounded(report.num_draws * FAR)}), "
         remedy += "start chains elsewhere, or reparametrise."
     else:
+        longer = (value**2 - 1.0) / (RHAT**2 - 1.0)
         more = _rounded(report.num_draws * max(2.0, longer))
         remedy = f"run longer (draws={more}, warmup={more}) or start chains elsewhere."
     yield f"R-hat {value:.3g} in {_where(rated, worst, [q.rhat > RHAT for q in rated])}: {remedy}"
 
 
 def _short(report: "Convergence") -> Iterator[str]:
-    """Too few effective draws of numbers on which chains agree: where they do not, that is what is wrong."""
+    """Too few effective draws of numbers on which chains nearly agree: where they do not, that is what is wrong."""
     wanted = ESS_A_CHAIN * report.num_chains
     for kind in ("bulk", "tail"):
         sizes = {q.name: (q.bulk_ess if kind == "bulk" else q.tail_ess) for q in report.judged}
-        places = {q.name: (sizes[q.name] < wanted) & q.moving & ~(q.rhat > RHAT) for q in report.judged}
+        places = {q.name: (sizes[q.name] < wanted) & q.moving & ~(q.rhat > APART) for q in report.judged}
         low = [quantity for quantity in report.judged if bool(places[quantity.name].any())]
         if not low:
             continue

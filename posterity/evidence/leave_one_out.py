@@ -52,6 +52,13 @@ class LeaveOneOut:
         """The rows whose k-hat is above the threshold, (K,)."""
         return (self.pareto_k > self.threshold).nonzero().flatten()
 
+    def __str__(self) -> str:
+        return (
+            f"elpd {self.elpd:.2f} with standard error {self.standard_error:.2f}, effective parameters "
+            f"{self.effective_parameters:.2f}, {len(self.unreliable):,} of {len(self.pointwise):,} rows with a k-hat "
+            f"above {self.threshold:.2f}."
+        )
+
 
 def leave_one_out(posterior: Samples, data: object = None, *, efficiency: float = 1.0) -> LeaveOneOut:
     """Leave-one-out cross-validation without a fit for each row, by Pareto-smoothed importance sampling.

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from posterity.errors import BadFolder, Diverged, positive_whole, shown
+from posterity.errors import BadFolder, Diverged, positive_whole, shown, whole
 from posterity.inference.infer import infer
 from posterity.inference.start import starting_point
 from posterity.inference.task import Outcome, Task, stored
@@ -118,8 +118,7 @@ class Processes(Executor):
 
     def __post_init__(self) -> None:
         positive_whole("Processes.workers", self.workers)
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise ValueError(f"Processes.retries must be a whole number of at least 0. Got {shown(self.retries)}.")
+        whole("Processes.retries", self.retries)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         waiting: dict[str, bytes] = {}

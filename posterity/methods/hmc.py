@@ -54,7 +54,7 @@ class HMC(Sampler):
     mass: Mass = field(default_factory=DiagonalMass)
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check_counts()
         check_tuning("HMC", self.step_size, self.target_accept, self.mass)
         positive_whole("HMC.steps", self.steps)
         fraction("HMC.jitter", self.jitter)

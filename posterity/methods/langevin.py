@@ -45,7 +45,7 @@ class Langevin(Sampler):
     step_size: float = 1e-3
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check_counts()
         positive("Langevin.step_size", self.step_size)
 
     def _schedule(self) -> Warmup:

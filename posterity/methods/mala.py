@@ -46,7 +46,7 @@ class MALA(Sampler):
     mass: Mass = field(default_factory=DiagonalMass)
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check_counts()
         check_tuning("MALA", self.step_size, self.target_accept, self.mass)
 
     def _schedule(self) -> Warmup:

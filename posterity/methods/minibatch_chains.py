@@ -7,10 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive, positive_whole, shown
+from posterity.errors import of_kinds, positive, shown
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes, theta_bytes
-from posterity.inference.method import Method, Target
+from posterity.inference.method import Target
+from posterity.methods.chains import Chains
 from posterity.methods.preconditioner import Preconditioner
 from posterity.model.data import Batch, Data, Feed, TensorData, check_batch_size
 from posterity.model.network import Buffers
@@ -28,7 +29,7 @@ class MinibatchDraw(NamedTuple):
     buffers: Buffers
 
 
-class MinibatchChains(Method):
+class MinibatchChains(Chains):
     """Chains that step together, theta (C, P), along gradients of the tempered log density on mini-batches.
 
     A subclass is a frozen dataclass with the fields below, and states what a step is. The first `warmup` steps are
@@ -38,23 +39,15 @@ class MinibatchChains(Method):
     """
 
     recordable: ClassVar[bool] = True
-    row: ClassVar[str] = "chain"
 
-    draws: int
-    warmup: int
-    chains: int
     step_size: float | None
     batch_size: int | None
-    thin: int
     schedule: Schedule
     preconditioner: Preconditioner
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        for field in ("draws", "chains", "thin"):
-            positive_whole(f"{name}.{field}", getattr(self, field))
-        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
-            raise ValueError(f"{name}.warmup must be a whole number of at least 0. Got {shown(self.warmup)}.")
+        self._check_counts()
         size: object = self.step_size
         if isinstance(size, Tensor):
             raise ValueError(f"{name}.step_size must be a positive number or None. Got {shown(size)}.")
@@ -71,11 +64,6 @@ class MinibatchChains(Method):
                 f"{name}.thin must be at most the {sampling} steps of a cycle that sample. Got {self.thin}. "
                 "Use longer cycles, or a smaller thin."
             )
-
-    @property
-    def takes_members(self) -> bool:
-        """No: a row of theta is a chain."""
-        return False
 
     @property
     def _each_cycle(self) -> int:
@@ -101,8 +89,7 @@ class MinibatchChains(Method):
     def keeps(self, step: int) -> bool:
         """Every `thin`-th after the warm-up; of cycles, of the steps that sample."""
         if not isinstance(self.schedule, Cycles):
-            since = step - self.warmup
-            return since > 0 and since % self.thin == 0
+            return super().keeps(step)
         cycle, place = divmod(step - 1, self.schedule.length)
         since = place + 1 - self.schedule.first
         return cycle >= self._first_cycle and since > 0 and since % self.thin == 0
@@ -165,25 +152,6 @@ class MinibatchChains(Method):
     def order_keys(self, key: Key) -> list[Key]:
         """The keys by which the chains shuffle their rows, from that of the run."""
         return [key.fold(f"chain {index}") for index in range(self.chains)]
-
-    def initial(self, joint: Target, key: Key) -> Tensor:
-        """Newly initialised weights for each chain, (C, P)."""
-        return torch.stack([joint.fresh(key.fold(index)) for index in range(self.chains)])
-
-    def each_chain(self, joint: Target, theta: Tensor) -> Tensor:
-        """A copy of theta with a row for each chain, (C, P)."""
-        name = type(self).__name__
-        if joint.random_indices is not None:
-            raise ValueError(
-                f"{name} samples all weights, but the joint has some as points (random=). "
-                "Freeze them at known values: joint.with_weights(patterns of those to sample)."
-            )
-        if theta.dim() > 1 and len(theta) != self.chains:
-            raise ValueError(
-                f"{name}.chains is {self.chains}, so start must be (P,) or ({self.chains}, P), and joint and data "
-                f"have no members or as many. Got {len(theta)} rows. Use chains={len(theta)}."
-            )
-        return theta.expand(self.chains, -1).clone(memory_format=torch.contiguous_format)
 
     def keep(self, state: Any) -> MinibatchDraw:
         """theta and the batch-norm statistics."""

@@ -55,7 +55,7 @@ class NUTS(Sampler):
     mass: Mass = field(default_factory=DiagonalMass)
 
     def __post_init__(self) -> None:
-        self._check()
+        self._check_counts()
         check_tuning("NUTS", self.step_size, self.target_accept, self.mass)
         positive_whole("NUTS.max_depth", self.max_depth)
 

@@ -3,21 +3,22 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import Diverged, fraction, positive, positive_whole, shown
+from posterity.errors import Diverged, fraction, positive, shown
 from posterity.inference.finite import FAR
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes, theta_bytes
-from posterity.inference.method import Effort, Info, Method, Target
+from posterity.inference.method import Effort, Info, Target
 from posterity.inference.potential import Potential, budget, potential
 from posterity.kernels.leapfrog import leapfrog, log_joint
 from posterity.kernels.mass import Mass
 from posterity.kernels.place import Move, Place
 from posterity.kernels.whitening import gathered, spread, whitened
+from posterity.methods.chains import Chains
 from posterity.methods.doubtful_chains import warn_of_doubtful
 from posterity.methods.kept_draw import KeptDraw
 from posterity.methods.warmup import Adaptation, Tuning, Warmup, shared
@@ -47,23 +48,11 @@ class SamplerState(NamedTuple):
     step: int
 
 
-class Sampler(Method):
+class Sampler(Chains):
     """A Markov chain over all data: `warmup` transitions that adapt it, then every `thin`-th of `draws * thin` kept.
 
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
-
-    row: ClassVar[str] = "chain"
-
-    draws: int
-    warmup: int
-    chains: int
-    thin: int
-
-    @property
-    def takes_members(self) -> bool:
-        """No: a row of theta is a chain."""
-        return False
 
     def effort(self, joint: Target) -> Effort:
         """Compiled where so many transitions are to come that it pays, else recorded if that can be."""
@@ -83,14 +72,6 @@ class Sampler(Method):
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         """A transition from a place whose gradient is in whitened coordinates z; its end in coordinates z."""
 
-    def _check(self) -> None:
-        name = type(self).__name__
-        positive_whole(f"{name}.draws", self.draws)
-        positive_whole(f"{name}.chains", self.chains)
-        positive_whole(f"{name}.thin", self.thin)
-        if self.warmup != 0:
-            positive_whole(f"{name}.warmup", self.warmup, "or 0")
-
     def prepared(self, joint: Target, data: Data) -> Target:
         """The same, if its likelihood is a product over rows."""
         if isinstance(joint, Joint) and (joint.network.trains_statistics or joint.network.mixes_rows):
@@ -99,7 +80,7 @@ class Sampler(Method):
                 "of a batch together. Use group or layer norm, freeze the layers of batch norm (joint.with_weights), "
                 "or use SGHMC."
             )
-        self._refuse_other_members(joint)
+        self._refuse_others(joint)
         if (
             isinstance(joint, Joint)
             and joint.likelihood.num_free
@@ -111,13 +92,6 @@ class Sampler(Method):
                 type(self).__name__,
             )
         return joint
-
-    def _refuse_other_members(self, joint: Target) -> None:
-        if joint.num_members not in (None, self.chains):
-            raise ValueError(
-                f"{type(self).__name__}.chains is {self.chains}, and the joint has {joint.num_members} members. Run "
-                f"one chain for each: chains={joint.num_members}."
-            )
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With the draws that are kept and the activations of a gradient."""
@@ -137,21 +111,9 @@ class Sampler(Method):
         """All rows, for every transition; those of a loader are read once and held."""
         return in_memory(data).minibatches(None, self.warmup + self.draws * self.thin, key)
 
-    def initial(self, joint: Target, key: Key) -> Tensor:
-        """Newly initialised weights for each chain, (C, P)."""
-        self._refuse_other_members(joint)
-        return torch.stack([joint.fresh(key.fold(index)) for index in range(self.chains)])
-
     def init(self, joint: Target, theta: Tensor, key: Key) -> SamplerState:
         """The chains at the rows of theta, or all at one."""
-        if theta.dim() == 1:
-            theta = theta.expand(self.chains, -1)
-        if len(theta) != self.chains:
-            raise ValueError(
-                f"{type(self).__name__}.chains is {self.chains}, so start must be (P,) or ({self.chains}, P), one row "
-                f"for each chain. Got {len(theta)} rows. Use chains={len(theta)}."
-            )
-        theta = theta.clone()
+        theta = self.each_chain(joint, theta)
         none = torch.zeros_like(theta[:, 0])
         told = {name: none for name in KeptDraw._fields if name != "theta"}
         draw = KeptDraw(theta, **{**told, "divergent": none.bool()})
@@ -221,10 +183,6 @@ class Sampler(Method):
         normal = torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator)
         uniform = torch.rand(coins, len(like), dtype=torch.float32, device=like.device, generator=generator)
         return normal.to(like.dtype), uniform.clamp_(min=SMALLEST).to(like.dtype)
-
-    def keeps(self, step: int) -> bool:
-        """Every `thin`-th after the warm-up."""
-        return step > self.warmup and (step - self.warmup) % self.thin == 0
 
     def keep(self, state: SamplerState) -> KeptDraw:
         """The draws and what is told of them."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from posterity.errors import positive, positive_whole, shown
+from posterity.errors import positive, positive_whole, shown, whole
 from posterity.inference.memory import count_members
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.gradients.initial_scales import num_random
@@ -88,9 +88,7 @@ class SWAG(Method):
             raise TypeError(f"SWAG.fit must be of kind MAP. Got {shown(self.fit)}.")
         positive_whole("SWAG.every", self.every)
         for name in ("rank", "warmup"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"SWAG.{name} must be a whole number of at least 0. Got {shown(value)}.")
+            whole(f"SWAG.{name}", getattr(self, name))
         if self.rank == 1:
             raise ValueError(
                 "SWAG.rank must be 0, for a diagonal covariance, or at least 2, since deviations are divided by "

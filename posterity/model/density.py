@@ -59,6 +59,9 @@ class Density:
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise TypeError(f"Density.function must be callable with the named tensors. Got {shown(self.function)}.")
+        for name in ("shapes", "constraints"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise TypeError(f"Density.{name} must be a dict by parameter. Got {shown(getattr(self, name))}.")
         for name, constraint in self.constraints.items():
             if name not in self.shapes:
                 raise ValueError(f"Density.constraints: {unknown('parameter', name, self.shapes)}")
@@ -150,7 +153,7 @@ class Density:
         """log p(T(u)) + log |det dT/du|: (P,) -> (), (M, P) -> (M,)."""
         if theta.dim() == 1:
             return self._one(theta.unsqueeze(0)).squeeze(0) if self.batched else self._one(theta)
-        return self._one(theta) if self.batched else torch.func.vmap(self._one)(theta)
+        return self._one(theta) if self.batched else _mapped(self._one, theta)
 
     def log_likelihood(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
         """The whole log density: a density does not tell data from prior."""
@@ -165,7 +168,7 @@ class Density:
                 "the same tensors that returns the log-likelihood of each datum, (N,)."
             )
         values = self.constrained(theta)
-        found = pointwise(**values) if self.batched else torch.func.vmap(lambda one: pointwise(**one))(values)
+        found = pointwise(**values) if self.batched else _mapped(lambda one: pointwise(**one), values)
         if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[0] != theta.shape[0]:
             got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else shown(found)
             raise ValueError(
@@ -185,6 +188,11 @@ class Density:
         leaf = theta.detach().requires_grad_()
         with torch.enable_grad():
             value = self.log_density(leaf)
+            if not value.requires_grad:
+                raise ValueError(
+                    "Density: the function's value has no gradient. Compute it from the named tensors by operations of "
+                    "torch, without detach(), no_grad() or numpy."
+                )
             (grad,) = torch.autograd.grad(value.sum(), leaf)
         return value.detach(), grad, {}
 
@@ -194,3 +202,18 @@ class Density:
         """Those of the whole log density, see `log_likelihood`; the gradient is written to `out` if given."""
         value, grad, buffers = self.value_and_grad(theta)
         return value, grad if out is None else out.copy_(grad), buffers
+
+
+def _mapped(function: Callable[[Any], Tensor], values: Any) -> Tensor:
+    """The user's function at each member of the values."""
+    try:
+        found: Tensor = torch.func.vmap(function)(values)
+    except RuntimeError as error:
+        if not str(error).startswith("vmap:"):
+            raise
+        reason = str(error).removeprefix("vmap:").strip().partition(". ")[0].rstrip(".")
+        raise TypeError(
+            f"Density: the function cannot be mapped over chains or members: {reason}. Choose by torch.where in place "
+            "of if, and call no float() or item(); or take all members at once (batched=True)."
+        ) from error
+    return found

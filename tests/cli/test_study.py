@@ -40,6 +40,8 @@ def test_the_tables_and_the_folder(run, tmp_path):
     assert stored["figures"] == ["maps.png"]
     assert {"posterity", "python", "torch", "matplotlib"} == set(stored["versions"])
     assert stored["date"].endswith("+00:00")
+    assert stored["machine"]["cpu"]
+    assert stored["machine"]["cores"] == os.cpu_count()
 
 
 @pytest.mark.usefixtures("quick")

@@ -139,7 +139,9 @@ def test_chains_that_nearly_agree_should_run_longer():
     theta[0, :, 6] += 0.6
     value = float(rhat(theta[..., 6]))
     assert 1.01 < value < 1.09
-    first, hint = advice(theta)
+    report = convergence(Samples(problem(), theta))
+    first, short, hint = report.warnings
+    assert short.startswith(f"Bulk ESS {report.bulk_ess:,.0f}, wanted 400, in '0.bias'")  # as the table has it
     draws = int(first.split("draws=")[1].split(",")[0])
     assert first.startswith(
         f"R-hat {value:.3g} in '0.bias' (1 of 3 numbers): run longer (draws={draws}, warmup={draws})"

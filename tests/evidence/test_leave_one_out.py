@@ -47,6 +47,8 @@ def test_the_terms_are_those_of_fits_without_each_row():
     assert found.in_sample.sum() == pytest.approx(float(full.predict(x).log_prob(y).sum()), abs=0.02)
     assert 0.1 < found.effective_parameters < 4.0  # there are four weights
     assert not len(found.unreliable)
+    told = f"elpd {found.elpd:.2f} with standard error {found.standard_error:.2f}, effective parameters "
+    assert str(found) == f"{told}{found.effective_parameters:.2f}, 0 of {len(y)} rows with a k-hat above 0.70."
 
 
 @pytest.mark.parametrize("efficiency", [1.0, 0.25])

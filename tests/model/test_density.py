@@ -116,6 +116,12 @@ def test_it_integrates_to_the_normaliser_of_the_constrained_density():
 def test_bad_densities_are_refused():
     for make, error, message in (
         (lambda: Density(3.0, {"u": (1,)}), TypeError, r"Density\.function must be callable .*Got 3\.0"),
+        (lambda: Density(log_p, [2]), TypeError, r"Density\.shapes must be a dict by parameter\. Got \[2\]"),
+        (
+            lambda: Density(log_p, {"u": ()}, Positive()),
+            TypeError,
+            r"Density\.constraints must be a dict .*Positive\(\)",
+        ),
         (lambda: Density(log_p, {}), ValueError, "must name at least one parameter"),
         (
             lambda: Density(log_p, {"u": 2}),
@@ -151,6 +157,31 @@ def test_a_function_that_gives_anything_but_one_number_is_refused(function, batc
     theta = torch.zeros(3) if members is None else torch.zeros(members, 3)
     with pytest.raises(ValueError, match=r"must return one number.* Sum over the data"):
         problem.log_density(theta)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda u: u.sum() if u[0] > 0 else -u.sum(), lambda u: u.sum() * float(u[0])], ids=["if", "float"]
+)
+def test_a_function_that_cannot_be_mapped_is_refused_with_what_to_write_instead(function):
+    theta = torch.zeros(2, 3)
+    with pytest.raises(TypeError, match=r"mapped over chains or members: It looks like.*\. Choose by torch\.where"):
+        Density(function, {"u": (3,)}).log_density(theta)
+    with pytest.raises(TypeError, match="batched=True"):
+        Density(torch.sum, {"u": (3,)}, pointwise=function).log_likelihoods(theta)
+
+
+def test_errors_of_the_function_itself_come_through():
+    def broken(u):
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match=r"^mine$"):
+        Density(broken, {"u": (3,)}).log_density(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("theta", [torch.zeros(3), torch.zeros(2, 3)], ids=["one", "members"])
+def test_a_function_without_gradient_is_refused(theta):
+    with pytest.raises(ValueError, match=r"has no gradient\. Compute it from the named tensors"):
+        Density(lambda u: u.detach().sum(), {"u": (3,)}).value_and_grad(theta)
 
 
 def test_values_outside_the_constraint_are_refused():

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posterity.numerics.random import Key
+from posterity.report.canvas import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
 from posterity.studies.calibration.ranks import counts_of
 from posterity.studies.calibration.study import THRESHOLD, Row, Study
-from posterity.studies.canvas import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from posterity.studies.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, array, gentle, panels, plain, save
+from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, array, gentle, panels, plain, save
 from posterity.studies.dropout import enumeration as masks
 from posterity.studies.dropout.study import Study
 

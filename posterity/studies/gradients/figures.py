@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posterity.studies.canvas import BLUE, ORANGE, RED, panels, plain, save
+from posterity.report.canvas import BLUE, ORANGE, RED, panels, plain, save
 from posterity.studies.gradients import example, network
 from posterity.studies.gradients.study import Study
 from posterity.studies.gradients.variances import ROUNDING

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posterity.studies.canvas import BLACK, BLUE, GREY, ORANGE, RED, panels, plain, save
+from posterity.report.canvas import BLACK, BLUE, GREY, ORANGE, RED, panels, plain, save
 from posterity.studies.images.protocol import NETWORKS
 from posterity.studies.images.study import METRICS, Row, Study
 

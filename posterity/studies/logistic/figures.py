@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from posterity.studies.canvas import (
+from posterity.report.canvas import (
     BLACK,
     BLUE,
     GREEN,

@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from posterity.studies.canvas import BLACK, BLUE, array, gentle, panels, plain, save
+from posterity.report.canvas import BLACK, BLUE, array, gentle, panels, plain, save
 from posterity.studies.moons.fits import axes as grid_axes
 from posterity.studies.moons.study import METRICS, Study
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posterity.studies.canvas import BLACK, BLUE, panels, plain, save
+from posterity.report.canvas import BLACK, BLUE, panels, plain, save
 from posterity.studies.posteriors.study import MEAN_ERRORS, SD_ERRORS, Study
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posterity.studies.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels, plain, save
+from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels, plain, save
 from posterity.studies.uci.study import Study
 from posterity.studies.uci.summary import METRICS, Row
 
