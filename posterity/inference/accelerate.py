@@ -31,17 +31,17 @@ class Stepper:
         """Nothing recorded yet."""
         self._method, self._joint = method, joint
         self._wanted = accelerate == "auto" and method.recordable and joint.device.type == "cuda"
-        self._effort = method.effort(joint) if accelerate == "auto" else "none"
-        if self._effort != "none":
-            doubt(joint)
+        self._auto = accelerate == "auto"
+        doubt(joint)
         self._seen: dict[object, int] = {}
         self._graphs: dict[object, Graph] = {}
         self._last: tuple[Any, object] = (None, None)  # a state that came out of a graph, and its shapes
 
     def __call__(self, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
         """`method.step`."""
-        if self._effort != "none":
-            with accelerated(self._effort):
+        effort = self._method.effort(self._joint, state) if self._auto else "none"
+        if effort != "none":
+            with accelerated(effort):
                 return self._method.step(self._joint, state, batch, key)
         if not self._wanted:
             return self._method.step(self._joint, state, batch, key)

@@ -41,8 +41,8 @@ class Method(ABC):
         """Whether theta may be (M, P), all members stepping together and each as it would alone."""
         return True
 
-    def effort(self, joint: Target) -> Effort:
-        """What is done with the pieces of work that a step hands to `Potential.run`: by default nothing."""
+    def effort(self, joint: Target, state: Any) -> Effort:
+        """What is done with the work that the next step hands to `Potential.run`: by default nothing."""
         return "none"
 
     def prepared(self, joint: Target, data: Data) -> Target:

@@ -32,13 +32,14 @@ logger = logging.getLogger("posterity")
 
 SMALLEST = 2.0**-25  # for uniform numbers, which are multiples of 2^-24: 0 would take every proposal, however bad
 LONG = 2000  # transitions that are worth the twenty seconds or so of a compiler
+LOOK, MUCH = 20, 50_000  # after so many transitions: leapfrogs in all that are worth them, too
 
 
 class SamplerState(NamedTuple):
     """Where the chains are after `step` transitions.
 
     `draw` has theta (C, P) with what is told of it; `grad` (C, P) is the gradient there in whitened coordinates. The
-    `tuning` is made in the first step; `adaptation` is there while the warm-up lasts.
+    `tuning` is made in the first step; `adaptation` is there while the warm-up lasts. `leapfrogs` were taken so far.
     """
 
     draw: KeptDraw
@@ -46,6 +47,7 @@ class SamplerState(NamedTuple):
     tuning: dict[str, Tensor]
     adaptation: dict[str, dict[str, Tensor]]
     step: int
+    leapfrogs: int
 
 
 class Sampler(Chains):
@@ -54,9 +56,11 @@ class Sampler(Chains):
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
 
-    def effort(self, joint: Target) -> Effort:
-        """Compiled where so many transitions are to come that it pays, else recorded if that can be."""
-        if self.warmup + self.draws * self.thin >= LONG:
+    def effort(self, joint: Target, state: SamplerState) -> Effort:
+        """Compiled where a run has so much work that it pays, by what there was so far; else recorded if it can be."""
+        transitions = self.warmup + self.draws * self.thin
+        expected = transitions * state.leapfrogs / max(1, state.step)
+        if transitions >= LONG or (state.step >= LOOK and expected >= MUCH):
             return "compiled"
         return "recorded" if joint.device.type == "cuda" else "none"
 
@@ -117,7 +121,7 @@ class Sampler(Chains):
         none = torch.zeros_like(theta[:, 0])
         told = {name: none for name in KeptDraw._fields if name != "theta"}
         draw = KeptDraw(theta, **{**told, "divergent": none.bool()})
-        return SamplerState(draw, torch.zeros_like(theta), {}, {}, 0)
+        return SamplerState(draw, torch.zeros_like(theta), {}, {}, 0, 0)
 
     def step(self, joint: Target, state: SamplerState, batch: Batch, key: Key) -> tuple[SamplerState, Info]:
         """One transition of every chain."""
@@ -135,7 +139,8 @@ class Sampler(Chains):
             near = theta.abs().amax(-1) < FAR
             loss = torch.where(near, -drawn.value / joint.num_data, torch.inf)
         info = {name: value for name, value in draw._asdict().items() if name not in ("theta", "log_density")}
-        return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1), {"loss": loss, **info}
+        leapfrogs = state.leapfrogs + int(move.leapfrogs.amax())
+        return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1, leapfrogs), {"loss": loss, **info}
 
     def _learnt(
         self, target: Potential, state: SamplerState, draw: KeptDraw, grad: Tensor, tuning: Tuning, key: Key
@@ -169,7 +174,7 @@ class Sampler(Chains):
             )
         adaptation = schedule.begun(tuning).tables() if self.warmup else {}
         draw = state.draw._replace(log_density=value)
-        return SamplerState(draw, grad, tuning._asdict(), adaptation, 0)
+        return SamplerState(draw, grad, tuning._asdict(), adaptation, 0, 0)
 
     def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
         """The scale, with step sizes for it that suit the chains of a group on average."""
