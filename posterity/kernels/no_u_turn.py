@@ -119,22 +119,18 @@ def grown(
     log_weight = torch.logaddexp(branch.log_weight, log_new)
     take = log_uniforms[1] < log_new - log_weight
     sound, accept, leapfrogs, divergent = branch.sound, branch.accept, branch.leapfrogs, branch.divergent
-    infinite = torch.zeros_like(sound)
     for index, gap in enumerate(gaps):
         lost = gap < -DIVERGENCE
         divergent = divergent | (sound & lost)
         accept = accept + torch.where(sound, gap.clamp(max=0.0).exp(), 0.0)
         leapfrogs = leapfrogs + sound
         sound = sound & ~lost
-        infinite = infinite | (sound & (gap == math.inf))
         span = 2
         while (index + 1) % span == 0:
             first = index + 1 - span
             sound = sound & ~turns(momenta[first], momenta[index], totals[index + 1] - totals[first])
             span *= 2
     drawn = _where(take, _picked(points, gaps, log_uniforms[0]), branch.drawn)
-    # A density that is infinite somewhere is no density: the value tells, for the run to stop.
-    drawn = drawn._replace(value=torch.where(infinite, math.inf, drawn.value))
     whole = Branch(end, momentum, drawn, totals[-1], log_weight, sound, accept, leapfrogs, divergent)
     return whole, momenta[0]
 
@@ -172,14 +168,12 @@ def joined(
     left_momentum = torch.where(behind.unsqueeze(-1), branch.end_momentum, tree.left_momentum)
     right_momentum = torch.where(ahead.unsqueeze(-1), branch.end_momentum, tree.right_momentum)
     momentum = tree.momentum + branch.momentum
-    likely = log_uniform < branch.log_weight - tree.log_weight
-    taken = (sound & likely) | (branch.drawn.value == math.inf)
     new = Tree(
         _where(behind, branch.end, tree.left),
         left_momentum,
         _where(ahead, branch.end, tree.right),
         right_momentum,
-        _where(taken, branch.drawn, tree.drawn),
+        _where(sound & (log_uniform < branch.log_weight - tree.log_weight), branch.drawn, tree.drawn),
         momentum,
         torch.logaddexp(tree.log_weight, branch.log_weight),
         sound & ~turns(left_momentum, right_momentum, momentum),
