@@ -22,6 +22,7 @@ from posterity.kernels import (
 from posterity.kernels.leapfrog import log_joint
 
 FLOAT64 = torch.float64
+pytestmark = pytest.mark.cpu  # pure functions, whose noise comes from a generator of the CPU
 ALWAYS, NEVER = -math.inf, 0.0  # log uniform numbers that accept everything, and nothing that is worse
 
 
