@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from posterity.cli.tasks import MAX_DEPTH, Task, label
+from posterity.cli.tasks import Task, label
 from posterity.diagnostics import convergence
 from posterity.posteriors import Posterior, Samples
 from posterity.storage.part import JSON
@@ -16,7 +16,7 @@ def chains_of(posterior: Posterior, task: Task) -> dict[str, JSON] | None:
     if not isinstance(posterior, Samples):
         return None
     inputs = task.data.train.inputs[:ROWS].to(posterior.joint.device)
-    found = convergence(posterior, inputs, max_depth=MAX_DEPTH)
+    found = convergence(posterior, inputs)
     return {
         "chains": found.num_chains,
         "draws": found.num_draws,

@@ -18,7 +18,7 @@ from posterity.errors import positive_whole, shown
 from posterity.model.inputs import Inputs
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.samples import Samples
+from posterity.posteriors.samples import CUT_OFF, Samples
 
 OUTPUTS = "outputs"  # the name under which a network's outputs stand in a report
 _LARGE = 1 << 24  # numbers in the draws that are moved to the device at a time
@@ -160,16 +160,17 @@ class Convergence:
         if self.e_bfmi is not None:
             parts.append(f"E-BFMI from {float(self.e_bfmi.min()):.2f}")
         if self.at_depth_limit is not None:
-            parts.append(f"{self.at_depth_limit:.1%} of trajectories at depth {self.max_depth}")
+            parts.append(f"{self.at_depth_limit:.1%} of trajectories cut off")
         return ", ".join(parts) + "."
 
 
-def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int = 10) -> Convergence:
+def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int | None = None) -> Convergence:
     """Diagnose the draws of chains, by named tensor; given inputs x, those of the network's outputs there, too.
 
     **Math**: split rank-normalised R-hat (wanted: at most 1.01), effective sample sizes in bulk and tails (wanted: 100
     for each chain), standard errors of means, divergences, E-BFMI (wanted: at least 0.3), acceptance, and the share of
-    trajectories at NUTS' limit `max_depth`: see the functions of these names.
+    trajectories that were cut off: see the functions of these names. `NUTS` marks the latter among its statistics;
+    of draws with depths and without marks those of `max_depth` doublings count, by default 10.
 
     **Limit**: chains that all missed the same mode agree. Weights of a network are not identified (hidden units swap
     places and signs), so that chains which disagree on them may agree on all outputs: give x, and outputs and noise
@@ -203,7 +204,8 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int = 10) -> 
             f"convergence: each of the {q.num_members} chains is that of another problem. "
             "Choose one: convergence(q.member(0))."
         )
-    positive_whole("convergence: max_depth", max_depth)
+    if max_depth is not None:
+        positive_whole("convergence: max_depth", max_depth)
     if x is not None and not isinstance(q.joint, Joint):
         raise TypeError("convergence: x is for networks; a Density has no outputs. Leave x out.")
     weights = set(q.joint.network.layout.names) if isinstance(q.joint, Joint) else set()
@@ -220,6 +222,7 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int = 10) -> 
     if energy is not None and "log_density" in known and bool(torch.equal(energy, -known["log_density"])):
         energy = None
     depth = known.get("depth")
+    cut, limit = (None, 0) if depth is None or not bool(depth.any()) else _cut_off(known, max_depth)
     return Convergence(
         tuple(named),
         q.num_chains,
@@ -227,9 +230,19 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int = 10) -> 
         known["accept"].double().mean(1) if "accept" in known else None,
         known["divergent"].sum(1) if "divergent" in known else None,
         None if energy is None else e_bfmi(energy),
-        None if depth is None or not bool(depth.any()) else float((depth >= max_depth).double().mean()),
-        max_depth,
+        cut,
+        limit,
     )
+
+
+def _cut_off(known: dict[str, Tensor], max_depth: int | None) -> tuple[float, int]:
+    """The share of trajectories that were cut off, and at which depth."""
+    limit = max_depth or 10
+    if max_depth is None and CUT_OFF in known:
+        cut, limit = known[CUT_OFF], int(known["depth"].max())
+    else:
+        cut = known["depth"] >= limit
+    return float(cut.double().mean()), limit
 
 
 def _quantity(name: str, draws: Tensor, of_network: bool, device: torch.device) -> Quantity:

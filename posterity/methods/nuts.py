@@ -1,18 +1,22 @@
 """The no-U-turn sampler."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
+from posterity.inference.method import Target
 from posterity.inference.potential import Potential
 from posterity.kernels.mass import DiagonalMass, Mass
 from posterity.kernels.no_u_turn import no_u_turn
 from posterity.kernels.place import Move, Place
+from posterity.methods.kept_draw import KeptDraw
 from posterity.methods.sampler import SMALLEST, Sampler, check_tuning, first_leapfrog, wanted_step
 from posterity.methods.warmup import Tuning, Warmup
 from posterity.numerics.random import Key
+from posterity.posteriors.samples import CUT_OFF, Samples
 
 POOL = 8  # pieces of trajectory whose noise is drawn at once
 TOGETHER = 3  # doublings that are one piece of machine code: hardly a tree stops sooner, and each call costs
@@ -67,6 +71,11 @@ class NUTS(Sampler):
         if self.step_size is not None:
             return torch.full_like(place.value, self.step_size)
         return wanted_step(target, place, scale, key, self.target_accept, first_leapfrog)
+
+    def posterior(self, joint: Target, kept: Sequence[KeptDraw]) -> Samples:
+        """All that was kept, as samples that tell which trajectories were cut off at `max_depth`."""
+        q = super().posterior(joint, kept)
+        return replace(q, statistics={**q.statistics, CUT_OFF: q.statistics["depth"] >= self.max_depth})
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         chains, like, depths = len(place.value), place.position, self.max_depth

@@ -15,6 +15,7 @@ NAMES = {
     "accept": "acceptance_rate",
     "leapfrogs": "n_steps",
     "depth": "tree_depth",
+    "cut_off": "reached_max_treedepth",
 }
 
 

@@ -20,6 +20,7 @@ from posterity.posteriors.pointwise import outputs_at, pointwise_log_likelihoods
 from posterity.posteriors.posterior import Posterior
 
 TOGETHER = 1 << 14  # rows times draws that go through the network in one call
+CUT_OFF = "cut_off"  # the statistic that marks trajectories which reached the sampler's limit
 LARGE = 1 << 24  # numbers in the draws that are moved to the device at a time
 
 
@@ -191,7 +192,8 @@ class Samples(Posterior):
         """The draws for ArviZ: an `InferenceData`, or the `DataTree` of ArviZ 1, with `posterior` and `sample_stats`.
 
         With `log_likelihood` there is that group, too, as `log_likelihoods(data)` gives it. Statistics have ArviZ's
-        names: lp, diverging, energy, acceptance_rate, tree_depth, n_steps, step_size.
+        names: lp, diverging, energy, acceptance_rate, tree_depth,
+        reached_max_treedepth, n_steps, step_size.
         """
         if data is not None and not log_likelihood:
             raise ValueError(

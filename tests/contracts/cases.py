@@ -387,12 +387,7 @@ CASES = [
         )
         for of, joint, data, method in (
             ("", noisy_regression, numbers, NUTS(draws=4, warmup=3, chains=3, thin=2, max_depth=3)),
-            (
-                " with a dense mass",
-                classification,
-                labels,
-                NUTS(3, 20, 2, step_size=0.1, max_depth=2, mass=DenseMass()),
-            ),
+            (", dense mass", classification, labels, NUTS(3, 20, 2, step_size=0.1, max_depth=2, mass=DenseMass())),
             ("", noisy_regression, numbers, HMC(draws=4, warmup=3, chains=3, thin=2, steps=3)),
             (", one chain", classification, labels, HMC(4, 3, 1, steps=3)),
             ("", noisy_regression, numbers, MALA(draws=4, warmup=3, chains=3, thin=2)),

@@ -198,6 +198,18 @@ def test_sampler_statistics():
     assert convergence(q, max_depth=11).converged
 
 
+def test_trajectories_that_nuts_marks_are_those_that_count():
+    wide = po.Density(lambda x: -0.5 * (x / torch.tensor([1.0, 300.0])).square().sum(), {"x": (2,)})
+    method = po.methods.NUTS(draws=40, warmup=0, chains=2, step_size=0.5, max_depth=3, mass=po.kernels.UnitMass())
+    q, _ = po.infer(method, wide, None)
+    share = float((q.statistics["depth"] == 3).double().mean())
+    report = convergence(q)
+    assert report.at_depth_limit == share > 0.5
+    assert f"{share:.1%} of trajectories were cut off at depth 3: correct but slow" in " ".join(report.warnings)
+    assert "set max_depth=5" in " ".join(report.warnings)
+    assert convergence(q, max_depth=4).at_depth_limit == 0.0
+
+
 def test_energy_without_momentum_and_depth_without_trees_say_nothing():
     known = statistics(depth=torch.zeros(CHAINS, DRAWS))
     known["energy"] = -known["log_density"].cumsum(1)
@@ -250,7 +262,7 @@ def test_the_table():
     low = float(e_bfmi(statistics()["energy"]).min())
     assert lines[5] == (
         f"4 chains of 300 draws, acceptance 0.80, 0 divergences (0.0%), E-BFMI from {low:.2f}, "
-        "0.0% of trajectories at depth 10."
+        "0.0% of trajectories cut off."
     )
 
 
