@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 FIRST, LAST, BASE = 75, 50, 25  # transitions before, after and in the first window of a long warm-up
+SETTLING = 5  # transitions in which a step size comes down from the first, upward pull of its search
 SHORTEST = 20  # a shorter warm-up learns the step size alone
 FEW = 4  # so many chains or fewer that learn together learn no sooner than one
 SOONEST, LEAST = 20, 5  # FIRST and BASE of a great many chains
@@ -18,7 +19,8 @@ def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
 
     Windows double in length, each beginning from nothing, so that early draws are forgotten; before and after them
     only the step size is learnt. Many `chains` that learn together have enough draws sooner: theirs begin earlier and
-    are shorter. A warm-up too short for that is shared out as 15 %, 75 %, 10 %.
+    are shorter. A warm-up too short for that is shared out as 15 %, 75 %, 10 %,
+    the last of at least 5 transitions.
 
     >>> windows(1000)
     (75, (100, 150, 250, 450, 950))
@@ -34,7 +36,7 @@ def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
     share = FEW / max(FEW, chains)
     first, last, length = max(SOONEST, int(share * FIRST)), LAST, max(LEAST, int(share * BASE))
     if warmup < first + last + length:
-        first, last = int(0.15 * warmup), int(0.1 * warmup)
+        first, last = int(0.15 * warmup), max(SETTLING, int(0.1 * warmup))
         length = warmup - first - last
     stop = warmup - last
     ends, end = [], first
