@@ -168,6 +168,7 @@ def _compiled(
     import torch._inductor as inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    logger.info("compiling a piece of the sampler's work, which takes some seconds")
     shapes: list[Any] = []
 
     def flat(*given: Tensor) -> list[Tensor]:
