@@ -73,14 +73,16 @@ class Compiled:
     def _compared(self, kind: object, result: Any, arguments: tuple[Any, ...]) -> Any:
         """The result if a plain call gives the same, else what that gives."""
         plain = self._function(*arguments)
-        if _alike(result, plain):
+        # A variable that has another value now may change it by little; to compile anew for rounding alone costs time.
+        if _alike(result, plain, strict=kind in self._old):
             del self._doubts[kind]
             return result
-        self._doubts[kind] -= 1
-        if not self._doubts[kind] and kind in self._old:
+        if kind in self._old:  # at once: a trajectory that runs off is the same for many densities, and tells nothing
             logger.info("a log density is compiled anew: what it reads has changed")
             self._made, self._doubts, self._old = {}, {}, set()
-        elif not self._doubts[kind]:
+            return plain
+        self._doubts[kind] -= 1
+        if not self._doubts[kind]:
             self._refused = True
             logger.warning(
                 "a log density is not compiled, and runs one operation at a time: compiled, it gives other numbers. "
@@ -107,9 +109,10 @@ def _reason(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(one: Any, other: Any, *, strict: bool = False) -> bool:
     """Whether two results are the same but for rounding, in at least one chain (row) of each tensor.
 
+    The tolerance is relative to the largest number of a tensor, or, where `strict`, of the chain.
     Rounding may turn a decision of a chain, after which all of it differs; of many chains it hardly turns all.
     """
     both: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -118,10 +121,12 @@ def _alike(one: Any, other: Any) -> bool:
     for first, second in zip(*both, strict=True):
         if not first.is_floating_point() or not first.numel():
             continue
-        tolerance = 1e-6 if first.dtype == torch.float64 else 1e-2
-        size = second.abs().nan_to_num(0.0, 0.0).amax()
-        near = torch.isclose(first, second, rtol=tolerance, atol=tolerance * float(size), equal_nan=True)
-        if not bool(near.reshape(len(near) if near.dim() else 1, -1).all(1).any()):
+        tolerance = 1e-6 if first.dtype == torch.float64 else 1e-4 if strict else 1e-2
+        rows, wanted = (tensor.reshape(len(tensor) if tensor.dim() else 1, -1) for tensor in (first, second))
+        size = wanted.abs().nan_to_num(0.0, 0.0).amax(1, keepdim=True)
+        allowed = tolerance * (size if strict else size.amax())
+        near = (rows == wanted) | (rows.isnan() & wanted.isnan()) | ((rows - wanted).abs() <= allowed)
+        if not bool(near.all(1).any()):
             return False
     return True
 

@@ -115,18 +115,19 @@ def test_numbers_that_a_function_draws_are_not_frozen(function, caplog):
     assert "Does it draw random numbers" in caplog.text
 
 
-def test_a_value_that_is_replaced_is_read_again_after_a_doubt(caplog):
-    scale = torch.ones(3, dtype=FLOAT64)
+@pytest.mark.parametrize(("dtype", "value"), [(FLOAT64, 2.0), (FLOAT64, 1.00001), (torch.float32, 1.004)])
+def test_a_value_that_is_replaced_is_read_again_after_a_doubt(dtype, value, caplog):
+    scale, given = torch.ones(3, dtype=dtype), draws(3).to(dtype)
 
     def function(x):
         return scale * x
 
     compiled = Compiled(function)
-    assert torch.equal(compiled(draws(3)), draws(3))
-    scale = torch.full((3,), 2.0, dtype=FLOAT64)
+    assert torch.equal(compiled(given), given)
+    scale = torch.full((3,), value, dtype=dtype)
     compiled.doubt()
     for _ in range(LOOKS + 2):
-        assert torch.equal(compiled(draws(3)), 2.0 * draws(3))
+        assert torch.equal(compiled(given), scale * given)
     assert not refused(compiled)
     assert not [record for record in caplog.records if record.name == "posterity"]
 
@@ -154,6 +155,9 @@ def test_decisions_that_rounding_turns_are_no_difference():
     assert not _alike((one,), (two + 1e-3,))
     assert not _alike((one.float(),), (one.float() * 1.1,))
     assert _alike((one.float(),), (one.float() * 1.0001,))
+    assert not _alike((one.float(),), (one.float() * 1.001,), strict=True)
+    large = torch.tensor([1e6, 1.0])
+    assert not _alike((large,), (large * 1.001,), strict=True)
     assert not _alike((one.sum(),), (two.sum(),))
     broken = torch.tensor([torch.nan, torch.inf, 1.0])
     assert _alike((broken,), (broken.clone(),))
