@@ -77,6 +77,12 @@ class Ensemble(Method):
             raise TypeError(f"Ensemble.method must be a Method. Got {shown(given)}.{hint}")
         if isinstance(self.method, Ensemble):
             raise TypeError("Ensemble.method must be another method. Got an Ensemble. Give one with more members.")
+        if self.method.row == "chain":  # members draw the same noise, so that chains of theirs would meet
+            name = type(self.method).__name__
+            raise TypeError(
+                f"Ensemble.method must be one that fits. Got {name}, whose chains are draws of their own. "
+                f"Use {name}(chains=...) with more chains."
+            )
         positive_whole("Ensemble.size", self.size, "of members")
 
     @property
@@ -182,8 +188,6 @@ class Ensemble(Method):
         if "loss" not in info:
             return state._replace(members=members), info
         loss = torch.as_tensor(info["loss"])
-        if loss.dim() > 1:  # members that are several chains each
-            loss = loss.mean(1)
         alive = state.alive & torch.isfinite(loss)
         held = torch.where(alive, loss, state.loss)
         # Where nobody is left the loss goes on as it is, and the run stops at it.

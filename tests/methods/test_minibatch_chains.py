@@ -237,12 +237,12 @@ def test_weights_that_are_points_are_refused():
         po.infer(SGHMC(), joint, labels(FLOAT64))
 
 
-def test_an_ensemble_steps_samplers_in_turn():
-    method = Ensemble(SGHMC(draws=3, warmup=2, chains=2, batch_size=6, thin=1), size=3)
-    q, trace = po.infer(method, classification(FLOAT64), labels(FLOAT64))
-    assert trace["loss"].shape == (5, 3)
-    assert [part.theta.shape[:2] for part in q.posteriors] == [(2, 3)] * 3
-    assert bool(torch.isfinite(q.predict(inputs(FLOAT64, 4)).mean).all())
+@each_kind
+def test_an_ensemble_of_chains_is_refused(kind):
+    with pytest.raises(
+        TypeError, match=r"Ensemble\.method must be one that fits\. Got \w+, whose chains .* more chains"
+    ):
+        Ensemble(kind(draws=3, warmup=2, chains=2), size=3)
 
 
 def test_memory_counts_chains_and_draws():
