@@ -30,7 +30,7 @@ def inference_data(values: dict[str, Tensor], statistics: dict[str, Tensor], log
         raise PosterityError(
             "to_inference_data needs ArviZ. Install it with: pip install 'posterity[arviz]'."
         ) from error
-    groups = {"posterior": {name: _array(value) for name, value in values.items()}}
+    groups: dict[str, Any] = {"posterior": {name: _array(value) for name, value in values.items()}}
     if statistics:
         groups["sample_stats"] = {NAMES.get(name, name): _array(value) for name, value in statistics.items()}
     if log_likelihood is not None:
