@@ -1,6 +1,7 @@
 """Hamiltonian Monte Carlo with trajectories of a fixed number of steps."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from posterity.kernels.leapfrog import leapfrog
 from posterity.kernels.mass import DiagonalMass, Mass
 from posterity.kernels.place import Move, Place
 from posterity.kernels.whitening import whitened
-from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, wanted_step
-from posterity.methods.warmup import Tuning, Warmup
+from posterity.methods.sampler import Sampler, check_tuning
+from posterity.methods.warmup import Tuning
 from posterity.numerics.random import Key
 from posterity.storage import clone
 
@@ -53,19 +54,13 @@ class HMC(Sampler):
     target_accept: float = 0.8
     mass: Mass = field(default_factory=DiagonalMass)
 
+    cautious: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self._check_counts()
         check_tuning("HMC", self.step_size, self.target_accept, self.mass)
         positive_whole("HMC.steps", self.steps)
         fraction("HMC.jitter", self.jitter)
-
-    def _schedule(self) -> Warmup:
-        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass, cautious=True)
-
-    def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
-        if self.step_size is not None:
-            return torch.full_like(place.value, self.step_size)
-        return wanted_step(target, place, scale, key, self.target_accept, first_leapfrog)
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         momentum, coins = self._noise(place, 2, key)

@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from posterity.errors import positive
 from posterity.inference.potential import Potential
 from posterity.kernels.langevin import unadjusted
@@ -50,9 +47,6 @@ class Langevin(Sampler):
 
     def _schedule(self) -> Warmup:
         return Warmup(self.warmup, None, UnitMass())
-
-    def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
-        return torch.full_like(place.value, self.step_size)
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, _ = self._noise(place, 0, key)

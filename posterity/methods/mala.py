@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from posterity.inference.potential import Potential
 from posterity.kernels.langevin import adjusted
 from posterity.kernels.mass import DiagonalMass, Mass
 from posterity.kernels.place import Move, Place
-from posterity.methods.sampler import Sampler, check_tuning, first_leapfrog, in_whitened, wanted_step
-from posterity.methods.warmup import Tuning, Warmup
+from posterity.methods.sampler import Sampler, check_tuning, in_whitened
+from posterity.methods.warmup import Tuning
 from posterity.numerics.random import Key
 
 
@@ -49,14 +48,9 @@ class MALA(Sampler):
         self._check_counts()
         check_tuning("MALA", self.step_size, self.target_accept, self.mass)
 
-    def _schedule(self) -> Warmup:
-        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass)
-
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
-        if self.step_size is not None:
-            return torch.full_like(place.value, self.step_size)
         # One leapfrog of size e is a Langevin step of size e^2 / 2.
-        return 0.5 * wanted_step(target, place, scale, key, self.target_accept, first_leapfrog).square()
+        return 0.5 * super()._first_step(target, place, scale, key).square()
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, coins = self._noise(place, 1, key)

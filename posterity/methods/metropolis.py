@@ -11,7 +11,7 @@ from posterity.kernels.mass import DiagonalMass, Mass
 from posterity.kernels.metropolis import random_walk
 from posterity.kernels.place import Move, Place
 from posterity.methods.sampler import Sampler, check_tuning, in_whitened
-from posterity.methods.warmup import Tuning, Warmup
+from posterity.methods.warmup import Tuning
 from posterity.numerics.random import Key
 
 
@@ -49,12 +49,8 @@ class Metropolis(Sampler):
         self._check_counts()
         check_tuning("Metropolis", self.step_size, self.target_accept, self.mass)
 
-    def _schedule(self) -> Warmup:
-        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass)
-
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
-        size = 2.38 / math.sqrt(place.position.shape[-1]) if self.step_size is None else self.step_size
-        return torch.full_like(place.value, size)
+        return torch.full_like(place.value, 2.38 / math.sqrt(place.position.shape[-1]))
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, coins = self._noise(place, 1, key)

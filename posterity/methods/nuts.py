@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from posterity.kernels.mass import DiagonalMass, Mass
 from posterity.kernels.no_u_turn import no_u_turn
 from posterity.kernels.place import Move, Place
 from posterity.methods.kept_draw import KeptDraw
-from posterity.methods.sampler import SMALLEST, Sampler, check_tuning, first_leapfrog, wanted_step
-from posterity.methods.warmup import Tuning, Warmup
+from posterity.methods.sampler import SMALLEST, Sampler, check_tuning
+from posterity.methods.warmup import Tuning
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples
 
@@ -59,18 +60,12 @@ class NUTS(Sampler):
     max_depth: int = 10
     mass: Mass = field(default_factory=DiagonalMass)
 
+    cautious: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         self._check_counts()
         check_tuning("NUTS", self.step_size, self.target_accept, self.mass)
         positive_whole("NUTS.max_depth", self.max_depth)
-
-    def _schedule(self) -> Warmup:
-        return Warmup(self.warmup, self.target_accept if self.step_size is None else None, self.mass, cautious=True)
-
-    def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
-        if self.step_size is not None:
-            return torch.full_like(place.value, self.step_size)
-        return wanted_step(target, place, scale, key, self.target_accept, first_leapfrog)
 
     def posterior(self, joint: Target, kept: Sequence[KeptDraw]) -> Samples:
         """All that was kept, as samples that tell which trajectories were cut off at `max_depth`."""

@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,13 @@ class Sampler(Chains):
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
 
+    # Whether chains that accept less than others are heard more, see `Warmup`: for trajectories of many leapfrogs.
+    cautious: ClassVar[bool] = False
+
+    step_size: float | None
+    target_accept: float
+    mass: Mass
+
     def effort(self, joint: Target, state: SamplerState) -> Effort:
         """Compiled where a run has so much work that it pays, by what there was so far; else recorded if it can be."""
         transitions = self.warmup + self.draws * self.thin
@@ -64,13 +71,14 @@ class Sampler(Chains):
             return "compiled"
         return "recorded" if joint.device.type == "cuda" else "none"
 
-    @abstractmethod
     def _schedule(self) -> Warmup:
-        """What the warm-up learns."""
+        """What the warm-up learns: the step size, unless one is held, and the mass."""
+        wanted = self.target_accept if self.step_size is None else None
+        return Warmup(self.warmup, wanted, self.mass, cautious=self.cautious)
 
-    @abstractmethod
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
-        """The step sizes (C,) to begin with."""
+        """The step sizes (C,) to begin with, where none is held: by default those of leapfrogs."""
+        return wanted_step(target, place, scale, key, self.target_accept, first_leapfrog)
 
     @abstractmethod
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
@@ -178,6 +186,8 @@ class Sampler(Chains):
 
     def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
         """The scale, with step sizes for it that suit the chains of a group on average."""
+        if self.step_size is not None:
+            return Tuning(torch.full_like(place.value, self.step_size), scale)
         first = self._first_step(target, place, scale, key)
         return Tuning(shared(first.log(), len(scale)).exp(), scale)
 

@@ -24,9 +24,8 @@ class Compiled:
     and draw none itself. Arguments that are no tensors are constants. What a recording gives is good until the next
     call. What cannot be compiled is called as it is from then on, which is said once with the reason; so is what gives
     other numbers than a plain call, to which the first call of each kind, and the first after `doubt`, is compared:
-    Python that draws numbers or changes as it runs would be frozen. The tensors of
-    the first argument, if it is `held`, are never changed in place: a recording reads them again only where they are
-    other ones.
+    Python that draws numbers or changes as it runs would be frozen. The tensors of the first argument, if it is `held`,
+    are never changed in place: a recording reads them again only where they are other ones.
 
     >>> double = Compiled(lambda pair: (2 * pair[0], pair[1]))
     >>> double((torch.ones(2), torch.zeros(1)))
