@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from posterity.kernels.place import Move, Place, Target
+from posterity.kernels.place import Move, Place, Target, chosen
 
 # A fall of the log density by more than this says that an integrator has lost the trajectory.
 DIVERGENCE = 1000.0
@@ -26,9 +26,7 @@ def accepted(proposal: Place, place: Place, log_ratio: Tensor, log_uniform: Tens
     """
     log_ratio = finite_ratio(log_ratio)
     take = log_uniform < log_ratio
-    row = take.unsqueeze(-1)
-    position, grad = torch.where(row, proposal.position, place.position), torch.where(row, proposal.grad, place.grad)
-    return Place(position, torch.where(take, proposal.value, place.value), grad), log_ratio.clamp(max=0.0).exp()
+    return chosen(take, proposal, place), log_ratio.clamp(max=0.0).exp()
 
 
 def random_walk(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.kernels.leapfrog import leapfrog, log_joint
 from posterity.kernels.metropolis import DIVERGENCE, finite_ratio
-from posterity.kernels.place import Move, Place, Target
+from posterity.kernels.place import Move, Place, Target, chosen
 from posterity.kernels.whitening import whitened
 
 # How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest. What
@@ -74,17 +74,11 @@ def begun(value: Tensor, grad: Tensor, momentum: Tensor, direction: Tensor) -> t
 
 def _branch(tree: Tree, direction: Tensor) -> Branch:
     ahead = direction > 0
-    end = _where(ahead, tree.right, tree.left)
+    end = chosen(ahead, tree.right, tree.left)
     momentum = torch.where(ahead.unsqueeze(-1), tree.right_momentum, tree.left_momentum)
     empty = torch.full_like(tree.log_weight, -math.inf)
     nothing = torch.zeros_like(momentum)
     return Branch(end, momentum, end, nothing, empty, tree.active, tree.accept, tree.leapfrogs, tree.divergent)
-
-
-def _where(choose: Tensor, one: Place, other: Place) -> Place:
-    row = choose.unsqueeze(-1)
-    position, grad = torch.where(row, one.position, other.position), torch.where(row, one.grad, other.grad)
-    return Place(position, torch.where(choose, one.value, other.value), grad)
 
 
 def grown(
@@ -130,7 +124,7 @@ def grown(
             first = index + 1 - span
             sound = sound & ~turns(momenta[first], momenta[index], totals[index + 1] - totals[first])
             span *= 2
-    drawn = _where(take, _picked(points, gaps, log_uniforms[0]), branch.drawn)
+    drawn = chosen(take, _picked(points, gaps, log_uniforms[0]), branch.drawn)
     whole = Branch(end, momentum, drawn, totals[-1], log_weight, sound, accept, leapfrogs, divergent)
     return whole, momenta[0]
 
@@ -141,12 +135,12 @@ def _picked(points: Sequence[Place], log_weights: Sequence[Tensor], log_uniform:
     shares = [(log_weight - most).exp() for log_weight in log_weights]
     wanted = log_uniform.exp() * sum(shares)
     picked, so_far = points[-1], torch.zeros_like(most)
-    chosen = torch.zeros_like(most, dtype=torch.bool)
+    done = torch.zeros_like(most, dtype=torch.bool)
     for point, share in zip(points[:-1], shares[:-1], strict=True):
         so_far = so_far + share
-        now = (wanted < so_far) & ~chosen  # never one of no weight, also where the uniform number is 0
-        picked = _where(now, point, picked)
-        chosen = chosen | now
+        now = (wanted < so_far) & ~done  # never one of no weight, also where the uniform number is 0
+        picked = chosen(now, point, picked)
+        done = done | now
     return picked
 
 
@@ -169,11 +163,11 @@ def joined(
     right_momentum = torch.where(ahead.unsqueeze(-1), branch.end_momentum, tree.right_momentum)
     momentum = tree.momentum + branch.momentum
     new = Tree(
-        _where(behind, branch.end, tree.left),
+        chosen(behind, branch.end, tree.left),
         left_momentum,
-        _where(ahead, branch.end, tree.right),
+        chosen(ahead, branch.end, tree.right),
         right_momentum,
-        _where(sound & (log_uniform < branch.log_weight - tree.log_weight), branch.drawn, tree.drawn),
+        chosen(sound & (log_uniform < branch.log_weight - tree.log_weight), branch.drawn, tree.drawn),
         momentum,
         torch.logaddexp(tree.log_weight, branch.log_weight),
         sound & ~turns(left_momentum, right_momentum, momentum),

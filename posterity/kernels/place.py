@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor
 
 # A log density of many chains at once: positions (C, P) -> values (C,), gradients (C, P).
@@ -35,3 +36,10 @@ class Move(NamedTuple):
 def place_at(target: Target, position: Tensor) -> Place:
     """The place at these positions."""
     return Place(position, *target(position))
+
+
+def chosen(take: Tensor, one: Place, other: Place) -> Place:
+    """For each chain the one place where `take` (C,), else the other."""
+    row = take.unsqueeze(-1)
+    position, grad = torch.where(row, one.position, other.position), torch.where(row, one.grad, other.grad)
+    return Place(position, torch.where(take, one.value, other.value), grad)
