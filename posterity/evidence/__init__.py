@@ -8,6 +8,7 @@ from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.leave_one_out import LeaveOneOut, leave_one_out
 from posterity.evidence.mackay import MacKay
 from posterity.evidence.marginal import Marginal, residual_sums
+from posterity.evidence.maximisation import Expected, Maximisation
 from posterity.evidence.maximise import Evidence
 from posterity.evidence.retuned import marginal_likelihood, retuned
 from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint
@@ -17,11 +18,13 @@ __all__ = [
     "DropoutObjective",
     "Elbo",
     "Evidence",
+    "Expected",
     "Groups",
     "Importance",
     "LeaveOneOut",
     "MacKay",
     "Marginal",
+    "Maximisation",
     "PerLayer",
     "PerTensor",
     "Shared",
