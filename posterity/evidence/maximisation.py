@@ -29,10 +29,19 @@ class Maximisation(ABC):
     def needs_residuals(self) -> bool:
         """Whether `Expected.squares` are used, so that a pass over the data is needed."""
 
+    @property
+    def climbs(self) -> bool:
+        """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
+        return True
+
     @abstractmethod
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         """The joint with new hyper-parameters; `expected` may be None where no residuals are needed."""
 
-    def bound_terms(self, joint: Joint, posterior: Posterior) -> float:
-        """What hyper-priors add to the ELBO at the joint's hyper-parameters, in nats: 0 without hyper-priors."""
+    def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
+        """What hyper-priors add to the ELBO at the joint's hyper-parameters, in nats: 0 without hyper-priors.
+
+        Under tempering it is multiplied by the power of the term that the hyper-parameters are in, so that the M-step
+        is the maximum of `Elbo.bound` with it. A hyper-prior of the noise asks `expected` for the number of rows.
+        """
         return 0.0
