@@ -22,9 +22,10 @@ class PriorScale(Maximisation):
 
     **Math**: a prior with A(w) = log p(mode) - log p(w) homogeneous of degree k (2 for `Normal`, 1 for `Laplace` and
     `GroupLasso`) is p(w | tau) = const tau^(n / k) exp(-tau A1(w)) for the n weights of a group, tau = s^-k. The
-    maximum of E_q log p(w | tau) is tau = (n / k) / E_q A1: the precision n / sum E(w - mean)^2 of a normal, the Laplace
-    scale mean E|w|, the group-lasso rate n / sum over g of E||w_g||. With `hyper_prior` = Gamma(a, b) on tau, q(tau) =
-    Gamma(a + n / k, b + E_q A1); the joint gets E tau, and `bound_terms` makes the ELBO there that of q(w) q(tau).
+    maximum of E_q log p(w | tau) is tau = (n / k) / E_q A1: the precision n / sum E(w - mean)^2 of a normal, the scale
+    mean E|w| of a Laplace prior, the group-lasso rate n / sum over g of E||w_g||. With `hyper_prior` = Gamma(a, b) on
+    tau, q(tau) = Gamma(a + n / k, b + E_q A1); the joint gets E tau, and `bound_terms` makes the ELBO there that of
+    q(w) q(tau).
 
     Scales that differ inside a group (`FanIn`, `Layerwise`) keep their ratios, and tau goes by their geometric mean;
     means stay. Weights that are points under q keep their prior.
