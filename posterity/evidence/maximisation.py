@@ -14,7 +14,7 @@ class Expected(NamedTuple):
 
     log_likelihood: Tensor  # (S,) log p(D | w_s) over all data at draws w_s ~ q; S = 1 where in closed form
     squares: Tensor  # (E,) sum_n w_n E_q (y_n - f_n)^2, for each of the E entries of an output row
-    count: Tensor  # () sum_n w_n
+    count: Tensor  # type: ignore[assignment]  # () sum_n w_n; a tuple has a method of that name
 
 
 class Maximisation(ABC):
