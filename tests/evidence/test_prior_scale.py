@@ -13,6 +13,7 @@ import posterity as po
 from posterity.evidence import Gamma, Groups, PerLayer, PerTensor, PriorScale, Shared
 from posterity.evidence.groups import grouped
 from posterity.evidence.rescaled import rescaled_prior
+from posterity.inference.method import Method
 from posterity.numerics import Dense, Diagonal, Key
 from posterity.posteriors import Gaussian, Linearized, Mixture, Point, Posterior, Samples
 from posterity.priors import FanIn, GroupLasso, Horseshoe, Laplace, Layerwise, Normal, Prior, StudentT
@@ -274,3 +275,30 @@ def test_what_has_no_closed_form_is_refused() -> None:
         PriorScale()(joint, Point(other, torch.zeros(2)))
     with pytest.raises(TypeError, match=r"PriorScale\.groups must be of kind Groups"):
         PriorScale(PerLayer)  # type: ignore[arg-type]
+
+
+METHODS: dict[str, Method] = {
+    "mean field": po.methods.MeanField(steps=20, batch_size=None),
+    "full rank": po.methods.FullRank(steps=20, batch_size=None),
+    "low rank": po.methods.LowRankGaussian(steps=20, batch_size=None),
+    "natural gradient": po.methods.NaturalGradient(steps=20, batch_size=None),
+    "laplace": po.methods.Laplace(tuning=None),
+    "kronecker": po.methods.Laplace(structure=po.curvature.Kronecker(), tuning=None),
+    "ensemble": po.methods.Ensemble(po.methods.MAP(steps=5, batch_size=None), size=3),
+    "metropolis": po.methods.Metropolis(draws=20, warmup=20, chains=2),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_posteriors_of_all_kinds_of_methods(name: str) -> None:
+    """The variance of the prior is the mean square of the weights, as draws of the posterior have it."""
+    joint = po.Joint(problem(Normal()).network, po.likelihoods.Gaussian(0.5), Normal(0.7), 10)
+    x = Key(7).normal((10, 2), torch.float64)
+    q, _ = po.infer(METHODS[name], joint, (x, torch.sin(x[:, [0, 1, 0]])), progress=False)
+    draws = 40 if name == "metropolis" else 3000
+    each = q.sample(draws, Key(8))[:, :P].square().mean(1)
+    error = (
+        0.0 if name in ("metropolis", "ensemble") else float(each.std()) / math.sqrt(draws)
+    )  # those are all there are
+    found = PriorScale(Shared())(joint, q).prior.scale ** 2
+    assert abs(found - float(each.mean())) < 5.0 * error + 1e-9 * found
