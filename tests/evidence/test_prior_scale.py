@@ -266,6 +266,11 @@ def test_what_has_no_closed_form_is_refused() -> None:
     joint = problem(Normal())
     with pytest.raises(TypeError, match="3 separate posteriors"):
         PriorScale()(joint, Point(joint, torch.zeros(3, P, dtype=torch.float64)))
+    net, rows = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 1)), (torch.ones(4, 2), torch.ones(4, 1))
+    dropping = po.Joint(net, po.likelihoods.Gaussian(), Normal(), 4)
+    masked, _ = po.infer(po.methods.MCDropout(steps=1), dropping, rows, progress=False)
+    with pytest.raises(TypeError, match="must be over weights"):
+        PriorScale()(dropping, masked)
     with pytest.raises(ValueError, match="their scale would be zero"):
         PriorScale()(joint, Point(joint, torch.zeros(P, dtype=torch.float64)))
     known = PriorScale(Shared(), Gamma(2.0, 0.5))(joint, Point(joint, torch.zeros(P, dtype=torch.float64)))
