@@ -67,11 +67,11 @@ def scale_groups(joint: Joint, groups: Groups) -> tuple[ScaleGroup, ...]:
     names, group = grouped(joint, groups)
     layout = joint.network.layout
     chosen = torch.arange(layout.size, device=group.device) if joint.random_indices is None else joint.random_indices
+    ends = torch.searchsorted(chosen, torch.tensor([p.offset + p.size for p in layout], device=group.device)).tolist()
     found: list[list[Family]] = [[] for _ in names]
-    for own, part in zip(by_tensor(joint.prior, layout), layout, strict=True):
-        here = (chosen >= part.offset) & (chosen < part.offset + part.size)
-        if bool(here.any()):
-            found[int(group[here][0])].append(_family(own, part, chosen[here]))
+    for own, part, low, high in zip(by_tensor(joint.prior, layout), layout, [0, *ends], ends, strict=False):
+        if low < high:
+            found[int(group[low])].append(_family(own, part, chosen[low:high]))
     for name, families in zip(names, found, strict=True):
         if len({family.degree for family in families}) > 1:
             raise ValueError(

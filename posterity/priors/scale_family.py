@@ -59,20 +59,24 @@ def log_scale(prior: Prior) -> Tensor:
     return torch.as_tensor(prior.scale, dtype=torch.float64).log()
 
 
-def rescaled(prior: Prior, factor: float | Tensor) -> Prior:
-    """A homogeneous prior, or a `Layerwise` of such, with every scale multiplied; a tensor is for a normal's scales.
+def rescaled(prior: Prior, factor: float) -> Prior:
+    """A homogeneous prior, or a `Layerwise` of such, with every scale multiplied.
 
     >>> rescaled(GroupLasso(rate=3.0), 2.0).rate
     1.5
     """
     if isinstance(prior, Layerwise):
-        assert not isinstance(factor, Tensor)
         return Layerwise({pattern: _rescaled_rule(rule, factor) for pattern, rule in prior.rules.items()})
     if isinstance(prior, GroupLasso):
-        return replace(prior, rate=prior.rate / factor)
+        return replace(prior, rate=_exact(prior.rate) / factor)
     assert isinstance(prior, (Normal, Laplace))
-    multiplied: Any = prior.scale * factor
+    multiplied: Any = _exact(prior.scale) * factor
     return replace(prior, scale=multiplied)
+
+
+def _exact(value: float | Tensor) -> float | Tensor:
+    """In float64, so that many steps do not add up their rounding."""
+    return value.double() if isinstance(value, Tensor) else value
 
 
 def _rescaled_rule(rule: Prior | ScaleRule, factor: float) -> Prior | ScaleRule:
