@@ -39,8 +39,8 @@ class WholeRuns(ExpectationRun):
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
-        """For linear models with Gaussian noise."""
-        return isinstance(self.method, Conjugate)
+        """For linear models with Gaussian noise, if no fit moves weights that are points in between."""
+        return isinstance(self.method, Conjugate) and self.fit is None
 
     @cached_property
     def stops(self) -> tuple[int, ...]:  # type: ignore[override]
