@@ -77,8 +77,8 @@ class VariationalEM(Method):
 
     **Limit**: a local maximum of the bound, the evidence itself where q is the exact posterior. There (`Conjugate`) an
     E- or M-step that lowers the bound is an error that names it; bounds from draws only tell. EM is slow where q is
-    wide against the change that is wanted: `MacKayUpdate` goes faster. A poor q has the hyper-parameters of its own bound:
-    a factorised one may prefer a prior under which weights are not used, and large noise.
+    wide against the change that is wanted: `MacKayUpdate` goes faster. A poor q has the hyper-parameters of its own
+    bound: a factorised one may prefer a prior under which weights are not used, and large noise.
 
     **Cost**: that of `expectation`, and `rounds` + 1 passes of `draws` forward passes each.
 

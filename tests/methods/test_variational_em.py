@@ -173,6 +173,12 @@ def test_a_run_that_stood_still_is_taken_up_as_it_is(tmp_path: Path):
     assert len(trace["bound"]) == len(traced["bound"]) < 400
 
 
+def test_that_the_weights_are_not_at_a_mode_is_said_once(caplog):
+    joint, data = tunable_regression(FLOAT64), numbers(FLOAT64)
+    run(VariationalEM(Laplace(tuning=None), NoiseScale(), rounds=4), joint, data)
+    assert caplog.text.count("The weights are not at a mode") == 1
+
+
 @pytest.mark.parametrize(
     ("method", "places"),
     [
