@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import posterity as po
 from posterity.errors import BadData, BoundFell
 from posterity.evidence import Evidence, Gamma, MacKayUpdate, NoiseScale, PerLayer, PerTensor, PriorScale, Shared
+from posterity.evidence.maximisation import Expected, Maximisation
 from posterity.inference import plan
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.methods import (
@@ -124,6 +125,37 @@ def test_an_exact_step_that_lowers_the_bound_is_named():
     refuse_fall(low, "E-step", 3, torch.tensor(-1.0, dtype=FLOAT64), torch.tensor(-1.0 - 1e-6, dtype=FLOAT64))
 
 
+@dataclasses.dataclass(frozen=True)
+class Wandering(Maximisation):
+    """An M-step that does not say it climbs."""
+
+    needs_residuals = False
+    climbs = False
+
+    def __call__(self, joint: po.Joint, posterior: Posterior, expected: Expected | None) -> po.Joint:
+        return doubled(joint, posterior)
+
+
+def test_a_step_that_need_not_climb_may_fall():
+    joint, data = linear_regression(FLOAT64), numbers(FLOAT64)
+    _, trace = run(VariationalEM(Conjugate(), Wandering(), rounds=4), joint, data)
+    assert trace["bound"][-1] < trace["bound"][0]
+
+
+def test_a_fit_between_exact_runs_may_lower_the_bound():
+    joint = dataclasses.replace(tunable_regression(FLOAT64), random="2.*")
+    _, trace = run(VariationalEM(Conjugate(), PriorScale(), fit=MAP(60, None, Adam(1.0))), joint, numbers(FLOAT64))
+    assert float(trace["bound"].diff().min()) < -0.1
+
+
+def test_each_round_has_draws_of_its_own():
+    """Nothing moves here but the draws of the passes, which one key fixes."""
+    still = VariationalEM(Laplace(tuning=None), lambda joint, posterior: joint, rounds=3, draws=4, tolerance=None)
+    _, trace = run(still, classification(FLOAT64), labels(FLOAT64))
+    assert len(set(trace["bound"].tolist())) == 1
+    assert len(set(trace["expected_log_likelihood"].tolist())) == 4
+
+
 def test_an_e_step_below_the_bound_after_the_last_m_step_is_refused():
     method, joint, data = VariationalEM(Conjugate(), BOTH), linear_regression(FLOAT64), po.as_data(numbers(FLOAT64))
     key, state = po.numerics.Key(0), method.init(joint, joint.initial(), po.numerics.Key(0))
@@ -158,6 +190,7 @@ def test_a_run_ends_where_the_bound_stands_still(caplog):
     count = len(trace["bound"])
     assert 3 < count < 400
     assert f"the bound stands still after {count} rounds" in caplog.text
+    assert float(trace["noise_scale"][-1]) == float(trace["noise_scale"][-2])  # no M-step once it stands still
     change = (trace["bound"].diff() / trace["bound"][1:]).abs()
     assert change[-1] <= 1e-6 < change[-2]
     assert q.joint.likelihood.scale == float(trace["noise_scale"][-1])  # those that the posterior was made with
@@ -245,15 +278,18 @@ def test_the_fitted_problem_is_stored_with_the_posterior(tmp_path: Path):
     assert loaded.joint.prior == q.joint.prior != joint.prior
 
 
-def test_chains_know_the_density_of_the_last_problem():
+@pytest.mark.parametrize("step_size", [None, 100.0], ids=["chains that move", "chains that never move"])
+def test_chains_know_the_density_of_the_last_problem(step_size):
     joint, data = linear_regression(FLOAT64), numbers(FLOAT64)
-    q, trace = run(VariationalEM(HMC(21, 5, 2, steps=3), BOTH, rounds=4), joint, data)
+    method = HMC(21, 5, 2, steps=3, step_size=step_size)
+    q, trace = run(VariationalEM(method, BOTH, rounds=4), joint, data)
     assert q.theta.shape[:2] == (2, 11)  # 10 of the 21 belong to the rounds
     assert len(trace["expected_log_joint"]) == 5
     batch = po.as_data(data).first()
     values = q.joint.log_density(q.theta.flatten(0, 1), batch).reshape(2, 11)
     torch.testing.assert_close(q.statistics["log_density"], values)
     torch.testing.assert_close(trace["expected_log_joint"][-1], values.mean())  # 32 draws are more than all of them
+    assert (float(values.std(1).max()) > 0.1) == (step_size is None)
     assert len(trace["accept"]) == 5 + 21
 
 
