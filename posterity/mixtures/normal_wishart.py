@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures import dirichlet, wishart
+from posterity.mixtures.passes import statistics
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Components, Rows, Statistics
 
@@ -99,24 +100,29 @@ def divergence(precisions: Precisions, prior: Beliefs, beliefs: Beliefs, factors
     return dirichlet.divergence(beliefs.concentration, prior.concentration) + matrices.sum(-1) + means
 
 
-def sums_of(precisions: Precisions, means: Tensor, statistics: Statistics) -> Sums:
-    """The sums of one pass over the rows, which was about `means` (R, K, D)."""
-    moments = precisions.covariance.second_moments(statistics)
-    return Sums(statistics.counts, means + statistics.shifts, moments, statistics.entropy)
+def sums_of(precisions: Precisions, means: Tensor, found: Statistics) -> Sums:
+    """The sums that one pass over the rows found, which was about `means` (R, K, D)."""
+    return Sums(found.counts, means + found.shifts, precisions.covariance.second_moments(found), found.entropy)
 
 
 def soft_sums(precisions: Precisions, rows: Rows, responsibilities: Tensor) -> Sums:
-    """The sums of rows under given responsibilities (R, N, K)."""
-    kind, points = precisions.covariance, rows.points.to(torch.float64) - rows.centre
-    weights = torch.ones_like(points[:, 0]) if rows.weights is None else rows.weights.to(torch.float64)
-    weighted = responsibilities.to(torch.float64) * weights[:, None]  # (R, N, K)
-    counts = weighted.sum(1)
-    averages = weighted.mT @ points / counts.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
-    restarts, components, dimensions = averages.shape
-    unit = precisions.stored(torch.eye(dimensions, dtype=torch.float64, device=points.device))
-    units = unit.expand(restarts, *kind.shape(components, dimensions))  # its own whitening
-    whitener = kind.whitener(Components(torch.zeros_like(counts), averages, units), points, len(points))
-    whitener.half_squares(points.mT.contiguous())
-    whitener.add(weighted.mT.reshape(restarts * components, -1))
-    entropy = (torch.special.entr(responsibilities.to(torch.float64)).sum(-1) * weights).sum(-1)
-    return Sums(counts, averages, whitener.sums()[1], entropy)
+    """The sums of rows under given responsibilities (R, N, K), whatever their labels: K copies of the rows are made."""
+    count, components = responsibilities.shape[1:]
+    dimensions, device = rows.points.shape[1], rows.points.device
+    shares = responsibilities.to(torch.float64)
+    weights = torch.ones(count, dtype=torch.float64, device=device) if rows.weights is None else rows.weights.double()
+    labels = torch.arange(components, device=device).repeat_interleave(count)
+    copies = Rows(rows.points.repeat(components, 1), None, labels, rows.centre)
+    unit = precisions.stored(torch.eye(dimensions, dtype=torch.float64, device=device))
+    unit = unit.expand(1, *precisions.covariance.shape(components, dimensions)).contiguous()
+    found = []
+    for each in shares:
+        weighted = copies._replace(weights=(each * weights[:, None]).mT.flatten())
+        means = torch.zeros(1, components, dimensions, dtype=torch.float64, device=device)
+        made = Components(means[..., 0], means, unit)
+        # Once more about the averages, where the moments lose no digits.
+        means = means + statistics(weighted, precisions.covariance, made).shifts
+        again = statistics(weighted, precisions.covariance, made._replace(means=means))
+        found.append(sums_of(precisions, means, again))
+    entropy = (torch.special.entr(shares).sum(-1) * weights).sum(-1)
+    return Sums(*(torch.cat(parts) for parts in zip(*found, strict=True)))._replace(entropy=entropy)

@@ -13,8 +13,8 @@ CHUNK_NUMBERS = 1 << 20  # whitened coordinates of the rows that are looked at t
 
 
 @torch.no_grad()
-def log_densities(precisions: Precisions, beliefs: Beliefs, points: Tensor) -> Tensor:
-    """log E_q p(x_n) of rows (N, D), which are relative to the means' origin, (N,); the beliefs are of one restart.
+def log_joint(precisions: Precisions, beliefs: Beliefs, points: Tensor, centre: Tensor) -> Tensor:
+    """log E_q p(x_n, z_n = k) of rows (N, D), (N, K) in float64; beliefs of one restart, about the `centre`.
 
     E_q p(x) = sum_k alpha_k / sum alpha St(x; m_k, Sigma_k, t_k) with Sigma_k = (1 + beta_k) / (beta_k t_k) W_k^-1 and
     t_k = nu_k + 1 - p degrees of freedom, for Wishart matrices p by p; where a component's precision is made of several
@@ -33,9 +33,9 @@ def log_densities(precisions: Precisions, beliefs: Beliefs, points: Tensor) -> T
     offsets = weights + copies * gammas + log_det / 2  # t^(-d/2) of the density and t^(d/2) of the determinant cancel
     found = []
     for chunk in torch.split(points, max(1, CHUNK_NUMBERS // (components * dimensions))):
-        squares = precisions.squares(chunk, only.means, factors[0])  # (n, K, copies)
+        squares = precisions.squares(chunk.to(torch.float64) - centre, only.means, factors[0])  # (n, K, copies)
         tails = torch.log1p(shrunk[:, None] * squares).sum(-1)
-        found.append(torch.logsumexp(offsets - (degrees + event) / 2 * tails, -1))
+        found.append(offsets - (degrees + event) / 2 * tails)
     return torch.cat(found)
 
 

@@ -180,7 +180,7 @@ def test_prediction_is_the_average_density_over_draws(kind):
     densities = np.exp(log_normals(points.numpy()[None, :, None], draws.means[:, None], draws.precisions[:, None]))
     mixed = (densities * draws.weights[:, None]).sum(-1)  # (S, 3)
     error = mixed.std(0, ddof=1) / math.sqrt(count)
-    found = student_mixture.log_densities(given.precisions, given.beliefs, points).exp().numpy()
+    found = student_mixture.log_joint(given.precisions, given.beliefs, points, given.rows.centre).exp().sum(-1).numpy()
     assert np.all(np.abs(found - mixed.mean(0)) < 5 * error)
     assert np.all(error < 0.05 * found)
 
@@ -191,7 +191,7 @@ def test_prediction_integrates_to_one_and_draws_follow_it(kind):
 
     def density(x):
         point = torch.tensor([[x]], dtype=torch.float64)
-        return float(student_mixture.log_densities(given.precisions, given.beliefs, point).exp())
+        return float(student_mixture.log_joint(given.precisions, given.beliefs, point, given.rows.centre).exp().sum())
 
     mass, _ = integrate.quad(density, -np.inf, np.inf, limit=200)
     assert mass == pytest.approx(1.0, abs=1e-6)
@@ -209,7 +209,7 @@ def test_draws_in_more_dimensions_have_the_density_of_the_prediction(kind):
     given = problem(kind, components=1, seed=6, num_data=30)
     rows, _ = student_mixture.draws(given.precisions, given.beliefs, 20_000, Key(1))
     inside = ((rows - given.beliefs.means[0]).abs() < 1.0).all(-1)
-    terms = inside / student_mixture.log_densities(given.precisions, given.beliefs, rows).exp()
+    terms = inside / student_mixture.log_joint(given.precisions, given.beliefs, rows, given.rows.centre).exp().sum(-1)
     error = float(terms.std()) / math.sqrt(20_000)
     assert abs(float(terms.mean()) - 4.0) < 5 * error
     assert error < 0.2
