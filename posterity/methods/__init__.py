@@ -1,8 +1,10 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.coordinate_ascent import CoordinateAscent
 from posterity.methods.dropout import MCDropout
 from posterity.methods.ensemble import Ensemble
+from posterity.methods.expectation_maximization import ExpectationMaximization
 from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
@@ -39,7 +41,9 @@ __all__ = [
     "SWAG",
     "AllWeights",
     "Conjugate",
+    "CoordinateAscent",
     "Ensemble",
+    "ExpectationMaximization",
     "Flipout",
     "FullRank",
     "Langevin",
