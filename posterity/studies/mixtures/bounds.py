@@ -12,7 +12,7 @@ from posterity.studies.mixtures.example import Rounds, Sample, Values, log_joint
 
 FIRST = 3  # rounds whose bounds are drawn
 GRID = 301
-MARGIN, LEAST = 1.2, 0.2  # of a curve beyond what a round moves through, in lengths of that; and the least such length
+MARGIN, LEAST = 0.8, 0.2  # of a curve beyond what EM moves through, in lengths of that; and the least such length
 WIDE = 6.0  # reach of the curves on which the bound is checked
 TRIES = 200  # of q at random
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from posterity.studies.mixtures import figures_of_fits as fits
 from posterity.studies.mixtures import figures_of_rounds as rounds
 from posterity.studies.mixtures.study import Study
 
@@ -13,7 +14,9 @@ def draw(study: Study, folder: Path) -> list[str]:
         "responsibilities.png": rounds.responsibilities,
         "bound.png": rounds.bound,
         "staircase.png": rounds.staircase,
-        "labels.png": rounds.labels,
+        "labels.png": fits.labels,
+        "clusters.png": fits.clusters,
+        "priors.png": fits.priors,
     }
     for name, figure in figures.items():
         figure(study, folder / name)

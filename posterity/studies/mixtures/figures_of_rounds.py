@@ -12,7 +12,6 @@ from posterity.numerics.random import Key
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, RED, array, panels, plain, save
 from posterity.studies.mixtures.bounds import Curve
 from posterity.studies.mixtures.example import UNKNOWN, Sample, Values, log_joint
-from posterity.studies.mixtures.partly import Share
 from posterity.studies.mixtures.study import Study
 
 if TYPE_CHECKING:
@@ -138,27 +137,6 @@ def staircase(study: Study, path: Path) -> None:
     right.grid(axis="y", alpha=0.3)
     for place in (left, right):
         plain(place)
-    save(figure, path)
-
-
-def labels(study: Study, path: Path) -> None:
-    """The error of the means against the share of labels."""
-    figure, (place,) = panels(1, 1, size=(5.0, 3.2))
-    rows: tuple[Share, ...] = study.shares
-    place.errorbar(
-        range(len(rows)),
-        [row.error for row in rows],
-        yerr=[2 * row.standard_error for row in rows],
-        fmt="o-",
-        color=BLUE,
-        capsize=3,
-        linewidth=1.4,
-    )
-    place.set_xticks(range(len(rows)), [f"{100 * row.share:g} %" for row in rows])
-    place.set(xlabel="share of points with a label", ylabel="error of the means", ylim=(0, None))
-    place.set_title("Error ± 2 standard errors over data sets", fontsize=10)
-    place.grid(axis="y", alpha=0.3)
-    plain(place)
     save(figure, path)
 
 
