@@ -37,19 +37,19 @@ def problem(kind: str, components: int = 3, dimensions: int = 2, num_data: int =
     rng = np.random.default_rng(seed)
     precisions = KINDS[kind]
     root = rng.normal(size=(dimensions, dimensions))
-    scale = torch.from_numpy(root @ root.T + np.eye(dimensions))
+    scale = torch.tensor(root @ root.T + np.eye(dimensions))
     number = lambda value: torch.full((1, 1), value, dtype=torch.float64)  # noqa: E731
     prior = Beliefs(
         torch.full((1, components), 0.7, dtype=torch.float64),
         number(0.6),
-        torch.from_numpy(rng.normal(size=(1, 1, dimensions))),
+        torch.tensor(rng.normal(size=(1, 1, dimensions))),
         precisions.stored(scale),
         number(dimensions + 1.5),
     )
-    points = torch.from_numpy(2 * rng.normal(size=(num_data, dimensions)))
-    weights = torch.from_numpy(rng.uniform(0.5, 2.0, size=num_data))
+    points = torch.tensor(2 * rng.normal(size=(num_data, dimensions)))
+    weights = torch.tensor(rng.uniform(0.5, 2.0, size=num_data))
     rows = Rows(points, weights, None, torch.zeros(dimensions, dtype=torch.float64))
-    responsibilities = torch.from_numpy(rng.dirichlet(np.full(components, 0.5), size=(1, num_data)))
+    responsibilities = torch.tensor(rng.dirichlet(np.full(components, 0.5), size=(1, num_data)))
     sums = soft_sums(precisions, rows, responsibilities)
     return Problem(precisions, prior, rows, responsibilities, sums, updated(precisions, prior, sums))
 
@@ -65,8 +65,8 @@ class Drawn(NamedTuple):
 def drawn(kind: str, beliefs: Beliefs, prior: Beliefs, count: int, seed: int) -> Drawn:
     """Draws of (pi, mu, Lambda), with log densities as products of textbook ones in the kind's own parameters."""
     rng = np.random.default_rng(seed)
-    concentration, precision, means, inverse, degrees = (tensor[0].numpy() for tensor in beliefs)
-    concentration0, precision0, means0, inverse0, degrees0 = (tensor[0].numpy() for tensor in prior)
+    concentration, precision, means, inverse, degrees = (tensor[0].cpu().numpy() for tensor in beliefs)
+    concentration0, precision0, means0, inverse0, degrees0 = (tensor[0].cpu().numpy() for tensor in prior)
     components, dimensions = means.shape
     weights = rng.dirichlet(concentration, size=count)
     log_density = stats.dirichlet.logpdf(weights.T, concentration)

@@ -24,6 +24,10 @@ class DiagonalPrecisions(Precisions):
         """Once."""
         return 1
 
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """A vector."""
+        return (dimensions,)
+
     def stored(self, matrix: Tensor) -> Tensor:
         """Its diagonal, (1, 1, D)."""
         return matrix.diagonal()[None, None]

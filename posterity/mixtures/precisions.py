@@ -27,6 +27,10 @@ class Precisions(ABC):
         """How many times those matrices stand on the diagonal of the whole precision (D, D)."""
 
     @abstractmethod
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """The shape in which W^-1 of the prior, one for all components, is given."""
+
+    @abstractmethod
     def stored(self, matrix: Tensor) -> Tensor:
         """A matrix (D, D) as the kind stores it, (1, *shape) with one component: its diagonal, or the mean of that."""
 

@@ -24,6 +24,10 @@ class SphericalPrecisions(Precisions):
         """In every dimension."""
         return dimensions
 
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """One number."""
+        return ()
+
     def stored(self, matrix: Tensor) -> Tensor:
         """The mean of its diagonal, (1, 1)."""
         return matrix.diagonal().mean()[None, None]

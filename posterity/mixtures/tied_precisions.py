@@ -24,6 +24,10 @@ class TiedPrecisions(Precisions):
         """Once."""
         return 1
 
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """A matrix."""
+        return dimensions, dimensions
+
     def stored(self, matrix: Tensor) -> Tensor:
         """The matrix, (1, D, D)."""
         return matrix[None]

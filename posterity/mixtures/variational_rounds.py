@@ -1,17 +1,16 @@
-"""The two steps and the ELBO of a Bayesian Gaussian mixture, for `ExpectationMaximization` over all restarts at once."""
+"""The two steps and the ELBO of a Bayesian Gaussian mixture, for `ExpectationMaximization` over all restarts."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from posterity.methods.coordinate_ascent import Values
 from posterity.mixtures.normal_wishart import Beliefs, Sums, bound, components, divergence, sums_of, updated
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
 from posterity.model.density import Density
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +50,16 @@ class VariationalRounds:
         found = statistics(self.rows, self.precisions.covariance, made).log_likelihood
         return found - divergence(self.precisions, self.prior, beliefs, made.factors)
 
-    def expectation(self, values: Tensors, latent: Tensors) -> Tensors:
+    def expectation(self, values: Values, latent: Values) -> dict[str, Tensor]:
         """The sums over the rows under q(z_n = k), proportional to exp E log p(x_n, z_n = k | pi, mu, Lambda)."""
         made = components(self.precisions, Beliefs(**values))
         found = statistics(self.rows, self.precisions.covariance, made)
         return sums_of(self.precisions, made.means, found)._asdict()
 
-    def maximisation(self, values: Tensors, latent: Tensors) -> Tensors:
+    def maximisation(self, values: Values, latent: Values) -> dict[str, Tensor]:
         """The conjugate update."""
         return updated(self.precisions, self.prior, Sums(**latent))._asdict()
 
-    def bound(self, values: Tensors, latent: Tensors) -> Tensor:
+    def bound(self, values: Values, latent: Values) -> Tensor:
         """The ELBO (R,)."""
         return bound(self.precisions, self.prior, Beliefs(**values), Sums(**latent))
