@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.mixtures import fitting, student_mixture
+from posterity.mixtures import student_mixture
 from posterity.mixtures.checks import as_key, as_rows, check_settings, refuse_few_rows
 from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -34,8 +34,8 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     **Math**: weights ~ Dir(a0), mu_k | Lambda_k ~ N(m0, (b0 Lambda_k)^-1), Lambda_k ~ Wishart(W0, nu0), where
     `weight_concentration_prior` is a0 (None: 1 / K), `mean_precision_prior` b0 (1), `mean_prior` m0 (the rows' mean),
-    `degrees_of_freedom_prior` nu0 (D) and `covariance_prior` W0^-1 (the rows' covariance, plus `reg_covar` on its
-    diagonal). q(Z) q(weights, mu, Lambda) comes by coordinate ascent: with N_k, xbar_k, S_k of the responsibilities r,
+    `degrees_of_freedom_prior` nu0 (D) and `covariance_prior` W0^-1 (the rows' covariance, its variances raised by the
+    share `reg_covar`). q(Z) q(weights, mu, Lambda) comes by coordinate ascent: with N_k, xbar_k, S_k under r = q(Z),
     `weight_concentration_` = a0 + N_k, `mean_precision_` = b0 + N_k, `means_` = (b0 m0 + N_k xbar_k) / (b0 + N_k),
     `degrees_of_freedom_` = nu_k = nu0 + N_k, and with d = xbar_k - m0
     W_k^-1 = W0^-1 + N_k S_k + b0 N_k / (b0 + N_k) d d^T; log r_nk = E log p(x_n, z_n = k) up to a constant.
@@ -51,7 +51,8 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     **Limit**: q factorises between Z and the parameters, so that it is too narrow, and it holds one labelling of the
     components, which alone costs up to log K! nats of evidence. The ELBO never falls: a round that lowers it raises
-    `BoundFell` (for float64 rows; float32 ones are rounded).
+    `BoundFell`, but where rounding is larger than the 1e-10 of it that are allowed (float32 rows, and full or tied
+    covariances whose correlations have a condition number above 1e5).
 
     Differences to scikit-learn: the default is a Dirichlet distribution, and its Dirichlet process is refused;
     `reg_covar` enters the prior, once, not each S_k; its bound lacks constants and its score_samples is no density.
@@ -218,16 +219,7 @@ class BayesianGaussianMixture(MixtureEstimator):
             self.converged_, self.n_iter_, self.lower_bounds_ = False, 0, []
             self.lower_bound_ = float(bounds[best])
             return Beliefs(*(tensor[best] for tensor in start))
-        run = fitting.run(
-            steps,
-            steps.density(),
-            start._asdict(),
-            name=type(self).__name__,
-            max_iter=int(self.max_iter),
-            tol=float(self.tol),
-            exact=steps.rows.points.dtype == torch.float64,
-            progress=bool(self.verbose),
-        )
+        run = steps.run(start, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose))
         self.converged_, self.n_iter_, self.lower_bounds_ = run.converged, len(run.bounds), run.bounds
         self.lower_bound_ = run.bounds[-1]
         return Beliefs(**run.values)

@@ -30,7 +30,8 @@ def prior_of(settings: PriorSettings, precisions: Precisions, rows: Rows, compon
     """The prior, with its mean relative to the rows' centre.
 
     None stands for: weights 1 / K; mean precision 1; the mean of the rows; D degrees of freedom; the covariance of the
-    rows (in the kind's storage) plus `floor` on the diagonal, which keeps constant columns from a singular prior.
+    rows (in the kind's storage) with the share `floor` added to its variances (`floor` itself to those that are 0), so
+    that it is not singular when columns are constant or depend on each other.
     """
     dimensions, device = rows.points.shape[1], rows.points.device
     smallest = precisions.block(dimensions)[0] - 1
@@ -44,8 +45,7 @@ def prior_of(settings: PriorSettings, precisions: Precisions, rows: Rows, compon
         raise ValueError(f"reg_covar must be a number of at least 0. Got {shown(floor)}.")
     if settings.mean is None or settings.covariance is None:
         mean, inverse_scale = moments(precisions, rows)
-        identity = torch.eye(dimensions, dtype=torch.float64, device=device)
-        inverse_scale = inverse_scale + float(floor) * precisions.stored(identity)
+        inverse_scale = precisions.floored(inverse_scale, float(floor))
     if settings.mean is not None:
         mean = as_start(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
     if settings.covariance is not None:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
@@ -35,6 +36,14 @@ class Precisions(ABC):
         """A matrix (D, D) as the kind stores it, (1, *shape) with one component: its diagonal, or the mean of that."""
 
     @abstractmethod
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """A matrix in storage with its variances raised by the share `floor` (`raised`)."""
+
+    @abstractmethod
+    def condition(self, stored: Tensor) -> float:
+        """The largest condition number of stored matrices, each scaled to a unit diagonal: it magnifies rounding."""
+
+    @abstractmethod
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
         """What counts (R, K) of rows add to the degrees of freedom, (R, K) or (R, 1)."""
 
@@ -57,3 +66,15 @@ class Precisions(ABC):
     @abstractmethod
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
         """|(x_n - m_k) A_k|^2, apart for independent matrices: (N, D), (K, D), (*shape) -> (N, K, copies)."""
+
+
+def raised(variances: Tensor, floor: float) -> Tensor:
+    """Variances times 1 + floor; those that are 0 become the floor."""
+    return torch.where(variances > 0, variances * (1 + floor), floor)
+
+
+def condition_of(matrices: Tensor) -> float:
+    """The largest condition number of matrices (..., D, D) scaled to a unit diagonal."""
+    scales = matrices.diagonal(dim1=-2, dim2=-1).sqrt()
+    values = torch.linalg.eigvalsh(matrices / (scales[..., :, None] * scales[..., None, :]))
+    return float((values[..., -1] / values[..., 0].clamp(min=torch.finfo(values.dtype).tiny)).max())

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.mixture import BayesianGaussianMixture as Peer
 
+from posterity.errors import BoundFell
 from posterity.mixtures import BayesianGaussianMixture
+from posterity.mixtures.precisions import condition_of
+from posterity.mixtures.variational_rounds import VariationalRounds
 
 KINDS = ("full", "tied", "diag", "spherical")
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -40,6 +43,11 @@ def priors(kind: str, dimensions: int) -> dict[str, object]:
         "degrees_of_freedom_prior": dimensions + 0.5,
         "covariance_prior": scale.get(kind, scale["full"]),
     }
+
+
+def theirs_on(rows: np.ndarray, kind: str) -> Peer:
+    settings_ = {"weight_concentration_prior_type": "dirichlet_distribution", "tol": 1e-12, "max_iter": 2000}
+    return Peer(n_components=3, covariance_type=kind, reg_covar=0.0, random_state=0, **settings_).fit(rows)
 
 
 def test_limit_is_gold_and_below_the_exact_evidence():
@@ -95,13 +103,15 @@ def test_bound_never_falls(kind, components, dimensions, extra, log_spread, copi
     rows = rng.standard_t(2.0, size=(count, dimensions)) @ rng.normal(size=(dimensions, dimensions))
     rows = rows[rng.integers(0, count, size=count)] if copies else rows
     rows = 10.0**log_spread * rows + 1e3 * rng.normal(size=dimensions)
-    # A fall raises BoundFell inside.
     mixture = BayesianGaussianMixture(
-        components, covariance_type=kind, tol=0.0, max_iter=6, init_params=init, random_state=seed, n_init=2
+        components, covariance_type=kind, tol=0.0, max_iter=5, init_params=init, random_state=seed, n_init=2
     ).fit(rows, sample_weight=rng.uniform(0.1, 3.0, size=count))
     bounds = np.array(mixture.lower_bounds_)
+    prior = mixture.covariance_prior_
+    collinear = kind in ("full", "tied") and condition_of(torch.tensor(prior)) > 1e5
+    slack = 1e-8 if collinear else 1e-10  # elsewhere a fall raises BoundFell as well
     assert len(bounds) >= 1
-    assert np.all(np.diff(bounds) >= -1e-10 * np.maximum(1.0, np.abs(bounds[1:])))
+    assert np.all(np.diff(bounds) >= -slack * np.maximum(1.0, np.abs(bounds[1:])))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -123,42 +133,33 @@ def test_bound_prefers_the_number_of_clusters():
 def test_posterior_is_that_of_scikit_learn_where_that_is_right(kind, dimensions):
     rows = clusters()[:, :dimensions]
     ours = exactly(3, kind, reg_covar=0.0).fit(rows)
-    peer = Peer(
-        n_components=3,
-        covariance_type=kind,
-        weight_concentration_prior_type="dirichlet_distribution",
-        tol=1e-12,
-        max_iter=2000,
-        reg_covar=0.0,
-        random_state=0,
-    ).fit(rows)
+    peer = theirs_on(rows, kind)
     mine, theirs = np.argsort(ours.means_[:, 0]), np.argsort(peer.means_[:, 0])
-    for name in ("weight_concentration_", "mean_precision_", "degrees_of_freedom_", "means_", "covariances_", "weights_"):
+    for name in (
+        "weight_concentration_",
+        "mean_precision_",
+        "degrees_of_freedom_",
+        "means_",
+        "covariances_",
+        "weights_",
+    ):
         np.testing.assert_allclose(getattr(ours, name)[mine], getattr(peer, name)[theirs], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(ours.predict_proba(rows)[:, mine], peer.predict_proba(rows)[:, theirs], atol=1e-6)
     for name in ("mean_prior_", "covariance_prior_", "mean_precision_prior_", "degrees_of_freedom_prior_"):
         np.testing.assert_allclose(getattr(ours, name), getattr(peer, name), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["tied", "diag", "spherical"])
-def test_scikit_learns_other_posteriors_have_a_lower_bound(kind):
+@pytest.mark.parametrize(("kind", "nats"), [("tied", 1.0), ("diag", 1e-6), ("spherical", 0.1)])
+def test_scikit_learns_other_posteriors_have_a_lower_bound(kind, nats):
     """They count rows or degrees of freedom wrongly (see the docstring), so that theirs is not the optimum."""
-    rows = clusters()
+    rows = clusters() / 3 + np.random.default_rng(1).normal(size=(120, 2))  # they overlap
     ours = exactly(3, kind, reg_covar=0.0).fit(rows)
-    peer = Peer(
-        n_components=3,
-        covariance_type=kind,
-        weight_concentration_prior_type="dirichlet_distribution",
-        tol=1e-12,
-        max_iter=2000,
-        reg_covar=0.0,
-        random_state=0,
-    ).fit(rows)
+    peer = theirs_on(rows, kind)
     theirs = copy.copy(ours)
     for name in ("weight_concentration_", "mean_precision_", "means_", "covariances_"):
         setattr(theirs, name, getattr(peer, name))
     theirs.degrees_of_freedom_ = np.atleast_1d(peer.degrees_of_freedom_)
-    assert theirs.elbo(rows) < ours.elbo(rows) - (1e-9 if kind == "diag" else 1.0)
+    assert theirs.elbo(rows) < ours.elbo(rows) - nats
 
 
 @kinds
@@ -177,7 +178,9 @@ def test_whole_weights_are_copies(kind):
     weighted = exactly(3, kind, init_params="random_from_data", random_state=1).fit(rows, sample_weight=counts)
     copied = exactly(3, kind, init_params="random_from_data", random_state=1, n_init=5).fit(np.repeat(rows, counts, 0))
     assert weighted.lower_bound_ <= copied.lower_bound_ + 1e-6  # the starts differ
-    assert weighted.elbo(rows, sample_weight=counts) == pytest.approx(weighted.elbo(np.repeat(rows, counts, 0)), rel=1e-12)
+    assert weighted.elbo(rows, sample_weight=counts) == pytest.approx(
+        weighted.elbo(np.repeat(rows, counts, 0)), rel=1e-12
+    )
     np.testing.assert_allclose(weighted.covariance_prior_, copied.covariance_prior_, rtol=1e-10)
     np.testing.assert_allclose(weighted.mean_prior_, copied.mean_prior_, atol=1e-12)
 
@@ -275,6 +278,24 @@ def test_it_is_an_estimator_for_scikit_learn():
     again = pickle.loads(pickle.dumps(fitted))
     np.testing.assert_array_equal(again.predict(clusters()), fitted.predict(clusters()))
     np.testing.assert_array_equal(clone(fitted).fit_predict(clusters()), fitted.predict(clusters()))
+
+
+def test_a_fall_by_rounding_is_borne(caplog):
+    rng = np.random.default_rng(0)
+    line = rng.normal(size=(6, 1)) * [1.0, 2.0, -1.0] + 1e-9 * rng.normal(size=(6, 3))
+    caplog.set_level("INFO", logger="posterity")
+    for seed in range(4):
+        mixture = BayesianGaussianMixture(2, tol=0.0, max_iter=30, reg_covar=1e-12, random_state=seed).fit(line)
+        assert np.isfinite(mixture.lower_bound_)
+    assert "the bound fell by rounding" in caplog.text
+
+
+def test_a_wrong_step_is_found(monkeypatch):
+    right = VariationalRounds.maximisation
+    wrong = lambda self, values, latent: right(self, values, {**latent, "counts": latent["counts"] + 1.0})  # noqa: E731
+    monkeypatch.setattr(VariationalRounds, "maximisation", wrong)
+    with pytest.raises(BoundFell, match="lowered the bound"):
+        exactly(3).fit(clusters())
 
 
 def test_a_constant_column_and_equal_rows_have_a_proper_prior():

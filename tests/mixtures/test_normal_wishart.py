@@ -176,10 +176,18 @@ def test_prediction_is_the_average_density_over_draws(kind):
     count = 8_000
     draws = drawn(kind, given.beliefs, given.prior, count, seed=4)
     points = torch.tensor([[0.0, 0.0], [1.0, -2.0], [-3.0, 0.5]], dtype=torch.float64)
-    densities = np.exp(log_normals(points.cpu().numpy()[None, :, None], draws.means[:, None], draws.precisions[:, None]))
+    densities = np.exp(
+        log_normals(points.cpu().numpy()[None, :, None], draws.means[:, None], draws.precisions[:, None])
+    )
     mixed = (densities * draws.weights[:, None]).sum(-1)  # (S, 3)
     error = mixed.std(0, ddof=1) / math.sqrt(count)
-    found = student_mixture.log_joint(given.precisions, given.beliefs, points, given.rows.centre).exp().sum(-1).cpu().numpy()
+    found = (
+        student_mixture.log_joint(given.precisions, given.beliefs, points, given.rows.centre)
+        .exp()
+        .sum(-1)
+        .cpu()
+        .numpy()
+    )
     assert np.all(np.abs(found - mixed.mean(0)) < 5 * error)
     assert np.all(error < 0.05 * found)
 
