@@ -183,8 +183,11 @@ class GaussianMixture(MixtureEstimator):
         means = None
         if self.means_init is not None:
             means = as_start(self.means_init, "means_init", shape, rows.points) - rows.centre
-        restarts = self.n_init if means is None else 1
-        values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))
+        if means is None or self.weights_init is None or self.precisions_init is None:
+            restarts = self.n_init if means is None else 1
+            values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))
+        else:
+            values = {"means": means[None]}
         return given(values, kind, rows, self.weights_init, self.precisions_init)
 
     def _last_values(self, rows: Rows, kind: Covariance) -> Tensors:

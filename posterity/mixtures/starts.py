@@ -49,7 +49,8 @@ def given(values: Tensors, kind: Covariance, rows: Rows, weights: object, precis
     values = dict(values)
     if weights is not None:
         found = as_mixture_weights(weights, "weights_init", components, rows.points)
-        values["weights"] = found.expand(restarts, -1)
+        # A weight of 0 would make a row with that label impossible.
+        values["weights"] = found.clamp_min(torch.finfo(found.dtype).tiny).expand(restarts, -1)
     if precisions is not None:
         shape = kind.shape(components, dimensions)
         inverse = inverted(kind, as_start(precisions, "precisions_init", shape, rows.points))
