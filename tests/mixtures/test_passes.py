@@ -12,7 +12,8 @@ from mixturecases import (
     points_near,
 )
 
-from posterity.mixtures import Full, Rows, log_densities, passes, responsibilities, rows_of, scores, statistics
+from posterity.mixtures import Full, Rows, log_densities, responsibilities, rows_of, scores, statistics
+from posterity.mixtures import rows as sizes
 
 by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 by_size = pytest.mark.parametrize(
@@ -73,5 +74,6 @@ def test_chunks_add_up_to_one_chunk(kind, monkeypatch):
     rows = rows_of(points_near(given.means[0], 1000))
     own = components_of(kind, given, rows)
     whole = statistics(rows, kind, own)
-    monkeypatch.setattr(passes, "chunk_rows", lambda points, numbers: 33)
+    monkeypatch.setattr(sizes, "CPU_BYTES", 1)
+    monkeypatch.setattr(sizes, "GPU_BYTES", 1)
     assert_statistics(statistics(rows, kind, own), whole, 1e-12)
