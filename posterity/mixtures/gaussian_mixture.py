@@ -23,11 +23,11 @@ from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
 from posterity.mixtures.full import Full
-from posterity.mixtures.moments import precisions
 from posterity.mixtures.passes import scores
 from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisation
 from posterity.mixtures.rounds import Rounds, Tensors, log_normalisers
 from posterity.mixtures.rows import Components, Rows
+from posterity.mixtures.second_moments import precisions
 from posterity.mixtures.seeding import INITS
 from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.starts import given, refuse_constant_columns, seeded

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import per_component
 from posterity.mixtures.passes import log_densities
 from posterity.mixtures.rows import Components, Rows
+from posterity.mixtures.second_moments import per_component
 from posterity.mixtures.tied import Tied
 
 SIZES = (1.0, 0.1)  # of covariances, over the mean one

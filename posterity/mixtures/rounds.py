@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import per_component, quadratic
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.regularisation import Regularisation
 from posterity.mixtures.reseeding import proposals, worst_rows
 from posterity.mixtures.rows import Components, Rows, Statistics
+from posterity.mixtures.second_moments import per_component, quadratic
 from posterity.model.density import Density
 
 Values = Mapping[str, Tensor]  # weights, means and covariances

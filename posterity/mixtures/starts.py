@@ -6,10 +6,10 @@ from torch import Tensor
 from posterity.errors import BadData
 from posterity.mixtures.checks import as_mixture_weights, as_start
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import is_matrix, per_component
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.rounds import EMPTY, Rounds, Tensors
 from posterity.mixtures.rows import Components, Rows
+from posterity.mixtures.second_moments import is_matrix, per_component
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
 from posterity.numerics.random import Key
 
