@@ -5,12 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Whitener
-from posterity.mixtures.rows import Components, Rows, Statistics
-
-# Bytes of a chunk's whitened rows. On a CPU they should stay in the cache of a core; on a GPU few large kernels win.
-CPU_BYTES = 1 << 20
-GPU_BYTES = 1 << 28
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.rows import WORK, Components, Rows, Statistics
 
 
 @torch.no_grad()
@@ -20,37 +16,35 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
     Takes the rows, the kind of covariance and R mixtures of it; gives `Statistics` about the means given.
     """
     restarts, count = components.offsets.shape
-    total = torch.zeros(3, restarts, dtype=torch.float64, device=rows.points.device)
-    counts = torch.zeros(restarts, count, dtype=torch.float64, device=rows.points.device)
+    counts = torch.zeros_like(components.offsets)
+    tops, logs, negentropies = counts.new_zeros(3, restarts)
     # A component of weight 0 has the score -inf; a finite one lets 0 log 0 be 0 below.
-    lowest = torch.finfo(rows.points.dtype).min
+    lowest = torch.finfo(WORK).min
     components = components._replace(offsets=components.offsets.clamp_min(lowest / 8))
-    whitener = None
-    for piece, whitener, scores in _chunks(rows, kind, components):
+    sweep = kind.sweep(components, len(rows.points))
+    for piece, scores in _chunks(rows, sweep, components):
         if rows.labels is not None:
             scores.masked_fill_(_excluded(rows.labels[piece], count), lowest / 2)
         top = scores.amax(1)  # (R, n)
         scores -= top[:, None]
         shares = scores.exp()
-        sums = shares.sum(1)
-        logs = sums.log()
+        total = shares.sum(1)
+        log_total = total.log()
         if rows.weights is None:
-            shares *= sums.reciprocal_()[:, None]
+            shares *= total.reciprocal_()[:, None]
         else:
-            weights = rows.weights[piece].to(scores.dtype)
-            shares *= (weights / sums)[:, None]
+            weights = rows.weights[piece].to(WORK)
+            shares *= (weights / total)[:, None]
             top *= weights
-            logs *= weights
+            log_total *= weights
         counts += shares.sum(2)
-        total[0] += top.sum(1)
-        total[1] += logs.sum(1)
-        total[2] += (scores * shares).sum((1, 2))
-        whitener.add(shares.flatten(0, 1))
-    if whitener is None:
-        raise ValueError("A pass needs at least one row. Got none.")
-    first, scatters = whitener.sums()
+        tops += top.sum(1)
+        logs += log_total.sum(1)
+        negentropies += scores.mul_(shares).sum((1, 2))
+        sweep.add(shares.flatten(0, 1))
+    first, scatters = sweep.sums(counts)
     shifts = torch.where(counts[..., None] > 0, first / counts[..., None], 0.0)
-    return Statistics(counts, shifts, scatters, total[0] + total[1], total[1] - total[2])
+    return Statistics(counts, shifts, kind.stored(scatters), tops + logs, logs - negentropies)
 
 
 @torch.no_grad()
@@ -58,7 +52,7 @@ def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """The scores (R, N, K) of all rows, in the points' number type; labels and weights play no part."""
     restarts, count = components.offsets.shape
     found = rows.points.new_empty(restarts, len(rows.points), count)
-    for piece, _, chunk in _chunks(rows, kind, components):
+    for piece, chunk in _chunks(rows, kind.sweep(components, len(rows.points)), components):
         found[:, piece] = chunk.mT
     return found
 
@@ -68,7 +62,7 @@ def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Te
     """The probabilities (R, N, K) of the components for each row; one-hot for a row with a label."""
     restarts, count = components.offsets.shape
     found = rows.points.new_empty(restarts, len(rows.points), count)
-    for piece, _, chunk in _chunks(rows, kind, components):
+    for piece, chunk in _chunks(rows, kind.sweep(components, len(rows.points)), components):
         if rows.labels is not None:
             chunk.masked_fill_(_excluded(rows.labels[piece], count), -torch.inf)
         found[:, piece] = torch.softmax(chunk, 1).mT
@@ -79,38 +73,17 @@ def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Te
 def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """log sum_k exp(score_nk) of each row (R, N), whatever its label."""
     found = rows.points.new_empty(len(components.offsets), len(rows.points))
-    for piece, _, chunk in _chunks(rows, kind, components):
+    for piece, chunk in _chunks(rows, kind.sweep(components, len(rows.points)), components):
         found[:, piece] = torch.logsumexp(chunk, 1)
     return found
 
 
-def _chunks(rows: Rows, kind: Covariance, components: Components) -> Iterator[tuple[slice, Whitener, Tensor]]:
-    """Each piece of the rows, with the whitener of the pass and the scores (R, K, n)."""
+def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[slice, Tensor]]:
+    """Each piece of the rows with its scores (R, K, n), which may be written over."""
     points = rows.points.detach()
-    num_data, dimensions = points.shape
-    restarts, count = components.offsets.shape
-    size = min(num_data, chunk_rows(points, kind.row_numbers(restarts * count, dimensions)))
-    if size == 0:
-        return
-    # The centre is subtracted as the points' number type has it; the means take what was rounded off.
-    centre = rows.centre.to(points.dtype)
-    means = components.means + (rows.centre - centre)
-    whitener = kind.whitener(components._replace(means=means), points, size)
-    offsets = components.offsets.to(points.dtype)[..., None]
-    workspace = points.new_empty(dimensions * size)
-    for start in range(0, num_data, size):
-        piece = slice(start, min(start + size, num_data))
-        length = piece.stop - start
-        centred = workspace[: dimensions * length].view(dimensions, length)
-        torch.sub(points[piece].mT, centre[:, None], out=centred)
-        halves = whitener.half_squares(centred).view(restarts, count, length)
-        yield piece, whitener, torch.sub(offsets, halves, out=halves)
-
-
-def chunk_rows(points: Tensor, numbers: int) -> int:
-    """How many rows a chunk has where each takes this many numbers."""
-    budget = CPU_BYTES if points.device.type == "cpu" else GPU_BYTES
-    return max(256, budget // (numbers * points.element_size()))
+    for start in range(0, len(points), sweep.rows):
+        piece = slice(start, min(start + sweep.rows, len(points)))
+        yield piece, sweep.scores(points[piece], rows.centre).view(*components.offsets.shape, -1)
 
 
 def _excluded(labels: Tensor, components: int) -> Tensor:

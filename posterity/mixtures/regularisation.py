@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.mixtures.checks import not_negative
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import divisors, identity, identity_moment, log_determinants, quadratic
+from posterity.mixtures.second_moments import divisors, identity, identity_moment, log_determinants, quadratic
 
 
 class Regularisation(ABC):

@@ -1,9 +1,15 @@
 """What goes into a pass over the rows of a mixture, and what comes out."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+WORK: Final = torch.float64  # the number type of all that a pass computes; float32 rows are cast chunk by chunk
+
+# Bytes that a pass works on at a time. On a CPU they should stay in the caches; on a GPU few large kernels win.
+CPU_BYTES = 1 << 21
+GPU_BYTES = 1 << 28
 
 
 class Rows(NamedTuple):
@@ -43,3 +49,9 @@ class Statistics(NamedTuple):
 def rows_of(points: Tensor, weights: Tensor | None = None, labels: Tensor | None = None) -> Rows:
     """The rows, centred at the mean of the points: takes points (N, D), weights (N,) and labels (N,)."""
     return Rows(points, weights, labels, points.detach().mean(0).to(torch.float64))
+
+
+def chunk_rows(numbers: int, num_data: int, device: torch.device) -> int:
+    """How many of the rows to take at a time, where each needs this many numbers."""
+    budget = CPU_BYTES if device.type == "cpu" else GPU_BYTES
+    return min(num_data, max(64, budget // (numbers * WORK.itemsize)))

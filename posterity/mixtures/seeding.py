@@ -7,9 +7,9 @@ from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
-from posterity.mixtures.moments import identity
 from posterity.mixtures.passes import chunk_rows, statistics
 from posterity.mixtures.rows import Components, Rows, Statistics
+from posterity.mixtures.second_moments import identity
 from posterity.mixtures.spherical import Spherical
 from posterity.numerics.random import Key
 
