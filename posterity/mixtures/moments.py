@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Sweep
-from posterity.mixtures.rows import WORK, Components, chunk_rows
+from posterity.mixtures.rows import WORK, Components, chunk_rows, taken
 
 # The digits that may cancel: a component lies |(mean - centre) A| standard deviations from the centre, and its square
 # times the rounding of a number is the error of a score, and of a covariance relative to itself.
@@ -45,7 +45,7 @@ class MomentSweep(Sweep):
         offsets, means, _ = components
         self.means, self.restore = means, restore
         numbers = (shifts + 1) * dimensions + shifts - 1
-        self.rows = chunk_rows(numbers + 2 * restarts * count, num_data, means.device)
+        self.rows = chunk_rows(numbers, offsets, num_data)
         self.shape = (restarts, count, shifts + 1, dimensions)
         # An even number of dimensions meets each pair twice at the last shift; x_i^2 is there once for half of P_ii.
         shares = torch.ones(shifts, 1, dtype=WORK, device=means.device)
@@ -58,20 +58,27 @@ class MomentSweep(Sweep):
         self.workspace = means.new_empty(numbers * self.rows)
         self.results = means.new_empty(restarts * count * self.rows)
         self.totals = torch.zeros_like(self.coefficients)
+        self._resize(self.rows)
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
         """Features of the chunk, times coefficients."""
-        size = len(points)
+        if len(points) != self.found.shape[1]:
+            self._resize(len(points))
+        torch.sub(points.mT, centre[:, None], out=self.centred)
+        self.again.copy_(self.centred[: len(self.again)])
+        torch.mul(self.around, self.centred, out=self.products)
+        return torch.addmm(self.offsets, self.coefficients, self.features, out=self.found)
+
+    def _resize(self, size: int) -> None:
+        """Views of the workspace for chunks of this size: products, rows, and the first of these once more."""
         _, _, blocks, dimensions = self.shape
         shifts, used = blocks - 1, blocks * dimensions
-        table = self.workspace[: (used + shifts - 1) * size].view(used + shifts - 1, size)
-        products, around = table[: shifts * dimensions], table[shifts * dimensions :]
-        torch.sub(points.mT, centre[:, None], out=around[:dimensions])
-        around[dimensions:] = around[: shifts - 1]
-        torch.mul(around.unfold(0, dimensions, 1).mT, around[:dimensions], out=products.view(shifts, dimensions, size))
-        self.features = table[:used]
-        found = self.results[: len(self.offsets) * size].view(-1, size)
-        return torch.addmm(self.offsets, self.coefficients, self.features, out=found)
+        table = taken(self.workspace, used + shifts - 1, size)
+        self.features, self.again = table[:used], table[used:]
+        self.products = table[: shifts * dimensions].view(shifts, dimensions, size)
+        self.centred = table[shifts * dimensions : used]
+        self.around = table[shifts * dimensions :].unfold(0, dimensions, 1).mT  # (S, D, n)
+        self.found = taken(self.results, len(self.offsets), size)
 
     def add(self, weights: Tensor) -> None:
         """Weights of the chunk, times features."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance, Sweep
-from posterity.mixtures.rows import WORK, Components, Rows, Statistics
+from posterity.mixtures.rows import WORK, Components, Rows, Statistics, taken
 
 
 @torch.no_grad()
@@ -17,34 +17,36 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
     """
     restarts, count = components.offsets.shape
     counts = torch.zeros_like(components.offsets)
-    tops, logs, negentropies = counts.new_zeros(3, restarts)
+    tops, logs = counts.new_zeros(2, restarts)
+    negentropies = counts.new_zeros(restarts, 1, 1)
     # A component of weight 0 has the score -inf; a finite one lets 0 log 0 be 0 below.
     lowest = torch.finfo(WORK).min
     components = components._replace(offsets=components.offsets.clamp_min(lowest / 8))
     sweep = kind.sweep(components, len(rows.points))
+    share_space, sum_space = counts.new_empty(counts.numel() * sweep.rows), counts.new_empty(2 * restarts * sweep.rows)
     for piece, scores in _chunks(rows, sweep, components):
+        shares = taken(share_space, *scores.shape)
+        top, total = taken(sum_space, 2, restarts, scores.shape[2])
         if rows.labels is not None:
             scores.masked_fill_(_excluded(rows.labels[piece], count), lowest / 2)
-        top = scores.amax(1)  # (R, n)
+        torch.amax(scores, 1, out=top)
         scores -= top[:, None]
-        shares = scores.exp()
-        total = shares.sum(1)
-        log_total = total.log()
-        if rows.weights is None:
-            shares *= total.reciprocal_()[:, None]
-        else:
-            weights = rows.weights[piece].to(WORK)
-            shares *= (weights / total)[:, None]
+        torch.exp(scores, out=shares)
+        torch.sum(shares, 1, out=total)
+        weights = None if rows.weights is None else rows.weights[piece].to(WORK)
+        shares *= (total.reciprocal() if weights is None else weights / total)[:, None]
+        total.log_()
+        if weights is not None:
             top *= weights
-            log_total *= weights
+            total *= weights
         counts += shares.sum(2)
         tops += top.sum(1)
-        logs += log_total.sum(1)
-        negentropies += scores.mul_(shares).sum((1, 2))
+        logs += total.sum(1)
+        negentropies.baddbmm_(scores.view(restarts, 1, -1), shares.view(restarts, -1, 1))
         sweep.add(shares.flatten(0, 1))
     first, scatters = sweep.sums(counts)
     shifts = torch.where(counts[..., None] > 0, first / counts[..., None], 0.0)
-    return Statistics(counts, shifts, kind.stored(scatters), tops + logs, logs - negentropies)
+    return Statistics(counts, shifts, kind.stored(scatters), tops + logs, logs - negentropies.view(-1))
 
 
 @torch.no_grad()
