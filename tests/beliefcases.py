@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
 from posterity.mixtures.full_precisions import FullPrecisions
-from posterity.mixtures.normal_wishart import Beliefs, Sums, soft_sums, updated
+from posterity.mixtures.normal_wishart import Beliefs, Sums, updated
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
@@ -50,8 +50,23 @@ def problem(kind: str, components: int = 3, dimensions: int = 2, num_data: int =
     weights = torch.tensor(rng.uniform(0.5, 2.0, size=num_data))
     rows = Rows(points, weights, None, torch.zeros(dimensions, dtype=torch.float64))
     responsibilities = torch.tensor(rng.dirichlet(np.full(components, 0.5), size=(1, num_data)))
-    sums = soft_sums(precisions, rows, responsibilities)
+    sums = naive_sums(kind, points, weights, responsibilities[0])
     return Problem(precisions, prior, rows, responsibilities, sums, updated(precisions, prior, sums))
+
+
+def naive_sums(kind: str, points: Tensor, weights: Tensor, responsibilities: Tensor) -> Sums:
+    """Sums of rows under responsibilities (N, K), one row and component after another."""
+    weighted = responsibilities * weights[:, None]
+    counts = weighted.sum(0)
+    averages = torch.stack([(each[:, None] * points).sum(0) / each.sum() for each in weighted.T])
+    matrices = torch.zeros(len(counts), points.shape[1], points.shape[1], dtype=torch.float64)
+    for n, point in enumerate(points):
+        for k, average in enumerate(averages):
+            matrices[k] += weighted[n, k] * torch.outer(point - average, point - average)
+    variances = matrices.diagonal(dim1=-2, dim2=-1)
+    stored = {"full": matrices, "tied": matrices.sum(0), "diag": variances, "spherical": variances.sum(-1)}[kind]
+    entropy = -(weights[:, None] * torch.xlogy(responsibilities, responsibilities)).sum()
+    return Sums(counts[None], averages[None], stored[None], entropy[None])
 
 
 class Drawn(NamedTuple):

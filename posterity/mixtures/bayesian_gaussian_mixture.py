@@ -12,11 +12,11 @@ from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
 from posterity.mixtures.full_precisions import FullPrecisions
 from posterity.mixtures.mixture_prior import PriorSettings, prior_of
-from posterity.mixtures.moments import precisions as inverses
 from posterity.mixtures.normal_wishart import Beliefs, components, covariances, sums_of, updated
 from posterity.mixtures.passes import scores
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
+from posterity.mixtures.second_moments import precisions as inverses
 from posterity.mixtures.seeding import INITS, nearest, seeds, shared_at_random, spread_of
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
 from posterity.mixtures.tied_precisions import TiedPrecisions

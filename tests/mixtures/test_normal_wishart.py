@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from beliefcases import KINDS, drawn, log_normals, problem
+from beliefcases import KINDS, drawn, log_normals, naive_sums, problem
 from goldcases import load
 from scipy import integrate, stats
 
 from posterity.mixtures import dirichlet, passes, student_mixture, wishart
-from posterity.mixtures.normal_wishart import Beliefs, bound, components, divergence, soft_sums, sums_of, updated
+from posterity.mixtures.normal_wishart import Beliefs, bound, components, divergence, sums_of, updated
 from posterity.mixtures.rows import Rows
 from posterity.numerics.random import Key
 
@@ -30,7 +30,7 @@ def test_three_sweeps_and_the_limit_are_gold():
     )
     full = KINDS["full"]
     rows = Rows(given["X"], None, None, torch.zeros(2, dtype=torch.float64))
-    sums = soft_sums(full, rows, given["R0"][None])
+    sums = naive_sums("full", given["X"], torch.ones(9, dtype=torch.float64), given["R0"])
     for sweep in range(200):
         beliefs = updated(full, prior, sums)
         made = components(full, beliefs)
@@ -82,30 +82,6 @@ def test_dirichlet_divergence_is_that_of_torch():
         torch.distributions.Dirichlet(concentrations), torch.distributions.Dirichlet(prior)
     )
     torch.testing.assert_close(dirichlet.divergence(concentrations, prior), truth, rtol=1e-12, atol=0.0)
-
-
-@kinds
-def test_sums_under_given_responsibilities_are_naive_ones(kind):
-    given = problem(kind)
-    points, weighted = given.rows.points, given.responsibilities[0] * given.rows.weights[:, None]
-    for k in range(3):
-        count = weighted[:, k].sum()
-        average = (weighted[:, k, None] * points).sum(0) / count
-        torch.testing.assert_close(given.sums.counts[0, k], count)
-        torch.testing.assert_close(given.sums.averages[0, k], average)
-    matrices = torch.stack(
-        [
-            sum(weighted[n, k] * torch.outer(*(points[n] - given.sums.averages[0, k],) * 2) for n in range(len(points)))
-            for k in range(3)
-        ]
-    )
-    truth = {
-        "full": matrices,
-        "tied": matrices.sum(0),
-        "diag": matrices.diagonal(dim1=-2, dim2=-1),
-        "spherical": matrices.diagonal(dim1=-2, dim2=-1).sum(-1),
-    }[kind]
-    torch.testing.assert_close(given.sums.moments[0], truth)
 
 
 @kinds
