@@ -58,8 +58,8 @@ class GaussianMixture(MixtureEstimator):
     Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters are
     in float64; float32 rows stay as they are, and only products of rows are in float32.
 
-    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` or
-    `reg_covar` 0 (in float64) a round that lowers it is an error. A component with less than 1e-8 of the rows is moved
+    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` (and
+    rows in float64) a round that lowers it is an error. A component with less than 1e-8 of the rows is moved
     to the row explained worst where that raises the objective. If all rows are equal, or a column is constant, the
     regularisation is the variance; with `reg_covar` 0 that is an error, as is a component that collapses on one point.
 

@@ -33,8 +33,8 @@ class Rounds:
 
     A component with less than 1e-8 of all rows is empty: it keeps mean and covariance, and is offered a new place at
     the row that the mixture explains worst, with several weights. The best of them is taken if it raises the objective,
-    so that re-seeding lowers no bound. In such a round the bound after the M-step is the objective itself, as it is after
-    a start so far from the rows that sums about its means lose digits.
+    so that re-seeding lowers no bound. In such a round the bound after the M-step is the objective itself; so it is
+    after a start so far from the rows that sums about its means lose digits.
     """
 
     rows: Rows

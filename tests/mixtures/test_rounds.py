@@ -8,14 +8,14 @@ import logging
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from posterity.errors import NotPositiveDefinite
 from posterity.mixtures import Full, GaussianMixture, InverseWishart, Rows, Spherical, Tied
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.regularisation import Floor
 from posterity.mixtures.rounds import Rounds
+from posterity.numerics import Key
 
 PROBLEMS = 1000
 TYPES = ("full", "tied", "diag", "spherical")
@@ -101,15 +101,15 @@ def test_the_objective_never_falls_from_seeds(seed, init, restarts):
 
 @settings(max_examples=PROBLEMS // 10, deadline=None)
 @given(seed=seeds)
-def test_plain_em_never_falls_until_a_component_collapses(seed):
+def test_plain_em_never_falls_where_no_component_collapses(seed):
     problem = Problem(seed)
     problem.x = problem.x + problem.scale * problem.rng.normal(size=problem.x.shape)  # no constant column
-    try:
-        mixture = problem.fit(reg_covar=0.0)
-    except NotPositiveDefinite as error:
-        assert "larger reg_covar" in str(error)
-    else:
-        assert_never_falls(mixture)
+    problem.components = 1 + (len(problem.x) > 12 * problem.x.shape[1])
+    problem.labels = np.where(problem.labels < problem.components, problem.labels, -1)
+    assume(len(problem.x) > 3 * problem.x.shape[1])
+    mixture = problem.fit(reg_covar=0.0, n_init=2)
+    assume(torch.linalg.eigvalsh(mixture._dense_covariances()).min() > 1e-4 * problem.scale**2)
+    assert_never_falls(mixture)
 
 
 @settings(max_examples=2 * PROBLEMS // 10, deadline=None)
@@ -208,9 +208,8 @@ def test_no_values_near_those_of_the_m_step_have_a_higher_bound(kind, regularisa
     latent = rounds.expectation(values, {})
     best = rounds.maximisation(values, latent)
     top = rounds.bound(best, latent)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        noise = {n: 0.01 * torch.randn(v.shape, generator=generator, dtype=v.dtype) for n, v in best.items()}
+    for draw in range(50):
+        noise = {n: 0.01 * Key(draw).fold(n).normal(tuple(v.shape), v.dtype, v.device) for n, v in best.items()}
         near = {name: value + noise[name] for name, value in best.items()}
         near["weights"] = near["weights"] / near["weights"].sum(-1, keepdim=True)
         if kind.name in ("full", "tied"):
