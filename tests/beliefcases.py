@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
 from posterity.mixtures.full_precisions import FullPrecisions
-from posterity.mixtures.normal_wishart import Beliefs, Sums, soft_sums, updated
+from posterity.mixtures.normal_wishart import Beliefs, Sums, updated
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
@@ -37,21 +37,36 @@ def problem(kind: str, components: int = 3, dimensions: int = 2, num_data: int =
     rng = np.random.default_rng(seed)
     precisions = KINDS[kind]
     root = rng.normal(size=(dimensions, dimensions))
-    scale = torch.from_numpy(root @ root.T + np.eye(dimensions))
+    scale = torch.tensor(root @ root.T + np.eye(dimensions))
     number = lambda value: torch.full((1, 1), value, dtype=torch.float64)  # noqa: E731
     prior = Beliefs(
         torch.full((1, components), 0.7, dtype=torch.float64),
         number(0.6),
-        torch.from_numpy(rng.normal(size=(1, 1, dimensions))),
+        torch.tensor(rng.normal(size=(1, 1, dimensions))),
         precisions.stored(scale),
         number(dimensions + 1.5),
     )
-    points = torch.from_numpy(2 * rng.normal(size=(num_data, dimensions)))
-    weights = torch.from_numpy(rng.uniform(0.5, 2.0, size=num_data))
+    points = torch.tensor(2 * rng.normal(size=(num_data, dimensions)))
+    weights = torch.tensor(rng.uniform(0.5, 2.0, size=num_data))
     rows = Rows(points, weights, None, torch.zeros(dimensions, dtype=torch.float64))
-    responsibilities = torch.from_numpy(rng.dirichlet(np.full(components, 0.5), size=(1, num_data)))
-    sums = soft_sums(precisions, rows, responsibilities)
+    responsibilities = torch.tensor(rng.dirichlet(np.full(components, 0.5), size=(1, num_data)))
+    sums = naive_sums(kind, points, weights, responsibilities[0])
     return Problem(precisions, prior, rows, responsibilities, sums, updated(precisions, prior, sums))
+
+
+def naive_sums(kind: str, points: Tensor, weights: Tensor, responsibilities: Tensor) -> Sums:
+    """Sums of rows under responsibilities (N, K), one row and component after another."""
+    weighted = responsibilities * weights[:, None]
+    counts = weighted.sum(0)
+    averages = torch.stack([(each[:, None] * points).sum(0) / each.sum() for each in weighted.T])
+    matrices = torch.zeros(len(counts), points.shape[1], points.shape[1], dtype=torch.float64)
+    for n, point in enumerate(points):
+        for k, average in enumerate(averages):
+            matrices[k] += weighted[n, k] * torch.outer(point - average, point - average)
+    variances = matrices.diagonal(dim1=-2, dim2=-1)
+    stored = {"full": matrices, "tied": matrices.sum(0), "diag": variances, "spherical": variances.sum(-1)}[kind]
+    entropy = -(weights[:, None] * torch.xlogy(responsibilities, responsibilities)).sum()
+    return Sums(counts[None], averages[None], stored[None], entropy[None])
 
 
 class Drawn(NamedTuple):
@@ -65,8 +80,8 @@ class Drawn(NamedTuple):
 def drawn(kind: str, beliefs: Beliefs, prior: Beliefs, count: int, seed: int) -> Drawn:
     """Draws of (pi, mu, Lambda), with log densities as products of textbook ones in the kind's own parameters."""
     rng = np.random.default_rng(seed)
-    concentration, precision, means, inverse, degrees = (tensor[0].numpy() for tensor in beliefs)
-    concentration0, precision0, means0, inverse0, degrees0 = (tensor[0].numpy() for tensor in prior)
+    concentration, precision, means, inverse, degrees = (tensor[0].cpu().numpy() for tensor in beliefs)
+    concentration0, precision0, means0, inverse0, degrees0 = (tensor[0].cpu().numpy() for tensor in prior)
     components, dimensions = means.shape
     weights = rng.dirichlet(concentration, size=count)
     log_density = stats.dirichlet.logpdf(weights.T, concentration)

@@ -8,20 +8,24 @@ from torch import Tensor
 from posterity.mixtures.rows import Components, Statistics
 
 
-class Whitener(ABC):
-    """Distances and sums of one chunk of rows after another, for M = R K components."""
+class Sweep(ABC):
+    """What a pass does with one chunk of rows after another, for M = R K components, in float64."""
+
+    rows: int  # at most that many at a time
 
     @abstractmethod
-    def half_squares(self, points: Tensor) -> Tensor:
-        """Half the squared whitened distances (M, n) of points (D, n) from the means."""
+    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
+        """The scores (M, n) of points (n, D) less the centre (D,); the caller may write over them."""
 
     @abstractmethod
     def add(self, weights: Tensor) -> None:
         """Add the moments of the points last given, with these weights (M, n)."""
 
     @abstractmethod
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """What was added: sum w (x - mean) (R, K, D), and sum w (x - mean)(x - mean)^T (R, *shape)."""
+    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """What was added: sum w (x - mean) (R, K, D), and sum w (x - mean)(x - mean)^T (R, K, D, D) or its
+        diagonal (R, K, D). Takes the sums of the weights (R, K).
+        """
 
 
 class Covariance(ABC):
@@ -57,9 +61,9 @@ class Covariance(ABC):
         """The covariances as matrices (R, K, D, D)."""
 
     @abstractmethod
-    def whitener(self, components: Components, like: Tensor, rows: int) -> Whitener:
-        """The worker of a pass over points such as `like`, `rows` of them at a time."""
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """What goes over so many rows, chunk by chunk."""
 
     @abstractmethod
-    def row_numbers(self, components: int, dimensions: int) -> int:
-        """How many numbers the worker of a pass holds for each row of a chunk, for `components` in all."""
+    def stored(self, scatters: Tensor) -> Tensor:
+        """The scatters that the sweep has found, in this kind's storage (R, *shape)."""

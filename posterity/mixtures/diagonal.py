@@ -6,9 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Whitener
+from posterity.mixtures.covariance import Covariance, Sweep
 from posterity.mixtures.full import refuse
+from posterity.mixtures.moments import scale_moments
 from posterity.mixtures.rows import Components, Statistics
+from posterity.mixtures.whitened import ScaleSweep
 
 
 @dataclass(frozen=True)
@@ -48,47 +50,15 @@ class Diagonal(Covariance):
         """Diagonal matrices (R, K, D, D)."""
         return torch.diag_embed(covariances)
 
-    def whitener(self, components: Components, like: Tensor, rows: int) -> Whitener:
-        """Whitened coordinates one by one."""
-        return ScaleWhitener(components.means, components.factors, like, rows)
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Squares of coordinates where these suffice, else whitened distances."""
+        return scale_sweep(components, num_data)
 
-    def row_numbers(self, components: int, dimensions: int) -> int:
-        """Whitened rows and their squares."""
-        return 2 * components * dimensions
+    def stored(self, scatters: Tensor) -> Tensor:
+        """As they are."""
+        return scatters
 
 
-class ScaleWhitener(Whitener):
-    """Distances from the means over the scales, their squares, and the weighted sums of both."""
-
-    def __init__(self, means: Tensor, factors: Tensor, like: Tensor, rows: int) -> None:
-        self.factors = factors  # (R, K, D)
-        self.shape = means.shape
-        count, dimensions = means.shape[0] * means.shape[1], means.shape[2]
-        self.means = means.reshape(count, dimensions, 1).to(like.dtype)
-        self.scales = factors.reshape(count, dimensions, 1).to(like.dtype)
-        self.whitened = like.new_empty(count * dimensions * rows)
-        self.products = like.new_empty(count * dimensions * rows)
-        self.first = torch.zeros(count, dimensions, dtype=torch.float64, device=like.device)
-        self.second = torch.zeros(count, dimensions, dtype=torch.float64, device=like.device)
-
-    def half_squares(self, points: Tensor) -> Tensor:
-        """Squares of whitened coordinates, added over the dimensions."""
-        count, dimensions = self.first.shape
-        size = points.shape[1]
-        used = count * dimensions * size
-        self.z = self.whitened[:used].view(count, dimensions, size)
-        self.squares = self.products[:used].view(count, dimensions, size)
-        torch.sub(points, self.means, out=self.z)
-        self.z *= self.scales
-        torch.mul(self.z, self.z, out=self.squares)
-        return self.squares.sum(1).mul_(0.5)
-
-    def add(self, weights: Tensor) -> None:
-        """Whitened coordinates and their squares, weighted."""
-        column = weights[:, :, None]
-        self.first += torch.bmm(self.z, column)[..., 0]
-        self.second += torch.bmm(self.squares, column)[..., 0]
-
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """The moments taken back by the scales."""
-        return self.first.view(self.shape) / self.factors, self.second.view(self.shape) / self.factors.square()
+def scale_sweep(components: Components, num_data: int) -> Sweep:
+    """What goes over the rows for factors (R, K, D)."""
+    return scale_moments(components, num_data) or ScaleSweep(components, num_data)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
-from posterity.mixtures.precisions import Precisions
+from posterity.mixtures.precisions import Precisions, raised
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,21 @@ class DiagonalPrecisions(Precisions):
         """Once."""
         return 1
 
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """A vector."""
+        return (dimensions,)
+
     def stored(self, matrix: Tensor) -> Tensor:
         """Its diagonal, (1, 1, D)."""
         return matrix.diagonal()[None, None]
+
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """All of it."""
+        return raised(stored, floor)
+
+    def condition(self, stored: Tensor) -> float:
+        """1: nothing cancels."""
+        return 1.0
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
         """nu_k = nu_0 + N_k."""

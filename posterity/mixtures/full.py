@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
-from posterity.mixtures.covariance import Covariance, Whitener
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.moments import matrix_moments
 from posterity.mixtures.rows import Components, Statistics
+from posterity.mixtures.whitened import MatrixSweep
 
 
 @dataclass(frozen=True)
@@ -45,61 +47,18 @@ class Full(Covariance):
         """The covariances as they are."""
         return covariances
 
-    def whitener(self, components: Components, like: Tensor, rows: int) -> Whitener:
-        """Products with the factors of all components at once."""
-        return MatrixWhitener(components.means, components.factors, like, rows)
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Products of coordinates where these suffice, else whitened distances."""
+        return matrix_sweep(components, num_data)
 
-    def row_numbers(self, components: int, dimensions: int) -> int:
-        """Whitened rows, and the same once more."""
-        return 2 * components * dimensions
+    def stored(self, scatters: Tensor) -> Tensor:
+        """As they are."""
+        return scatters
 
 
-class MatrixWhitener(Whitener):
-    """Whitened coordinates by one product for all components, and moments in those coordinates.
-
-    Distances from a mean are small numbers there, so that neither a far centre nor components far apart cancel digits.
-    Rows are the last axis everywhere: additions over components and dimensions then run along contiguous memory.
-    """
-
-    def __init__(self, means: Tensor, factors: Tensor, like: Tensor, rows: int) -> None:
-        self.factors = factors  # (R, K, D, D)
-        self.shape = means.shape
-        restarts, components, dimensions = means.shape
-        count = restarts * components
-        whitening = factors.mT.reshape(count * dimensions, dimensions)
-        bias = (means[..., None, :] @ factors).reshape(count * dimensions, 1)
-        self.whitening, self.bias = whitening.to(like.dtype), bias.neg().to(like.dtype)
-        self.whitened = like.new_empty(count * dimensions * rows)
-        self.products = like.new_empty(count * dimensions * rows)
-        self.first = torch.zeros(count, dimensions, dtype=torch.float64, device=like.device)
-        self.second = torch.zeros(count, dimensions, dimensions, dtype=torch.float64, device=like.device)
-
-    def half_squares(self, points: Tensor) -> Tensor:
-        """One product (M D, D) (D, n), then squares added over the dimensions."""
-        count, dimensions = self.first.shape
-        size = points.shape[1]
-        used = count * dimensions * size
-        self.z = self.whitened[:used].view(count * dimensions, size)
-        torch.addmm(self.bias, self.whitening, points, out=self.z)
-        self.z = self.z.view(count, dimensions, size)
-        self.scaled = self.products[:used].view(count, dimensions, size)
-        torch.mul(self.z, self.z, out=self.scaled)
-        return self.scaled.sum(1).mul_(0.5)
-
-    def add(self, weights: Tensor) -> None:
-        """Products of the whitened rows with themselves, weighted, by component."""
-        torch.mul(self.z, weights[:, None], out=self.scaled)
-        self.first += self.scaled.sum(2)
-        self.second += torch.bmm(self.scaled, self.z.mT)
-
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """The moments taken back by A^-1."""
-        first = self.first.view(self.shape)
-        second = self.second.view(*self.shape, self.shape[-1])
-        first = torch.linalg.solve_triangular(self.factors, first[..., None, :], upper=True, left=False)[..., 0, :]
-        second = torch.linalg.solve_triangular(self.factors, second, upper=True, left=False)
-        second = torch.linalg.solve_triangular(self.factors, second.mT, upper=True, left=False)
-        return first, (second + second.mT) / 2
+def matrix_sweep(components: Components, num_data: int) -> Sweep:
+    """What goes over the rows for factors (R, K, D, D)."""
+    return matrix_moments(components, num_data) or MatrixSweep(components, num_data)
 
 
 def inverse_roots(covariances: Tensor) -> Tensor:

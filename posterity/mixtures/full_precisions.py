@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.full import Full
-from posterity.mixtures.precisions import Precisions
+from posterity.mixtures.precisions import Precisions, condition_of, raised
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,22 @@ class FullPrecisions(Precisions):
         """Once."""
         return 1
 
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """A matrix."""
+        return dimensions, dimensions
+
     def stored(self, matrix: Tensor) -> Tensor:
         """The matrix, (1, 1, D, D)."""
         return matrix[None, None]
+
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """On the diagonal alone."""
+        diagonal = raised(stored.diagonal(dim1=-2, dim2=-1), floor)
+        return torch.diagonal_scatter(stored, diagonal, dim1=-2, dim2=-1)
+
+    def condition(self, stored: Tensor) -> float:
+        """Of the correlations."""
+        return condition_of(stored)
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
         """nu_k = nu_0 + N_k."""

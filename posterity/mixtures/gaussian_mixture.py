@@ -23,11 +23,11 @@ from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
 from posterity.mixtures.full import Full
-from posterity.mixtures.moments import precisions
 from posterity.mixtures.passes import scores
 from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisation
 from posterity.mixtures.rounds import Rounds, Tensors, log_normalisers
 from posterity.mixtures.rows import Components, Rows
+from posterity.mixtures.second_moments import precisions
 from posterity.mixtures.seeding import INITS
 from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.starts import given, refuse_constant_columns, seeded
@@ -58,8 +58,8 @@ class GaussianMixture(MixtureEstimator):
     Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters are
     in float64; float32 rows stay as they are, and only products of rows are in float32.
 
-    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` or
-    `reg_covar` 0 (in float64) a round that lowers it is an error. A component with less than 1e-8 of the rows is moved
+    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` (and
+    rows in float64) a round that lowers it is an error. A component with less than 1e-8 of the rows is moved
     to the row explained worst where that raises the objective. If all rows are equal, or a column is constant, the
     regularisation is the variance; with `reg_covar` 0 that is an error, as is a component that collapses on one point.
 
@@ -183,8 +183,11 @@ class GaussianMixture(MixtureEstimator):
         means = None
         if self.means_init is not None:
             means = as_start(self.means_init, "means_init", shape, rows.points) - rows.centre
-        restarts = self.n_init if means is None else 1
-        values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))
+        if means is None or self.weights_init is None or self.precisions_init is None:
+            restarts = self.n_init if means is None else 1
+            values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))
+        else:
+            values = {"means": means[None]}
         return given(values, kind, rows, self.weights_init, self.precisions_init)
 
     def _last_values(self, rows: Rows, kind: Covariance) -> Tensors:

@@ -30,7 +30,8 @@ def prior_of(settings: PriorSettings, precisions: Precisions, rows: Rows, compon
     """The prior, with its mean relative to the rows' centre.
 
     None stands for: weights 1 / K; mean precision 1; the mean of the rows; D degrees of freedom; the covariance of the
-    rows (in the kind's storage) plus `floor` on the diagonal, which keeps constant columns from a singular prior.
+    rows (in the kind's storage) with the share `floor` added to its variances (`floor` itself to those that are 0), so
+    that it is not singular when columns are constant or depend on each other.
     """
     dimensions, device = rows.points.shape[1], rows.points.device
     smallest = precisions.block(dimensions)[0] - 1
@@ -39,16 +40,15 @@ def prior_of(settings: PriorSettings, precisions: Precisions, rows: Rows, compon
         raise ValueError(f"degrees_of_freedom_prior must be greater than {smallest}. Got {shown(degrees)}.")
     concentration = _number("weight_concentration_prior", settings.weight_concentration, 1.0 / components)
     mean_precision = _number("mean_precision_prior", settings.mean_precision, 1.0)
-    mean, covariance = moments(precisions, rows)
+    floor = settings.floor
+    if isinstance(floor, bool) or not isinstance(floor, numbers.Real) or not 0 <= float(floor) < float("inf"):
+        raise ValueError(f"reg_covar must be a number of at least 0. Got {shown(floor)}.")
+    if settings.mean is None or settings.covariance is None:
+        mean, inverse_scale = moments(precisions, rows)
+        inverse_scale = precisions.floored(inverse_scale, float(floor))
     if settings.mean is not None:
         mean = as_start(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
-    floor = settings.floor
-    if isinstance(floor, bool) or not isinstance(floor, numbers.Real) or not 0 <= floor < float("inf"):
-        raise ValueError(f"reg_covar must be a number of at least 0. Got {shown(floor)}.")
-    identity = torch.eye(dimensions, dtype=torch.float64, device=device)
-    if settings.covariance is None:
-        inverse_scale = covariance + float(floor) * precisions.stored(identity)
-    else:
+    if settings.covariance is not None:
         inverse_scale = precisions.stored(_matrix(settings.covariance, precisions, rows))
     number = torch.ones(1, 1, dtype=torch.float64, device=device)
     prior = Beliefs(
@@ -63,8 +63,8 @@ def prior_of(settings: PriorSettings, precisions: Precisions, rows: Rows, compon
     except NotPositiveDefinite as error:
         if settings.covariance is None:
             raise ValueError(
-                "The covariance of the rows is singular, and the prior is made of it. Columns may be constant or depend "
-                "on each other: drop some, raise reg_covar or give a covariance_prior."
+                "The covariance of the rows, of which the prior is made, is singular. Columns may be constant or "
+                "depend on each other: drop some, raise reg_covar or give a covariance_prior."
             ) from error
         raise ValueError("covariance_prior must be positive definite. Got one that is not.") from error
     return prior
@@ -91,14 +91,14 @@ def _number(name: str, value: object, default: float) -> float:
 
 
 def _matrix(value: object, precisions: Precisions, rows: Rows) -> Tensor:
-    """A covariance_prior as a matrix (D, D): (D, D) for full and tied, (D,) for diag, one number for spherical."""
-    dimensions, name = rows.points.shape[1], precisions.covariance.name
-    if name == "spherical":
-        positive("covariance_prior", value, "for spherical covariances")
-        return float(value) * torch.eye(dimensions, dtype=torch.float64, device=rows.points.device)  # type: ignore[arg-type]
-    if name == "diag":
-        return torch.diag(as_start(value, "covariance_prior", (dimensions,), rows.points))
-    given = as_start(value, "covariance_prior", (dimensions, dimensions), rows.points)
+    """A covariance_prior as a matrix (D, D), from the shape that the kind asks for."""
+    dimensions = rows.points.shape[1]
+    shape = precisions.prior_shape(dimensions)
+    if not shape and isinstance(value, numbers.Real):
+        value = torch.tensor(float(value))
+    given = as_start(value, "covariance_prior", shape, rows.points)
+    if given.dim() < 2:
+        return torch.diag(given.expand(dimensions))
     if not torch.allclose(given, given.mT, rtol=0.0, atol=1e-8 * float(given.abs().max())):
         raise ValueError("covariance_prior must be symmetric. Got a matrix that is not.")
     return (given + given.mT) / 2

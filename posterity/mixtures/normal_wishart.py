@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures import dirichlet, wishart
-from posterity.mixtures.passes import statistics
 from posterity.mixtures.precisions import Precisions
-from posterity.mixtures.rows import Components, Rows, Statistics
+from posterity.mixtures.rows import Components, Statistics
 
 
 class Beliefs(NamedTuple):
@@ -103,26 +102,3 @@ def divergence(precisions: Precisions, prior: Beliefs, beliefs: Beliefs, factors
 def sums_of(precisions: Precisions, means: Tensor, found: Statistics) -> Sums:
     """The sums that one pass over the rows found, which was about `means` (R, K, D)."""
     return Sums(found.counts, means + found.shifts, precisions.covariance.second_moments(found), found.entropy)
-
-
-def soft_sums(precisions: Precisions, rows: Rows, responsibilities: Tensor) -> Sums:
-    """The sums of rows under given responsibilities (R, N, K), whatever their labels: K copies of the rows are made."""
-    count, components = responsibilities.shape[1:]
-    dimensions, device = rows.points.shape[1], rows.points.device
-    shares = responsibilities.to(torch.float64)
-    weights = torch.ones(count, dtype=torch.float64, device=device) if rows.weights is None else rows.weights.double()
-    labels = torch.arange(components, device=device).repeat_interleave(count)
-    copies = Rows(rows.points.repeat(components, 1), None, labels, rows.centre)
-    unit = precisions.stored(torch.eye(dimensions, dtype=torch.float64, device=device))
-    unit = unit.expand(1, *precisions.covariance.shape(components, dimensions)).contiguous()
-    found = []
-    for each in shares:
-        weighted = copies._replace(weights=(each * weights[:, None]).mT.flatten())
-        means = torch.zeros(1, components, dimensions, dtype=torch.float64, device=device)
-        made = Components(means[..., 0], means, unit)
-        # Once more about the averages, where the moments lose no digits.
-        means = means + statistics(weighted, precisions.covariance, made).shifts
-        again = statistics(weighted, precisions.covariance, made._replace(means=means))
-        found.append(sums_of(precisions, means, again))
-    entropy = (torch.special.entr(shares).sum(-1) * weights).sum(-1)
-    return Sums(*(torch.cat(parts) for parts in zip(*found, strict=True)))._replace(entropy=entropy)

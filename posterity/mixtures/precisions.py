@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
@@ -27,8 +28,20 @@ class Precisions(ABC):
         """How many times those matrices stand on the diagonal of the whole precision (D, D)."""
 
     @abstractmethod
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """The shape in which W^-1 of the prior, one for all components, is given."""
+
+    @abstractmethod
     def stored(self, matrix: Tensor) -> Tensor:
         """A matrix (D, D) as the kind stores it, (1, *shape) with one component: its diagonal, or the mean of that."""
+
+    @abstractmethod
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """A matrix in storage with its variances raised by the share `floor` (`raised`)."""
+
+    @abstractmethod
+    def condition(self, stored: Tensor) -> float:
+        """The largest condition number of stored matrices, each scaled to a unit diagonal: it magnifies rounding."""
 
     @abstractmethod
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
@@ -53,3 +66,15 @@ class Precisions(ABC):
     @abstractmethod
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
         """|(x_n - m_k) A_k|^2, apart for independent matrices: (N, D), (K, D), (*shape) -> (N, K, copies)."""
+
+
+def raised(variances: Tensor, floor: float) -> Tensor:
+    """Variances times 1 + floor; those that are 0 become the floor."""
+    return torch.where(variances > 0, variances * (1 + floor), floor)
+
+
+def condition_of(matrices: Tensor) -> float:
+    """The largest condition number of matrices (..., D, D) scaled to a unit diagonal."""
+    scales = matrices.diagonal(dim1=-2, dim2=-1).sqrt()
+    values = torch.linalg.eigvalsh(matrices / (scales[..., :, None] * scales[..., None, :]))
+    return float((values[..., -1] / values[..., 0].clamp(min=torch.finfo(values.dtype).tiny)).max())

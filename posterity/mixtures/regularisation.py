@@ -9,7 +9,7 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.mixtures.checks import not_negative
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import divisors, identity, identity_moment, log_determinants, quadratic
+from posterity.mixtures.second_moments import divisors, identity, identity_moment, log_determinants, quadratic
 
 
 class Regularisation(ABC):
@@ -36,7 +36,7 @@ class Floor(Regularisation):
     **Math**: S_k = S_k^ML + eps I, eps = `variance`; no penalty.
 
     **Limit**: not the maximum of any objective: the log-likelihood may fall by O(eps) in a round. 0 is plain EM, whose
-    likelihood has no upper limit: a component on one point ends in an error.
+    likelihood has no upper limit: a component on one point ends in an error, after rounds in which digits are lost.
 
     **Cost**: none.
 
@@ -44,8 +44,9 @@ class Floor(Regularisation):
 
     **Example**:
 
-    >>> Floor(0.0).exact, Floor(1e-6).exact
-    (True, False)
+    >>> from posterity.mixtures.spherical import Spherical
+    >>> Floor(0.5).covariances(Spherical(), torch.tensor([[6.0]]), torch.tensor([[3.0]]), 2)
+    tensor([[1.5000]])
     """
 
     variance: float = 1e-6
@@ -55,8 +56,8 @@ class Floor(Regularisation):
 
     @property
     def exact(self) -> bool:
-        """Only without a floor."""
-        return self.variance == 0
+        """Never: even 0 has no limit to the digits lost on the way to a collapse."""
+        return False
 
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
         """See `Regularisation`."""

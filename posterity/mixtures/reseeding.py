@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import per_component
 from posterity.mixtures.passes import log_densities
 from posterity.mixtures.rows import Components, Rows
+from posterity.mixtures.second_moments import per_component
 from posterity.mixtures.tied import Tied
+
+SIZES = (1.0, 0.1)  # of covariances, over the mean one
 
 
 def worst_rows(rows: Rows, kind: Covariance, components: Components, count: int) -> Tensor | None:
@@ -27,24 +29,30 @@ def worst_rows(rows: Rows, kind: Covariance, components: Components, count: int)
 def proposals(
     kind: Covariance, values: dict[str, Tensor], empty: Tensor, points: Tensor, num_data: int
 ) -> list[dict[str, Tensor]]:
-    """The values with empty components (R, K) at the points (R, E, D), the worst first, and the mean covariance.
+    """The values with empty components (R, K) at the points (R, E, D), the worst first.
 
-    One for each weight that such a component may be given: from its share among all down to that of one row.
+    Weight and covariance of such a component come in several sizes: its share among all or that of one row; the mean
+    covariance of the others or a tenth of it.
     """
     count = values["weights"].shape[-1]
     rank = (empty.cumsum(-1) - 1).clamp_min(0)  # (R, K): the first empty component takes the worst row
     there = points.gather(1, rank[..., None].expand_as(values["means"]))
     means = torch.where(empty[..., None], there, values["means"])
-    covariances = values["covariances"]
     shares = torch.where(empty, 0.0, values["weights"])
-    if not isinstance(kind, Tied):
-        weights = shares.reshape(*shares.shape, *(1,) * (covariances.dim() - 2))
-        mean = (weights * covariances).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
-        covariances = torch.where(per_component(kind, empty), mean, covariances)
+    shares = shares / shares.sum(-1, keepdim=True)
     found = []
-    smallest = min(1 / count, 1 / num_data)
-    for weight in (1 / count, (smallest / count) ** 0.5, smallest):
-        left = 1 - weight * empty.sum(-1, keepdim=True)
-        own = torch.where(empty, weight, shares / shares.sum(-1, keepdim=True) * left)
-        found.append({"weights": own, "means": means, "covariances": covariances})
+    for weight in (1 / count, min(1 / count, 1 / num_data)):
+        left = 1 - weight * empty.sum(-1, keepdim=True).to(shares)
+        own = torch.where(empty, weight, shares * left)
+        for covariances in _sizes(kind, values["covariances"], shares, empty):
+            found.append({"weights": own, "means": means, "covariances": covariances})
     return found
+
+
+def _sizes(kind: Covariance, covariances: Tensor, shares: Tensor, empty: Tensor) -> list[Tensor]:
+    """The covariances where those of empty components are the mean one, or a part of it; shared ones as they are."""
+    if isinstance(kind, Tied):
+        return [covariances]
+    shares = shares.reshape(*shares.shape, *(1,) * (covariances.dim() - 2))
+    mean = (shares * covariances).sum(1, keepdim=True)
+    return [torch.where(per_component(kind, empty), size * mean, covariances) for size in SIZES]

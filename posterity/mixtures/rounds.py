@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import per_component, quadratic
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.regularisation import Regularisation
 from posterity.mixtures.reseeding import proposals, worst_rows
 from posterity.mixtures.rows import Components, Rows, Statistics
+from posterity.mixtures.second_moments import per_component, quadratic
 from posterity.model.density import Density
 
 Values = Mapping[str, Tensor]  # weights, means and covariances
 Tensors = dict[str, Tensor]
 EMPTY = 1e-8  # the share of all rows below which a component is empty
+# The mean squared distance of rows from the means before an M-step, in the covariances after it, at which moments about
+# the means after it have lost so many digits that a bound made of them is off by 1e-12.
+FAR = 5000.0
 NAMES = ("weights", "means", "covariances")
 
 
@@ -30,7 +33,8 @@ class Rounds:
 
     A component with less than 1e-8 of all rows is empty: it keeps mean and covariance, and is offered a new place at
     the row that the mixture explains worst, with several weights. The best of them is taken if it raises the objective,
-    so that re-seeding lowers no bound; in such a round the bound after the M-step is the objective itself.
+    so that re-seeding lowers no bound. In such a round the bound after the M-step is the objective itself; so it is
+    after a start so far from the rows that sums about its means lose digits.
     """
 
     rows: Rows
@@ -85,10 +89,11 @@ class Rounds:
         """The objective where q was made at these values, otherwise that less KL(q || posterior); (R,)."""
         if all(torch.equal(values[name], latent[name]) for name in NAMES):
             return self._penalised(latent["log_likelihood"], latent["factors"], values)
-        if bool(self.empty(latent).any()):
-            return self.objective(values)
         sums = Statistics(*(latent[name] for name in Statistics._fields))
         factors = self.kind.factors(values["covariances"])
+        distances = quadratic(self.kind, factors, sums.scatters) / self.total
+        if bool((self.empty(latent).any(-1) | (distances > FAR)).any()):
+            return self.objective(values)
         # About the means of `values`, which need not be those of the M-step.
         beside = sums._replace(
             shifts=values["means"] - latent["means"] - sums.shifts, scatters=torch.zeros_like(sums.scatters)

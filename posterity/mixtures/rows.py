@@ -1,9 +1,16 @@
 """What goes into a pass over the rows of a mixture, and what comes out."""
 
-from typing import NamedTuple
+import math
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+WORK: Final = torch.float64  # the number type of all that a pass computes; float32 rows are cast chunk by chunk
+
+# Bytes that a pass works on at a time. On a CPU they should stay in the caches; on a GPU few large kernels win.
+CPU_BYTES = 1 << 21
+GPU_BYTES = 1 << 28
 
 
 class Rows(NamedTuple):
@@ -43,3 +50,19 @@ class Statistics(NamedTuple):
 def rows_of(points: Tensor, weights: Tensor | None = None, labels: Tensor | None = None) -> Rows:
     """The rows, centred at the mean of the points: takes points (N, D), weights (N,) and labels (N,)."""
     return Rows(points, weights, labels, points.detach().mean(0).to(torch.float64))
+
+
+def chunk_rows(numbers: int, offsets: Tensor, num_data: int) -> int:
+    """How many rows to take at a time, where each needs this many numbers and the softmax of its scores.
+
+    Takes the components' offsets (R, K).
+    """
+    restarts, components = offsets.shape
+    numbers += restarts * (2 * components + 3)  # scores, shares; three sums over components
+    budget = CPU_BYTES if offsets.device.type == "cpu" else GPU_BYTES
+    return min(num_data, max(64, budget // (numbers * WORK.itemsize)))
+
+
+def taken(workspace: Tensor, *shape: int) -> Tensor:
+    """A tensor of this shape at the beginning of a workspace (W,)."""
+    return workspace[: math.prod(shape)].view(shape)

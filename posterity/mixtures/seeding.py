@@ -7,9 +7,9 @@ from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
-from posterity.mixtures.moments import identity
-from posterity.mixtures.passes import chunk_rows, statistics
+from posterity.mixtures.passes import statistics
 from posterity.mixtures.rows import Components, Rows, Statistics
+from posterity.mixtures.second_moments import identity
 from posterity.mixtures.spherical import Spherical
 from posterity.numerics.random import Key
 
@@ -47,26 +47,25 @@ def nearest(rows: Rows, kind: Covariance, centres: Tensor, spread: float) -> Sta
 def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: int, key: Key) -> Statistics:
     """Sums over all rows under random responsibilities, uniform numbers over their sum, about `rows.centre`."""
     centre = torch.zeros(restarts, components, rows.points.shape[1], dtype=torch.float64, device=rows.points.device)
-    start = _sharp(kind, centre, SHARPNESS)
-    size = chunk_rows(rows.points, kind.row_numbers(restarts * components, rows.points.shape[1]))
-    worker = kind.whitener(start, rows.points, min(size, len(rows.points)))
-    counts = torch.zeros_like(start.offsets)
-    for begin in range(0, len(rows.points), size):
-        points = rows.points[begin : begin + size]
-        worker.half_squares((points - rows.centre.to(points.dtype)).mT.contiguous())
-        shares = key.fold(begin).uniform((restarts, components, len(points)), torch.float64, points.device)
+    sweep = kind.sweep(_sharp(kind, centre, SHARPNESS), len(rows.points))
+    counts = torch.zeros_like(centre[..., 0])
+    for begin in range(0, len(rows.points), sweep.rows):
+        piece = slice(begin, begin + sweep.rows)
+        sweep.scores(rows.points[piece], rows.centre)  # it notes the rows whose moments it adds
+        shape = (restarts, components, len(rows.points[piece]))
+        shares = key.fold(begin).uniform(shape, torch.float64, centre.device)
         if rows.labels is not None:
-            labels = rows.labels[begin : begin + size]
+            labels = rows.labels[piece]
             each = torch.arange(components, device=labels.device)[:, None]
             shares = torch.where(labels >= 0, (labels == each).to(shares.dtype), shares)
         shares /= shares.sum(1, keepdim=True)
         if rows.weights is not None:
-            shares *= rows.weights[begin : begin + size]
+            shares *= rows.weights[piece]
         counts += shares.sum(2)
-        worker.add(shares.flatten(0, 1).to(points.dtype))
-    first, scatters = worker.sums()
+        sweep.add(shares.flatten(0, 1))
+    first, scatters = sweep.sums(counts)
     shifts = torch.where(counts[..., None] > 0, first / counts[..., None], 0.0)
-    return Statistics(counts, shifts, scatters, counts.new_zeros(restarts), counts.new_zeros(restarts))
+    return Statistics(counts, shifts, kind.stored(scatters), counts.new_zeros(restarts), counts.new_zeros(restarts))
 
 
 def _subset(rows: Rows, key: Key) -> Rows:

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Whitener
-from posterity.mixtures.diagonal import ScaleWhitener
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.diagonal import scale_sweep
 from posterity.mixtures.full import refuse
 from posterity.mixtures.rows import Components, Statistics
 
@@ -51,26 +51,11 @@ class Spherical(Covariance):
         """Multiples of the identity (R, K, D, D)."""
         return torch.diag_embed(covariances[..., None].expand(-1, -1, dimensions))
 
-    def whitener(self, components: Components, like: Tensor, rows: int) -> Whitener:
-        """As with a scale for each dimension; their scatters are added at the end."""
-        return _SphericalWhitener(components, like, rows)
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """As with a scale for each dimension."""
+        factors = components.factors[..., None].expand_as(components.means)
+        return scale_sweep(components._replace(factors=factors), num_data)
 
-    def row_numbers(self, components: int, dimensions: int) -> int:
-        """Whitened rows and their squares."""
-        return 2 * components * dimensions
-
-
-class _SphericalWhitener(Whitener):
-    def __init__(self, components: Components, like: Tensor, rows: int) -> None:
-        scales = components.factors[..., None].expand_as(components.means)
-        self.each = ScaleWhitener(components.means, scales, like, rows)
-
-    def half_squares(self, points: Tensor) -> Tensor:
-        return self.each.half_squares(points)
-
-    def add(self, weights: Tensor) -> None:
-        self.each.add(weights)
-
-    def sums(self) -> tuple[Tensor, Tensor]:
-        first, second = self.each.sums()
-        return first, second.sum(-1)
+    def stored(self, scatters: Tensor) -> Tensor:
+        """Added over dimensions."""
+        return scatters.sum(-1)

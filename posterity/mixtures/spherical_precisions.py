@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.precisions import Precisions
+from posterity.mixtures.precisions import Precisions, raised
 from posterity.mixtures.spherical import Spherical
 
 
@@ -24,9 +24,21 @@ class SphericalPrecisions(Precisions):
         """In every dimension."""
         return dimensions
 
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """One number."""
+        return ()
+
     def stored(self, matrix: Tensor) -> Tensor:
         """The mean of its diagonal, (1, 1)."""
         return matrix.diagonal().mean()[None, None]
+
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """All of it."""
+        return raised(stored, floor)
+
+    def condition(self, stored: Tensor) -> float:
+        """1: nothing cancels."""
+        return 1.0
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
         """nu_k = nu_0 + D N_k: each row brings D squares."""

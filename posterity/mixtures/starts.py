@@ -6,10 +6,10 @@ from torch import Tensor
 from posterity.errors import BadData
 from posterity.mixtures.checks import as_mixture_weights, as_start
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.moments import is_matrix, per_component
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.rounds import EMPTY, Rounds, Tensors
 from posterity.mixtures.rows import Components, Rows
+from posterity.mixtures.second_moments import is_matrix, per_component
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
 from posterity.numerics.random import Key
 
@@ -49,7 +49,8 @@ def given(values: Tensors, kind: Covariance, rows: Rows, weights: object, precis
     values = dict(values)
     if weights is not None:
         found = as_mixture_weights(weights, "weights_init", components, rows.points)
-        values["weights"] = found.expand(restarts, -1)
+        # A weight of 0 would make a row with that label impossible.
+        values["weights"] = found.clamp_min(torch.finfo(found.dtype).tiny).expand(restarts, -1)
     if precisions is not None:
         shape = kind.shape(components, dimensions)
         inverse = inverted(kind, as_start(precisions, "precisions_init", shape, rows.points))

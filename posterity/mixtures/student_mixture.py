@@ -22,9 +22,9 @@ def log_joint(precisions: Precisions, beliefs: Beliefs, points: Tensor, centre: 
     """
     only = Beliefs(*(tensor[0] for tensor in beliefs))
     components, dimensions = only.means.shape
-    size, copies = precisions.block(dimensions)
+    copies = precisions.block(dimensions)[1]
     factors = precisions.covariance.factors(covariances(precisions, beliefs))
-    degrees = (only.degrees + 1 - size).expand(components)  # t_k
+    degrees = _degrees(precisions, beliefs)[0].expand(components)
     event = dimensions // copies  # of each independent Student-t
     shrunk = only.mean_precision / ((1 + only.mean_precision) * only.degrees)  # Sigma^-1 = shrunk t_k A A^T
     log_det = precisions.multiplicity(dimensions) * precisions.log_det(factors)[0] + dimensions * shrunk.log()
@@ -40,22 +40,26 @@ def log_joint(precisions: Precisions, beliefs: Beliefs, points: Tensor, centre: 
 
 
 @torch.no_grad()
-def draws(precisions: Precisions, beliefs: Beliefs, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """Rows (count, D) relative to the means' origin from that mixture, and the component (count,) of each."""
-    only = Beliefs(*(tensor[0] for tensor in beliefs))
-    components, dimensions = only.means.shape
-    size, copies = precisions.block(dimensions)
-    degrees = (only.degrees + 1 - size).expand(components)
+def scale_matrices(precisions: Precisions, beliefs: Beliefs) -> Tensor:
+    """Sigma_k of that mixture as matrices (K, D, D)."""
+    components, dimensions = beliefs.means.shape[1:]
     matrices = precisions.covariance.dense(covariances(precisions, beliefs), components, dimensions)[0]
-    widening = (1 + only.mean_precision) * only.degrees / (only.mean_precision * degrees)
-    roots = torch.linalg.cholesky(matrices * widening[:, None, None])
-    device = only.means.device
-    weights = only.concentration / only.concentration.sum()
-    chosen = torch.multinomial(weights, count, replacement=True, generator=key.fold("component").generator(device))
-    normal = key.fold("normal").normal((count, dimensions), only.means.dtype, device)
-    shapes = (degrees / 2)[chosen][:, None].expand(count, copies)
+    widening = (1 + 1 / beliefs.mean_precision) * beliefs.degrees / _degrees(precisions, beliefs)
+    return matrices * widening[0, :, None, None]
+
+
+@torch.no_grad()
+def noise(precisions: Precisions, beliefs: Beliefs, chosen: Tensor, key: Key) -> Tensor:
+    """Student-t numbers (n, D) of unit scale, as the components `chosen` (n,) have them, in float64."""
+    dimensions = beliefs.means.shape[-1]
+    copies = precisions.block(dimensions)[1]
+    degrees = _degrees(precisions, beliefs).expand(1, beliefs.means.shape[1])[0, chosen, None].expand(-1, copies)
+    normal = key.fold("normal").normal((len(chosen), dimensions), torch.float64, chosen.device)
     # What torch.distributions.Gamma draws by; that takes no generator.
-    gammas = torch._standard_gamma(shapes.contiguous(), generator=key.fold("scale").generator(device))
-    scales = (degrees[chosen][:, None] / (2 * gammas)).sqrt()  # (count, copies)
-    rows = (roots[chosen] @ normal[..., None])[..., 0]
-    return only.means[chosen] + rows * scales, chosen
+    gammas = torch._standard_gamma(degrees.contiguous() / 2, generator=key.fold("scale").generator(chosen.device))
+    return normal * (degrees / (2 * gammas)).sqrt()
+
+
+def _degrees(precisions: Precisions, beliefs: Beliefs) -> Tensor:
+    """t = nu + 1 - p, (1, K) or (1, 1)."""
+    return beliefs.degrees + 1 - precisions.block(beliefs.means.shape[-1])[0]

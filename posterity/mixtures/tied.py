@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Whitener
-from posterity.mixtures.full import MatrixWhitener, inverse_roots, moved
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.full import inverse_roots, matrix_sweep, moved
 from posterity.mixtures.rows import Components, Statistics
 
 
@@ -44,26 +44,11 @@ class Tied(Covariance):
         """The same matrix for each component (R, K, D, D)."""
         return covariances[:, None].expand(-1, components, -1, -1)
 
-    def whitener(self, components: Components, like: Tensor, rows: int) -> Whitener:
-        """As with a matrix for each component; their scatters are added at the end."""
-        return _TiedWhitener(components, like, rows)
-
-    def row_numbers(self, components: int, dimensions: int) -> int:
-        """Whitened rows, and the same once more."""
-        return 2 * components * dimensions
-
-
-class _TiedWhitener(Whitener):
-    def __init__(self, components: Components, like: Tensor, rows: int) -> None:
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """As with a matrix for each component."""
         factors = components.factors[:, None].expand(-1, components.means.shape[1], -1, -1)
-        self.each = MatrixWhitener(components.means, factors, like, rows)
+        return matrix_sweep(components._replace(factors=factors), num_data)
 
-    def half_squares(self, points: Tensor) -> Tensor:
-        return self.each.half_squares(points)
-
-    def add(self, weights: Tensor) -> None:
-        self.each.add(weights)
-
-    def sums(self) -> tuple[Tensor, Tensor]:
-        first, second = self.each.sums()
-        return first, second.sum(1)
+    def stored(self, scatters: Tensor) -> Tensor:
+        """Added over components."""
+        return scatters.sum(1)

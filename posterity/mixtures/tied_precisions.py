@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.precisions import Precisions
+from posterity.mixtures.precisions import Precisions, condition_of, raised
 from posterity.mixtures.tied import Tied
 
 
@@ -24,9 +25,22 @@ class TiedPrecisions(Precisions):
         """Once."""
         return 1
 
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """A matrix."""
+        return dimensions, dimensions
+
     def stored(self, matrix: Tensor) -> Tensor:
         """The matrix, (1, D, D)."""
         return matrix[None]
+
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """On the diagonal alone."""
+        diagonal = raised(stored.diagonal(dim1=-2, dim2=-1), floor)
+        return torch.diagonal_scatter(stored, diagonal, dim1=-2, dim2=-1)
+
+    def condition(self, stored: Tensor) -> float:
+        """Of the correlations."""
+        return condition_of(stored)
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
         """nu = nu_0 + sum_k N_k, (R, 1)."""

@@ -5,6 +5,8 @@ log B = -nu/2 log|W| - nu p/2 log 2 - log Gamma_p(nu/2), and E Lambda = nu W. At
 rate W^-1/2. The functions take `log_det` = log|nu W| summed over `copies` independent matrices of one nu.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from torch import Tensor
 def log_normaliser(log_det: Tensor, degrees: Tensor, size: int, copies: int = 1) -> Tensor:
     """The sum of log B(W, nu) over the copies, from log|nu W|."""
     log_det_scale = log_det - copies * size * degrees.log()
-    constant = degrees * size / 2 * torch.log(degrees.new_tensor(2.0)) + torch.mvlgamma(degrees / 2, size)
+    constant = degrees * size / 2 * math.log(2) + torch.mvlgamma(degrees / 2, size)
     return -degrees / 2 * log_det_scale - copies * constant
 
 
