@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ def clusters(key: Key) -> Clusters:
     starts = tuple(Starts(name, _ends(rows, init, key.fold(init))) for name, init in INITS.items())
     found, fit = [], BayesianGaussianMixture()
     for count in range(1, MOST + 1):
-        settings = {"n_init": RESTARTS, "init_params": "k-means++", "random_state": key.fold(count)}
+        settings: dict[str, Any] = {"n_init": RESTARTS, "init_params": "k-means++", "random_state": key.fold(count)}
         point = GaussianMixture(count, max_iter=ROUNDS, tol=TOLERANCE, **settings).fit(rows)
         fit = BayesianGaussianMixture(
             count, weight_concentration_prior=CONCENTRATION, max_iter=ROUNDS, tol=TOLERANCE * COUNT, **settings

@@ -45,7 +45,7 @@ def clusters(study: Study, path: Path) -> None:
     figure, (rows, ends, counts) = panels(1, 3, size=(4.1, 3.5))
     _ellipses(rows, study.clusters)
     below = {one.kind: [study.clusters.best - end for end in one.ends] for one in study.clusters.starts}
-    width = max(max(values) for values in below.values()) / BINS
+    width = max(1.0, *(max(values) for values in below.values())) / BINS  # nats, also where all ends are the same
     for shift, (kind, values), colour in zip((0.0, 0.5), below.items(), (ORANGE, BLUE), strict=True):
         heights = torch.tensor(values).div(width).floor().clamp(max=BINS - 1).long().bincount(minlength=BINS)
         where = [(place + shift) * width for place in range(BINS)]

@@ -22,33 +22,33 @@ SHOWN = (0, 1, 3)  # rounds with responsibilities, before the last
 CURVES = (BLUE, GREEN, RED)
 STEPS = 12  # rounds of the staircase
 GRID = 400
+RUG = -0.025  # where points are drawn below densities
 
 
 def points(study: Study, path: Path) -> None:
     """The points with their classes and the densities of these; and without, with the mixture before and after EM."""
     grid = _grid(study.data)
     figure, (left, right) = panels(1, 2, size=(4.8, 3.3), sharex=True, sharey=True)
+    densities = _weighted(grid, study.complete)
     for component, (colour, name) in enumerate(zip(CLASSES, ("z = 1", "z = 0"), strict=True)):
-        density = _weighted(grid, study.complete)[:, component]
-        left.plot(array(grid), array(density), color=colour, linewidth=1.8, label=f"p(y, {name})")
+        left.plot(array(grid), array(densities[:, component]), color=colour, linewidth=1.8, label=f"p(y, {name})")
         _rug(left, study.data.points[study.data.labels == component], colour)
     left.set_title("With labels: class statistics", fontsize=11)
+    highest = 0.0
     for colour, style, name, at in (
         (GREY, "dashed", "at the start", study.run.history[0]),
         (GREEN, "solid", f"after {len(study.run.after_e)} rounds of EM", study.run.end),
         (BLACK, "dotted", "with labels", study.complete),
     ):
         density = _weighted(grid, at).sum(-1)
+        highest = max(highest, float(density.max()))
         right.plot(array(grid), array(density), color=colour, linestyle=style, linewidth=1.8, label=name)
     _rug(right, study.data.points, BLACK)
     right.set_title("Without labels: the mixture p(y)", fontsize=11)
     for place in (left, right):
-        place.set_xlabel("y")
-        place.set_ylim(bottom=-0.055)
-        place.set_yticks([tick for tick in place.get_yticks() if tick >= 0])
+        place.set(xlabel="y", ylim=(2 * RUG, 1.35 * highest))  # room for the legend
+        place.set_yticks([tick for tick in place.get_yticks() if 0 <= tick <= 1.1 * highest])
         place.legend(frameon=False, fontsize=9, loc="upper left")
-        top = max(float(line.get_ydata().max()) for line in place.get_lines())
-        place.set_ylim(-0.055, max(place.get_ylim()[1], 1.35 * top))
         plain(place)
     left.set_ylabel("density")
     save(figure, path)
@@ -160,4 +160,4 @@ def _responsibility(where: Tensor, at: Values) -> Tensor:
 
 
 def _rug(place: "Axes", values: Tensor, colour: str) -> None:
-    place.plot(array(values), [-0.025] * len(values), "|", color=colour, markersize=9, alpha=0.6, markeredgewidth=0.9)
+    place.plot(array(values), [RUG] * len(values), "|", color=colour, markersize=9, alpha=0.6, markeredgewidth=0.9)

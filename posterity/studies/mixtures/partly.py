@@ -42,7 +42,7 @@ def partly_labelled(key: Key) -> list[Share]:
     order = torch.stack([key.fold(index).fold("order").permutation(COUNT, "cpu") for index in range(REPLICATES)])
     known = torch.stack([order < round(share * COUNT) for share in SHARES])  # (shares, M, N)
     every = Sample(points.repeat(len(SHARES), 1), torch.where(known, labels, UNKNOWN).flatten(0, 1))
-    means = _fitted(every).unflatten(0, known.shape[:2])
+    means = _fitted(every).reshape(*known.shape[:2], 2)
     errors = (means - TRUTH["means"]).square().mean(-1).sqrt()  # (shares, M)
     return [
         Share(share, float(one.mean()), float(one.std()) / math.sqrt(REPLICATES))
