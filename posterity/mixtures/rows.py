@@ -1,5 +1,6 @@
 """What goes into a pass over the rows of a mixture, and what comes out."""
 
+import math
 from typing import Final, NamedTuple
 
 import torch
@@ -51,7 +52,17 @@ def rows_of(points: Tensor, weights: Tensor | None = None, labels: Tensor | None
     return Rows(points, weights, labels, points.detach().mean(0).to(torch.float64))
 
 
-def chunk_rows(numbers: int, num_data: int, device: torch.device) -> int:
-    """How many of the rows to take at a time, where each needs this many numbers."""
-    budget = CPU_BYTES if device.type == "cpu" else GPU_BYTES
+def chunk_rows(numbers: int, offsets: Tensor, num_data: int) -> int:
+    """How many rows to take at a time, where each needs this many numbers and the softmax of its scores.
+
+    Takes the components' offsets (R, K).
+    """
+    restarts, components = offsets.shape
+    numbers += restarts * (2 * components + 3)  # scores, shares; three sums over components
+    budget = CPU_BYTES if offsets.device.type == "cpu" else GPU_BYTES
     return min(num_data, max(64, budget // (numbers * WORK.itemsize)))
+
+
+def taken(workspace: Tensor, *shape: int) -> Tensor:
+    """A tensor of this shape at the beginning of a workspace (W,)."""
+    return workspace[: math.prod(shape)].view(shape)

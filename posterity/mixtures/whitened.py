@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Sweep
-from posterity.mixtures.rows import Components, chunk_rows
+from posterity.mixtures.rows import Components, chunk_rows, taken
 
 
 class ScaleSweep(Sweep):
@@ -21,13 +21,13 @@ class ScaleSweep(Sweep):
         count, dimensions = offsets.numel(), means.shape[2]
         self.offsets = offsets.reshape(count, 1)
         self.means, self.scales = means.reshape(count, dimensions, 1), self.factors.reshape(count, dimensions, 1)
-        self.rows = chunk_rows(2 * count * dimensions, num_data, means.device)
-        self.workspace = means.new_empty(2, count * dimensions * self.rows)
+        self.rows = chunk_rows(2 * count * dimensions, offsets, num_data)
+        self.workspace = means.new_empty(2 * count * dimensions * self.rows)
         self.first, self.second = (torch.zeros_like(self.means[..., 0]) for _ in range(2))
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
         """Squares of whitened coordinates, added over the dimensions."""
-        self.z, self.squares = views(self.workspace, self.first, len(points))
+        self.z, self.squares = taken(self.workspace, 2, *self.first.shape, len(points))
         torch.sub((points - centre).mT, self.means, out=self.z)
         self.z *= self.scales
         torch.mul(self.z, self.z, out=self.squares)
@@ -56,14 +56,14 @@ class MatrixSweep(Sweep):
         self.offsets = offsets.reshape(count, 1)
         self.whitening = self.factors.mT.reshape(count * dimensions, dimensions)
         self.bias = -(means[..., None, :] @ self.factors).reshape(count * dimensions, 1)
-        self.rows = chunk_rows(2 * count * dimensions, num_data, means.device)
-        self.workspace = means.new_empty(2, count * dimensions * self.rows)
+        self.rows = chunk_rows(2 * count * dimensions, offsets, num_data)
+        self.workspace = means.new_empty(2 * count * dimensions * self.rows)
         self.first = means.new_zeros(count, dimensions)
         self.second = means.new_zeros(count, dimensions, dimensions)
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
         """One product (M D, D) (D, n), then squares added over the dimensions."""
-        self.z, self.scaled = views(self.workspace, self.first, len(points))
+        self.z, self.scaled = taken(self.workspace, 2, *self.first.shape, len(points))
         torch.addmm(self.bias, self.whitening, (points - centre).mT, out=self.z.view(len(self.bias), -1))
         torch.mul(self.z, self.z, out=self.scaled)
         return torch.add(self.offsets, self.scaled.sum(1), alpha=-0.5)
@@ -82,9 +82,3 @@ class MatrixSweep(Sweep):
         second = torch.linalg.solve_triangular(self.factors, second, upper=True, left=False)
         second = torch.linalg.solve_triangular(self.factors, second.mT, upper=True, left=False)
         return first, (second + second.mT) / 2
-
-
-def views(workspace: Tensor, like: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Two tensors (M, D, n) in the workspace, of components and dimensions such as `like` (M, D)."""
-    one, other = workspace[:, : like.numel() * size].view(2, *like.shape, size)
-    return one, other
