@@ -1,5 +1,6 @@
 """Mixtures of Gaussians: kinds of covariance, and passes over the rows in chunks."""
 
+from posterity.mixtures.bayesian_gaussian_mixture import BayesianGaussianMixture
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.full import Full
@@ -11,6 +12,7 @@ from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.tied import Tied
 
 __all__ = [
+    "BayesianGaussianMixture",
     "Components",
     "Covariance",
     "Diagonal",

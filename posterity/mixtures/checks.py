@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, positive_whole, shown, whole
+from posterity.mixtures.rows import Rows
 from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
 
@@ -38,6 +39,17 @@ def as_points(value: object, name: str = "X", dimensions: int | None = None) -> 
     if not bool(good.all()):
         raise BadData(f"{name} must be finite. Got NaN or infinity in {_rows(~good)}. Drop or impute them.")
     return points
+
+
+def as_rows(X: object, sample_weight: object, labels: object, components: int, dimensions: int | None = None) -> Rows:
+    """The rows with their weights and labels, centred at their mean by weight."""
+    points = as_points(X, dimensions=dimensions)
+    weights = as_row_weights(sample_weight, points)
+    if weights is None:
+        centre = points.mean(0).to(torch.float64)
+    else:  # how well it is rounded does not matter
+        centre = (weights.to(points.dtype) @ points).to(torch.float64) / weights.sum()
+    return Rows(points, weights, as_labels(labels, points, components), centre)
 
 
 def as_row_weights(value: object, points: Tensor) -> Tensor | None:

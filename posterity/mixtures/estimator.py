@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.errors import positive_whole, unknown
 from posterity.mixtures.checks import as_key, as_points
+from posterity.numerics.random import Key
 
 
 class MixtureEstimator(ABC):
@@ -31,23 +32,32 @@ class MixtureEstimator(ABC):
 
     @abstractmethod
     def _scores(self, points: Tensor) -> Tensor:
-        """log(weight_k p_k(x_n)) of each row and component, (N, K)."""
+        """Of each row and component (N, K): their softmax over components are the probabilities of components."""
 
     @abstractmethod
     def _dense_covariances(self) -> Tensor:
         """The covariances (K, D, D) from which `sample` draws, in float64."""
 
+    def _log_joint(self, points: Tensor) -> Tensor:
+        """log(weight_k p_k(x_n)) of each row and component, (N, K)."""
+        return self._scores(points)
+
+    def _noise(self, components: Tensor, key: Key) -> Tensor:
+        """What `sample` multiplies by roots of the covariances, for rows of these components: (n, D) in float64."""
+        shape = (len(components), self.n_features_in_)
+        return key.normal(shape, torch.float64, components.device)
+
     def log_joint(self, X: Any) -> Any:
-        """log p(x_n, z_n = k) of each row and component, (N, K): what all other answers are made of."""
-        return given_as(self._scores(self._points(X)), X)
+        """log p(x_n, z_n = k) of each row and component, (N, K)."""
+        return given_as(self._log_joint(self._points(X)), X)
 
     def score_samples(self, X: Any) -> Any:
         """log p(x_n) of each row, (N,)."""
-        return given_as(torch.logsumexp(self._scores(self._points(X)), 1), X)
+        return given_as(torch.logsumexp(self._log_joint(self._points(X)), 1), X)
 
     def score(self, X: Any, y: Any = None) -> float:
         """The mean of log p(x_n) over the rows."""
-        return float(torch.logsumexp(self._scores(self._points(X)), 1).double().mean())
+        return float(torch.logsumexp(self._log_joint(self._points(X)), 1).double().mean())
 
     def predict_proba(self, X: Any) -> Any:
         """The probability of each component for each row, (N, K)."""
@@ -73,7 +83,7 @@ class MixtureEstimator(ABC):
         edges = weights.cumsum(0)
         numbers = key.fold("components").uniform((n_samples,), torch.float64, edges.device) * edges[-1]
         components = torch.searchsorted(edges, numbers, right=True).clamp_max(len(edges) - 1).sort().values
-        noise = key.fold("rows").normal((n_samples, means.shape[1]), torch.float64, edges.device)
+        noise = self._noise(components, key.fold("rows"))
         roots = torch.linalg.cholesky(self._dense_covariances())  # (K, D, D)
         rows = torch.empty_like(noise)
         for component in range(len(edges)):  # a root for each row would be large
