@@ -42,7 +42,7 @@ TYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
 class Fitted(NamedTuple):
-    """A mixture, in float64, in the coordinates of the rows, and the mean log density of a row before the last M-step."""
+    """A mixture in float64, in the coordinates of the rows, and the mean log density of a row in the last E-step."""
 
     weights: Tensor  # (K,)
     means: Tensor  # (K, D)
@@ -229,8 +229,8 @@ def main() -> None:
     notes = [
         f"Peak MiB: growth of the process's resident set in one call of {ROUNDS} rounds, beside the rows (on CUDA what "
         "torch allocated there); the limit keeps its products beside that.",
-        "Off the peer in float64: largest difference of weights, means and covariances after the rounds, relative to the "
-        "largest number of each, from scikit-learn on the same rows in float64.",
+        "Off the peer in float64: largest difference of weights, means and covariances after the rounds from those of "
+        "scikit-learn on the same rows in float64, relative to the largest number of each.",
         "Checksum: mean log density of a row in the last E-step.",
     ]
     if given.device == "cuda":

@@ -5,7 +5,7 @@ from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.full import Full
 from posterity.mixtures.gaussian_mixture import GaussianMixture
-from posterity.mixtures.passes import log_densities, responsibilities, scores, statistics
+from posterity.mixtures.passes import log_densities, responsibilities, score_chunks, scores, statistics
 from posterity.mixtures.regularisation import InverseWishart
 from posterity.mixtures.rows import Components, Rows, Statistics, rows_of
 from posterity.mixtures.spherical import Spherical
@@ -26,6 +26,7 @@ __all__ = [
     "log_densities",
     "responsibilities",
     "rows_of",
+    "score_chunks",
     "scores",
     "statistics",
 ]

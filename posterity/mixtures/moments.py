@@ -1,6 +1,7 @@
 """The quick way through a chunk of rows: scores and sums are linear in the products x_i x_j of centred coordinates."""
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -8,18 +9,17 @@ from torch import Tensor
 from posterity.mixtures.covariance import Sweep
 from posterity.mixtures.rows import WORK, Components, chunk_rows, taken
 
-# The digits that may cancel: a component lies |(mean - centre) A| standard deviations from the centre, and its square
-# times the rounding of a number is the error of a score, and of a covariance relative to itself.
+# What products may lose: the error of a score, and of a covariance relative to itself, in a component's own directions.
 TOLERATED = 1e-11
 
 
-def moments_suffice(whitened_means: Tensor) -> bool:
-    """Whether no component lies so far from the centre, in its own standard deviations, that products lose digits.
+def suffice(sizes: Tensor) -> bool:
+    """Whether products lose no digits that count, where `sizes` (R, K) is what they add up to a small number from.
 
-    Takes (mean - centre) A (R, K, D). 1e-11 is met up to about 200 standard deviations.
+    That is sum_ij |P_ij| s_i s_j with the precision P of a component and s_i^2 = E x_i^2 about the centre: large for a
+    component many standard deviations from the centre (1e-11 allows about 200), and for strong correlations.
     """
-    farthest = whitened_means.square().sum(-1).amax()
-    return bool(farthest * torch.finfo(WORK).eps <= TOLERATED)
+    return bool(sizes.amax() * torch.finfo(WORK).eps <= TOLERATED)
 
 
 class MomentSweep(Sweep):
@@ -97,17 +97,20 @@ class MomentSweep(Sweep):
 def matrix_moments(components: Components, num_data: int) -> MomentSweep | None:
     """The quick sweep for factors (R, K, D, D); None where it would lose digits."""
     _, means, factors = components
-    whitened = means[..., None, :] @ factors  # (R, K, 1, D)
-    if not moments_suffice(whitened[..., 0, :]):
+    precisions = factors @ factors.mT
+    identity = torch.eye(factors.shape[-1], dtype=WORK, device=factors.device)
+    variances = torch.linalg.solve_triangular(factors, identity, upper=True).square().sum(-2)
+    scales = (means.square() + variances).sqrt()
+    if not suffice(((precisions.abs() @ scales[..., None])[..., 0] * scales).sum(-1)):
         return None
-    pulls = (whitened @ factors.mT)[..., 0, :]
-    return MomentSweep(components, pulls, shifted(factors @ factors.mT), unshifted, num_data)
+    pulls = (precisions @ means[..., None])[..., 0]
+    return MomentSweep(components, pulls, shifted(precisions), unshifted, num_data)
 
 
 def scale_moments(components: Components, num_data: int) -> MomentSweep | None:
     """The quick sweep for factors (R, K, D); None where it would lose digits."""
     _, means, factors = components
-    if not moments_suffice(means * factors):
+    if not suffice((means * factors).square().sum(-1) + means.shape[-1]):
         return None
     precisions = factors.square()
     return MomentSweep(
@@ -123,23 +126,24 @@ def by_shift(one: Tensor, other: Tensor, shifts: int) -> Tensor:
 
 def shifted(matrices: Tensor) -> Tensor:
     """A symmetric matrix (..., D, D) by shifts (..., D // 2 + 1, D): its entries (i, i + s), indices going round."""
-    here, there = _places(matrices)
-    return matrices[..., here, there]
+    dimensions = matrices.shape[-1]
+    entries = matrices.flatten(-2).index_select(-1, _places(dimensions, matrices.device)[0])
+    return entries.view(*matrices.shape[:-2], -1, dimensions)
 
 
 def unshifted(entries: Tensor) -> Tensor:
     """The symmetric matrix (..., D, D) that has these entries by shift."""
     dimensions = entries.shape[-1]
-    matrices = entries.new_empty(*entries.shape[:-2], dimensions, dimensions)
-    here, there = _places(matrices)
-    matrices[..., here, there] = entries
-    matrices[..., there, here] = entries
-    return matrices
+    matrices = entries.flatten(-2).index_select(-1, _places(dimensions, entries.device)[1])
+    return matrices.view(*entries.shape[:-2], dimensions, dimensions)
 
 
-def _places(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns (D // 2 + 1, D) of the entries by shift."""
-    dimensions = matrices.shape[-1]
-    here = torch.arange(dimensions, device=matrices.device)
-    steps = torch.arange(dimensions // 2 + 1, device=matrices.device)
-    return here.expand(len(steps), -1), (here + steps[:, None]) % dimensions
+@lru_cache(maxsize=16)
+def _places(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where in a matrix the entries by shift are, and where among these (of D // 2 + 1 by D) those of a matrix are."""
+    here = torch.arange(dimensions, device=device)
+    steps = torch.arange(dimensions // 2 + 1, device=device)[:, None]
+    apart = (here - here[:, None]) % dimensions  # (D, D), of column from row
+    near = apart <= dimensions // 2
+    back = torch.where(near, apart * dimensions + here[:, None], (dimensions - apart) * dimensions + here)
+    return (here * dimensions + (here + steps) % dimensions).flatten(), back.flatten()

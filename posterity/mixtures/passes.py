@@ -17,8 +17,7 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
     """
     restarts, count = components.offsets.shape
     counts = torch.zeros_like(components.offsets)
-    tops, logs = counts.new_zeros(2, restarts)
-    negentropies = counts.new_zeros(restarts, 1, 1)
+    tops, logs, negentropies = counts.new_zeros(3, restarts)
     # A component of weight 0 has the score -inf; a finite one lets 0 log 0 be 0 below.
     lowest = torch.finfo(WORK).min
     components = components._replace(offsets=components.offsets.clamp_min(lowest / 8))
@@ -42,11 +41,11 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
         counts += shares.sum(2)
         tops += top.sum(1)
         logs += total.sum(1)
-        negentropies.baddbmm_(scores.view(restarts, 1, -1), shares.view(restarts, -1, 1))
+        negentropies += scores.mul_(shares).sum((1, 2))
         sweep.add(shares.flatten(0, 1))
     first, scatters = sweep.sums(counts)
-    shifts = torch.where(counts[..., None] > 0, first / counts[..., None], 0.0)
-    return Statistics(counts, shifts, kind.stored(scatters), tops + logs, logs - negentropies.view(-1))
+    shifts = first / counts[..., None].clamp_min(torch.finfo(WORK).tiny)
+    return Statistics(counts, shifts, kind.stored(scatters), tops + logs, logs - negentropies)
 
 
 @torch.no_grad()
@@ -54,7 +53,7 @@ def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """The scores (R, N, K) of all rows, in the points' number type; labels and weights play no part."""
     restarts, count = components.offsets.shape
     found = rows.points.new_empty(restarts, len(rows.points), count)
-    for piece, chunk in _chunks(rows, kind.sweep(components, len(rows.points)), components):
+    for piece, chunk in score_chunks(rows, kind, components):
         found[:, piece] = chunk.mT
     return found
 
@@ -64,7 +63,7 @@ def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Te
     """The probabilities (R, N, K) of the components for each row; one-hot for a row with a label."""
     restarts, count = components.offsets.shape
     found = rows.points.new_empty(restarts, len(rows.points), count)
-    for piece, chunk in _chunks(rows, kind.sweep(components, len(rows.points)), components):
+    for piece, chunk in score_chunks(rows, kind, components):
         if rows.labels is not None:
             chunk.masked_fill_(_excluded(rows.labels[piece], count), -torch.inf)
         found[:, piece] = torch.softmax(chunk, 1).mT
@@ -75,13 +74,21 @@ def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Te
 def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """log sum_k exp(score_nk) of each row (R, N), whatever its label."""
     found = rows.points.new_empty(len(components.offsets), len(rows.points))
-    for piece, chunk in _chunks(rows, kind.sweep(components, len(rows.points)), components):
+    for piece, chunk in score_chunks(rows, kind, components):
         found[:, piece] = torch.logsumexp(chunk, 1)
     return found
 
 
+def score_chunks(rows: Rows, kind: Covariance, components: Components) -> Iterator[tuple[slice, Tensor]]:
+    """The scores of the rows in float64, a piece after another: which rows, and their scores (R, K, n).
+
+    These are overwritten by those of the next piece, and may be by the caller.
+    """
+    yield from _chunks(rows, kind.sweep(components, len(rows.points)), components)
+
+
 def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[slice, Tensor]]:
-    """Each piece of the rows with its scores (R, K, n), which may be written over."""
+    """Each piece of the rows with its scores (R, K, n)."""
     points = rows.points.detach()
     for start in range(0, len(points), sweep.rows):
         piece = slice(start, min(start + sweep.rows, len(points)))

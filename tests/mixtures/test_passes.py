@@ -13,7 +13,17 @@ from mixturecases import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posterity.mixtures import Full, Rows, log_densities, moments, responsibilities, rows_of, scores, statistics
+from posterity.mixtures import (
+    Components,
+    Full,
+    Rows,
+    log_densities,
+    moments,
+    responsibilities,
+    rows_of,
+    scores,
+    statistics,
+)
 from posterity.mixtures import rows as sizes
 
 by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -149,10 +159,31 @@ def test_products_of_coordinates_lose_the_digits_that_decide_against_them(kind, 
     assert errors[1] > 1e-8
 
 
+@by_kind
 @pytest.mark.parametrize(("distance", "wanted"), [(0.0, True), (200.0, True), (300.0, False), (1e5, False)])
-def test_products_are_used_up_to_two_hundred_scales(distance, wanted):
-    means = torch.tensor([[[0.0, 0.0], [0.0, distance]]], dtype=torch.float64)
-    assert moments.moments_suffice(means) is wanted
+def test_products_are_used_up_to_two_hundred_scales(kind, distance, wanted):
+    means = torch.tensor([[[0.0, 0.0], [0.0, 7.0 * distance]]], dtype=torch.float64)
+    covariances = {"full": 49 * torch.eye(2).expand(1, 2, 2, 2), "tied": 49 * torch.eye(2)[None]}
+    given = covariances.get(kind.name, torch.full((1, *kind.shape(2, 2)), 49.0)).double()
+    own = Components(torch.zeros(1, 2, dtype=torch.float64), means, kind.factors(given))
+    assert isinstance(kind.sweep(own, 10), moments.MomentSweep) is wanted
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(("small", "wanted"), [(1e-2, True), (1e-6, False), (1e-10, False)])
+def test_strong_correlations_lose_no_digits(kind, small, wanted):
+    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
+    matrix = turn @ torch.diag(torch.tensor([1.0, small], dtype=torch.float64)) @ turn.mT
+    covariances = matrix.expand(1, *kind.shape(1, 2)).contiguous()
+    normal = points_near(torch.zeros(1, 2, dtype=torch.float64), 300) / 1.3
+    points = normal @ (turn * torch.tensor([1.0, small**0.5], dtype=torch.float64)).mT
+    rows = Rows(points, None, None, torch.zeros(2, dtype=torch.float64))
+    own = Components(
+        torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, 1, 2, dtype=torch.float64), kind.factors(covariances)
+    )
+    assert isinstance(kind.sweep(own, 300), moments.MomentSweep) is wanted
+    whitened = points @ own.factors.reshape(2, 2)
+    torch.testing.assert_close(scores(rows, kind, own)[0, :, 0], -0.5 * whitened.square().sum(1), rtol=0.0, atol=1e-10)
 
 
 @by_kind
