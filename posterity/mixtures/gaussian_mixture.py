@@ -10,7 +10,6 @@ from posterity.mixtures.checks import as_key, as_rows, as_start, check_settings,
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
-from posterity.mixtures.fitting import run
 from posterity.mixtures.full import Full
 from posterity.mixtures.passes import scores
 from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisation
@@ -45,10 +44,11 @@ class GaussianMixture(MixtureEstimator):
     Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters and
     sums are in float64, whatever the rows are.
 
-    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a
-    round that lowers it is an error. A component with less than 1e-8 of the rows is moved
-    to the row explained worst where that raises the objective. If all rows are equal, or a column is constant, the
-    regularisation is the variance; with `reg_covar` 0 that is an error, as is a component that collapses on one point.
+    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a round that
+    lowers it is an error, unless a covariance is so close to singular that rounding explains it. A component with less
+    than 1e-8 of the rows is moved to the row explained worst where that raises the objective. If all rows are equal, or
+    a column is constant, the regularisation is the variance; with `reg_covar` 0 that is an error, as is a component
+    that collapses on one point.
 
     **Cost**: a pass over the rows a round, O(N K D^2) for matrices and O(N K D) else, in chunks: beside the rows and
     parameters it takes a few MB. Predictions hold (N, K).
@@ -129,15 +129,8 @@ class GaussianMixture(MixtureEstimator):
         bounds: list[float] = []
         converged = False
         if self.max_iter > 0:
-            values, bounds, _, converged = run(
-                rounds,
-                rounds.density(self.n_components),
-                values,
-                name=type(self).__name__,
-                max_iter=int(self.max_iter),
-                tol=float(self.tol),
-                exact=regularisation.exact,
-                progress=bool(self.verbose),
+            values, bounds, _, converged = rounds.run(
+                values, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose)
             )
         self.converged_, self.n_iter_, self.lower_bounds_ = converged, len(bounds), bounds
         self.lower_bound_ = bounds[-1] if bounds else -float("inf")
