@@ -1,16 +1,21 @@
 """How the rounds of a mixture are run by EM, and what is noted of the run."""
 
 import logging
-from typing import NamedTuple, Protocol
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from posterity.errors import BoundFell
 from posterity.inference.infer import infer
 from posterity.methods.coordinate_ascent import Values
 from posterity.methods.expectation_maximization import ExpectationMaximization
 from posterity.model.density import Density
 
 logger = logging.getLogger("posterity")
+
+COLLINEAR = 1e5  # condition number of correlations from which rounding can be 1e-10 of the bound
 
 
 class Steps(Protocol):
@@ -33,6 +38,25 @@ class Run(NamedTuple):
     touching: list[float]  # after each E-step
     bounds: list[float]  # after each M-step
     converged: bool
+
+
+def checked_run(
+    steps: Steps, density: Density, start: Values, *, condition: Callable[[Values], float], **settings: Any
+) -> Run:
+    """`run` with exact steps; `condition` is the condition number of the matrices in values, which magnifies rounding.
+
+    A fall of the bound is an error where that is small. Otherwise rounding may be more than the driver allows: the
+    rounds are run again without the check, which is logged.
+    """
+    watched = _Watched(steps)
+    try:
+        return run(watched, density, start, exact=True, **settings)
+    except BoundFell:
+        worst = max(map(condition, watched.last))
+        if worst < COLLINEAR:
+            raise
+        logger.info("the bound fell by rounding: correlations have the condition number %.1e", worst)
+        return run(steps, density, start, exact=False, **settings)
 
 
 def run(
@@ -72,3 +96,15 @@ def run(
         )
     values = {name: value[None] for name, value in density.constrained(q.start().point()).items()}
     return Run(values, touching[:rounds], bounds[:rounds], bool(still))
+
+
+class _Watched:
+    """The steps, with the values at which the last two bounds were taken."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.expectation, self.maximisation, self._bound = steps.expectation, steps.maximisation, steps.bound
+        self.last = deque[Values](maxlen=2)
+
+    def bound(self, values: Values, latent: Values) -> Tensor:
+        self.last.append(values)
+        return self._bound(values, latent)

@@ -1,22 +1,16 @@
 """The two steps and the ELBO of a Bayesian Gaussian mixture, for `ExpectationMaximization` over all restarts."""
 
-import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posterity.errors import BoundFell
 from posterity.methods.coordinate_ascent import Values
-from posterity.mixtures.fitting import Run, run
+from posterity.mixtures.fitting import Run, checked_run
 from posterity.mixtures.normal_wishart import Beliefs, Family, Sums, bound, components, divergence, sums_of, updated
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.rows import Rows
 from posterity.model.density import Density
-
-COLLINEAR = 1e5  # condition number of correlations from which rounding can be 1e-10 of the bound
-
-logger = logging.getLogger("posterity")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,26 +68,13 @@ class VariationalRounds:
 
     def run(self, start: Beliefs, *, max_iter: int, tol: float, progress: bool) -> Run:
         """Rounds from the beliefs of R restarts; a bound that falls is an error where rounding cannot be the cause."""
-
-        def rounds(exact: bool) -> Run:
-            return run(
-                self,
-                self.density(),
-                start._asdict(),
-                name="BayesianGaussianMixture",
-                max_iter=max_iter,
-                tol=tol,
-                exact=exact,
-                progress=progress,
-            )
-
-        try:
-            return rounds(exact=True)
-        except BoundFell:
-            found = rounds(exact=False)
-            matrices = (self.prior.inverse_scales, found.values["inverse_scales"])
-            worst = max(self.family.precisions.condition(each) for each in matrices)
-            if worst < COLLINEAR:
-                raise
-            logger.info("the bound fell by rounding: correlations have the condition number %.1e", worst)
-            return found
+        return checked_run(
+            self,
+            self.density(),
+            start._asdict(),
+            condition=lambda values: self.family.precisions.condition(values["inverse_scales"]),
+            name="BayesianGaussianMixture",
+            max_iter=max_iter,
+            tol=tol,
+            progress=progress,
+        )
