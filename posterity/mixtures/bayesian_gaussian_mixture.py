@@ -1,7 +1,9 @@
 """A mixture of Gaussians with a posterior over its weights, means and precisions."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -197,18 +199,8 @@ class BayesianGaussianMixture(MixtureEstimator):
         """The beliefs of the restarts: where the last fit ended, or by seeds."""
         rows, kind = steps.rows, steps.family.precisions.covariance
         if self.warm_start and self.__sklearn_is_fitted__():
-            held = self._beliefs(rows.points, rows.centre)
-            shape = (self.n_components, rows.points.shape[1])
-            wanted = (1, *kind.shape(*shape))
-            if held.means.shape[1:] != shape or held.inverse_scales.shape != wanted:
-                raise ValueError(
-                    f"warm_start: the last fit must have means of shape {shape} and covariances of shape {wanted[1:]}. "
-                    f"Got {tuple(held.means.shape[1:])} and {tuple(held.inverse_scales.shape[1:])}. "
-                    "Fit a new mixture, or set warm_start=False."
-                )
-            if held.concentration.shape != steps.prior.concentration.shape:
-                raise ValueError("warm_start: weight_concentration_prior_type must be that of the last fit.")
-            return held
+            self._refuse_other_shapes(steps.density().shapes)
+            return self._beliefs(rows.points, rows.centre)
         if self.init_params == "random":
             sums = shared_at_random(rows, kind, self.n_components, self.n_init, key)
             centres = torch.zeros_like(sums.shifts)
@@ -220,6 +212,22 @@ class BayesianGaussianMixture(MixtureEstimator):
                 centres = centres.gather(1, order[..., None].expand_as(centres))
                 sums = nearest(rows, kind, centres, spread_of(rows))
         return updated(steps.family, steps.prior, sums_of(steps.family, centres, sums))
+
+    def _refuse_other_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
+        """A warm start needs a last fit of the same shapes."""
+        held = self.weight_concentration_
+        found = {
+            "means": np.shape(self.means_),
+            "inverse_scales": np.shape(self.covariances_),
+            "degrees": np.shape(self.degrees_of_freedom_),
+            "concentration": (*np.shape(held[0]), 2) if isinstance(held, tuple) else np.shape(held),
+        }
+        for name, shape in found.items():
+            if tuple(shape) != tuple(wanted[name]):
+                raise ValueError(
+                    f"warm_start: the last fit must have {name.replace('_', ' ')} of shape {wanted[name]}. "
+                    f"Got {tuple(shape)}. Fit a new mixture, or set warm_start=False."
+                )
 
     def _run(self, steps: VariationalRounds, start: Beliefs) -> Beliefs:
         """The beliefs of the best restart; notes how the run went."""

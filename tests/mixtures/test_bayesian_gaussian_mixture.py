@@ -180,7 +180,9 @@ def test_a_dirichlet_process_has_the_components_of_scikit_learn():
     assert ours.weights_.sum() == pytest.approx(1.0, rel=1e-12)
     again = clone(ours).set_params(warm_start=True).fit(rows)
     assert again.fit(rows).n_iter_ == 2
-    with pytest.raises(ValueError, match="weight_concentration_prior_type must be that of the last fit"):
+    with pytest.raises(
+        ValueError, match=r"warm_start: the last fit must have concentration of shape \(3,\). Got \(3, 2\)"
+    ):
         again.set_params(weight_concentration_prior_type="dirichlet_distribution").fit(rows)
 
 
@@ -272,6 +274,8 @@ def test_a_warm_start_goes_on_where_the_last_fit_ended():
     assert parts.lower_bounds_[-1] == pytest.approx(whole.lower_bounds_[-1], rel=1e-12)
     with pytest.raises(ValueError, match="warm_start: the last fit must have means of shape"):
         parts.set_params(n_components=3).fit(rows)
+    with pytest.raises(ValueError, match="warm_start: the last fit must have inverse scales of shape"):
+        parts.set_params(n_components=4, covariance_type="diag").fit(rows)
 
 
 def test_no_rounds_give_the_start():
