@@ -10,7 +10,7 @@ from posterity.mixtures.covariance import Covariance, Sweep
 from posterity.mixtures.full import inverse_roots, moved
 from posterity.mixtures.moments import suffice
 from posterity.mixtures.rows import Components, Statistics, chunk_rows, taken
-from posterity.mixtures.whitened import MatrixSweep
+from posterity.mixtures.whitened import MatrixSweep, centred
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class SharedSweep(Sweep):
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
         """Whitened rows times whitened means, less half the squares of the rows."""
         (size, dimensions), (restarts, count, _) = points.shape, self.means.shape
-        centred = torch.sub(points.mT, centre[:, None], out=taken(self.centred, dimensions, size))
         self.z, self.scaled = taken(self.workspace, 2, restarts, dimensions, size)
-        torch.mm(self.whitening, centred, out=self.z.view(restarts * dimensions, size))
+        rows = centred(points, centre, self.centred)
+        torch.mm(self.whitening, rows, out=self.z.view(restarts * dimensions, size))
         torch.mul(self.z, self.z, out=self.scaled)
         found = taken(self.results, restarts, count, size)
         torch.baddbmm(self.offsets, self.means, self.z, out=found)

@@ -21,6 +21,7 @@ from posterity.mixtures import (
     moments,
     responsibilities,
     rows_of,
+    score_chunks,
     scores,
     statistics,
 )
@@ -339,3 +340,26 @@ def test_points_that_want_gradients_are_only_read():
     got = statistics(rows, Full(), components_of(Full(), given, rows))
     assert not got.log_likelihood.requires_grad
     assert not rows.centre.requires_grad
+
+
+@by_kind
+@pytest.mark.usefixtures("way")
+def test_no_rows_add_up_to_nothing(kind):
+    given = mixture(kind, 2, 3, 2)
+    rows = Rows(torch.zeros(0, 2, dtype=torch.float64), None, None, torch.zeros(2, dtype=torch.float64))
+    own = components_of(kind, given, rows)
+    assert all(float(each.abs().max()) == 0.0 for each in statistics(rows, kind, own))
+    assert scores(rows, kind, own).shape == (2, 0, 3)
+    assert log_densities(rows, kind, own).shape == (2, 0)
+
+
+@by_kind
+def test_chunks_of_scores_are_the_scores(kind, monkeypatch):
+    monkeypatch.setattr(sizes, "CPU_BYTES", 1)
+    monkeypatch.setattr(sizes, "GPU_BYTES", 1)
+    given = mixture(kind, 2, 3, 2)
+    rows = rows_of(points_near(given.means[0], 150))
+    own = components_of(kind, given, rows)
+    pieces = [(piece, chunk.clone()) for piece, chunk in score_chunks(rows, kind, own)]
+    assert [(piece.start, piece.stop) for piece, _ in pieces] == [(0, 64), (64, 128), (128, 150)]
+    assert torch.equal(torch.cat([chunk for _, chunk in pieces], 2).mT, scores(rows, kind, own))
