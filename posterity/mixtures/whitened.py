@@ -1,5 +1,4 @@
-"""The careful way through a chunk of rows: whitened distances from each mean, which lose no digits however far apart
-the components are."""
+"""The careful way through a chunk of rows: whitened distances from each mean, however far apart components are."""
 
 import torch
 from torch import Tensor

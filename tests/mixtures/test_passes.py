@@ -17,6 +17,7 @@ from posterity.mixtures import (
     Full,
     Rows,
     log_densities,
+    moments,
     responsibilities,
     rows_of,
     score_chunks,
@@ -257,3 +258,21 @@ def test_chunks_of_scores_are_the_scores(kind, monkeypatch):
     pieces = [(piece, chunk.clone()) for piece, chunk in score_chunks(rows, kind, own)]
     assert [(piece.start, piece.stop) for piece, _ in pieces] == [(0, 64), (64, 128), (128, 150)]
     assert torch.equal(torch.cat([chunk for _, chunk in pieces], 2).mT, scores(rows, kind, own))
+
+
+@pytest.mark.parametrize(
+    ("components", "dimensions", "wanted"), [(1, 4, True), (1, 8, False), (7, 40, False), (8, 40, True)]
+)
+def test_products_are_made_where_enough_components_share_them(components, dimensions, wanted):
+    given = mixture(Full(), 1, components, dimensions)
+    rows = rows_of(points_near(given.means[0] / 2, 30))
+    own = components_of(Full(), given._replace(means=given.means / 2), rows)
+    assert isinstance(Full().sweep(own, 30), moments.MomentSweep) is wanted
+
+
+def test_chunks_of_scores_need_no_gradients():
+    given = mixture(Full(), 1, 2, 2)
+    rows = rows_of(points_near(given.means[0], 20))
+    own = components_of(Full(), given, rows)
+    own = own._replace(means=own.means.requires_grad_())
+    assert [chunk.requires_grad for _, chunk in score_chunks(rows, Full(), own)] == [False]
