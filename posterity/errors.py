@@ -44,6 +44,12 @@ class Diverged(PosterityError, ArithmeticError):
         self.posterior: Any = None
 
 
+class BoundFell(PosterityError, ArithmeticError):
+    """A step that cannot lower a bound has lowered it, so that it is not the step it should be."""
+
+    exit_code = 5
+
+
 class NotPositiveDefinite(PosterityError, ArithmeticError):
     """A matrix that must be positive definite is not."""
 

@@ -2,13 +2,18 @@
 
 from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo
+from posterity.evidence.gamma import Gamma
 from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
 from posterity.evidence.importance import Importance, importance, prior_monte_carlo
 from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.leave_one_out import LeaveOneOut, leave_one_out
 from posterity.evidence.mackay import MacKay
+from posterity.evidence.mackay_update import MacKayUpdate
 from posterity.evidence.marginal import Marginal, residual_sums
+from posterity.evidence.maximisation import Expected, Maximisation
 from posterity.evidence.maximise import Evidence
+from posterity.evidence.noise_scale import NoiseScale
+from posterity.evidence.prior_scale import PriorScale
 from posterity.evidence.retuned import marginal_likelihood, retuned
 from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint
 from posterity.evidence.validation_grid import ValidationGrid
@@ -17,13 +22,19 @@ __all__ = [
     "DropoutObjective",
     "Elbo",
     "Evidence",
+    "Expected",
+    "Gamma",
     "Groups",
     "Importance",
     "LeaveOneOut",
     "MacKay",
+    "MacKayUpdate",
     "Marginal",
+    "Maximisation",
+    "NoiseScale",
     "PerLayer",
     "PerTensor",
+    "PriorScale",
     "Shared",
     "Tuned",
     "Tuning",

@@ -122,6 +122,7 @@ def _loop(
                     check_loss(joint, run.trace, run.state, look, method.row)
                 if method.keeps(run.step):
                     run.kept.append(method.keep(run.state))
+                run.stopped = method.finished(run.state)
                 for hook in hooks:
                     hook.after_step(run)
                 run.trace.seconds = time.perf_counter() - clock

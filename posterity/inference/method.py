@@ -81,6 +81,10 @@ class Method(ABC):
     def step(self, joint: Target, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
         """The next state and what to record."""
 
+    def finished(self, state: Any) -> str:
+        """Why the run needs no more steps after this state; "" where it does."""
+        return ""
+
     def keeps(self, step: int) -> bool:
         """Whether the state after `step` steps is kept for the posterior (the last one is if none is)."""
         return False

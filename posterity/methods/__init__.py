@@ -1,8 +1,10 @@
 """Inference methods, one file each."""
 
 from posterity.methods.conjugate import Conjugate
+from posterity.methods.coordinate_ascent import CoordinateAscent
 from posterity.methods.dropout import MCDropout
 from posterity.methods.ensemble import Ensemble
+from posterity.methods.expectation_maximization import ExpectationMaximization
 from posterity.methods.full_rank import FullRank
 from posterity.methods.gradients import (
     Flipout,
@@ -28,6 +30,7 @@ from posterity.methods.sghmc import SGHMC
 from posterity.methods.sgld import SGLD
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.swag import SWAG
+from posterity.methods.variational_em import VariationalEM
 
 __all__ = [
     "HMC",
@@ -39,7 +42,9 @@ __all__ = [
     "SWAG",
     "AllWeights",
     "Conjugate",
+    "CoordinateAscent",
     "Ensemble",
+    "ExpectationMaximization",
     "Flipout",
     "FullRank",
     "Langevin",
@@ -61,5 +66,6 @@ __all__ = [
     "SecondOrder",
     "StickTheLanding",
     "Subset",
+    "VariationalEM",
     "WeightSampling",
 ]

@@ -11,11 +11,10 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.priors.group_lasso import GroupLasso
-from posterity.priors.laplace import Laplace
 from posterity.priors.layerwise import Layerwise
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
+from posterity.priors.scale_family import by_tensor, centred, degree, penalty
 from posterity.priors.scale_prior import ScalePrior
 
 _POINTS = 251  # nodes of the trapezoid rule over log s
@@ -148,16 +147,16 @@ class Hierarchical(Prior):
     @cached_property
     def _parts(self) -> tuple[Prior, ...]:
         """The inner prior of each tensor."""
-        if not isinstance(self.inner, Layerwise):
-            return tuple(self.inner.bound(Layout.of({part.name: part.shape})) for part in self._layout)
-        fused = self.inner.bound(self._layout)
-        if not isinstance(fused, Normal) or not isinstance(fused.scale, Tensor):
+        priors = by_tensor(self.inner, self._layout)
+        if isinstance(self.inner, Layerwise) and not all(isinstance(prior, Normal) for prior in priors):
             raise ValueError(
                 f"Hierarchical.inner may be a Layerwise of normals only. Got {shown(self.inner)}. "
                 "Put a Hierarchical for each tensor into a Layerwise instead."
             )
-        _degree(fused)
-        return tuple(Normal(fused.scale[:, part.offset : part.offset + part.size]) for part in self._layout)
+        for prior in priors:
+            _degree(prior)
+        alone = zip(priors, self._layout, strict=True)
+        return tuple(prior.bound(Layout.of({part.name: part.shape})) for prior, part in alone)
 
     def _pieces(self, theta: Tensor) -> tuple[Tensor, ...]:
         return torch.split(theta, [part.size for part in self._layout], dim=-1)
@@ -171,23 +170,23 @@ class Hierarchical(Prior):
 
     def _integrate(self, theta: Tensor) -> "_Integrand":
         """The integrand over log s at its nodes, for each tensor."""
-        degree = _degree(self._parts[0])
+        power = _degree(self._parts[0])
         offsets, penalties = zip(
-            *(_penalty(prior, piece, degree) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)),
+            *(penalty(prior, piece, power) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)),
             strict=True,
         )
-        offset, penalty = torch.stack(offsets, dim=-1), torch.stack(penalties, dim=-1)  # (..., T)
-        sizes = torch.stack([penalty.new_full((), part.size) for part in self._layout])
-        known = penalty.detach().clamp_min(1e-300)
-        nodes, log_weights = _nodes(self.scale, known.log(), sizes, degree)  # (..., T, points)
-        relative = torch.exp((known.log().unsqueeze(-1) - degree * nodes).clamp_max(_LARGEST))
+        offset, total = torch.stack(offsets, dim=-1), torch.stack(penalties, dim=-1)  # (..., T)
+        sizes = torch.stack([total.new_full((), part.size) for part in self._layout])
+        known = total.detach().clamp_min(1e-300)
+        nodes, log_weights = _nodes(self.scale, known.log(), sizes, power)  # (..., T, points)
+        relative = torch.exp((known.log().unsqueeze(-1) - power * nodes).clamp_max(_LARGEST))
         exponents = (
             log_weights
             + self.scale.log_density(nodes)
             - sizes.unsqueeze(-1) * nodes
-            - (penalty / known).unsqueeze(-1) * relative
+            - (total / known).unsqueeze(-1) * relative
         )
-        return _Integrand(offset, penalty, exponents, relative / known.unsqueeze(-1))
+        return _Integrand(offset, total, exponents, relative / known.unsqueeze(-1))
 
 
 class _Integrand(NamedTuple):
@@ -206,29 +205,14 @@ class _Integrand(NamedTuple):
 
 
 def _degree(prior: Prior) -> int:
-    """k of a prior whose -log p(w) + log p(0) is homogeneous in w of degree k."""
-    if isinstance(prior, Normal) and not torch.as_tensor(prior.mean).any():
-        return 2
-    if isinstance(prior, GroupLasso) or (isinstance(prior, Laplace) and prior.mean == 0.0):
-        return 1
+    """k of a prior of mode zero whose -log p(w) + log p(0) is homogeneous in w of degree k."""
+    found = degree(prior)
+    if found is not None and not torch.as_tensor(centred(prior)[1]).any():
+        return found
     raise ValueError(
         "Hierarchical.inner must be a Normal or Laplace of mean zero, a GroupLasso, or a Layerwise of normals. "
         f"Got {shown(prior)}. The heavy-tailed priors are mixtures over scales already: use them as they are."
     )
-
-
-def _penalty(prior: Prior, weights: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """log p(0) and A(w) = log p(0) - log p(w) of a homogeneous prior, (..., n) -> (...) and (...), in float64.
-
-    A is taken at w / r, where r makes the two terms comparable, and multiplied by r^k: the difference keeps its digits
-    for weights far below the prior's scale.
-    """
-    with torch.no_grad():
-        squares = weights.square().sum(-1, keepdim=True) / prior.variance(weights).sum(-1, keepdim=True)
-        ratio = torch.where(squares > 0.0, squares.sqrt(), torch.ones_like(squares))  # (..., 1)
-        offset = prior.log_prob(torch.zeros_like(weights))
-    penalty = (offset - prior.log_prob(weights / ratio)).double()
-    return offset.double(), penalty * ratio.squeeze(-1).double() ** degree
 
 
 def _nodes(scale: ScalePrior, log_penalty: Tensor, sizes: Tensor, degree: int) -> tuple[Tensor, Tensor]:

@@ -69,16 +69,18 @@ class Layerwise(Prior):
 
     def bound(self, layout: Layout) -> Prior:
         """One `Normal` over all tensors where every prior is normal, else a prior that goes tensor by tensor."""
-        chosen = [self._pattern(part) for part in layout]
-        self._refuse_idle_patterns(layout, chosen)
-        priors = [
-            self._prior(pattern, part, layout).bound(Layout.of({part.name: part.shape}))
-            for pattern, part in zip(chosen, layout, strict=True)
-        ]
+        alone = zip(self.by_tensor(layout), layout, strict=True)
+        priors = [prior.bound(Layout.of({part.name: part.shape})) for prior, part in alone]
         normals = [prior for prior in priors if isinstance(prior, Normal)]
         if len(normals) == len(priors):
             return _fused(normals, [part.size for part in layout])
         return _Blocks(layout, tuple(priors))
+
+    def by_tensor(self, layout: Layout) -> tuple[Prior, ...]:
+        """The prior of each tensor, as its rule states it."""
+        chosen = [self._pattern(part) for part in layout]
+        self._refuse_idle_patterns(layout, chosen)
+        return tuple(self._prior(pattern, part, layout) for pattern, part in zip(chosen, layout, strict=True))
 
     @property
     def num_members(self) -> int | None:
@@ -113,6 +115,8 @@ class Layerwise(Prior):
 
     def _prior(self, pattern: str, part: Slice, layout: Layout) -> Prior:
         rule = self.rules[pattern]
+        if isinstance(rule, Layerwise):
+            return rule.by_tensor(Layout.of({part.name: part.shape}))[0]
         if isinstance(rule, Prior):
             return rule
         found = fans(part, layout)

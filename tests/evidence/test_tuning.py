@@ -119,7 +119,8 @@ def test_classification_has_no_noise():
     assert math.log(tuned.prior_precision) == pytest.approx(expected[0], abs=1e-5)
     after = tuned_joint(joint, tuned)
     assert after.likelihood is joint.likelihood
-    assert after.prior == Normal(float(tuned.prior_precision) ** -0.5)
+    assert isinstance(after.prior, Normal)
+    assert after.prior.scale == pytest.approx(float(tuned.prior_precision) ** -0.5, rel=1e-15)
 
 
 def test_noise_can_be_left_out():

@@ -1,0 +1,249 @@
+"""Expectation maximisation with steps in closed form."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import BoundFell, positive, positive_whole, shown
+from posterity.inference.memory import theta_bytes
+from posterity.inference.method import Info, Method, Target
+from posterity.methods.coordinate_ascent import Latent, Values, fell
+from posterity.model.data import Batch, Data, Feed
+from posterity.model.density import Density
+from posterity.numerics.random import Key
+from posterity.posteriors.point import Point
+
+
+class ExpectationMaximizationState(NamedTuple):
+    """theta (R, P) of the restarts, and what the last round left: q of the hidden variables, and the bounds (R,).
+
+    `touching` is the bound after the E-step and `bound` after the M-step. Rows that are `done` have converged or
+    failed; those not `alive` have come to numbers that are not finite, and hold the last that were.
+    """
+
+    theta: Tensor
+    latent: dict[str, Tensor]
+    touching: Tensor
+    bound: Tensor
+    done: Tensor
+    alive: Tensor
+    round: int
+
+
+@dataclass(frozen=True)
+class ExpectationMaximization(Method):
+    """EM for a model with hidden variables z, whose two steps are known: a bound that never falls.
+
+    **Math**: F(q, theta) = E_q log p(y, z | theta) - E_q log q <= log p(y | theta). Each step of the run is an E-step,
+    q <- `expectation(values, latent)`, and an M-step, theta <- `maximisation(values, latent)`; `bound(values, latent)`
+    is F. The problem is a `Density` that names the parameters ("values", a dict of tensors); `latent` is a dict of
+    tensors that says all that the M-step needs of q (responsibilities, or expected statistics), {} in the first
+    E-step and that of the round before later, for E-steps that improve a q step by step (`CoordinateAscent`). The trace
+    has "bound" after each E-step, where it touches log p(y | theta) if that is exact, and "bound_after_m". A run ends
+    when the bound of each restart has changed by at most `tolerance` of itself, or `absolute` nats, or after `rounds`.
+
+    `restarts` runs from `initial_values(key)` (a dict of values; None: standard normal theta) go together, or one from
+    each row of `start`; the best is the posterior. With `batched` the functions take tensors with a leading axis of
+    restarts, and `bound` gives (R,); restarts that have converged are left out.
+
+    **Limit**: a local maximum, or a saddle, of log p(y | theta) or of a bound on it. If the steps are `exact`, neither
+    may lower the bound by more than rounding, 1e-10 of it (in float64): an error names the step that does.
+
+    **Cost**: that of the functions.
+
+    **References**: Dempster, Laird and Rubin (1977); Neal and Hinton (1998), A view of the EM algorithm, theorem 2.
+
+    **Example**: a mixture of two Poisson counts of known equal weights.
+
+    >>> import posterity as po
+    >>> from posterity.evidence import jensen
+    >>> y = torch.tensor([[0.0], [1.0], [1.0], [2.0], [9.0], [11.0], [12.0]])
+    >>> def log_joint(values):
+    ...     return torch.xlogy(y, values["rates"]) - values["rates"] - torch.lgamma(y + 1) - 0.6931472
+    >>> em = po.methods.ExpectationMaximization(
+    ...     expectation=lambda values, latent: {"q": jensen.posterior(log_joint(values))},
+    ...     maximisation=lambda values, latent: {"rates": (latent["q"] * y).sum(0) / latent["q"].sum(0)},
+    ...     bound=lambda values, latent: jensen.jensen_bound(log_joint(values), latent["q"]).sum(),
+    ... )
+    >>> density = po.Density(lambda rates: jensen.log_likelihood(log_joint({"rates": rates})).sum(), {"rates": (2,)})
+    >>> q, trace = po.infer(em, density, None, start=torch.tensor([1.0, 5.0]))
+    >>> [round(rate, 1) for rate in q.theta.tolist()]
+    [1.0, 10.6]
+    """
+
+    row: ClassVar[str] = "restart"
+    expectation: Callable[[Values, Latent], Latent] = field(repr=False)
+    maximisation: Callable[[Values, Latent], Values] = field(repr=False)
+    bound: Callable[[Values, Latent], Tensor] = field(repr=False)
+    rounds: int = 1000
+    tolerance: float = 1e-8
+    absolute: float = 0.0
+    exact: bool = True
+    batched: bool = False
+    restarts: int = 1
+    initial_values: Callable[[Key], Values] | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("expectation", "maximisation", "bound"):
+            if not callable(getattr(self, name)):
+                raise TypeError(
+                    f"ExpectationMaximization.{name} must be a function of (values, latent). "
+                    f"Got {shown(getattr(self, name))}."
+                )
+        positive_whole("ExpectationMaximization.rounds", self.rounds)
+        positive_whole("ExpectationMaximization.restarts", self.restarts)
+        for name in ("tolerance", "absolute"):
+            if getattr(self, name) != 0.0:
+                positive(f"ExpectationMaximization.{name}", getattr(self, name), "or 0")
+
+    @property
+    def takes_members(self) -> bool:
+        """No: rows of theta are restarts of one problem."""
+        return False
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """Values before and after a step; what the functions take is not known."""
+        return {"values": 3 * self.restarts * theta_bytes(joint)}
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """With the restarts."""
+        return f"EM over {joint.size:,} numbers, {self.restarts} restart{'s' if self.restarts > 1 else ''}"
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """One round a step: the functions have the data."""
+        return data.minibatches(None, self.rounds, key)
+
+    def initial(self, joint: Target, key: Key) -> Tensor:
+        """theta (R, P) of the restarts."""
+        keys = [key.fold(index) for index in range(self.restarts)]
+        if self.initial_values is None:
+            return torch.stack([joint.fresh(own) for own in keys])
+        return torch.stack([_density(joint).unconstrained(self.initial_values(own)) for own in keys])
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> ExpectationMaximizationState:
+        """The start, with no q yet."""
+        _density(joint)
+        rows = theta.reshape(-1, theta.shape[-1]).clone()
+        zeros = rows.new_zeros(len(rows), dtype=torch.float64)
+        return ExpectationMaximizationState(rows, {}, zeros, zeros.clone(), zeros.bool(), ~zeros.bool(), 0)
+
+    def step(
+        self, joint: Target, state: ExpectationMaximizationState, batch: Batch, key: Key
+    ) -> tuple[ExpectationMaximizationState, Info]:
+        """One round: an E-step and an M-step of the restarts that go on."""
+        density, first = _density(joint), state.round == 0
+        rows = (~state.done).nonzero().squeeze(-1)
+        values = density.constrained(state.theta[rows])
+        latent = self._called(self.expectation, values, {name: each[rows] for name, each in state.latent.items()})
+        touching = self._bounds(values, latent)
+        before, at_start = state.bound[rows].to(touching), state.touching[rows].to(touching)
+        if self.exact and not first:
+            self._refuse_fall("E", state, rows, before, touching)
+        moved = self._moved(density, values, latent)
+        raised = self._bounds(moved, latent)
+        if self.exact:
+            self._refuse_fall("M", state, rows, touching, raised)
+        good = torch.isfinite(touching) & torch.isfinite(raised)
+        for name, value in moved.items():
+            good &= torch.isfinite(value).reshape(len(value), -1).all(1)
+            moved[name] = torch.where(good.reshape(-1, *(1,) * (value.dim() - 1)), value, values[name])
+        near = (touching - at_start).abs() <= (self.tolerance * touching.abs()).clamp(min=self.absolute)
+        stopped = ~good if first else ~good | near
+        state = ExpectationMaximizationState(
+            state.theta.index_copy(0, rows, density.unconstrained(moved)),
+            _merged(state.latent, latent, rows, len(state.theta)),
+            state.touching.index_copy(0, rows, torch.where(good, touching, at_start).to(torch.float64)),
+            state.bound.index_copy(0, rows, torch.where(good, raised, before).to(torch.float64)),
+            state.done.index_copy(0, rows, stopped),
+            state.alive.index_copy(0, rows, good),
+            state.round + 1,
+        )
+        best = torch.where(state.alive, state.bound, -torch.inf).max()
+        return state, {"bound": state.touching, "bound_after_m": state.bound, "loss": -best}
+
+    def finished(self, state: ExpectationMaximizationState) -> str:
+        """Whether every restart has converged, or failed while another has not."""
+        return f"the bound stands still after {state.round} rounds" if bool(state.done.all()) else ""
+
+    def keep(self, state: ExpectationMaximizationState) -> ExpectationMaximizationState:
+        """Without q."""
+        return state._replace(latent={})
+
+    def posterior(self, joint: Target, kept: Sequence[ExpectationMaximizationState]) -> Point:
+        """The restart with the highest bound."""
+        last = kept[-1]
+        best = int(torch.where(last.alive, last.bound, -torch.inf).argmax())
+        return Point(joint, last.theta[best])
+
+    def _called(self, function: Callable[[Any, Any], Any], values: Values, latent: Latent) -> dict[str, Tensor]:
+        """What a function gives for each restart, in tensors with a leading axis of restarts."""
+        if self.batched:
+            return dict(function(values, latent))
+        count = len(next(iter(values.values())))
+        each = [function(_row(values, index), _row(latent, index)) for index in range(count)]
+        return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+    def _moved(self, density: Density, values: Values, latent: Latent) -> dict[str, Tensor]:
+        """The values after the M-step; a refusal where they are not those of the density."""
+        moved = self._called(self.maximisation, values, latent)
+        for name, value in values.items():
+            if name not in moved or moved[name].shape != value.shape:
+                got = f"shape {tuple(moved[name].shape[1:])}" if name in moved else f"{', '.join(sorted(moved))}"
+                raise ValueError(
+                    f"ExpectationMaximization.maximisation must give '{name}' of shape {tuple(value.shape[1:])}, as "
+                    f"the Density names it. Got {got}."
+                )
+        return {name: moved[name].detach() for name in values}
+
+    def _bounds(self, values: Values, latent: Latent) -> Tensor:
+        """The bound of each restart, (R,)."""
+        count = len(next(iter(values.values())))
+        if self.batched:
+            found = self.bound(values, latent)
+        else:
+            found = torch.stack([self.bound(_row(values, index), _row(latent, index)) for index in range(count)])
+        if found.shape != (count,):
+            raise ValueError(
+                "ExpectationMaximization.bound must be one number"
+                + (" for each restart" if self.batched else "")
+                + f", summed over the data. Got shape {tuple(found.shape if self.batched else found.shape[1:])}."
+            )
+        return found.detach()
+
+    def _refuse_fall(
+        self, step: str, state: ExpectationMaximizationState, rows: Tensor, before: Tensor, after: Tensor
+    ) -> None:
+        """Raise `BoundFell` if the bound of a restart is lower than it was."""
+        lower = fell(before, after)
+        if not bool(lower.any()):
+            return
+        place = int(lower.nonzero()[0, 0])
+        which = f" of restart {int(rows[place])}" if len(state.theta) > 1 else ""
+        name = {"E": "expectation", "M": "maximisation"}[step]
+        raise BoundFell(
+            f"The {step}-step of round {state.round + 1}{which} lowered the bound from {float(before[place]):.12g} to "
+            f"{float(after[place]):.12g}, which an exact one cannot. Mend `{name}` or `bound`, or say exact=False."
+        )
+
+
+def _density(joint: Target) -> Density:
+    if not isinstance(joint, Density):
+        raise TypeError(
+            "ExpectationMaximization needs a Density, which names the parameters of the model. "
+            f"Got a {type(joint).__name__}. For the hyper-parameters of a network use VariationalEM."
+        )
+    return joint
+
+
+def _row(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
+    return {name: tensor[index] for name, tensor in tensors.items()}
+
+
+def _merged(held: Latent, new: Latent, rows: Tensor, count: int) -> dict[str, Tensor]:
+    """q of all restarts, with that of `rows` replaced."""
+    if len(rows) == count:
+        return dict(new)
+    return {name: held[name].index_copy(0, rows, value) for name, value in new.items()}
