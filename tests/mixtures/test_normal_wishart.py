@@ -204,12 +204,12 @@ def test_draws_in_more_dimensions_have_the_density_of_the_prediction(kind):
 
 def test_weights_of_sticks_are_averages_over_draws():
     given = problem("sticks", components=4, seed=7)
-    weights = drawn("sticks", given.beliefs, given.prior, 20_000, seed=8).weights
+    weights = drawn("sticks", given.beliefs, given.prior, 3_000, seed=8).weights
     means = given.family.weights.means(given.beliefs.concentration)[0].cpu().numpy()
     logs = given.family.weights.expected_logs(given.beliefs.concentration)[0].cpu().numpy()
     assert means.sum() == pytest.approx(1.0, rel=1e-12)
     for found, values in ((means, weights), (logs, np.log(weights))):
-        assert np.all(np.abs(found - values.mean(0)) < 5 * values.std(0) / math.sqrt(20_000))
+        assert np.all(np.abs(found - values.mean(0)) < 5 * values.std(0) / math.sqrt(3_000))
 
 
 def test_one_stick_is_the_whole():
