@@ -27,7 +27,8 @@ logger = logging.getLogger("posterity")
 
 EMPTY = 1e-8  # the share of all rows below which a component is empty
 # The mean squared distance of rows from the means before an M-step, in the covariances after it, at which moments about
-# the means after it have lost so many digits that a bound made of them is off by 1e-12.
+# the means after it have lost so many digits that a bound made of them is off by 1e-12. Passes allow sums about the
+# centre to lose ten times as much.
 FAR = 5000.0
 COLLINEAR = 1e5  # condition number of correlations from which rounding can be 1e-10 of the bound
 NAMES = ("weights", "means", "covariances")
@@ -115,7 +116,7 @@ class Rounds:
         empty = self.empty(latent)  # (R, K)
         sums = sums._replace(shifts=torch.where(empty[..., None], 0.0, sums.shifts))
         moments = self.kind.second_moments(sums)
-        found = self.regularisation.covariances(self.kind, moments, sums.counts, sums.shifts.shape[-1])
+        found = self.regularisation.estimated(self.kind, moments, sums.counts, sums.shifts.shape[-1])
         moved = {
             "weights": sums.counts / sums.counts.sum(-1, keepdim=True),
             "means": values["means"] + sums.shifts,
@@ -129,8 +130,7 @@ class Rounds:
             return self._penalised(latent["log_likelihood"], latent["factors"], values)
         sums = Statistics(*(latent[name] for name in Statistics._fields))
         factors = self.kind.factors(values["covariances"])
-        distances = quadratic(self.kind, factors, sums.scatters) / self.total
-        if bool((self.empty(latent).any(-1) | (distances > FAR)).any()):
+        if bool((self.empty(latent).any(-1) | self._lost(sums, latent, factors)).any()):
             return self.objective(values)
         # About the means of `values`, which need not be those of the M-step.
         beside = sums._replace(
@@ -151,6 +151,18 @@ class Rounds:
     def empty(self, latent: Values) -> Tensor:
         """Which components have almost no rows, (R, K)."""
         return latent["counts"] < EMPTY * latent["counts"].sum(-1, keepdim=True)
+
+    def _lost(self, sums: Statistics, latent: Values, factors: Tensor) -> Tensor:
+        """Whether moments about the means after the M-step, in covariances with these factors, have lost digits, (R,).
+
+        They are differences of sums about the means before it; and those, of sums about the centre, unless components
+        were narrow beside their distance from it.
+        """
+        placed = sums._replace(shifts=latent["means"], scatters=torch.zeros_like(sums.scatters))
+        away = sums.scatters - self.kind.second_moments(placed)  # about the centre, all but exactly
+        distances = quadratic(self.kind, factors, sums.scatters)
+        now, before = quadratic(self.kind, factors, away), quadratic(self.kind, latent["factors"], away)
+        return (distances > FAR * self.total) | ((now > 10 * FAR * self.total) & (before < 12 * FAR * self.total))
 
     def _penalised(self, log_likelihood: Tensor, factors: Tensor, values: Values) -> Tensor:
         penalty = self.regularisation.penalty(self.kind, factors, *values["means"].shape[1:])

@@ -287,3 +287,15 @@ def test_a_step_that_lowers_the_bound_is_an_error(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="posterity"):
         GaussianMixture(2, reg_covar=InverseWishart(0.1, 2.0), tol=0.0, max_iter=5).fit(rows)
     assert "the bound fell by rounding: correlations have the condition number" in caplog.text
+
+
+@pytest.mark.parametrize("regularisation", [1e-6, InverseWishart(1e-6, 1.0)], ids=["floor", "prior"])
+def test_a_small_regularisation_is_enough_for_rows_of_a_large_scale(regularisation):
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        components, dimensions = int(rng.integers(2, 7)), int(rng.integers(1, 4))
+        rows = 1e6 * rng.normal(size=(components + int(rng.integers(0, 8)), dimensions))
+        means = 1e6 * rng.normal(size=(components, dimensions)) * 10 ** rng.uniform(-1, 2)
+        settings = {"covariance_type": TYPES[seed % 4], "reg_covar": regularisation, "means_init": means}
+        mixture = GaussianMixture(components, max_iter=20, **settings).fit(rows)
+        assert np.isfinite(mixture.score_samples(rows)).all()
