@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -40,31 +40,13 @@ class Run(NamedTuple):
     converged: bool
 
 
-def checked_run(
-    steps: Steps, density: Density, start: Values, *, condition: Callable[[Values], float], **settings: Any
-) -> Run:
-    """`run` with exact steps; `condition` is the condition number of the matrices in values, which magnifies rounding.
-
-    A fall of the bound is an error where that is small. Otherwise rounding may be more than the driver allows: the
-    rounds are run again without the check, which is logged.
-    """
-    watched = _Watched(steps)
-    try:
-        return run(watched, density, start, exact=True, **settings)
-    except BoundFell:
-        worst = max(map(condition, watched.last))
-        if worst < COLLINEAR:
-            raise
-        logger.info("the bound fell by rounding: correlations have the condition number %.1e", worst)
-        return run(steps, density, start, exact=False, **settings)
-
-
 def run(
     steps: Steps,
     density: Density,
     start: Values,
     *,
     name: str,
+    condition: Callable[[Values], float],
     max_iter: int,
     tol: float,
     exact: bool,
@@ -72,8 +54,29 @@ def run(
 ) -> Run:
     """Rounds from `start` (R, ...) until the bound of each restart changes by at most `tol`, or `max_iter` of them.
 
-    `name` is that of the estimator, for the warning that it has not converged.
+    `name` is that of the estimator, for the warning that it has not converged. `condition` is the condition number of
+    the matrices in values, which magnifies rounding: where it is small, a fall of the bound by `exact` steps is an
+    error; otherwise rounding explains it, and the rounds are run again without that check, which is logged.
     """
+    watched = _Watched(steps)
+    try:
+        found = _rounds(watched, density, start, max_iter, tol, exact, progress)
+    except BoundFell:
+        worst = max(map(condition, watched.last))
+        if worst < COLLINEAR:
+            raise
+        logger.info("the bound fell by rounding: correlations have the condition number %.1e", worst)
+        found = _rounds(steps, density, start, max_iter, tol, False, progress)
+    if not found.converged:
+        logger.warning(
+            "%s has not converged after max_iter = %d rounds. Raise max_iter or tol, or try n_init.", name, max_iter
+        )
+    return found
+
+
+def _rounds(
+    steps: Steps, density: Density, start: Values, max_iter: int, tol: float, exact: bool, progress: bool
+) -> Run:
     em = ExpectationMaximization(
         steps.expectation,
         steps.maximisation,
@@ -90,10 +93,6 @@ def run(
     touching, bounds = (trace[column][:, best].tolist() for column in ("bound", "bound_after_m"))
     still = [place for place in range(1, len(touching)) if abs(touching[place] - touching[place - 1]) <= tol]
     rounds = still[0] + 1 if still else len(touching)
-    if not still:
-        logger.warning(
-            "%s has not converged after max_iter = %d rounds. Raise max_iter or tol, or try n_init.", name, max_iter
-        )
     values = {name: value[None] for name, value in density.constrained(q.start().point()).items()}
     return Run(values, touching[:rounds], bounds[:rounds], bool(still))
 

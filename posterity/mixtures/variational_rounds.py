@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.methods.coordinate_ascent import Values
-from posterity.mixtures.fitting import Run, checked_run
+from posterity.mixtures.fitting import Run, run
 from posterity.mixtures.normal_wishart import Beliefs, Family, Sums, bound, components, divergence, sums_of, updated
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.rows import Rows
@@ -68,7 +68,7 @@ class VariationalRounds:
 
     def run(self, start: Beliefs, *, max_iter: int, tol: float, progress: bool) -> Run:
         """Rounds from the beliefs of R restarts; a bound that falls is an error where rounding cannot be the cause."""
-        return checked_run(
+        return run(
             self,
             self.density(),
             start._asdict(),
@@ -76,5 +76,6 @@ class VariationalRounds:
             name="BayesianGaussianMixture",
             max_iter=max_iter,
             tol=tol,
+            exact=True,
             progress=progress,
         )
