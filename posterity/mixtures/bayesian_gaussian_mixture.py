@@ -51,8 +51,8 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     **Limit**: q factorises between Z and the parameters, so that it is too narrow, and it holds one labelling of the
     components, which alone costs up to log K! nats of evidence. The ELBO never falls: a round that lowers it raises
-    `BoundFell`, but where rounding is larger than the 1e-10 of it that are allowed (float32 rows, and full or tied
-    covariances whose correlations have a condition number above 1e5).
+    `BoundFell`, but where rounding can be more than the 1e-10 of it that are allowed (full or tied covariances whose
+    correlations have a condition number above 1e5).
 
     Differences to scikit-learn: the default is a Dirichlet distribution, and its Dirichlet process is refused;
     `reg_covar` enters the prior, once, not each S_k; its bound lacks constants and its score_samples is no density.

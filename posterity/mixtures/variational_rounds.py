@@ -86,8 +86,6 @@ class VariationalRounds:
                 progress=progress,
             )
 
-        if self.rows.points.dtype != torch.float64:
-            return rounds(exact=False)
         try:
             return rounds(exact=True)
         except BoundFell:
