@@ -1,8 +1,6 @@
 """The E-step, M-step and bound of a Gaussian mixture, for `ExpectationMaximization` over all restarts at once."""
 
-import logging
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from posterity.errors import BoundFell
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.fitting import Run, Steps, run
+from posterity.mixtures.fitting import Run, run
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.precisions import condition_of
 from posterity.mixtures.regularisation import Regularisation
@@ -23,14 +20,12 @@ from posterity.model.density import Density
 
 Values = Mapping[str, Tensor]  # weights, means and covariances
 Tensors = dict[str, Tensor]
-logger = logging.getLogger("posterity")
 
 EMPTY = 1e-8  # the share of all rows below which a component is empty
 # The mean squared distance of rows from the means before an M-step, in the covariances after it, at which moments about
 # the means after it have lost so many digits that a bound made of them is off by 1e-12. Passes allow sums about the
 # centre to lose ten times as much.
 FAR = 5000.0
-COLLINEAR = 1e5  # condition number of correlations from which rounding can be 1e-10 of the bound
 NAMES = ("weights", "means", "covariances")
 
 
@@ -75,28 +70,17 @@ class Rounds:
         With an exact M-step a fall of the bound is an error, unless covariances are so close to singular that rounding
         explains it: then the rounds are run again without that check, which is logged.
         """
-        watched = _Watched(self)
-
-        def rounds(steps: Steps, exact: bool) -> Run:
-            return run(
-                steps,
-                self.density(start["weights"].shape[-1]),
-                start,
-                name="GaussianMixture",
-                max_iter=max_iter,
-                tol=tol,
-                exact=exact,
-                progress=progress,
-            )
-
-        try:
-            return rounds(watched, exact=self.regularisation.exact)
-        except BoundFell:
-            worst = watched.condition()
-            if worst < COLLINEAR:
-                raise
-            logger.info("the bound fell by rounding: correlations have the condition number %.1e", worst)
-            return rounds(self, exact=False)
+        return run(
+            self,
+            self.density(start["weights"].shape[-1]),
+            start,
+            name="GaussianMixture",
+            condition=lambda values: condition_of(values["covariances"]) if is_matrix(self.kind) else 1.0,
+            max_iter=max_iter,
+            tol=tol,
+            exact=self.regularisation.exact,
+            progress=progress,
+        )
 
     def components(self, values: Values) -> Components:
         """The values as a pass over the rows takes them."""
@@ -188,19 +172,3 @@ class Rounds:
 def log_normalisers(kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
     """log N(mean_k; mean_k, S_k) = -D/2 log 2 pi - 1/2 log det S_k, (R, K)."""
     return kind.half_log_det(factors, components, dimensions) - dimensions / 2 * math.log(2 * math.pi)
-
-
-class _Watched:
-    """The steps of `rounds`, keeping the covariances at which the last two bounds were taken."""
-
-    def __init__(self, rounds: Rounds) -> None:
-        self.expectation, self.maximisation = rounds.expectation, rounds.maximisation
-        self._rounds, self._last = rounds, deque[Tensor](maxlen=2)
-
-    def bound(self, values: Values, latent: Values) -> Tensor:
-        self._last.append(values["covariances"])
-        return self._rounds.bound(values, latent)
-
-    def condition(self) -> float:
-        """The largest condition number of their correlations, which magnifies rounding; 1 where there are none."""
-        return max(condition_of(each) for each in self._last) if is_matrix(self._rounds.kind) else 1.0
