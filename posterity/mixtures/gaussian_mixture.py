@@ -38,7 +38,7 @@ class GaussianMixture(MixtureEstimator):
 
     `n_init` restarts run together, in one pass over the rows for each round, and the best is kept. Each begins with
     every row at its nearest seed: by `init_params` "kmeans", "k-means++" or "random_from_data" (or `means_init`), or
-    with "random" responsibilities. With more than 65536 rows seeds are looked for among some of them. `random_state` is
+    with "random" responsibilities. With more than 32768 rows seeds are looked for among some of them. `random_state` is
     a whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
 
     Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters and
