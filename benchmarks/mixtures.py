@@ -9,10 +9,12 @@ processor of that machine.
 
 import argparse
 import dataclasses
+import functools
 import math
+import statistics
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +22,13 @@ from torch import Tensor
 
 from benchmarks.harness import Comparison, Contender, compare, context, parser, write
 from benchmarks.memory import MEBIBYTE, peak_bytes
-from posterity.mixtures import Components, Full, Rows, rows_of, statistics
+from posterity.mixtures import Components, Full, Rows, passes, rows_of
 from posterity.numerics.random import Key
 
 ROUNDS = 5  # of EM, in one call
 FLOOR = 1e-6  # added to variances, as scikit-learn does
 LIMIT, OURS, PEER = "two matrix products", "posterity", "scikit-learn GaussianMixture"
+EXACT_PEER = f"{PEER}, rows cast to float64"
 KIND = Full()
 
 
@@ -79,7 +82,7 @@ def posterity_rounds(rows: Rows, start: Fitted) -> Fitted:
     for _ in range(ROUNDS):
         factors = KIND.factors(covariances)
         offsets = weights.log() + constant + KIND.half_log_det(factors, count, dimensions)
-        sums = statistics(rows, KIND, Components(offsets, means, factors))
+        sums = passes.statistics(rows, KIND, Components(offsets, means, factors))
         weights = sums.counts / len(rows.points)
         means = means + sums.shifts
         covariances = KIND.second_moments(sums) / sums.counts[..., None, None] + floor
@@ -155,7 +158,10 @@ def difference(one: Fitted, other: Fitted) -> float:
 
 
 def measured(case: Case, dtype: str, given: argparse.Namespace) -> Comparison:
-    """One table: the limit, ours and the peer, with memory and how far each is from the peer in float64."""
+    """One table: the limit, ours and the peer, with memory and how far each is from the peer in float64.
+
+    Rows in float32 are also given to the peer in float64, which is what ours computes in.
+    """
     points, start = problem(case, TYPES[dtype], given.seed)
     rows = rows_of(points.to(given.device))
     peaks: dict[str, float] = {}
@@ -163,11 +169,18 @@ def measured(case: Case, dtype: str, given: argparse.Namespace) -> Comparison:
 
     def noted(name: str, call: Callable[[], Any], device: str) -> Callable[[], Any]:
         call = on_device(call, device)
-        peaks[name] = peak_mebibytes(call, device)
+        if device == given.device:
+            peaks[name] = peak_mebibytes(call, device)
         if name != LIMIT:
             results[name] = call()
         return call
 
+    def build(name: str, given: Tensor) -> Callable[[], Fitted]:
+        return noted(name, peer_rounds(given, start), "cpu")
+
+    peers = {PEER: points}
+    if points.dtype == torch.float32:  # ours computes in float64 whatever the rows are in
+        peers[EXACT_PEER] = points.double()
     size = points.numel() * points.element_size() / MEBIBYTE
     found = compare(
         f"EM round, {case.components} components, {case.dimensions} dimensions, {case.rows:,} rows in {dtype} "
@@ -180,12 +193,15 @@ def measured(case: Case, dtype: str, given: argparse.Namespace) -> Comparison:
                 ROUNDS,
                 lambda result: result.log_density,
             ),
-            Contender(
-                PEER,
-                lambda: noted(PEER, peer_rounds(points, start), "cpu"),
-                ROUNDS,
-                lambda result: result.log_density,
-                peer=True,
+            *(
+                Contender(
+                    name,
+                    functools.partial(build, name, rows_given),
+                    ROUNDS,
+                    lambda result: result.log_density,
+                    peer=True,
+                )
+                for name, rows_given in peers.items()
             ),
         ],
         limit=LIMIT,
@@ -196,9 +212,13 @@ def measured(case: Case, dtype: str, given: argparse.Namespace) -> Comparison:
     )
     columns: dict[str, dict[str, float]] = {"peak MiB": peaks}
     if PEER in results:
-        taken = {name: found[name].seconds for name in (OURS, PEER)}
-        ratios = sorted(theirs / ours for ours, theirs in zip(taken[OURS], taken[PEER], strict=True))
-        columns["times as fast as the peer (by round)"] = {OURS: ratios[len(ratios) // 2]}
+        columns["x posterity (by round)"] = {
+            timing.name: statistics.median(
+                theirs / ours for ours, theirs in zip(found[OURS].seconds, timing.seconds, strict=True)
+            )
+            for timing in found.timings
+            if timing.name in peers
+        }
         exact = peer_rounds(points.double(), start)()
         columns["off the peer in float64"] = {name: difference(result, exact) for name, result in results.items()}
     return dataclasses.replace(found, columns=columns)
@@ -206,8 +226,10 @@ def measured(case: Case, dtype: str, given: argparse.Namespace) -> Comparison:
 
 def one_pool(threads: int) -> AbstractContextManager[Any]:
     """As many threads for scikit-learn's products as for ours."""
-    from threadpoolctl import threadpool_limits
-
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:  # it comes with scikit-learn, which then has a row that says so
+        return nullcontext()
     return threadpool_limits(threads)
 
 

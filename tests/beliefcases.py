@@ -8,23 +8,25 @@ from scipy import stats
 from torch import Tensor
 
 from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
+from posterity.mixtures.dirichlet import Dirichlet
 from posterity.mixtures.full_precisions import FullPrecisions
-from posterity.mixtures.normal_wishart import Beliefs, Sums, updated
-from posterity.mixtures.precisions import Precisions
+from posterity.mixtures.normal_wishart import Beliefs, Family, Sums, updated
 from posterity.mixtures.rows import Rows
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
+from posterity.mixtures.sticks import Sticks
 from posterity.mixtures.tied_precisions import TiedPrecisions
 
-KINDS = {
-    "full": FullPrecisions(),
-    "tied": TiedPrecisions(),
-    "diag": DiagonalPrecisions(),
-    "spherical": SphericalPrecisions(),
+FAMILIES = {
+    "full": Family(Dirichlet(), FullPrecisions()),
+    "tied": Family(Dirichlet(), TiedPrecisions()),
+    "diag": Family(Dirichlet(), DiagonalPrecisions()),
+    "spherical": Family(Dirichlet(), SphericalPrecisions()),
+    "sticks": Family(Sticks(), FullPrecisions()),
 }
 
 
 class Problem(NamedTuple):
-    precisions: Precisions
+    family: Family
     prior: Beliefs
     rows: Rows
     responsibilities: Tensor  # (1, N, K)
@@ -35,15 +37,15 @@ class Problem(NamedTuple):
 def problem(kind: str, components: int = 3, dimensions: int = 2, num_data: int = 12, seed: int = 0) -> Problem:
     """Random rows with weights and random responsibilities, and the beliefs that follow from them."""
     rng = np.random.default_rng(seed)
-    precisions = KINDS[kind]
+    family = FAMILIES[kind]
     root = rng.normal(size=(dimensions, dimensions))
     scale = torch.tensor(root @ root.T + np.eye(dimensions))
     number = lambda value: torch.full((1, 1), value, dtype=torch.float64)  # noqa: E731
     prior = Beliefs(
-        torch.full((1, components), 0.7, dtype=torch.float64),
+        family.weights.prior(torch.tensor(0.7, dtype=torch.float64), components),
         number(0.6),
         torch.tensor(rng.normal(size=(1, 1, dimensions))),
-        precisions.stored(scale),
+        family.precisions.stored(scale),
         number(dimensions + 1.5),
     )
     points = torch.tensor(2 * rng.normal(size=(num_data, dimensions)))
@@ -51,7 +53,7 @@ def problem(kind: str, components: int = 3, dimensions: int = 2, num_data: int =
     rows = Rows(points, weights, None, torch.zeros(dimensions, dtype=torch.float64))
     responsibilities = torch.tensor(rng.dirichlet(np.full(components, 0.5), size=(1, num_data)))
     sums = naive_sums(kind, points, weights, responsibilities[0])
-    return Problem(precisions, prior, rows, responsibilities, sums, updated(precisions, prior, sums))
+    return Problem(family, prior, rows, responsibilities, sums, updated(family, prior, sums))
 
 
 def naive_sums(kind: str, points: Tensor, weights: Tensor, responsibilities: Tensor) -> Sums:
@@ -64,7 +66,8 @@ def naive_sums(kind: str, points: Tensor, weights: Tensor, responsibilities: Ten
         for k, average in enumerate(averages):
             matrices[k] += weighted[n, k] * torch.outer(point - average, point - average)
     variances = matrices.diagonal(dim1=-2, dim2=-1)
-    stored = {"full": matrices, "tied": matrices.sum(0), "diag": variances, "spherical": variances.sum(-1)}[kind]
+    others = {"tied": matrices.sum(0), "diag": variances, "spherical": variances.sum(-1)}
+    stored = others.get(kind, matrices)
     entropy = -(weights[:, None] * torch.xlogy(responsibilities, responsibilities)).sum()
     return Sums(counts[None], averages[None], stored[None], entropy[None])
 
@@ -83,16 +86,23 @@ def drawn(kind: str, beliefs: Beliefs, prior: Beliefs, count: int, seed: int) ->
     concentration, precision, means, inverse, degrees = (tensor[0].cpu().numpy() for tensor in beliefs)
     concentration0, precision0, means0, inverse0, degrees0 = (tensor[0].cpu().numpy() for tensor in prior)
     components, dimensions = means.shape
-    weights = rng.dirichlet(concentration, size=count)
-    log_density = stats.dirichlet.logpdf(weights.T, concentration)
-    log_prior = stats.dirichlet.logpdf(weights.T, concentration0)
+    if kind == "sticks":
+        ends, ends0 = concentration[:-1].T, concentration0[:-1].T
+        breaks = rng.beta(*ends, size=(count, components - 1))
+        left = np.cumprod(np.c_[np.ones(count), 1 - breaks], 1)
+        weights = np.c_[breaks, np.ones(count)] * left
+        log_density, log_prior = (stats.beta.logpdf(breaks, *both).sum(1) for both in (ends, ends0))
+    else:
+        weights = rng.dirichlet(concentration, size=count)
+        log_density = stats.dirichlet.logpdf(weights.T, concentration)
+        log_prior = stats.dirichlet.logpdf(weights.T, concentration0)
     matrices = np.empty((count, components, dimensions, dimensions))
     if kind == "tied":
         inverse, degrees = inverse[None], degrees
         inverse0 = inverse0[None]
     for k in range(1 if kind == "tied" else components):
         own, nu, nu0, own0 = inverse[k], degrees[k], degrees0[0], inverse0[0]
-        if kind in ("full", "tied"):
+        if kind in ("full", "tied", "sticks"):
             one = stats.wishart.rvs(nu, np.linalg.inv(own), size=count, random_state=rng)
             one = one.reshape(count, dimensions, dimensions)
             log_density = log_density + stats.wishart.logpdf(np.moveaxis(one, 0, -1), nu, np.linalg.inv(own))

@@ -1,7 +1,9 @@
 """A mixture of Gaussians with a posterior over its weights, means and precisions."""
 
+from collections.abc import Mapping
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,20 +11,24 @@ from posterity.errors import shown
 from posterity.mixtures import student_mixture
 from posterity.mixtures.checks import as_key, as_rows, check_settings, refuse_few_rows
 from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
+from posterity.mixtures.dirichlet import Dirichlet
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
 from posterity.mixtures.full_precisions import FullPrecisions
 from posterity.mixtures.mixture_prior import PriorSettings, prior_of
-from posterity.mixtures.normal_wishart import Beliefs, components, covariances, sums_of, updated
+from posterity.mixtures.mixture_weights import MixtureWeights
+from posterity.mixtures.normal_wishart import Beliefs, Family, components, covariances, sums_of, updated
 from posterity.mixtures.passes import scores
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
 from posterity.mixtures.second_moments import precisions as inverses
 from posterity.mixtures.seeding import INITS, nearest, seeds, shared_at_random, spread_of
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
+from posterity.mixtures.sticks import Sticks
 from posterity.mixtures.tied_precisions import TiedPrecisions
 from posterity.mixtures.variational_rounds import VariationalRounds
 from posterity.numerics.random import Key
 
+WEIGHTS: dict[str, MixtureWeights] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}
 KINDS: dict[str, Precisions] = {
     kind.covariance.name: kind
     for kind in (FullPrecisions(), TiedPrecisions(), DiagonalPrecisions(), SphericalPrecisions())
@@ -41,6 +47,8 @@ class BayesianGaussianMixture(MixtureEstimator):
     W_k^-1 = W0^-1 + N_k S_k + b0 N_k / (b0 + N_k) d d^T; log r_nk = E log p(x_n, z_n = k) up to a constant.
     `weights_` is E weights, and `covariances_` = (E Lambda_k)^-1 = W_k^-1 / nu_k.
 
+    `weight_concentration_prior_type` "dirichlet_process" has weights v_k prod_{j<k} (1 - v_j), v_k ~ Beta(1, a0) and
+    v_K = 1; `weight_concentration_` is then a pair, 1 + N_k and a0 + sum_{j>k} N_j, of which the last are not in use.
     "tied" has one Lambda ~ Wishart, with nu = nu0 + N (`degrees_of_freedom_` of length 1); "diag" an independent
     Gamma(nu_k / 2, rate W_kd^-1 / 2) for each dimension; "spherical" one such for all, with nu_k = nu0 + D N_k.
     `lower_bound_` is the ELBO in nats after the last round, all constants kept: below the log evidence of the rows, and
@@ -54,10 +62,10 @@ class BayesianGaussianMixture(MixtureEstimator):
     `BoundFell`, but where rounding can be more than the 1e-10 of it that are allowed (full or tied covariances whose
     correlations have a condition number above 1e5).
 
-    Differences to scikit-learn: the default is a Dirichlet distribution, and its Dirichlet process is refused;
-    `reg_covar` enters the prior, once, not each S_k; its bound lacks constants and its score_samples is no density.
-    Its "diag" takes E log det of D by D Wishart matrices, its "tied" counts N / K rows for nu and its "spherical" one
-    square a row where there are D, so that their rounds ascend no bound, and answers differ.
+    Differences to scikit-learn: the default is a Dirichlet distribution, and its Dirichlet process does not end with
+    v_K = 1; `reg_covar` enters the prior, once, not each S_k; its bound lacks constants and its score_samples is no
+    density. Its "diag" takes E log det of D by D Wishart matrices, its "tied" counts N / K rows for nu and its
+    "spherical" one square a row where there are D, so that their rounds ascend no bound, and answers differ.
 
     **Cost**: as `GaussianMixture`.
 
@@ -142,7 +150,7 @@ class BayesianGaussianMixture(MixtureEstimator):
             known_inits=INITS,
             warm_start=self.warm_start,
         )
-        kind, key = self._kind(), as_key(self.random_state)
+        family, key = self._family(), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
         settings = PriorSettings(
@@ -153,10 +161,10 @@ class BayesianGaussianMixture(MixtureEstimator):
             self.covariance_prior,
             self.reg_covar,
         )
-        prior = prior_of(settings, kind, rows, self.n_components)
-        steps = VariationalRounds(rows, kind, prior)
+        prior = prior_of(settings, family, rows, self.n_components)
+        steps = VariationalRounds(rows, family, prior)
         beliefs = self._run(steps, self._start(steps, key.fold("seeds")))
-        self._note(kind, prior, beliefs, rows.centre, X)
+        self._note(family, prior, beliefs, rows.centre, X)
         return self
 
     def elbo(self, X: Any, *, sample_weight: Any = None, labels: Any = None) -> float:
@@ -173,43 +181,53 @@ class BayesianGaussianMixture(MixtureEstimator):
             self.degrees_of_freedom_prior_,
             self.covariance_prior_,
         )
-        prior = prior_of(settings, self._kind(), rows, len(self.means_))
-        return float(VariationalRounds(rows, self._kind(), prior).best(self._beliefs(rows.points, rows.centre)))
+        prior = prior_of(settings, self._family(), rows, len(self.means_))
+        return float(VariationalRounds(rows, self._family(), prior).best(self._beliefs(rows.points, rows.centre)))
 
-    def _kind(self) -> Precisions:
+    def _family(self) -> Family:
         if self.covariance_type not in KINDS:
             raise ValueError(
                 f"covariance_type must be one of {', '.join(map(repr, KINDS))}. Got {shown(self.covariance_type)}."
             )
-        if self.weight_concentration_prior_type != "dirichlet_distribution":
-            raise ValueError(
-                "weight_concentration_prior_type must be 'dirichlet_distribution'. "
-                f"Got {shown(self.weight_concentration_prior_type)}. In place of a Dirichlet process take many "
-                "components and a small weight_concentration_prior."
-            )
-        return KINDS[self.covariance_type]
+        weights = self.weight_concentration_prior_type
+        if weights not in WEIGHTS:
+            known = " or ".join(map(repr, WEIGHTS))
+            raise ValueError(f"weight_concentration_prior_type must be {known}. Got {shown(weights)}.")
+        return Family(WEIGHTS[weights], KINDS[self.covariance_type])
 
     def _start(self, steps: VariationalRounds, key: Key) -> Beliefs:
         """The beliefs of the restarts: where the last fit ended, or by seeds."""
-        rows, kind = steps.rows, steps.precisions
+        rows, kind = steps.rows, steps.family.precisions.covariance
         if self.warm_start and self.__sklearn_is_fitted__():
-            held = self._beliefs(rows.points, rows.centre)
-            shape = (self.n_components, rows.points.shape[1])
-            wanted = (1, *kind.covariance.shape(*shape))
-            if held.means.shape[1:] != shape or held.inverse_scales.shape != wanted:
-                raise ValueError(
-                    f"warm_start: the last fit must have means of shape {shape} and covariances of shape {wanted[1:]}. "
-                    f"Got {tuple(held.means.shape[1:])} and {tuple(held.inverse_scales.shape[1:])}. "
-                    "Fit a new mixture, or set warm_start=False."
-                )
-            return held
+            self._refuse_other_shapes(steps.density().shapes)
+            return self._beliefs(rows.points, rows.centre)
         if self.init_params == "random":
-            sums = shared_at_random(rows, kind.covariance, self.n_components, self.n_init, key)
+            sums = shared_at_random(rows, kind, self.n_components, self.n_init, key)
             centres = torch.zeros_like(sums.shifts)
         else:
             centres = seeds(rows, self.n_components, self.n_init, self.init_params, key)
-            sums = nearest(rows, kind.covariance, centres, spread_of(rows))
-        return updated(kind, steps.prior, sums_of(kind, centres, sums))
+            sums = nearest(rows, kind, centres, spread_of(rows))
+            if steps.family.weights.ordered and rows.labels is None:
+                order = sums.counts.argsort(-1, descending=True)
+                centres = centres.gather(1, order[..., None].expand_as(centres))
+                sums = nearest(rows, kind, centres, spread_of(rows))
+        return updated(steps.family, steps.prior, sums_of(steps.family, centres, sums))
+
+    def _refuse_other_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
+        """A warm start needs a last fit of the same shapes."""
+        held = self.weight_concentration_
+        found = {
+            "means": np.shape(self.means_),
+            "inverse_scales": np.shape(self.covariances_),
+            "degrees": np.shape(self.degrees_of_freedom_),
+            "concentration": (*np.shape(held[0]), 2) if isinstance(held, tuple) else np.shape(held),
+        }
+        for name, shape in found.items():
+            if tuple(shape) != tuple(wanted[name]):
+                raise ValueError(
+                    f"warm_start: the last fit must have {name.replace('_', ' ')} of shape {wanted[name]}. "
+                    f"Got {tuple(shape)}. Fit a new mixture, or set warm_start=False."
+                )
 
     def _run(self, steps: VariationalRounds, start: Beliefs) -> Beliefs:
         """The beliefs of the best restart; notes how the run went."""
@@ -224,20 +242,22 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.lower_bound_ = run.bounds[-1]
         return Beliefs(**run.values)
 
-    def _note(self, kind: Precisions, prior: Beliefs, beliefs: Beliefs, centre: Tensor, X: Any) -> None:
+    def _note(self, family: Family, prior: Beliefs, beliefs: Beliefs, centre: Tensor, X: Any) -> None:
         """The fitted attributes, under scikit-learn's names."""
-        found = covariances(kind, beliefs)
+        kind, found = family.precisions, covariances(family, beliefs)
         factors = kind.covariance.factors(found)
         self.n_features_in_ = len(centre)
-        self.weights_ = given_as((beliefs.concentration / beliefs.concentration.sum())[0], X)
+        self.weights_ = given_as(family.weights.means(beliefs.concentration)[0], X)
         self.means_ = given_as(beliefs.means[0] + centre, X)
         self.covariances_ = given_as(found[0], X)
         self.precisions_cholesky_ = given_as(factors[0], X)
         self.precisions_ = given_as(inverses(kind.covariance, factors)[0], X)
-        self.weight_concentration_ = given_as(beliefs.concentration[0], X)
+        concentration = beliefs.concentration[0]  # (K,), or (K, 2) of sticks
+        pair = tuple(given_as(part, X) for part in concentration.unbind(-1)) if concentration.dim() > 1 else None
+        self.weight_concentration_ = pair or given_as(concentration, X)
         self.mean_precision_ = given_as(beliefs.mean_precision[0], X)
         self.degrees_of_freedom_ = given_as(beliefs.degrees[0], X)
-        self.weight_concentration_prior_ = float(prior.concentration[0, 0])
+        self.weight_concentration_prior_ = float(prior.concentration.flatten()[-1])
         self.mean_precision_prior_ = float(prior.mean_precision)
         self.mean_prior_ = given_as(prior.means[0, 0] + centre, X)
         self.degrees_of_freedom_prior_ = float(prior.degrees)
@@ -245,12 +265,13 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     def _beliefs(self, like: Tensor, centre: Tensor) -> Beliefs:
         """The fitted posterior as one restart, on the device of `like`, with means about the centre."""
-        degrees = as_parameter(self.degrees_of_freedom_, like)[None]
+        degrees, held = as_parameter(self.degrees_of_freedom_, like)[None], self.weight_concentration_
+        pair = torch.stack([as_parameter(part, like) for part in held], -1) if isinstance(held, tuple) else None
         return Beliefs(
-            as_parameter(self.weight_concentration_, like)[None],
+            (as_parameter(held, like) if pair is None else pair)[None],
             as_parameter(self.mean_precision_, like)[None],
             as_parameter(self.means_, like)[None] - centre,
-            as_parameter(self.covariances_, like)[None] * self._kind().broadcast(degrees),
+            as_parameter(self.covariances_, like)[None] * self._family().precisions.broadcast(degrees),
             degrees,
         )
 
@@ -261,15 +282,15 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     def _scores(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)
-        made = components(self._kind(), beliefs)
-        return scores(Rows(points, None, None, centre), self._kind().covariance, made)[0]
+        made = components(self._family(), beliefs)
+        return scores(Rows(points, None, None, centre), self._family().precisions.covariance, made)[0]
 
     def _log_joint(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)
-        return student_mixture.log_joint(self._kind(), beliefs, points, centre)
+        return student_mixture.log_joint(self._family(), beliefs, points, centre)
 
     def _dense_covariances(self) -> Tensor:
-        return student_mixture.scale_matrices(self._kind(), self._centred(as_parameter(self.means_))[1])
+        return student_mixture.scale_matrices(self._family(), self._centred(as_parameter(self.means_))[1])
 
     def _noise(self, components: Tensor, key: Key) -> Tensor:
-        return student_mixture.noise(self._kind(), self._centred(as_parameter(self.means_))[1], components, key)
+        return student_mixture.noise(self._family(), self._centred(as_parameter(self.means_))[1], components, key)

@@ -1,24 +1,12 @@
 """A mixture of Gaussians, fitted by EM."""
 
-import logging
 from typing import Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.inference.infer import infer
-from posterity.methods.expectation_maximization import ExpectationMaximization
-from posterity.mixtures.checks import (
-    as_key,
-    as_labels,
-    as_points,
-    as_row_weights,
-    as_start,
-    check_settings,
-    refuse_few_rows,
-)
+from posterity.mixtures.checks import as_key, as_rows, as_start, check_settings, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -33,8 +21,6 @@ from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.starts import given, refuse_constant_columns, seeded
 from posterity.mixtures.tied import Tied
 from posterity.numerics.random import Key
-
-logger = logging.getLogger("posterity")
 
 KINDS: dict[str, Covariance] = {kind.name: kind for kind in (Full(), Tied(), Diagonal(), Spherical())}
 
@@ -52,16 +38,17 @@ class GaussianMixture(MixtureEstimator):
 
     `n_init` restarts run together, in one pass over the rows for each round, and the best is kept. Each begins with
     every row at its nearest seed: by `init_params` "kmeans", "k-means++" or "random_from_data" (or `means_init`), or
-    with "random" responsibilities. With more than 65536 rows seeds are looked for among some of them. `random_state` is
+    with "random" responsibilities. With more than 32768 rows seeds are looked for among some of them. `random_state` is
     a whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
 
-    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters are
-    in float64; float32 rows stay as they are, and only products of rows are in float32.
+    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters and
+    sums are in float64, whatever the rows are.
 
-    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` (and
-    rows in float64) a round that lowers it is an error. A component with less than 1e-8 of the rows is moved
-    to the row explained worst where that raises the objective. If all rows are equal, or a column is constant, the
-    regularisation is the variance; with `reg_covar` 0 that is an error, as is a component that collapses on one point.
+    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a round that
+    lowers it is an error, unless a covariance is so close to singular that rounding explains it. A component with less
+    than 1e-8 of the rows is moved to the row explained worst where that raises the objective. If all rows are equal, or
+    a column is constant, the regularisation is the variance; with `reg_covar` 0 that is an error, as is a component
+    that collapses on one point.
 
     **Cost**: a pass over the rows a round, O(N K D^2) for matrices and O(N K D) else, in chunks: beside the rows and
     parameters it takes a few MB. Predictions hold (N, K).
@@ -133,21 +120,22 @@ class GaussianMixture(MixtureEstimator):
             warm_start=self.warm_start,
         )
         kind, regularisation, key = self._kind(), self._regularisation(), as_key(self.random_state)
-        points = as_points(X)
-        weights = as_row_weights(sample_weight, points)
-        refuse_few_rows(points, weights, self.n_components)
-        rows = Rows(points, weights, as_labels(labels, points, self.n_components), _centre(points, weights))
+        rows = as_rows(X, sample_weight, labels, self.n_components)
+        refuse_few_rows(rows.points, rows.weights, self.n_components)
         if isinstance(regularisation, Floor) and regularisation.variance == 0:
             refuse_constant_columns(rows)
         rounds = Rounds(rows, kind, regularisation)
-        start = self._start(rounds, key)
-        if self.max_iter == 0:
-            self.converged_, self.n_iter_, self.lower_bounds_, values = False, 0, [], start
-        else:
-            values = self._run(rounds, start)
-        self.lower_bound_ = self.lower_bounds_[-1] if self.lower_bounds_ else -float("inf")
+        values = self._start(rounds, key)
+        bounds: list[float] = []
+        converged = False
+        if self.max_iter > 0:
+            values, bounds, _, converged = rounds.run(
+                values, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose)
+            )
+        self.converged_, self.n_iter_, self.lower_bounds_ = converged, len(bounds), bounds
+        self.lower_bound_ = bounds[-1] if bounds else -float("inf")
         factors = kind.factors(values["covariances"])
-        self.n_features_in_ = points.shape[1]
+        self.n_features_in_ = rows.points.shape[1]
         self.weights_ = given_as(values["weights"][0], X)
         self.means_ = given_as(values["means"][0] + rows.centre, X)
         self.covariances_ = given_as(values["covariances"][0], X)
@@ -206,34 +194,6 @@ class GaussianMixture(MixtureEstimator):
         held["means"] = held["means"] - rows.centre
         return {name: value[None] for name, value in held.items()}
 
-    def _run(self, rounds: Rounds, start: Tensors) -> Tensors:
-        """Values of the best restart; notes how the run went."""
-        em = ExpectationMaximization(
-            rounds.expectation,
-            rounds.maximisation,
-            rounds.bound,
-            rounds=int(self.max_iter),
-            tolerance=0.0,
-            absolute=float(self.tol),
-            exact=rounds.regularisation.exact and rounds.rows.points.dtype == torch.float64,
-            batched=True,
-            restarts=len(start["weights"]),
-        )
-        density = rounds.density(self.n_components)
-        progress = bool(self.verbose)
-        q, trace = infer(em, density, None, start=density.unconstrained(start), progress=progress)
-        best = int(trace["bound_after_m"][-1].argmax())
-        bounds = trace["bound"][:, best].tolist()
-        still = [n for n in range(1, len(bounds)) if abs(bounds[n] - bounds[n - 1]) <= self.tol]
-        self.converged_, self.n_iter_ = bool(still), still[0] + 1 if still else len(bounds)
-        self.lower_bounds_ = bounds[: self.n_iter_]
-        if not self.converged_:
-            logger.warning(
-                "GaussianMixture has not converged after max_iter = %d rounds. Raise max_iter or tol, or try n_init.",
-                self.max_iter,
-            )
-        return {name: value[None] for name, value in density.constrained(q.start().point()).items()}
-
     def _scores(self, points: Tensor) -> Tensor:
         kind = self._kind()
         weights, means, factors = (
@@ -250,10 +210,3 @@ class GaussianMixture(MixtureEstimator):
     def _num_parameters(self) -> int:
         components, dimensions = self.means_.shape
         return int(self._kind().num_parameters(components, dimensions) + components * dimensions + components - 1)
-
-
-def _centre(points: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean of the rows by weight, (D,): how well it is rounded does not matter."""
-    if weights is None:
-        return points.mean(0).to(torch.float64)
-    return (weights.to(points.dtype) @ points).to(torch.float64) / weights.sum()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, positive, shown
 from posterity.mixtures.checks import as_start
-from posterity.mixtures.normal_wishart import Beliefs, covariances
+from posterity.mixtures.normal_wishart import Beliefs, Family, covariances
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Components, Rows
@@ -26,14 +26,14 @@ class PriorSettings:
     floor: object = 1e-6
 
 
-def prior_of(settings: PriorSettings, precisions: Precisions, rows: Rows, components: int) -> Beliefs:
+def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: int) -> Beliefs:
     """The prior, with its mean relative to the rows' centre.
 
     None stands for: weights 1 / K; mean precision 1; the mean of the rows; D degrees of freedom; the covariance of the
     rows (in the kind's storage) with the share `floor` added to its variances (`floor` itself to those that are 0), so
     that it is not singular when columns are constant or depend on each other.
     """
-    dimensions, device = rows.points.shape[1], rows.points.device
+    precisions, dimensions = family.precisions, rows.points.shape[1]
     smallest = precisions.block(dimensions)[0] - 1
     degrees = _number("degrees_of_freedom_prior", settings.degrees_of_freedom, float(dimensions))
     if degrees <= smallest:
@@ -50,16 +50,16 @@ def prior_of(settings: PriorSettings, precisions: Precisions, rows: Rows, compon
         mean = as_start(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
     if settings.covariance is not None:
         inverse_scale = precisions.stored(_matrix(settings.covariance, precisions, rows))
-    number = torch.ones(1, 1, dtype=torch.float64, device=device)
+    number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
     prior = Beliefs(
-        concentration * number.expand(1, components),
+        family.weights.prior(concentration * number[0, 0], components),
         mean_precision * number,
         mean[None, None],
         inverse_scale,
         degrees * number,
     )
     try:
-        precisions.covariance.factors(covariances(precisions, prior))
+        precisions.covariance.factors(covariances(family, prior))
     except NotPositiveDefinite as error:
         if settings.covariance is None:
             raise ValueError(

@@ -144,6 +144,6 @@ def _places(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     here = torch.arange(dimensions, device=device)
     steps = torch.arange(dimensions // 2 + 1, device=device)[:, None]
     apart = (here - here[:, None]) % dimensions  # (D, D), of column from row
-    near = apart <= dimensions // 2
+    near = torch.where(here > here[:, None], 2 * apart <= dimensions, 2 * apart < dimensions)  # each pair in one place
     back = torch.where(near, apart * dimensions + here[:, None], (dimensions - apart) * dimensions + here)
     return (here * dimensions + (here + steps) % dimensions).flatten(), back.flatten()

@@ -79,6 +79,7 @@ def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tenso
     return found
 
 
+@torch.no_grad()
 def score_chunks(rows: Rows, kind: Covariance, components: Components) -> Iterator[tuple[slice, Tensor]]:
     """The scores of the rows in float64, a piece after another: which rows, and their scores (R, K, n).
 

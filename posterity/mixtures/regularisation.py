@@ -9,7 +9,15 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.mixtures.checks import not_negative
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.second_moments import divisors, identity, identity_moment, log_determinants, quadratic
+from posterity.mixtures.second_moments import (
+    divisors,
+    identity,
+    identity_moment,
+    is_matrix,
+    log_determinants,
+    non_negative,
+    quadratic,
+)
 
 
 class Regularisation(ABC):
@@ -20,9 +28,29 @@ class Regularisation(ABC):
     def exact(self) -> bool:
         """Whether the M-step maximises the objective, so that the objective never falls."""
 
+    @property
+    @abstractmethod
+    def positive(self) -> bool:
+        """Whether covariances are positive definite whatever the second moments are."""
+
     @abstractmethod
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
         """Covariances (R, *shape) from second moments (R, *shape) about the means and counts (R, K)."""
+
+    def estimated(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
+        """The same where rounding has left second moments below zero: those are mended if the result shall be positive.
+
+        Sums about means far away lose digits in the difference to those about the new ones.
+        """
+        if not is_matrix(kind):
+            return self.covariances(kind, moments.clamp_min(0.0), counts, dimensions)
+        found = self.covariances(kind, moments, counts, dimensions)
+        if self.positive:
+            failed = torch.linalg.cholesky_ex(found).info > 0
+            if bool(failed.any()):
+                mended = self.covariances(kind, non_negative(moments), counts, dimensions)
+                found = torch.where(failed[..., None, None], mended, found)
+        return found
 
     @abstractmethod
     def penalty(self, kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
@@ -58,6 +86,11 @@ class Floor(Regularisation):
     def exact(self) -> bool:
         """Never: even 0 has no limit to the digits lost on the way to a collapse."""
         return False
+
+    @property
+    def positive(self) -> bool:
+        """Unless it is 0."""
+        return self.variance > 0
 
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
         """See `Regularisation`."""
@@ -101,6 +134,11 @@ class InverseWishart(Regularisation):
 
     @property
     def exact(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def positive(self) -> bool:
         """Always."""
         return True
 

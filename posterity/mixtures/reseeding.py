@@ -6,7 +6,7 @@ from torch import Tensor
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.passes import log_densities
 from posterity.mixtures.rows import Components, Rows
-from posterity.mixtures.second_moments import per_component
+from posterity.mixtures.second_moments import is_matrix, non_negative, per_component
 from posterity.mixtures.tied import Tied
 
 SIZES = (1.0, 0.1)  # of covariances, over the mean one
@@ -55,4 +55,6 @@ def _sizes(kind: Covariance, covariances: Tensor, shares: Tensor, empty: Tensor)
         return [covariances]
     shares = shares.reshape(*shares.shape, *(1,) * (covariances.dim() - 2))
     mean = (shares * covariances).sum(1, keepdim=True)
+    if is_matrix(kind):  # a sum of matrices close to singular may be rounded to one that is not positive
+        mean = non_negative(mean)
     return [torch.where(per_component(kind, empty), size * mean, covariances) for size in SIZES]

@@ -3,23 +3,28 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.fitting import Run, run
 from posterity.mixtures.passes import statistics
+from posterity.mixtures.precisions import condition_of
 from posterity.mixtures.regularisation import Regularisation
 from posterity.mixtures.reseeding import proposals, worst_rows
 from posterity.mixtures.rows import Components, Rows, Statistics
-from posterity.mixtures.second_moments import per_component, quadratic
+from posterity.mixtures.second_moments import is_matrix, per_component, quadratic
 from posterity.model.density import Density
 
 Values = Mapping[str, Tensor]  # weights, means and covariances
 Tensors = dict[str, Tensor]
+
 EMPTY = 1e-8  # the share of all rows below which a component is empty
 # The mean squared distance of rows from the means before an M-step, in the covariances after it, at which moments about
-# the means after it have lost so many digits that a bound made of them is off by 1e-12.
+# the means after it have lost so many digits that a bound made of them is off by 1e-12. Passes allow sums about the
+# centre to lose ten times as much.
 FAR = 5000.0
 NAMES = ("weights", "means", "covariances")
 
@@ -41,7 +46,7 @@ class Rounds:
     kind: Covariance
     regularisation: Regularisation
 
-    @property
+    @cached_property
     def total(self) -> float:
         """The sum of the row weights."""
         weights = self.rows.weights
@@ -57,6 +62,24 @@ class Rounds:
             batched=True,
             dtype=torch.float64,
             device=self.rows.points.device,
+        )
+
+    def run(self, start: Values, *, max_iter: int, tol: float, progress: bool) -> Run:
+        """Rounds from `start` (R, ...) until bounds change by at most `tol`.
+
+        With an exact M-step a fall of the bound is an error, unless covariances are so close to singular that rounding
+        explains it: then the rounds are run again without that check, which is logged.
+        """
+        return run(
+            self,
+            self.density(start["weights"].shape[-1]),
+            start,
+            name="GaussianMixture",
+            condition=lambda values: condition_of(values["covariances"]) if is_matrix(self.kind) else 1.0,
+            max_iter=max_iter,
+            tol=tol,
+            exact=self.regularisation.exact,
+            progress=progress,
         )
 
     def components(self, values: Values) -> Components:
@@ -77,7 +100,7 @@ class Rounds:
         empty = self.empty(latent)  # (R, K)
         sums = sums._replace(shifts=torch.where(empty[..., None], 0.0, sums.shifts))
         moments = self.kind.second_moments(sums)
-        found = self.regularisation.covariances(self.kind, moments, sums.counts, sums.shifts.shape[-1])
+        found = self.regularisation.estimated(self.kind, moments, sums.counts, sums.shifts.shape[-1])
         moved = {
             "weights": sums.counts / sums.counts.sum(-1, keepdim=True),
             "means": values["means"] + sums.shifts,
@@ -91,8 +114,7 @@ class Rounds:
             return self._penalised(latent["log_likelihood"], latent["factors"], values)
         sums = Statistics(*(latent[name] for name in Statistics._fields))
         factors = self.kind.factors(values["covariances"])
-        distances = quadratic(self.kind, factors, sums.scatters) / self.total
-        if bool((self.empty(latent).any(-1) | (distances > FAR)).any()):
+        if bool((self.empty(latent).any(-1) | self._lost(sums, latent, factors)).any()):
             return self.objective(values)
         # About the means of `values`, which need not be those of the M-step.
         beside = sums._replace(
@@ -113,6 +135,18 @@ class Rounds:
     def empty(self, latent: Values) -> Tensor:
         """Which components have almost no rows, (R, K)."""
         return latent["counts"] < EMPTY * latent["counts"].sum(-1, keepdim=True)
+
+    def _lost(self, sums: Statistics, latent: Values, factors: Tensor) -> Tensor:
+        """Whether moments about the means after the M-step, in covariances with these factors, have lost digits, (R,).
+
+        They are differences of sums about the means before it; and those, of sums about the centre, unless components
+        were narrow beside their distance from it.
+        """
+        placed = sums._replace(shifts=latent["means"], scatters=torch.zeros_like(sums.scatters))
+        away = sums.scatters - self.kind.second_moments(placed)  # about the centre, all but exactly
+        distances = quadratic(self.kind, factors, sums.scatters)
+        now, before = quadratic(self.kind, factors, away), quadratic(self.kind, latent["factors"], away)
+        return (distances > FAR * self.total) | ((now > 10 * FAR * self.total) & (before < 12 * FAR * self.total))
 
     def _penalised(self, log_likelihood: Tensor, factors: Tensor, values: Values) -> Tensor:
         penalty = self.regularisation.penalty(self.kind, factors, *values["means"].shape[1:])

@@ -60,7 +60,7 @@ def chunk_rows(numbers: int, offsets: Tensor, num_data: int) -> int:
     restarts, components = offsets.shape
     numbers += restarts * (2 * components + 3)  # scores, shares; three sums over components
     budget = CPU_BYTES if offsets.device.type == "cpu" else GPU_BYTES
-    return min(num_data, max(64, budget // (numbers * WORK.itemsize)))
+    return max(1, min(num_data, max(64, budget // (numbers * WORK.itemsize))))
 
 
 def taken(workspace: Tensor, *shape: int) -> Tensor:

@@ -40,6 +40,14 @@ def identity_moment(kind: Covariance, dimensions: int, like: Tensor) -> Tensor:
     return dimensions * unit if isinstance(kind, Spherical) else unit
 
 
+def non_negative(moments: Tensor) -> Tensor:
+    """Symmetric matrices (..., D, D), their eigenvalues raised to 1e-14 of the largest: enough for Cholesky."""
+    values, vectors = torch.linalg.eigh(moments)
+    least = (1e-14 * values[..., -1:]).clamp_min(0.0)
+    found: Tensor = (vectors * torch.maximum(values, least)[..., None, :]) @ vectors.mT
+    return (found + found.mT) / 2
+
+
 def precisions(kind: Covariance, factors: Tensor) -> Tensor:
     """The inverse covariances (R, *shape) of whitening factors."""
     return factors @ factors.mT if is_matrix(kind) else factors.square()

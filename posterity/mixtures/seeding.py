@@ -14,15 +14,16 @@ from posterity.mixtures.spherical import Spherical
 from posterity.numerics.random import Key
 
 INITS = ("kmeans", "k-means++", "random", "random_from_data")
-SUBSET = 1 << 16  # rows among which seeds are looked for
-LLOYD = 30  # rounds of k-means
+SUBSET = 1 << 15  # rows among which seeds are looked for
+LLOYD = 30  # rounds of k-means at most
+SETTLED = 1e-3  # the share of the spread of the rows that no centre may move by in the last of them
 SHARPNESS = 1e4  # the spread of the rows over the width at which assignments of rows to seeds are sharp
 
 
 def seeds(rows: Rows, components: int, restarts: int, init: str, key: Key) -> Tensor:
     """Centres (R, K, D) relative to `rows.centre` by "kmeans", "k-means++" or "random_from_data".
 
-    They are looked for among 65536 rows chosen at random where there are more. A component with labelled rows begins at
+    They are looked for among 32768 rows chosen at random where there are more. A component with labelled rows begins at
     their mean; row weights count as copies of the row.
     """
     few = _subset(rows, key.fold("subset"))
@@ -123,7 +124,7 @@ def _lloyd(rows: Rows, centres: Tensor) -> Tensor:
     for _ in range(LLOYD):
         shifts = nearest(rows, Spherical(), centres, spread).shifts
         centres = centres + shifts
-        if not float(shifts.abs().max()) > 1e-6 * spread:
+        if not float(shifts.abs().max()) > SETTLED * spread:
             break
     return centres
 

@@ -31,8 +31,8 @@ def seeded(rounds: Rounds, components: int, restarts: int, init: str, means: Ten
         sums = nearest(rows, kind, centres, spread_of(rows))
     counts, dimensions = sums.counts, rows.points.shape[1]
     empty = counts <= EMPTY * counts.sum(-1, keepdim=True)
-    found = rounds.regularisation.covariances(kind, kind.second_moments(sums), counts, dimensions)
-    whole = rounds.regularisation.covariances(kind, *_of_all(rows, kind), dimensions)
+    found = rounds.regularisation.estimated(kind, kind.second_moments(sums), counts, dimensions)
+    whole = rounds.regularisation.estimated(kind, *_of_all(rows, kind), dimensions)
     unusable = _unusable(kind, found, whole)
     lost = per_component(kind, empty | unusable) if unusable.dim() > 1 else unusable[:, None, None]
     weights = torch.where(empty, counts.sum(-1, keepdim=True) / len(rows.points), counts)

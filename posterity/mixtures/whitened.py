@@ -1,5 +1,4 @@
-"""The careful way through a chunk of rows: whitened distances from each mean, which lose no digits however far apart
-the components are."""
+"""The careful way through a chunk of rows: whitened distances from each mean, however far apart components are."""
 
 import torch
 from torch import Tensor
@@ -21,14 +20,15 @@ class ScaleSweep(Sweep):
         count, dimensions = offsets.numel(), means.shape[2]
         self.offsets = offsets.reshape(count, 1)
         self.means, self.scales = means.reshape(count, dimensions, 1), self.factors.reshape(count, dimensions, 1)
-        self.rows = chunk_rows(2 * count * dimensions, offsets, num_data)
+        self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
         self.workspace = means.new_empty(2 * count * dimensions * self.rows)
+        self.centred = means.new_empty(dimensions * self.rows)
         self.first, self.second = (torch.zeros_like(self.means[..., 0]) for _ in range(2))
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
         """Squares of whitened coordinates, added over the dimensions."""
         self.z, self.squares = taken(self.workspace, 2, *self.first.shape, len(points))
-        torch.sub((points - centre).mT, self.means, out=self.z)
+        torch.sub(centred(points, centre, self.centred), self.means, out=self.z)
         self.z *= self.scales
         torch.mul(self.z, self.z, out=self.squares)
         return torch.add(self.offsets, self.squares.sum(1), alpha=-0.5)
@@ -56,15 +56,17 @@ class MatrixSweep(Sweep):
         self.offsets = offsets.reshape(count, 1)
         self.whitening = self.factors.mT.reshape(count * dimensions, dimensions)
         self.bias = -(means[..., None, :] @ self.factors).reshape(count * dimensions, 1)
-        self.rows = chunk_rows(2 * count * dimensions, offsets, num_data)
+        self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
         self.workspace = means.new_empty(2 * count * dimensions * self.rows)
+        self.centred = means.new_empty(dimensions * self.rows)
         self.first = means.new_zeros(count, dimensions)
         self.second = means.new_zeros(count, dimensions, dimensions)
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
         """One product (M D, D) (D, n), then squares added over the dimensions."""
         self.z, self.scaled = taken(self.workspace, 2, *self.first.shape, len(points))
-        torch.addmm(self.bias, self.whitening, (points - centre).mT, out=self.z.view(len(self.bias), -1))
+        rows = centred(points, centre, self.centred)
+        torch.addmm(self.bias, self.whitening, rows, out=self.z.view(len(self.bias), -1))
         torch.mul(self.z, self.z, out=self.scaled)
         return torch.add(self.offsets, self.scaled.sum(1), alpha=-0.5)
 
@@ -82,3 +84,8 @@ class MatrixSweep(Sweep):
         second = torch.linalg.solve_triangular(self.factors, second, upper=True, left=False)
         second = torch.linalg.solve_triangular(self.factors, second.mT, upper=True, left=False)
         return first, (second + second.mT) / 2
+
+
+def centred(points: Tensor, centre: Tensor, workspace: Tensor) -> Tensor:
+    """Points (n, D) less the centre, one dimension after the other (D, n), at the beginning of the workspace (W,)."""
+    return torch.sub(points.mT, centre[:, None], out=taken(workspace, points.shape[1], len(points)))

@@ -45,8 +45,8 @@ def priors(kind: str, dimensions: int) -> dict[str, object]:
     }
 
 
-def theirs_on(rows: np.ndarray, kind: str) -> Peer:
-    settings_ = {"weight_concentration_prior_type": "dirichlet_distribution", "tol": 1e-12, "max_iter": 2000}
+def theirs_on(rows: np.ndarray, kind: str, prior_type: str = "dirichlet_distribution") -> Peer:
+    settings_ = {"weight_concentration_prior_type": prior_type, "tol": 1e-12, "max_iter": 2000}
     return Peer(n_components=3, covariance_type=kind, reg_covar=0.0, random_state=0, **settings_).fit(rows)
 
 
@@ -68,14 +68,19 @@ def test_limit_is_gold_and_below_the_exact_evidence():
     assert mixture.lower_bound_ <= mixture.elbo(given_["X"]) + 1e-9 < case.at("exact_log_evidence")
 
 
-@kinds
-@pytest.mark.parametrize("dimensions", [1, 3])
-def test_with_all_labels_the_elbo_is_the_evidence(kind, dimensions):
+PRIOR_TYPES = ("dirichlet_distribution", "dirichlet_process")
+
+
+@pytest.mark.parametrize(
+    ("kind", "dimensions", "prior_type"),
+    [(kind, dimensions, PRIOR_TYPES[0]) for kind in KINDS for dimensions in (1, 3)] + [("tied", 2, PRIOR_TYPES[1])],
+)
+def test_with_all_labels_the_elbo_is_the_evidence(kind, dimensions, prior_type):
     """log p(X, Z) is then known from Student-t predictions of one row after another."""
     rng = np.random.default_rng(1)
     rows, labels = rng.normal(size=(7, dimensions)), np.array([0, 1, 0, 2, 1, 0, 2])
-    fixed = priors(kind, dimensions)
-    # The first row has weight 0 in the first fit, which therefore is the prior.
+    fixed = {**priors(kind, dimensions), "weight_concentration_prior_type": prior_type}
+    # Rows not yet seen have almost no weight; the first fit therefore is the prior.
     chain = []
     for seen in range(7):
         weights = np.r_[np.ones(seen), np.full(7 - seen, 1e-300)]
@@ -95,16 +100,24 @@ def test_with_all_labels_the_elbo_is_the_evidence(kind, dimensions):
     log_spread=st.floats(-4.0, 4.0),
     copies=st.booleans(),
     init=st.sampled_from(["kmeans", "k-means++", "random", "random_from_data"]),
+    prior_type=st.sampled_from(PRIOR_TYPES),
     seed=st.integers(0, 10**6),
 )
-def test_bound_never_falls(kind, components, dimensions, extra, log_spread, copies, init, seed):
+def test_bound_never_falls(kind, components, dimensions, extra, log_spread, copies, init, prior_type, seed):
     rng = np.random.default_rng(seed)
     count = components + extra
     rows = rng.standard_t(2.0, size=(count, dimensions)) @ rng.normal(size=(dimensions, dimensions))
     rows = rows[rng.integers(0, count, size=count)] if copies else rows
     rows = 10.0**log_spread * rows + 1e3 * rng.normal(size=dimensions)
     mixture = BayesianGaussianMixture(
-        components, covariance_type=kind, tol=0.0, max_iter=5, init_params=init, random_state=seed, n_init=2
+        components,
+        covariance_type=kind,
+        weight_concentration_prior_type=prior_type,
+        tol=0.0,
+        max_iter=5,
+        init_params=init,
+        random_state=seed,
+        n_init=2,
     ).fit(rows, sample_weight=rng.uniform(0.1, 3.0, size=count))
     bounds = np.array(mixture.lower_bounds_)
     prior = mixture.covariance_prior_
@@ -114,10 +127,12 @@ def test_bound_never_falls(kind, components, dimensions, extra, log_spread, copi
     assert np.all(np.diff(bounds) >= -slack * np.maximum(1.0, np.abs(bounds[1:])))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_components_without_need_die_out(seed):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("prior_type", PRIOR_TYPES)
+def test_components_without_need_die_out(prior_type, seed):
     rows = clusters(seed=seed)
-    mixture = exactly(10, weight_concentration_prior=1e-3, random_state=seed, n_init=3).fit(rows)
+    settings_ = {"weight_concentration_prior_type": prior_type, "weight_concentration_prior": 1e-3, "n_init": 3}
+    mixture = exactly(10, random_state=seed, **settings_).fit(rows)
     assert int((mixture.weights_ > 0.02).sum()) == 3
     alive = mixture.means_[mixture.weights_ > 0.02]
     assert np.abs(alive[np.argsort(alive[:, 0])] - CENTRES).max() < 0.6
@@ -147,6 +162,28 @@ def test_posterior_is_that_of_scikit_learn_where_that_is_right(kind, dimensions)
     np.testing.assert_allclose(ours.predict_proba(rows)[:, mine], peer.predict_proba(rows)[:, theirs], atol=1e-6)
     for name in ("mean_prior_", "covariance_prior_", "mean_precision_prior_", "degrees_of_freedom_prior_"):
         np.testing.assert_allclose(getattr(ours, name), getattr(peer, name), rtol=1e-12, atol=1e-12)
+
+
+def test_a_dirichlet_process_has_the_components_of_scikit_learn():
+    """Its weights differ in the last piece of the stick, and in the order of the components."""
+    rows = np.concatenate([clusters(), clusters(10, seed=1)[:20]])
+    ours = exactly(3, weight_concentration_prior_type="dirichlet_process", reg_covar=0.0).fit(rows)
+    peer = theirs_on(rows, "full", "dirichlet_process")
+    mine, theirs = np.argsort(ours.means_[:, 0]), np.argsort(peer.means_[:, 0])
+    for name in ("mean_precision_", "degrees_of_freedom_", "means_", "covariances_"):
+        np.testing.assert_allclose(getattr(ours, name)[mine], getattr(peer, name)[theirs], rtol=1e-6, atol=1e-6)
+    counts = ours.predict_proba(rows).sum(0)
+    assert counts[0] > counts[-1]  # large ones first
+    first, second = ours.weight_concentration_
+    np.testing.assert_allclose(first, 1 + counts, rtol=1e-8)
+    np.testing.assert_allclose(second, 1 / 3 + np.array([counts[1] + counts[2], counts[2], 0.0]), rtol=1e-8)
+    assert ours.weights_.sum() == pytest.approx(1.0, rel=1e-12)
+    again = clone(ours).set_params(warm_start=True).fit(rows)
+    assert again.fit(rows).n_iter_ == 2
+    with pytest.raises(
+        ValueError, match=r"warm_start: the last fit must have concentration of shape \(3,\). Got \(3, 2\)"
+    ):
+        again.set_params(weight_concentration_prior_type="dirichlet_distribution").fit(rows)
 
 
 @pytest.mark.parametrize(("kind", "nats"), [("tied", 1.0), ("diag", 1e-6), ("spherical", 0.1)])
@@ -237,6 +274,8 @@ def test_a_warm_start_goes_on_where_the_last_fit_ended():
     assert parts.lower_bounds_[-1] == pytest.approx(whole.lower_bounds_[-1], rel=1e-12)
     with pytest.raises(ValueError, match="warm_start: the last fit must have means of shape"):
         parts.set_params(n_components=3).fit(rows)
+    with pytest.raises(ValueError, match="warm_start: the last fit must have inverse scales of shape"):
+        parts.set_params(n_components=4, covariance_type="diag").fit(rows)
 
 
 def test_no_rounds_give_the_start():
@@ -270,6 +309,7 @@ def test_one_column_may_come_flat():
 
 
 def test_it_is_an_estimator_for_scikit_learn():
+    assert set(BayesianGaussianMixture().get_params()) == set(Peer().get_params())
     mixture = BayesianGaussianMixture(3, mean_prior=[0.0, 0.0], random_state=4)
     fresh = clone(mixture)
     assert fresh is not mixture
@@ -311,7 +351,7 @@ def test_a_constant_column_and_equal_rows_have_a_proper_prior():
 BAD_SETTINGS = [
     ({"n_components": 0}, "n_components must be a positive whole number"),
     ({"covariance_type": "round"}, "covariance_type must be one of 'full'"),
-    ({"weight_concentration_prior_type": "dirichlet_process"}, "In place of a Dirichlet process take many"),
+    ({"weight_concentration_prior_type": "chinese"}, "must be 'dirichlet_distribution' or 'dirichlet_process'"),
     ({"weight_concentration_prior": 0.0}, "weight_concentration_prior must be a positive number or None"),
     ({"mean_precision_prior": -1.0}, "mean_precision_prior must be a positive number or None"),
     ({"degrees_of_freedom_prior": 1.0}, "degrees_of_freedom_prior must be greater than 1"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from beliefcases import KINDS, drawn, log_normals, naive_sums, problem
+from beliefcases import FAMILIES, drawn, log_normals, naive_sums, problem
 from goldcases import load
 from scipy import integrate, stats
 
@@ -14,7 +14,7 @@ from posterity.mixtures.normal_wishart import Beliefs, bound, components, diverg
 from posterity.mixtures.rows import Rows
 from posterity.numerics.random import Key
 
-kinds = pytest.mark.parametrize("kind", list(KINDS))
+kinds = pytest.mark.parametrize("kind", list(FAMILIES))
 
 
 def test_three_sweeps_and_the_limit_are_gold():
@@ -28,7 +28,7 @@ def test_three_sweeps_and_the_limit_are_gold():
         torch.linalg.inv(given["W0"])[None, None],
         number(given["nu0"]),
     )
-    full = KINDS["full"]
+    full = FAMILIES["full"]
     rows = Rows(given["X"], None, None, torch.zeros(2, dtype=torch.float64))
     sums = naive_sums("full", given["X"], torch.ones(9, dtype=torch.float64), given["R0"])
     for sweep in range(200):
@@ -42,12 +42,12 @@ def test_three_sweeps_and_the_limit_are_gold():
             case.check(path + "m", beliefs.means[0])
             case.check(path + "W", torch.linalg.inv(beliefs.inverse_scales[0]))
             case.check(path + "nu", beliefs.degrees[0])
-            responsibilities = passes.responsibilities(rows, full.covariance, made)[0]
+            responsibilities = passes.responsibilities(rows, full.precisions.covariance, made)[0]
             case.check(path + "responsibilities_after_e_step", responsibilities)
-        sums = sums_of(full, beliefs.means, passes.statistics(rows, full.covariance, made))
+        sums = sums_of(full, beliefs.means, passes.statistics(rows, full.precisions.covariance, made))
     final = bound(full, prior, beliefs, sums)[0]
     case.check("limit.elbo", final)
-    case.check("limit.responsibilities", passes.responsibilities(rows, full.covariance, made)[0])
+    case.check("limit.responsibilities", passes.responsibilities(rows, full.precisions.covariance, made)[0])
     assert final < case.at("exact_log_evidence")
 
 
@@ -99,7 +99,7 @@ def test_bound_is_the_expected_log_joint_less_log_q(kind):
     rows = ((logs - np.log(shares)) * shares).sum(-1) @ given.rows.weights.cpu().numpy()
     terms = rows + draws.log_prior - draws.log_density
     error = terms.std(ddof=1) / math.sqrt(count)
-    found = float(bound(given.precisions, given.prior, beliefs, given.sums))
+    found = float(bound(given.family, given.prior, beliefs, given.sums))
     assert abs(found - terms.mean()) < 5 * error
     assert error < 0.1
 
@@ -107,28 +107,30 @@ def test_bound_is_the_expected_log_joint_less_log_q(kind):
 @kinds
 def test_update_is_the_maximum_of_the_bound(kind):
     given = problem(kind, seed=1)
-    top = float(bound(given.precisions, given.prior, given.beliefs, given.sums))
+    top = float(bound(given.family, given.prior, given.beliefs, given.sums))
     for name in Beliefs._fields:
         value = getattr(given.beliefs, name)
         for trial in range(5):
             factor = torch.exp(0.05 * Key(trial).fold(name).normal(value.shape, torch.float64))
-            if name == "inverse_scales" and value.dim() > 2 and kind in ("full", "tied"):
+            if name == "inverse_scales" and value.dim() > 2 and kind in ("full", "tied", "sticks"):
                 factor = torch.exp(0.05 * Key(trial).fold(name).normal((1,), torch.float64))  # stays definite
+            if kind == "sticks" and name == "concentration":
+                factor = torch.cat([factor[:, :-1], torch.ones_like(factor[:, -1:])], 1)  # the last is not in use
             moved = given.beliefs._replace(**{name: value * factor})
-            assert float(bound(given.precisions, given.prior, moved, given.sums)) < top
+            assert float(bound(given.family, given.prior, moved, given.sums)) < top
 
 
 @kinds
 def test_bound_touches_at_the_responsibilities_of_the_scores(kind):
     """After an E-step the bound is the sum of log-sum-exp of scores less the divergence from the prior."""
     given = problem(kind, seed=2)
-    made = components(given.precisions, given.beliefs)
-    found = passes.statistics(given.rows, given.precisions.covariance, made)
-    sums = sums_of(given.precisions, given.beliefs.means, found)
-    short = found.log_likelihood - divergence(given.precisions, given.prior, given.beliefs, made.factors)
-    whole = bound(given.precisions, given.prior, given.beliefs, sums)
+    made = components(given.family, given.beliefs)
+    found = passes.statistics(given.rows, given.family.precisions.covariance, made)
+    sums = sums_of(given.family, given.beliefs.means, found)
+    short = found.log_likelihood - divergence(given.family, given.prior, given.beliefs, made.factors)
+    whole = bound(given.family, given.prior, given.beliefs, sums)
     torch.testing.assert_close(whole, short, rtol=1e-12, atol=1e-10)
-    assert bool(whole > bound(given.precisions, given.prior, given.beliefs, given.sums))
+    assert bool(whole > bound(given.family, given.prior, given.beliefs, given.sums))
 
 
 @kinds
@@ -138,12 +140,12 @@ def test_divergence_of_a_prior_from_itself_is_nought(kind):
         mean_precision=given.prior.mean_precision.expand(1, 3), means=given.prior.means.expand(1, 3, 2)
     )
     if kind != "tied":
-        shape = given.precisions.covariance.shape(3, 2)
+        shape = given.family.precisions.covariance.shape(3, 2)
         same = same._replace(
             inverse_scales=given.prior.inverse_scales.expand(1, *shape), degrees=given.prior.degrees.expand(1, 3)
         )
-    factors = components(given.precisions, same).factors
-    assert float(divergence(given.precisions, given.prior, same, factors)) == pytest.approx(0.0, abs=1e-12)
+    factors = components(given.family, same).factors
+    assert float(divergence(given.family, given.prior, same, factors)) == pytest.approx(0.0, abs=1e-12)
 
 
 @kinds
@@ -158,11 +160,7 @@ def test_prediction_is_the_average_density_over_draws(kind):
     mixed = (densities * draws.weights[:, None]).sum(-1)  # (S, 3)
     error = mixed.std(0, ddof=1) / math.sqrt(count)
     found = (
-        student_mixture.log_joint(given.precisions, given.beliefs, points, given.rows.centre)
-        .exp()
-        .sum(-1)
-        .cpu()
-        .numpy()
+        student_mixture.log_joint(given.family, given.beliefs, points, given.rows.centre).exp().sum(-1).cpu().numpy()
     )
     assert np.all(np.abs(found - mixed.mean(0)) < 5 * error)
     assert np.all(error < 0.05 * found)
@@ -170,8 +168,8 @@ def test_prediction_is_the_average_density_over_draws(kind):
 
 def predicted(given, chosen, key):
     """Draws of new rows from the components chosen."""
-    roots = torch.linalg.cholesky(student_mixture.scale_matrices(given.precisions, given.beliefs))[chosen]
-    noise = student_mixture.noise(given.precisions, given.beliefs, chosen, key)
+    roots = torch.linalg.cholesky(student_mixture.scale_matrices(given.family, given.beliefs))[chosen]
+    noise = student_mixture.noise(given.family, given.beliefs, chosen, key)
     return given.beliefs.means[0, chosen] + (roots @ noise[..., None])[..., 0]
 
 
@@ -181,13 +179,13 @@ def test_prediction_integrates_to_one_and_draws_follow_it(kind):
 
     def density(x):
         point = torch.tensor([[x]], dtype=torch.float64)
-        return float(student_mixture.log_joint(given.precisions, given.beliefs, point, given.rows.centre).exp().sum())
+        return float(student_mixture.log_joint(given.family, given.beliefs, point, given.rows.centre).exp().sum())
 
     mass, _ = integrate.quad(density, -np.inf, np.inf, limit=200)
     assert mass == pytest.approx(1.0, abs=1e-6)
     below, _ = integrate.quad(density, -np.inf, 0.5, limit=200)
     rows = predicted(given, torch.arange(20_000) % 3, Key(0))
-    weights = (given.beliefs.concentration[0] / given.beliefs.concentration.sum()).repeat(6667)[:20_000] * 3
+    weights = given.family.weights.means(given.beliefs.concentration)[0].repeat(6667)[:20_000] * 3
     terms = (rows[:, 0] < 0.5) * weights
     assert abs(float(terms.mean()) - below) < 5 * float(terms.std()) / math.sqrt(20_000)
 
@@ -198,7 +196,26 @@ def test_draws_in_more_dimensions_have_the_density_of_the_prediction(kind):
     given = problem(kind, components=1, seed=6, num_data=30)
     rows = predicted(given, torch.zeros(20_000, dtype=torch.int64), Key(1))
     inside = ((rows - given.beliefs.means[0]).abs() < 1.0).all(-1)
-    terms = inside / student_mixture.log_joint(given.precisions, given.beliefs, rows, given.rows.centre).exp().sum(-1)
+    terms = inside / student_mixture.log_joint(given.family, given.beliefs, rows, given.rows.centre).exp().sum(-1)
     error = float(terms.std()) / math.sqrt(20_000)
     assert abs(float(terms.mean()) - 4.0) < 5 * error
     assert error < 0.2
+
+
+def test_weights_of_sticks_are_averages_over_draws():
+    given = problem("sticks", components=4, seed=7)
+    weights = drawn("sticks", given.beliefs, given.prior, 3_000, seed=8).weights
+    means = given.family.weights.means(given.beliefs.concentration)[0].cpu().numpy()
+    logs = given.family.weights.expected_logs(given.beliefs.concentration)[0].cpu().numpy()
+    assert means.sum() == pytest.approx(1.0, rel=1e-12)
+    for found, values in ((means, weights), (logs, np.log(weights))):
+        assert np.all(np.abs(found - values.mean(0)) < 5 * values.std(0) / math.sqrt(3_000))
+
+
+def test_one_stick_is_the_whole():
+    given = problem("sticks", components=1)
+    assert given.family.weights.means(given.beliefs.concentration).tolist() == [[1.0]]
+    assert given.family.weights.expected_logs(given.beliefs.concentration).tolist() == [[0.0]]
+    alike = problem("full", components=1)
+    both = [float(bound(each.family, each.prior, each.beliefs, each.sums)) for each in (given, alike)]
+    assert both[0] == pytest.approx(both[1], rel=1e-12)

@@ -14,13 +14,13 @@ from mixturecases import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posterity.mixtures import (
-    Components,
     Full,
     Rows,
     log_densities,
     moments,
     responsibilities,
     rows_of,
+    score_chunks,
     scores,
     statistics,
 )
@@ -30,13 +30,6 @@ by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 by_size = pytest.mark.parametrize(
     ("restarts", "components", "dimensions"), [(1, 3, 2), (2, 2, 1), (3, 1, 4), (2, 5, 3)]
 )
-
-
-@pytest.fixture(params=["products", "whitened"])
-def way(request, monkeypatch):
-    """Each of the two ways through a chunk, whatever the means."""
-    monkeypatch.setattr(moments, "TOLERATED", {"products": torch.inf, "whitened": -1.0}[request.param])
-    return request.param
 
 
 @by_kind
@@ -91,20 +84,6 @@ def test_labels_name_the_component_even_where_another_is_far_nearer():
     assert torch.equal(got.shifts, torch.tensor([[[800.0], [-800.0]]], dtype=torch.float64))
 
 
-def test_a_point_500_scales_away_has_a_density_and_responsibilities():
-    case = load("em_gmm_2d_k3")
-    given = Mixture(*(case.inputs[name][None] for name in ("weights", "means", "covs")))
-    given = Mixture(*(each.to(torch.get_default_device()) for each in given))
-    far = case.inputs["far_point"][None].to(torch.get_default_device())
-    rows = Rows(far, None, None, torch.zeros(2, dtype=torch.float64))
-    own = components_of(Full(), given, rows)
-    case.check("far_log_density", log_densities(rows, Full(), own)[0, 0])
-    case.check("far_responsibilities", responsibilities(rows, Full(), own)[0, 0])
-    found = statistics(rows, Full(), own)
-    case.check("far_log_density", found.log_likelihood[0])
-    assert float(found.counts.sum()) == pytest.approx(1.0, rel=1e-14)
-
-
 def test_the_first_round_of_the_gold_mixture():
     case = load("em_gmm_2d_k3")
     values = (case.inputs[name][None].to(torch.get_default_device()) for name in ("weights", "means", "covs"))
@@ -117,73 +96,6 @@ def test_the_first_round_of_the_gold_mixture():
     case.check("iterations.0.weights", found.counts[0] / len(rows.points))
     case.check("iterations.0.means", (given.means + found.shifts)[0])
     case.check("iterations.0.covs", (Full().second_moments(found) / found.counts[..., None, None])[0])
-
-
-@by_kind
-@pytest.mark.parametrize("far", [1e4, 1e6])
-@pytest.mark.usefixtures("way")
-def test_where_the_data_lie_makes_no_difference(kind, far):
-    given = mixture(kind, 2, 3, 2)
-    near = (points_near(given.means[0], 500) * 2**12).round() / 2**12  # adding 1e6 loses nothing
-    given = given._replace(means=(given.means * 2**12).round() / 2**12)
-    rows, moved = rows_of(near), rows_of(near + far)
-    wanted = statistics(rows, kind, components_of(kind, given, rows))
-    got = statistics(moved, kind, components_of(kind, given._replace(means=given.means + far), moved))
-    assert_statistics(got, wanted, 1e-9)
-
-
-@by_kind
-def test_components_far_apart_lose_no_digits(kind):
-    given = mixture(kind, 1, 3, 2)
-    given = given._replace(means=given.means * 1e5)
-    points = points_near(given.means[0], 400)
-    rows = rows_of(points)
-    got = statistics(rows, kind, components_of(kind, given, rows))
-    assert_statistics(got, naive_statistics(kind, given, points), 1e-9)
-
-
-@by_kind
-def test_products_of_coordinates_lose_the_digits_that_decide_against_them(kind, monkeypatch):
-    """What a pass may lose where they are used grows as the square of the distance, as the limit supposes."""
-    given = mixture(kind, 1, 3, 2)
-    errors = []
-    monkeypatch.setattr(moments, "TOLERATED", torch.inf)
-    for far in (1e2, 1e5):
-        moved = given._replace(means=given.means * far)
-        points = points_near(moved.means[0], 400)
-        rows = rows_of(points)
-        own = components_of(kind, moved, rows)
-        wanted = naive_scores(kind, moved, points).amax(-1)
-        errors.append(float((scores(rows, kind, own).amax(-1) - wanted).abs().max()))
-    assert errors[0] < 1e-10
-    assert errors[1] > 1e-8
-
-
-@by_kind
-@pytest.mark.parametrize(("distance", "wanted"), [(0.0, True), (200.0, True), (300.0, False), (1e5, False)])
-def test_products_are_used_up_to_two_hundred_scales(kind, distance, wanted):
-    means = torch.tensor([[[0.0, 0.0], [0.0, 7.0 * distance]]], dtype=torch.float64)
-    covariances = {"full": 49 * torch.eye(2).expand(1, 2, 2, 2), "tied": 49 * torch.eye(2)[None]}
-    given = covariances.get(kind.name, torch.full((1, *kind.shape(2, 2)), 49.0)).double()
-    own = Components(torch.zeros(1, 2, dtype=torch.float64), means, kind.factors(given))
-    assert isinstance(kind.sweep(own, 10), moments.MomentSweep) is wanted
-
-
-@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.name)
-@pytest.mark.parametrize(("small", "wanted"), [(1e-2, True), (1e-6, False), (1e-10, False)])
-def test_strong_correlations_lose_no_digits(kind, small, wanted):
-    turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
-    matrix = turn @ torch.diag(torch.tensor([1.0, small], dtype=torch.float64)) @ turn.mT
-    covariances = matrix.expand(1, *kind.shape(1, 2)).contiguous()
-    normal = points_near(torch.zeros(1, 2, dtype=torch.float64), 300) / 1.3
-    points = normal @ (turn * torch.tensor([1.0, small**0.5], dtype=torch.float64)).mT
-    rows = Rows(points, None, None, torch.zeros(2, dtype=torch.float64))
-    own = Components(
-        torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, 1, 2, dtype=torch.float64), kind.factors(covariances)
-    )
-    assert isinstance(kind.sweep(own, 300), moments.MomentSweep) is wanted
-    whitened = points @ own.factors.reshape(2, 2)
-    torch.testing.assert_close(scores(rows, kind, own)[0, :, 0], -0.5 * whitened.square().sum(1), rtol=0.0, atol=1e-10)
 
 
 @by_kind
@@ -212,20 +124,6 @@ def test_a_row_of_weight_two_is_two_rows(kind):
 
 @by_kind
 @pytest.mark.usefixtures("way")
-def test_float32_rows_cost_only_their_own_rounding(kind):
-    given = mixture(kind, 2, 3, 2)
-    points = points_near(given.means[0], 500)
-    rounded = points.float()
-    rows = rows_of(rounded)
-    own = components_of(kind, given, rows)
-    got = statistics(rows, kind, own)
-    assert_statistics(got, naive_statistics(kind, given, rounded), 1e-12)
-    assert_statistics(got, naive_statistics(kind, given, points), 1e-5)
-    assert log_densities(rows, kind, own).dtype == torch.float32
-
-
-@by_kind
-@pytest.mark.usefixtures("way")
 def test_chunks_add_up_to_one_chunk(kind, monkeypatch):
     given = mixture(kind, 2, 3, 2)
     points = points_near(given.means[0], 1000)
@@ -238,6 +136,16 @@ def test_chunks_add_up_to_one_chunk(kind, monkeypatch):
     assert kind.sweep(own, 1000).rows == 64
     assert_statistics(statistics(rows, kind, own), whole, 1e-12)
     torch.testing.assert_close(scores(rows, kind, own), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dimensions", [3, 4])
+@pytest.mark.usefixtures("way")
+def test_scatters_are_symmetric_to_the_bit(kind, dimensions):
+    given = mixture(kind, 2, 3, dimensions)
+    rows = rows_of(points_near(given.means[0], 300))
+    scatters = statistics(rows, kind, components_of(kind, given, rows)).scatters
+    assert torch.equal(scatters, scatters.mT)
 
 
 @by_kind
@@ -327,3 +235,44 @@ def test_points_that_want_gradients_are_only_read():
     got = statistics(rows, Full(), components_of(Full(), given, rows))
     assert not got.log_likelihood.requires_grad
     assert not rows.centre.requires_grad
+
+
+@by_kind
+@pytest.mark.usefixtures("way")
+def test_no_rows_add_up_to_nothing(kind):
+    given = mixture(kind, 2, 3, 2)
+    rows = Rows(torch.zeros(0, 2, dtype=torch.float64), None, None, torch.zeros(2, dtype=torch.float64))
+    own = components_of(kind, given, rows)
+    assert all(float(each.abs().max()) == 0.0 for each in statistics(rows, kind, own))
+    assert scores(rows, kind, own).shape == (2, 0, 3)
+    assert log_densities(rows, kind, own).shape == (2, 0)
+
+
+@by_kind
+def test_chunks_of_scores_are_the_scores(kind, monkeypatch):
+    monkeypatch.setattr(sizes, "CPU_BYTES", 1)
+    monkeypatch.setattr(sizes, "GPU_BYTES", 1)
+    given = mixture(kind, 2, 3, 2)
+    rows = rows_of(points_near(given.means[0], 150))
+    own = components_of(kind, given, rows)
+    pieces = [(piece, chunk.clone()) for piece, chunk in score_chunks(rows, kind, own)]
+    assert [(piece.start, piece.stop) for piece, _ in pieces] == [(0, 64), (64, 128), (128, 150)]
+    assert torch.equal(torch.cat([chunk for _, chunk in pieces], 2).mT, scores(rows, kind, own))
+
+
+@pytest.mark.parametrize(
+    ("components", "dimensions", "wanted"), [(1, 4, True), (1, 8, False), (7, 40, False), (8, 40, True)]
+)
+def test_products_are_made_where_enough_components_share_them(components, dimensions, wanted):
+    given = mixture(Full(), 1, components, dimensions)
+    rows = rows_of(points_near(given.means[0] / 2, 30))
+    own = components_of(Full(), given._replace(means=given.means / 2), rows)
+    assert isinstance(Full().sweep(own, 30), moments.MomentSweep) is wanted
+
+
+def test_chunks_of_scores_need_no_gradients():
+    given = mixture(Full(), 1, 2, 2)
+    rows = rows_of(points_near(given.means[0], 20))
+    own = components_of(Full(), given, rows)
+    own = own._replace(means=own.means.requires_grad_())
+    assert [chunk.requires_grad for _, chunk in score_chunks(rows, Full(), own)] == [False]

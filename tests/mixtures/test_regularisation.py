@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from posterity.errors import NotPositiveDefinite
 from posterity.mixtures import Diagonal, Full, InverseWishart, Spherical, Tied
 from posterity.mixtures.regularisation import Floor
 from posterity.mixtures.second_moments import identity, log_determinants, precisions, quadratic
@@ -67,6 +68,28 @@ def test_the_penalty_is_that_of_the_matrices(kind):
     inverse = kind.dense(precisions(kind, factors), 2, 3)[:, : dense.shape[1]]
     torch.testing.assert_close(inverse @ dense, torch.eye(3, dtype=torch.float64).expand_as(dense))
     assert identity(kind, 3, factors).sum() == (3 if kind.name in ("full", "tied") else 1)
+
+
+@pytest.mark.parametrize("regularisation", [Floor(1e-6), InverseWishart(1e-6, 1.0)], ids=["floor", "prior"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_moments_that_rounding_has_left_below_zero_are_mended(kind, regularisation):
+    random = Key(1).normal((2, 2, 3, 3), torch.float64)
+    noise = 1e-4 * (random + random.mT)
+    noise[0, 0] += 1e12 * torch.ones(3, 3, dtype=torch.float64)  # one direction wide, the others lost
+    moments = {
+        "full": noise,
+        "tied": noise.sum(1),
+        "diag": noise.diagonal(dim1=-2, dim2=-1),
+        "spherical": noise.diagonal(dim1=-2, dim2=-1).sum(-1),
+    }[kind.name]
+    found = regularisation.estimated(kind, moments, COUNTS, 3)
+    assert bool(torch.isfinite(kind.factors(found)).all())
+    good = moments_of(kind)
+    torch.testing.assert_close(
+        regularisation.estimated(kind, good, COUNTS, 3), regularisation.covariances(kind, good, COUNTS, 3)
+    )
+    with pytest.raises(NotPositiveDefinite):
+        kind.factors(Floor(0.0).estimated(kind, -good, COUNTS, 3))
 
 
 def test_only_the_prior_is_exact():

@@ -11,8 +11,8 @@ import torch
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
-from posterity.errors import NotPositiveDefinite
-from posterity.mixtures import Full, GaussianMixture, InverseWishart, Rows, Spherical, Tied
+from posterity.errors import BoundFell, NotPositiveDefinite
+from posterity.mixtures import Full, GaussianMixture, InverseWishart, Rows, Spherical, Tied, fitting
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.regularisation import Floor
 from posterity.mixtures.rounds import Rounds
@@ -180,11 +180,11 @@ def any_values(kind, restarts=2, components=3, dimensions=2):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_bound_is_the_expected_log_joint_and_entropy(kind, regularisation):
     points = torch.tensor(np.random.default_rng(0).normal(size=(40, 2)))
-    rounds = rounds_at(kind, points, regularisation)
+    steps = rounds_at(kind, points, regularisation)
     values = any_values(kind)
-    latent = rounds.expectation(values, {})
+    latent = steps.expectation(values, {})
     other = {name: value.flip(0) for name, value in values.items()}  # not what q was made at
-    found = rounds.bound(other, latent)
+    found = steps.bound(other, latent)
     for index in range(2):
         log_joints = []
         for one in (values, other):
@@ -198,27 +198,27 @@ def test_the_bound_is_the_expected_log_joint_and_entropy(kind, regularisation):
             traces = torch.linalg.inv(matrices).diagonal(dim1=-2, dim2=-1).sum()
             wanted = wanted - 0.5 * (2.0 * torch.logdet(matrices).sum() + 0.3 * traces)
         torch.testing.assert_close(found[index] * 40, wanted, rtol=1e-12, atol=1e-12)
-    tight = rounds.bound(values, latent)
-    torch.testing.assert_close(tight, rounds.objective(values), rtol=1e-14, atol=0)
-    torch.testing.assert_close(rounds.density(3).log_density(rounds.density(3).unconstrained(values)), 40 * tight)
+    tight = steps.bound(values, latent)
+    torch.testing.assert_close(tight, steps.objective(values), rtol=1e-14, atol=0)
+    torch.testing.assert_close(steps.density(3).log_density(steps.density(3).unconstrained(values)), 40 * tight)
 
 
 @pytest.mark.parametrize("regularisation", [Floor(0.0), InverseWishart(0.3, 2.0)], ids=["plain", "prior"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_no_values_near_those_of_the_m_step_have_a_higher_bound(kind, regularisation):
     points = torch.tensor(np.random.default_rng(0).normal(size=(40, 2)))
-    rounds = rounds_at(kind, points, regularisation)
+    steps = rounds_at(kind, points, regularisation)
     values = any_values(kind)
-    latent = rounds.expectation(values, {})
-    best = rounds.maximisation(values, latent)
-    top = rounds.bound(best, latent)
+    latent = steps.expectation(values, {})
+    best = steps.maximisation(values, latent)
+    top = steps.bound(best, latent)
     for draw in range(50):
         noise = {n: 0.01 * Key(draw).fold(n).normal(tuple(v.shape), v.dtype, v.device) for n, v in best.items()}
         near = {name: value + noise[name] for name, value in best.items()}
         near["weights"] = near["weights"] / near["weights"].sum(-1, keepdim=True)
         if kind.name in ("full", "tied"):
             near["covariances"] = (near["covariances"] + near["covariances"].mT) / 2
-        assert bool((rounds.bound(near, latent) < top).all())
+        assert bool((steps.bound(near, latent) < top).all())
 
 
 @pytest.mark.parametrize("covariance_type", TYPES)
@@ -261,3 +261,41 @@ def test_a_floor_may_lower_the_likelihood_and_is_no_error():
     steps = np.diff(mixture.lower_bounds_)
     assert steps.min() < -1e-9
     assert mixture.covariances_.min() >= 0.5
+
+
+def test_rounding_in_covariances_close_to_singular_is_no_error():
+    rng = np.random.default_rng(3)
+    ends = 300 * rng.normal(size=(4, 4))  # two components, each over two of these: thin plates
+    rows = ends[rng.integers(0, 4, 100)] + 1e-3 * rng.normal(size=(100, 4))
+    mixture = GaussianMixture(2, reg_covar=InverseWishart(1e-8, 0.1), n_init=5, tol=1e-9).fit(rows)
+    assert (np.diff(mixture.lower_bounds_) > -1e-3).all()
+
+
+def test_a_step_that_lowers_the_bound_is_an_error(monkeypatch, caplog):
+    right = Rounds.maximisation
+
+    def wrong(self, values, latent):
+        moved = right(self, values, latent)
+        return {**moved, "means": moved["means"] + 0.5}
+
+    monkeypatch.setattr(Rounds, "maximisation", wrong)
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    with pytest.raises(BoundFell, match=r"The M-step of round [0-9]+ lowered the bound"):
+        GaussianMixture(2, reg_covar=InverseWishart(0.1, 2.0), tol=0.0).fit(rows)
+    GaussianMixture(2, max_iter=5).fit(rows)  # a floor promises nothing
+    monkeypatch.setattr(fitting, "COLLINEAR", 1.0)  # as if rounding explained it
+    with caplog.at_level(logging.INFO, logger="posterity"):
+        GaussianMixture(2, reg_covar=InverseWishart(0.1, 2.0), tol=0.0, max_iter=5).fit(rows)
+    assert "the bound fell by rounding: correlations have the condition number" in caplog.text
+
+
+@pytest.mark.parametrize("regularisation", [1e-6, InverseWishart(1e-6, 1.0)], ids=["floor", "prior"])
+def test_a_small_regularisation_is_enough_for_rows_of_a_large_scale(regularisation):
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        components, dimensions = int(rng.integers(2, 7)), int(rng.integers(1, 4))
+        rows = 1e6 * rng.normal(size=(components + int(rng.integers(0, 8)), dimensions))
+        means = 1e6 * rng.normal(size=(components, dimensions)) * 10 ** rng.uniform(-1, 2)
+        settings = {"covariance_type": TYPES[seed % 4], "reg_covar": regularisation, "means_init": means}
+        mixture = GaussianMixture(components, max_iter=20, **settings).fit(rows)
+        assert np.isfinite(mixture.score_samples(rows)).all()
