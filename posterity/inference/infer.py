@@ -118,11 +118,11 @@ def _loop(
                 run.state, info = step(run.state, batch, key.fold(run.step))  # type: ignore[arg-type]
                 run.step += 1
                 run.trace.record(run.step, info)
-                if run.step % look == 0 or run.step == run.steps:
+                run.stopped = method.finished(run.state)
+                if run.step % look == 0 or run.step == run.steps or run.stopped:
                     check_loss(joint, run.trace, run.state, look, method.row)
                 if method.keeps(run.step):
                     run.kept.append(method.keep(run.state))
-                run.stopped = method.finished(run.state)
                 for hook in hooks:
                     hook.after_step(run)
                 run.trace.seconds = time.perf_counter() - clock

@@ -17,8 +17,8 @@ SEEDS = st.integers(0, 10**6)
 
 def tables(seed: int) -> tuple[Tensor, Tensor]:
     """log p(y, z) (N, K, L) and some q of that shape."""
-    log_joint = 3.0 * Key(seed).normal((5, 3, 2), torch.float64, "cpu")
-    q = torch.softmax(Key(seed).fold("q").normal((5, 6), torch.float64, "cpu"), -1).reshape(5, 3, 2)
+    log_joint = 3.0 * Key(seed).normal((5, 3, 2), torch.float64)
+    q = torch.softmax(Key(seed).fold("q").normal((5, 6), torch.float64), -1).reshape(5, 3, 2)
     return log_joint, q
 
 
@@ -76,7 +76,7 @@ def test_one_q_for_each_point() -> None:
 
 @pytest.mark.parametrize("tight", [True, False])
 def test_fishers_identity_holds_at_the_posterior_only(tight: bool) -> None:
-    y = Key(0).normal((6, 1), torch.float64, "cpu")
+    y = Key(0).normal((6, 1), torch.float64)
     values = {"means": torch.tensor([-0.5, 0.7], dtype=torch.float64), "unused": torch.zeros(1)}
 
     def log_joint(values: dict[str, Tensor]) -> Tensor:

@@ -90,7 +90,7 @@ def test_restarts_go_as_they_would_alone_and_the_best_is_kept(batched: bool) -> 
 
 def test_restarts_begin_at_values_by_their_keys() -> None:
     def initial(key: Key) -> Values:
-        means = 4.0 + 4.0 * key.uniform((2,), torch.float64, "cpu")
+        means = 4.0 + 4.0 * key.uniform((2,), torch.float64)
         half = torch.full((2,), 0.5, dtype=torch.float64)
         return {"weights": half, "means": means, "variances": 2.0 * half}
 

@@ -48,9 +48,10 @@ def doubled(joint: po.Joint, posterior: Posterior) -> po.Joint:
 
 
 def waves(rows: int = 40) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x = 4 * torch.rand(rows, 1, generator=generator, dtype=FLOAT64) - 2
-    return x, torch.sin(2 * x) + 0.15 * torch.randn(rows, 1, generator=generator, dtype=FLOAT64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = 4 * torch.rand(rows, 1, generator=generator, dtype=FLOAT64, device="cpu") - 2
+    y = torch.sin(2 * x) + 0.15 * torch.randn(rows, 1, generator=generator, dtype=FLOAT64, device="cpu")
+    return x.to(torch.get_default_device()), y.to(torch.get_default_device())
 
 
 def run(
@@ -102,7 +103,7 @@ def test_methods_serve_priors_that_are_not_normal(method, prior):
     assert trace["expected_log_likelihood"].shape == (4,)
     assert trace["prior_scale"].shape == (4, 4)
     fitted, given = (of.bound_prior.variance(joint.network.initial).sqrt() for of in (q.joint, joint))
-    torch.testing.assert_close(fitted[0], trace["prior_scale"][-1, 0])
+    torch.testing.assert_close(fitted[0].cpu(), trace["prior_scale"][-1, 0])
     assert not torch.allclose(fitted, given)
 
 
@@ -112,7 +113,7 @@ def test_a_plain_function_is_an_m_step():
     assert "0x" not in repr(method)  # a run is known by it
     q, trace = run(method, linear_regression(FLOAT64), numbers(FLOAT64))
     assert q.joint.prior.scale == pytest.approx(0.7 * 2**3)
-    torch.testing.assert_close(trace["prior_scale"][:, 0], 0.7 * torch.tensor([2.0, 4.0, 8.0, 8.0], dtype=FLOAT64))
+    assert trace["prior_scale"][:, 0].tolist() == pytest.approx([1.4, 2.8, 5.6, 5.6])
 
 
 def test_an_exact_step_that_lowers_the_bound_is_named():
@@ -194,7 +195,7 @@ def test_a_run_ends_where_the_bound_stands_still(caplog):
     change = (trace["bound"].diff() / trace["bound"][1:]).abs()
     assert change[-1] <= 1e-6 < change[-2]
     assert q.joint.likelihood.scale == float(trace["noise_scale"][-1])  # those that the posterior was made with
-    torch.testing.assert_close(q.log_evidence, trace["bound"][-1])
+    torch.testing.assert_close(q.log_evidence.cpu(), trace["bound"][-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, FLOAT64], ids=str)
@@ -299,8 +300,8 @@ def test_chains_know_the_density_of_the_last_problem(step_size):
     assert q.theta.shape[:2] == (2, 11)  # 10 of the 21 belong to the rounds
     assert len(trace["expected_log_joint"]) == 5
     batch = po.as_data(data).first()
-    values = q.joint.log_density(q.theta.flatten(0, 1), batch).reshape(2, 11)
-    torch.testing.assert_close(q.statistics["log_density"], values)
+    values = q.joint.log_density(q.theta.flatten(0, 1).to(joint.device), batch).reshape(2, 11).cpu()
+    torch.testing.assert_close(q.statistics["log_density"].cpu(), values)
     torch.testing.assert_close(trace["expected_log_joint"][-1], values.mean())  # 32 draws are more than all of them
     assert (float(values.std(1).max()) > 0.1) == (step_size is None)
     assert len(trace["accept"]) == 5 + 21
