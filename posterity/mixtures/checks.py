@@ -13,6 +13,8 @@ from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
 
 NAMED = 5  # bad rows that a message names
+LARGEST = {torch.float32: 1e30, torch.float64: 1e140}  # sizes of numbers whose sums, and in float64 squares, are finite
+HEAVIEST = 1e20  # the sum of row weights for which that holds of weighted squares
 
 
 def as_points(value: object, name: str = "X", dimensions: int | None = None) -> Tensor:
@@ -35,9 +37,14 @@ def as_points(value: object, name: str = "X", dimensions: int | None = None) -> 
         points = points.double()
     elif points.dtype not in (torch.float32, torch.float64):
         points = points.float()
-    good = torch.isfinite(points).all(1)
-    if not bool(good.all()):
-        raise BadData(f"{name} must be finite. Got NaN or infinity in {_rows(~good)}. Drop or impute them.")
+    low, high = torch.aminmax(points)
+    largest = LARGEST[points.dtype]
+    if not bool((low >= -largest) & (high <= largest)):
+        bad = ~torch.isfinite(points).all(1)
+        if bool(bad.any()):
+            raise BadData(f"{name} must be finite. Got NaN or infinity in {_rows(bad)}. Drop or impute them.")
+        bad = (points.abs() > largest).any(1)
+        raise BadData(f"{name} must lie within {largest:g} of 0. Got larger numbers in {_rows(bad)}. Rescale it.")
     return points
 
 
@@ -48,7 +55,7 @@ def as_rows(X: object, sample_weight: object, labels: object, components: int, d
     if weights is None:
         centre = points.mean(0).to(torch.float64)
     else:  # how well it is rounded does not matter
-        centre = (weights.to(points.dtype) @ points).to(torch.float64) / weights.sum()
+        centre = ((weights / weights.sum()).to(points.dtype) @ points).to(torch.float64)
     return Rows(points, weights, as_labels(labels, points, components), centre)
 
 
@@ -62,8 +69,11 @@ def as_row_weights(value: object, points: Tensor) -> Tensor | None:
         raise BadData(f"sample_weight must be finite and at least 0. Got something else in {_rows(bad)}.")
     if not float(weights.sum()) > 0:
         raise BadData("sample_weight must have a positive sum. Got zeros only.")
-    if not bool(torch.isfinite(weights.sum())):
-        raise BadData("sample_weight must have a finite sum. Got infinity. Divide the weights by their largest.")
+    if not float(weights.sum()) <= HEAVIEST:
+        raise BadData(
+            f"sample_weight must have a sum of at most {HEAVIEST:g}. Got {float(weights.sum()):g}. "
+            "Divide the weights by their largest."
+        )
     return weights
 
 
@@ -165,6 +175,8 @@ def _numbers(value: object, name: str) -> Tensor:
         return value.detach()
     if hasattr(value, "toarray"):
         raise BadData(f"{name} must be dense. Got a sparse matrix. Use {name}.toarray().")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise BadData(f"{name} must have no masked numbers. Got a masked array. Drop or impute them.")
     if isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)

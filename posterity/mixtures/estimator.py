@@ -17,7 +17,7 @@ class MixtureEstimator(ABC):
     """A mixture with scikit-learn's verbs; a subclass fits, scores rows by component, and has the fitted attributes.
 
     The constructor keeps its arguments as they are, under their names. Answers are arrays where rows come as arrays,
-    and tensors on the rows' device where they come as tensors.
+    and tensors on the rows' device where they come as tensors; numbers are in float64.
     """
 
     n_components: int
@@ -32,7 +32,7 @@ class MixtureEstimator(ABC):
 
     @abstractmethod
     def _scores(self, points: Tensor) -> Tensor:
-        """Of each row and component (N, K): their softmax over components are the probabilities of components."""
+        """Of each row and component (N, K), in float64: softmax over components gives their probabilities."""
 
     @abstractmethod
     def _dense_covariances(self) -> Tensor:
@@ -57,7 +57,7 @@ class MixtureEstimator(ABC):
 
     def score(self, X: Any, y: Any = None) -> float:
         """The mean of log p(x_n) over the rows."""
-        return float(torch.logsumexp(self._log_joint(self._points(X)), 1).double().mean())
+        return float(torch.logsumexp(self._log_joint(self._points(X)), 1).mean())
 
     def predict_proba(self, X: Any) -> Any:
         """The probability of each component for each row, (N, K)."""

@@ -41,8 +41,8 @@ class GaussianMixture(MixtureEstimator):
     with "random" responsibilities. With more than 32768 rows seeds are looked for among some of them. `random_state` is
     a whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
 
-    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters and
-    sums are in float64, whatever the rows are.
+    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters,
+    sums and answers are in float64, whatever the rows are.
 
     **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a round that
     lowers it is an error, unless a covariance is so close to singular that rounding explains it. A component with less

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from posterity.errors import BadData, NotPositiveDefinite
-from posterity.mixtures import GaussianMixture, InverseWishart
-from posterity.mixtures.checks import as_key, as_points
+from posterity.mixtures import BayesianGaussianMixture, GaussianMixture, InverseWishart
+from posterity.mixtures.checks import as_key, as_points, as_rows
 from posterity.numerics import Key
 
 ROWS = np.random.default_rng(0).normal(size=(20, 2))
@@ -35,6 +35,9 @@ def with_bad(value, *places):
         (with_bad(np.nan, 3), "X must be finite. Got NaN or infinity in row 3. Drop or impute them."),
         (with_bad(np.inf, 3, 7), "in rows 3, 7."),
         (with_bad(np.nan, *range(8)), "in rows 0, 1, 2, 3, 4 and 3 more."),
+        (with_bad(-1e150, 3), "X must lie within 1e+140 of 0. Got larger numbers in row 3. Rescale it."),
+        (with_bad(1e37, 3).astype(np.float32), "X must lie within 1e+30 of 0. Got larger numbers in row 3."),
+        (np.ma.masked_greater(ROWS, 1.0), "X must have no masked numbers. Got a masked array. Drop or impute them."),
         (ROWS.astype(str), "X must hold numbers"),
         (np.array([[1, "a"]], dtype=object), "X must hold numbers"),
         (ROWS + 1j, "X must hold numbers"),
@@ -66,7 +69,8 @@ def test_sparse_matrices():
         (-np.ones(20), "sample_weight must be finite and at least 0. Got something else in rows 0, 1,"),
         (np.where(np.arange(20) == 4, np.nan, 1.0), "in row 4."),
         (np.zeros(20), "sample_weight must have a positive sum. Got zeros only."),
-        (np.full(20, 1e308), "sample_weight must have a finite sum"),
+        (np.full(20, 1e308), "sample_weight must have a sum of at most 1e+20. Got inf. Divide the weights by their"),
+        (np.full(20, 1e20), "sample_weight must have a sum of at most 1e+20. Got 2e+21."),
         (np.eye(20)[0], "X must have at least n_components = 2 rows of positive weight. Got 1."),
     ],
 )
@@ -186,6 +190,30 @@ def test_as_many_components_as_rows():
     mixture = GaussianMixture(5).fit(ROWS[:5])
     np.testing.assert_allclose(mixture.weights_, 0.2)
     np.testing.assert_allclose(np.sort(mixture.means_[:, 0]), np.sort(ROWS[:5, 0]))
+
+
+@pytest.mark.parametrize("covariance_type", ["full", "tied", "diag", "spherical"])
+@pytest.mark.parametrize("scale", [1e-140, 1e140 / 4])
+def test_numbers_of_any_size_up_to_the_limit(covariance_type, scale):
+    settings = {"covariance_type": covariance_type, "random_state": 0}
+    for mixture_class, more in (
+        (GaussianMixture, {"reg_covar": 0.0}),
+        (GaussianMixture, {"reg_covar": InverseWishart(0.1, 2.0)}),
+        (BayesianGaussianMixture, {}),
+    ):
+        usual = mixture_class(2, **settings, **more).fit(ROWS)
+        if isinstance(more.get("reg_covar"), InverseWishart):
+            more = {"reg_covar": InverseWishart(0.1 * scale**2, 2.0)}
+        found = mixture_class(2, **settings, **more).fit(ROWS * scale, sample_weight=np.ones(20))
+        np.testing.assert_allclose(found.means_ / scale, usual.means_, rtol=1e-6)
+        np.testing.assert_allclose(found.score(ROWS * scale) + 2 * np.log(scale), usual.score(ROWS), rtol=1e-6)
+
+
+def test_rows_are_centred_whatever_the_size_of_their_weights():
+    rows = (ROWS + 1e4).astype(np.float32)
+    for size in (1e-200, 1e-50, 1.0, 1e18):
+        centre = as_rows(rows, np.full(20, size), None, 2).centre
+        np.testing.assert_allclose(centre.cpu(), rows.mean(0, dtype=np.float64), rtol=1e-6)
 
 
 def test_rows_of_many_kinds_are_the_same_rows():

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.mixtures import GaussianMixture, InverseWishart
+from posterity.mixtures import BayesianGaussianMixture, GaussianMixture, InverseWishart
 
 ROWS = np.random.default_rng(0).normal(size=(30, 2))
+both = pytest.mark.parametrize("mixture_class", [GaussianMixture, BayesianGaussianMixture])
 
 
 def test_settings_are_parameters():
@@ -87,6 +88,15 @@ def test_answers_agree_with_each_other():
     np.testing.assert_array_equal(joint.argmax(1), mixture.predict(ROWS))
     assert mixture.score(ROWS) == pytest.approx(mixture.score_samples(ROWS).mean())
     np.testing.assert_array_equal(GaussianMixture(3).fit_predict(ROWS), mixture.predict(ROWS))
+
+
+@both
+def test_float32_rows_far_from_all_components_have_the_same_answers(mixture_class):
+    mixture = mixture_class(3).fit(ROWS)
+    for away in (1e2, 1e6, 1e15, 1e25):
+        rows = (away * ROWS).astype(np.float32)
+        for ask in (mixture.predict_proba, mixture.score_samples, mixture.log_joint, mixture.predict):
+            np.testing.assert_array_equal(ask(rows), ask(rows.astype(np.float64)))
 
 
 def test_a_fit_needs_no_scikit_learn():
