@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -110,6 +111,12 @@ def not_negative(name: str, value: object, alternative: str = "") -> None:
         raise ValueError(f"{name} must be a number of at least 0{alternative}. Got {shown(value)}.")
 
 
+def one_of(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise a ValueError unless `value` is one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}. Got {shown(value)}.")
+
+
 def check_settings(
     *,
     n_components: object,
@@ -125,8 +132,7 @@ def check_settings(
     not_negative("tol", tol)
     whole("max_iter", max_iter)
     positive_whole("n_init", n_init)
-    if init_params not in known_inits:
-        raise ValueError(f"init_params must be one of {', '.join(map(repr, known_inits))}. Got {shown(init_params)}.")
+    one_of("init_params", init_params, known_inits)
     if not isinstance(warm_start, (bool, np.bool_)):
         raise ValueError(f"warm_start must be True or False. Got {shown(warm_start)}.")
 

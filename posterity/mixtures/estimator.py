@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import positive_whole, unknown
+from posterity.errors import BadData, positive_whole, unknown
 from posterity.mixtures.checks import as_key, as_points
 from posterity.numerics.random import Key
 
@@ -23,6 +23,7 @@ class MixtureEstimator(ABC):
     n_components: int
     random_state: Any
     n_features_in_: int
+    feature_names_in_: Any
     weights_: Any
     means_: Any
 
@@ -138,7 +139,26 @@ class MixtureEstimator(ABC):
 
     def _points(self, X: Any) -> Tensor:
         self._refuse_unfitted()
+        self._refuse_other_names(X)
         return as_points(X, dimensions=self.n_features_in_)
+
+    def _note_columns(self, X: Any, count: int) -> None:
+        """How many columns the rows of the fit have, and their names where X is a data frame."""
+        self.n_features_in_ = count
+        names = _names(X)
+        if names is not None:
+            self.feature_names_in_ = names
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _refuse_other_names(self, X: Any) -> None:
+        """The columns of a data frame must be those of the fit, in their order."""
+        wanted, names = getattr(self, "feature_names_in_", None), _names(X)
+        if wanted is not None and names is not None and names.tolist() != wanted.tolist():
+            raise BadData(
+                f"X must have the columns of fit in their order, {', '.join(wanted[:5])}{', ...' * (len(wanted) > 5)}. "
+                f"Got {', '.join(names[:5])}{', ...' * (len(names) > 5)}. Use X[list(mixture.feature_names_in_)]."
+            )
 
     def _refuse_unfitted(self) -> None:
         if not self.__sklearn_is_fitted__():
@@ -154,6 +174,12 @@ def as_parameter(value: Any, like: Tensor | None = None) -> Tensor:
     """A fitted attribute as a float64 tensor, on the device of `like` where that is given."""
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     return tensor.to(torch.float64) if like is None else tensor.to(like.device, torch.float64)
+
+
+def _names(X: Any) -> Any:
+    """The names of the columns of a data frame, if all are strings, as an array; else None."""
+    names = list(getattr(X, "columns", ()))
+    return np.array(names, dtype=object) if names and all(isinstance(name, str) for name in names) else None
 
 
 def _is_array(value: object) -> bool:

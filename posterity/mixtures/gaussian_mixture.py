@@ -5,8 +5,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from posterity.errors import shown
-from posterity.mixtures.checks import as_key, as_rows, as_start, check_settings, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_rows, as_start, check_settings, one_of, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -74,6 +73,7 @@ class GaussianMixture(MixtureEstimator):
     n_iter_: int
     lower_bound_: float
     lower_bounds_: list[float]
+    _fitted_kind: Covariance  # which the attributes are of, whatever covariance_type has become since
 
     def __init__(
         self,
@@ -135,7 +135,8 @@ class GaussianMixture(MixtureEstimator):
         self.converged_, self.n_iter_, self.lower_bounds_ = converged, len(bounds), bounds
         self.lower_bound_ = bounds[-1] if bounds else -float("inf")
         factors = kind.factors(values["covariances"])
-        self.n_features_in_ = rows.points.shape[1]
+        self._note_columns(X, rows.points.shape[1])
+        self._fitted_kind = kind
         self.weights_ = given_as(values["weights"][0], X)
         self.means_ = given_as(values["means"][0] + rows.centre, X)
         self.covariances_ = given_as(values["covariances"][0], X)
@@ -153,10 +154,7 @@ class GaussianMixture(MixtureEstimator):
         return -2 * self.score(X) * len(self._points(X)) + 2 * self._num_parameters()
 
     def _kind(self) -> Covariance:
-        if self.covariance_type not in KINDS:
-            raise ValueError(
-                f"covariance_type must be one of {', '.join(map(repr, KINDS))}. Got {shown(self.covariance_type)}."
-            )
+        one_of("covariance_type", self.covariance_type, KINDS)
         return KINDS[self.covariance_type]
 
     def _regularisation(self) -> Regularisation:
@@ -179,6 +177,11 @@ class GaussianMixture(MixtureEstimator):
         return given(values, kind, rows, self.weights_init, self.precisions_init)
 
     def _last_values(self, rows: Rows, kind: Covariance) -> Tensors:
+        if kind != self._fitted_kind:
+            raise ValueError(
+                f"warm_start: covariance_type must be that of the last fit, {self._fitted_kind.name!r}. "
+                f"Got {kind.name!r}. Fit a new mixture, or set warm_start=False."
+            )
         shapes = {
             "weights": (self.n_components,),
             "means": (self.n_components, rows.points.shape[1]),
@@ -195,7 +198,7 @@ class GaussianMixture(MixtureEstimator):
         return {name: value[None] for name, value in held.items()}
 
     def _scores(self, points: Tensor) -> Tensor:
-        kind = self._kind()
+        kind = self._fitted_kind
         weights, means, factors = (
             as_parameter(value, points)[None] for value in (self.weights_, self.means_, self.precisions_cholesky_)
         )
@@ -205,8 +208,8 @@ class GaussianMixture(MixtureEstimator):
         return scores(Rows(points, None, None, centre), kind, components)[0]
 
     def _dense_covariances(self) -> Tensor:
-        return self._kind().dense(as_parameter(self.covariances_)[None], *self.means_.shape)[0]
+        return self._fitted_kind.dense(as_parameter(self.covariances_)[None], *self.means_.shape)[0]
 
     def _num_parameters(self) -> int:
         components, dimensions = self.means_.shape
-        return int(self._kind().num_parameters(components, dimensions) + components * dimensions + components - 1)
+        return int(self._fitted_kind.num_parameters(components, dimensions) + components * dimensions + components - 1)

@@ -105,6 +105,7 @@ def test_bad_labels(labels, message):
         ({"n_components": True}, "n_components must be a positive whole number. Got True."),
         ({"n_components": 21}, "X must have at least n_components = 21 rows. Got 20. Ask for fewer components."),
         ({"covariance_type": "diagonal"}, "covariance_type must be one of 'full', 'tied', 'diag', 'spherical'. Got"),
+        ({"covariance_type": ["full"]}, "covariance_type must be one of 'full', 'tied', 'diag', 'spherical'. Got ['f"),
         ({"tol": -1.0}, "tol must be a number of at least 0. Got -1.0."),
         ({"tol": np.nan}, "tol must be a number of at least 0. Got nan."),
         ({"max_iter": -1}, "max_iter must be a whole number of at least 0. Got -1."),
