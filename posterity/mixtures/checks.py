@@ -3,6 +3,7 @@
 import math
 import numbers
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,10 +106,11 @@ def refuse_few_rows(points: Tensor, weights: Tensor | None, components: int) -> 
         )
 
 
-def not_negative(name: str, value: object, alternative: str = "") -> None:
-    """Raise a ValueError unless `value` is a finite number of at least 0."""
+def not_negative(name: str, value: object, alternative: str = "") -> float:
+    """The value as a float; a ValueError unless it is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a number of at least 0{alternative}. Got {shown(value)}.")
+    return float(value)
 
 
 def one_of(name: str, value: object, known: Iterable[str]) -> None:
@@ -183,12 +185,25 @@ def _numbers(value: object, name: str) -> Tensor:
         raise BadData(f"{name} must be dense. Got a sparse matrix. Use {name}.toarray().")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise BadData(f"{name} must have no masked numbers. Got a masked array. Drop or impute them.")
+    if hasattr(value, "columns"):
+        return as_tensor(_frame(value), name)
     if isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)
         except ValueError as error:
             raise BadData(f"{name} must have rows of equal length. Got lists of different lengths.") from error
     return as_tensor(value, name)
+
+
+def _frame(frame: Any) -> Any:
+    """A data frame as an array; columns of several or nullable types of numbers, which make one of objects, as float64.
+
+    Numbers that are missing become NaN.
+    """
+    array = np.asarray(frame)
+    if array.dtype.kind == "O" and all(getattr(dtype, "kind", "O") in "fiub" for dtype in frame.dtypes):
+        return frame.to_numpy(dtype=np.float64, na_value=np.nan)
+    return array
 
 
 def _per_row(value: object, name: str, points: Tensor) -> Tensor:

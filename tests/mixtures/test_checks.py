@@ -231,6 +231,20 @@ def test_rows_of_many_kinds_are_the_same_rows():
     assert as_points(torch.ones(3, 2, dtype=torch.float16)).dtype == torch.float32
 
 
+def test_data_frames_of_several_types_of_numbers():
+    from pandas import DataFrame
+
+    frame = DataFrame(ROWS, columns=["a", "b"])
+    mixed = np.column_stack([ROWS, ROWS[:, 0] > 0])
+    np.testing.assert_array_equal(as_points(frame.assign(c=frame.a > 0)), mixed)
+    np.testing.assert_array_equal(as_points(frame.astype("Float64")), ROWS)
+    assert as_points(frame.astype(np.float32)).dtype == torch.float32
+    with pytest.raises(BadData, match=r"X must be finite. Got NaN or infinity in row 3"):
+        as_points(DataFrame(with_bad(np.nan, 3)).astype("Float64"))
+    with pytest.raises(BadData, match=r"X must hold numbers. Got an array of object"):
+        as_points(frame.assign(c="x"))
+
+
 def test_keys_of_random_states():
     assert as_key(None) == Key(0)
     assert as_key(np.int64(3)) == as_key(3) == Key(3)
