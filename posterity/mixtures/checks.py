@@ -153,6 +153,14 @@ def as_key(random_state: object) -> Key:
     return Key(int(random_state))  # type: ignore[call-overload]
 
 
+def as_place(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A given start that is made of points: it must lie where rows may."""
+    place, largest = as_start(value, name, shape, like), LARGEST[torch.float64]
+    if bool((place.abs() > largest).any()):
+        raise ValueError(f"{name} must lie within {largest:g} of 0. Got larger numbers.")
+    return place
+
+
 def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A given start as float64 of this shape, on the device of the rows; it must be finite."""
     start = _numbers(value, name).to(like.device, torch.float64)

@@ -5,7 +5,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from posterity.mixtures.checks import as_key, as_rows, as_start, check_settings, one_of, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_place, as_rows, check_settings, one_of, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -168,7 +168,7 @@ class GaussianMixture(MixtureEstimator):
         shape = (self.n_components, rows.points.shape[1])
         means = None
         if self.means_init is not None:
-            means = as_start(self.means_init, "means_init", shape, rows.points) - rows.centre
+            means = as_place(self.means_init, "means_init", shape, rows.points) - rows.centre
         if means is None or self.weights_init is None or self.precisions_init is None:
             restarts = self.n_init if means is None else 1
             values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))

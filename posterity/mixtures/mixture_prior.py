@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, positive, shown
-from posterity.mixtures.checks import as_start, not_negative
+from posterity.mixtures.checks import as_place, as_start, not_negative
 from posterity.mixtures.normal_wishart import Beliefs, Family, covariances
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.precisions import Precisions
@@ -45,7 +45,7 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
         mean, inverse_scale = moments(precisions, rows)
         inverse_scale = precisions.floored(inverse_scale, floor)
     if settings.mean is not None:
-        mean = as_start(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
+        mean = as_place(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
     if settings.covariance is not None:
         inverse_scale = precisions.stored(_matrix(settings.covariance, precisions, rows))
     number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
