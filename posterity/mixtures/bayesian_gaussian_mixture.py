@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures import student_mixture
-from posterity.mixtures.checks import as_key, as_rows, check_settings, one_of, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_rows, one_of, refuse_few_rows
 from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
 from posterity.mixtures.dirichlet import Dirichlet
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -20,7 +20,7 @@ from posterity.mixtures.passes import scores
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
 from posterity.mixtures.second_moments import precisions as inverses
-from posterity.mixtures.seeding import INITS, nearest, seeds, shared_at_random, spread_of
+from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
 from posterity.mixtures.sticks import Sticks
 from posterity.mixtures.tied_precisions import TiedPrecisions
@@ -141,15 +141,7 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
         """Fit to rows X (N, D) or (N,), with weights (N,) and known components (N,), -1 if unknown; y is not used."""
-        check_settings(
-            n_components=self.n_components,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            n_init=self.n_init,
-            init_params=self.init_params,
-            known_inits=INITS,
-            warm_start=self.warm_start,
-        )
+        self._check_settings()
         family, key = self._family(), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)

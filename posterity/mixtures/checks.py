@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, positive_whole, shown, whole
+from posterity.errors import BadData, shown, whole
 from posterity.mixtures.rows import Rows
 from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
@@ -117,26 +117,6 @@ def one_of(name: str, value: object, known: Iterable[str]) -> None:
     """Raise a ValueError unless `value` is one of the known names."""
     if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}. Got {shown(value)}.")
-
-
-def check_settings(
-    *,
-    n_components: object,
-    tol: object,
-    max_iter: object,
-    n_init: object,
-    init_params: object,
-    known_inits: tuple[str, ...],
-    warm_start: object,
-) -> None:
-    """One-line errors for the settings that all mixtures have."""
-    positive_whole("n_components", n_components)
-    not_negative("tol", tol)
-    whole("max_iter", max_iter)
-    positive_whole("n_init", n_init)
-    one_of("init_params", init_params, known_inits)
-    if not isinstance(warm_start, (bool, np.bool_)):
-        raise ValueError(f"warm_start must be True or False. Got {shown(warm_start)}.")
 
 
 def as_key(random_state: object) -> Key:

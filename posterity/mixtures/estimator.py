@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, positive_whole, unknown
-from posterity.mixtures.checks import as_key, as_points
+from posterity.errors import BadData, positive_whole, shown, unknown, whole
+from posterity.mixtures.checks import as_key, as_points, not_negative, one_of
+from posterity.mixtures.seeding import INITS
 from posterity.numerics.random import Key
 
 
@@ -21,7 +22,12 @@ class MixtureEstimator(ABC):
     """
 
     n_components: int
+    tol: float
+    max_iter: int
+    n_init: int
+    init_params: str
     random_state: Any
+    warm_start: bool
     n_features_in_: int
     feature_names_in_: Any
     weights_: Any
@@ -136,6 +142,16 @@ class MixtureEstimator(ABC):
     def _defaults(cls) -> dict[str, Any]:
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
         return {parameter.name: parameter.default for parameter in parameters}
+
+    def _check_settings(self) -> None:
+        """One-line errors for the settings that all mixtures have."""
+        positive_whole("n_components", self.n_components)
+        not_negative("tol", self.tol)
+        whole("max_iter", self.max_iter)
+        positive_whole("n_init", self.n_init)
+        one_of("init_params", self.init_params, INITS)
+        if not isinstance(self.warm_start, (bool, np.bool_)):
+            raise ValueError(f"warm_start must be True or False. Got {shown(self.warm_start)}.")
 
     def _points(self, X: Any) -> Tensor:
         self._refuse_unfitted()

@@ -5,7 +5,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from posterity.mixtures.checks import as_key, as_place, as_rows, check_settings, one_of, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_place, as_rows, one_of, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -15,7 +15,6 @@ from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisat
 from posterity.mixtures.rounds import Rounds, Tensors, log_normalisers
 from posterity.mixtures.rows import Components, Rows
 from posterity.mixtures.second_moments import precisions
-from posterity.mixtures.seeding import INITS
 from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.starts import given, refuse_constant_columns, seeded
 from posterity.mixtures.tied import Tied
@@ -110,15 +109,7 @@ class GaussianMixture(MixtureEstimator):
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
         """Fit to rows X (N, D) or (N,), with weights (N,) and labels (N,) that are -1 where unknown; y is not used."""
-        check_settings(
-            n_components=self.n_components,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            n_init=self.n_init,
-            init_params=self.init_params,
-            known_inits=INITS,
-            warm_start=self.warm_start,
-        )
+        self._check_settings()
         kind, regularisation, key = self._kind(), self._regularisation(), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
