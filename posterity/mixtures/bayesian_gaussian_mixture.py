@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import shown
 from posterity.mixtures import student_mixture
-from posterity.mixtures.checks import as_key, as_rows, check_settings, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_rows, one_of, refuse_few_rows
 from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
 from posterity.mixtures.dirichlet import Dirichlet
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -21,7 +20,7 @@ from posterity.mixtures.passes import scores
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
 from posterity.mixtures.second_moments import precisions as inverses
-from posterity.mixtures.seeding import INITS, nearest, seeds, shared_at_random, spread_of
+from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
 from posterity.mixtures.sticks import Sticks
 from posterity.mixtures.tied_precisions import TiedPrecisions
@@ -99,6 +98,7 @@ class BayesianGaussianMixture(MixtureEstimator):
     n_iter_: int
     lower_bound_: float
     lower_bounds_: list[float]
+    _fitted_family: Family  # which the attributes are of, whatever the settings have become since
 
     def __init__(
         self,
@@ -141,15 +141,7 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
         """Fit to rows X (N, D) or (N,), with weights (N,) and known components (N,), -1 if unknown; y is not used."""
-        check_settings(
-            n_components=self.n_components,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            n_init=self.n_init,
-            init_params=self.init_params,
-            known_inits=INITS,
-            warm_start=self.warm_start,
-        )
+        self._check_settings()
         family, key = self._family(), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
@@ -173,6 +165,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         On the rows of the fit it is at least `lower_bound_`, and below their log evidence.
         """
         self._refuse_unfitted()
+        self._refuse_other_names(X)
         rows = as_rows(X, sample_weight, labels, len(self.means_), self.n_features_in_)
         settings = PriorSettings(
             self.weight_concentration_prior_,
@@ -181,19 +174,13 @@ class BayesianGaussianMixture(MixtureEstimator):
             self.degrees_of_freedom_prior_,
             self.covariance_prior_,
         )
-        prior = prior_of(settings, self._family(), rows, len(self.means_))
-        return float(VariationalRounds(rows, self._family(), prior).best(self._beliefs(rows.points, rows.centre)))
+        prior = prior_of(settings, self._fitted_family, rows, len(self.means_))
+        return float(VariationalRounds(rows, self._fitted_family, prior).best(self._beliefs(rows.points, rows.centre)))
 
     def _family(self) -> Family:
-        if self.covariance_type not in KINDS:
-            raise ValueError(
-                f"covariance_type must be one of {', '.join(map(repr, KINDS))}. Got {shown(self.covariance_type)}."
-            )
-        weights = self.weight_concentration_prior_type
-        if weights not in WEIGHTS:
-            known = " or ".join(map(repr, WEIGHTS))
-            raise ValueError(f"weight_concentration_prior_type must be {known}. Got {shown(weights)}.")
-        return Family(WEIGHTS[weights], KINDS[self.covariance_type])
+        one_of("covariance_type", self.covariance_type, KINDS)
+        one_of("weight_concentration_prior_type", self.weight_concentration_prior_type, WEIGHTS)
+        return Family(WEIGHTS[self.weight_concentration_prior_type], KINDS[self.covariance_type])
 
     def _start(self, steps: VariationalRounds, key: Key) -> Beliefs:
         """The beliefs of the restarts: where the last fit ended, or by seeds."""
@@ -246,7 +233,8 @@ class BayesianGaussianMixture(MixtureEstimator):
         """The fitted attributes, under scikit-learn's names."""
         kind, found = family.precisions, covariances(family, beliefs)
         factors = kind.covariance.factors(found)
-        self.n_features_in_ = len(centre)
+        self._note_columns(X, len(centre))
+        self._fitted_family = family
         self.weights_ = given_as(family.weights.means(beliefs.concentration)[0], X)
         self.means_ = given_as(beliefs.means[0] + centre, X)
         self.covariances_ = given_as(found[0], X)
@@ -271,7 +259,7 @@ class BayesianGaussianMixture(MixtureEstimator):
             (as_parameter(held, like) if pair is None else pair)[None],
             as_parameter(self.mean_precision_, like)[None],
             as_parameter(self.means_, like)[None] - centre,
-            as_parameter(self.covariances_, like)[None] * self._family().precisions.broadcast(degrees),
+            as_parameter(self.covariances_, like)[None] * self._fitted_family.precisions.broadcast(degrees),
             degrees,
         )
 
@@ -282,15 +270,15 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     def _scores(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)
-        made = components(self._family(), beliefs)
-        return scores(Rows(points, None, None, centre), self._family().precisions.covariance, made)[0]
+        made = components(self._fitted_family, beliefs)
+        return scores(Rows(points, None, None, centre), self._fitted_family.precisions.covariance, made)[0]
 
     def _log_joint(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)
-        return student_mixture.log_joint(self._family(), beliefs, points, centre)
+        return student_mixture.log_joint(self._fitted_family, beliefs, points, centre)
 
     def _dense_covariances(self) -> Tensor:
-        return student_mixture.scale_matrices(self._family(), self._centred(as_parameter(self.means_))[1])
+        return student_mixture.scale_matrices(self._fitted_family, self._centred(as_parameter(self.means_))[1])
 
     def _noise(self, components: Tensor, key: Key) -> Tensor:
-        return student_mixture.noise(self._family(), self._centred(as_parameter(self.means_))[1], components, key)
+        return student_mixture.noise(self._fitted_family, self._centred(as_parameter(self.means_))[1], components, key)

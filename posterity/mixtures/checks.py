@@ -2,17 +2,21 @@
 
 import math
 import numbers
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, positive_whole, shown, whole
+from posterity.errors import BadData, shown, whole
 from posterity.mixtures.rows import Rows
 from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
 
 NAMED = 5  # bad rows that a message names
+LARGEST = {torch.float32: 1e30, torch.float64: 1e140}  # sizes of numbers whose sums, and in float64 squares, are finite
+HEAVIEST = 1e20  # the sum of row weights for which that holds of weighted squares
 
 
 def as_points(value: object, name: str = "X", dimensions: int | None = None) -> Tensor:
@@ -35,9 +39,14 @@ def as_points(value: object, name: str = "X", dimensions: int | None = None) -> 
         points = points.double()
     elif points.dtype not in (torch.float32, torch.float64):
         points = points.float()
-    good = torch.isfinite(points).all(1)
-    if not bool(good.all()):
-        raise BadData(f"{name} must be finite. Got NaN or infinity in {_rows(~good)}. Drop or impute them.")
+    low, high = torch.aminmax(points)
+    largest = LARGEST[points.dtype]
+    if not bool((low >= -largest) & (high <= largest)):
+        bad = ~torch.isfinite(points).all(1)
+        if bool(bad.any()):
+            raise BadData(f"{name} must be finite. Got NaN or infinity in {_rows(bad)}. Drop or impute them.")
+        bad = (points.abs() > largest).any(1)
+        raise BadData(f"{name} must lie within {largest:g} of 0. Got larger numbers in {_rows(bad)}. Rescale it.")
     return points
 
 
@@ -48,7 +57,7 @@ def as_rows(X: object, sample_weight: object, labels: object, components: int, d
     if weights is None:
         centre = points.mean(0).to(torch.float64)
     else:  # how well it is rounded does not matter
-        centre = (weights.to(points.dtype) @ points).to(torch.float64) / weights.sum()
+        centre = ((weights / weights.sum()).to(points.dtype) @ points).to(torch.float64)
     return Rows(points, weights, as_labels(labels, points, components), centre)
 
 
@@ -62,8 +71,11 @@ def as_row_weights(value: object, points: Tensor) -> Tensor | None:
         raise BadData(f"sample_weight must be finite and at least 0. Got something else in {_rows(bad)}.")
     if not float(weights.sum()) > 0:
         raise BadData("sample_weight must have a positive sum. Got zeros only.")
-    if not bool(torch.isfinite(weights.sum())):
-        raise BadData("sample_weight must have a finite sum. Got infinity. Divide the weights by their largest.")
+    if not float(weights.sum()) <= HEAVIEST:
+        raise BadData(
+            f"sample_weight must have a sum of at most {HEAVIEST:g}. Got {float(weights.sum()):g}. "
+            "Divide the weights by their largest."
+        )
     return weights
 
 
@@ -94,31 +106,17 @@ def refuse_few_rows(points: Tensor, weights: Tensor | None, components: int) -> 
         )
 
 
-def not_negative(name: str, value: object, alternative: str = "") -> None:
-    """Raise a ValueError unless `value` is a finite number of at least 0."""
+def not_negative(name: str, value: object, alternative: str = "") -> float:
+    """The value as a float; a ValueError unless it is a finite number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a number of at least 0{alternative}. Got {shown(value)}.")
+    return float(value)
 
 
-def check_settings(
-    *,
-    n_components: object,
-    tol: object,
-    max_iter: object,
-    n_init: object,
-    init_params: object,
-    known_inits: tuple[str, ...],
-    warm_start: object,
-) -> None:
-    """One-line errors for the settings that all mixtures have."""
-    positive_whole("n_components", n_components)
-    not_negative("tol", tol)
-    whole("max_iter", max_iter)
-    positive_whole("n_init", n_init)
-    if init_params not in known_inits:
-        raise ValueError(f"init_params must be one of {', '.join(map(repr, known_inits))}. Got {shown(init_params)}.")
-    if not isinstance(warm_start, (bool, np.bool_)):
-        raise ValueError(f"warm_start must be True or False. Got {shown(warm_start)}.")
+def one_of(name: str, value: object, known: Iterable[str]) -> None:
+    """Raise a ValueError unless `value` is one of the known names."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}. Got {shown(value)}.")
 
 
 def as_key(random_state: object) -> Key:
@@ -133,6 +131,14 @@ def as_key(random_state: object) -> Key:
         return Key(int(random_state.integers(2**31 - 1)))
     whole("random_state", random_state)
     return Key(int(random_state))  # type: ignore[call-overload]
+
+
+def as_place(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A given start that is made of points: it must lie where rows may."""
+    place, largest = as_start(value, name, shape, like), LARGEST[torch.float64]
+    if bool((place.abs() > largest).any()):
+        raise ValueError(f"{name} must lie within {largest:g} of 0. Got larger numbers.")
+    return place
 
 
 def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -165,12 +171,27 @@ def _numbers(value: object, name: str) -> Tensor:
         return value.detach()
     if hasattr(value, "toarray"):
         raise BadData(f"{name} must be dense. Got a sparse matrix. Use {name}.toarray().")
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise BadData(f"{name} must have no masked numbers. Got a masked array. Drop or impute them.")
+    if hasattr(value, "columns"):
+        return as_tensor(_frame(value), name)
     if isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)
         except ValueError as error:
             raise BadData(f"{name} must have rows of equal length. Got lists of different lengths.") from error
     return as_tensor(value, name)
+
+
+def _frame(frame: Any) -> Any:
+    """A data frame as an array; columns of several or nullable types of numbers, which make one of objects, as float64.
+
+    Numbers that are missing become NaN.
+    """
+    array = np.asarray(frame)
+    if array.dtype.kind == "O" and all(getattr(dtype, "kind", "O") in "fiub" for dtype in frame.dtypes):
+        return frame.to_numpy(dtype=np.float64, na_value=np.nan)
+    return array
 
 
 def _per_row(value: object, name: str, points: Tensor) -> Tensor:

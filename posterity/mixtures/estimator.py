@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import positive_whole, unknown
-from posterity.mixtures.checks import as_key, as_points
+from posterity.errors import BadData, positive_whole, shown, unknown, whole
+from posterity.mixtures.checks import as_key, as_points, not_negative, one_of
+from posterity.mixtures.seeding import INITS
 from posterity.numerics.random import Key
 
 
@@ -17,12 +18,18 @@ class MixtureEstimator(ABC):
     """A mixture with scikit-learn's verbs; a subclass fits, scores rows by component, and has the fitted attributes.
 
     The constructor keeps its arguments as they are, under their names. Answers are arrays where rows come as arrays,
-    and tensors on the rows' device where they come as tensors.
+    and tensors on the rows' device where they come as tensors; numbers are in float64.
     """
 
     n_components: int
+    tol: float
+    max_iter: int
+    n_init: int
+    init_params: str
     random_state: Any
+    warm_start: bool
     n_features_in_: int
+    feature_names_in_: Any
     weights_: Any
     means_: Any
 
@@ -32,7 +39,7 @@ class MixtureEstimator(ABC):
 
     @abstractmethod
     def _scores(self, points: Tensor) -> Tensor:
-        """Of each row and component (N, K): their softmax over components are the probabilities of components."""
+        """Of each row and component (N, K), in float64: softmax over components gives their probabilities."""
 
     @abstractmethod
     def _dense_covariances(self) -> Tensor:
@@ -57,7 +64,7 @@ class MixtureEstimator(ABC):
 
     def score(self, X: Any, y: Any = None) -> float:
         """The mean of log p(x_n) over the rows."""
-        return float(torch.logsumexp(self._log_joint(self._points(X)), 1).double().mean())
+        return float(torch.logsumexp(self._log_joint(self._points(X)), 1).mean())
 
     def predict_proba(self, X: Any) -> Any:
         """The probability of each component for each row, (N, K)."""
@@ -136,9 +143,38 @@ class MixtureEstimator(ABC):
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
         return {parameter.name: parameter.default for parameter in parameters}
 
+    def _check_settings(self) -> None:
+        """One-line errors for the settings that all mixtures have."""
+        positive_whole("n_components", self.n_components)
+        not_negative("tol", self.tol)
+        whole("max_iter", self.max_iter)
+        positive_whole("n_init", self.n_init)
+        one_of("init_params", self.init_params, INITS)
+        if not isinstance(self.warm_start, (bool, np.bool_)):
+            raise ValueError(f"warm_start must be True or False. Got {shown(self.warm_start)}.")
+
     def _points(self, X: Any) -> Tensor:
         self._refuse_unfitted()
+        self._refuse_other_names(X)
         return as_points(X, dimensions=self.n_features_in_)
+
+    def _note_columns(self, X: Any, count: int) -> None:
+        """How many columns the rows of the fit have, and their names where X is a data frame."""
+        self.n_features_in_ = count
+        names = _names(X)
+        if names is not None:
+            self.feature_names_in_ = names
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+
+    def _refuse_other_names(self, X: Any) -> None:
+        """The columns of a data frame must be those of the fit, in their order."""
+        wanted, names = getattr(self, "feature_names_in_", None), _names(X)
+        if wanted is not None and names is not None and names.tolist() != wanted.tolist():
+            raise BadData(
+                f"X must have the columns of fit in their order, {', '.join(wanted[:5])}{', ...' * (len(wanted) > 5)}. "
+                f"Got {', '.join(names[:5])}{', ...' * (len(names) > 5)}. Use X[list(mixture.feature_names_in_)]."
+            )
 
     def _refuse_unfitted(self) -> None:
         if not self.__sklearn_is_fitted__():
@@ -154,6 +190,12 @@ def as_parameter(value: Any, like: Tensor | None = None) -> Tensor:
     """A fitted attribute as a float64 tensor, on the device of `like` where that is given."""
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     return tensor.to(torch.float64) if like is None else tensor.to(like.device, torch.float64)
+
+
+def _names(X: Any) -> Any:
+    """The names of the columns of a data frame, if all are strings, as an array; else None."""
+    names = list(getattr(X, "columns", ()))
+    return np.array(names, dtype=object) if names and all(isinstance(name, str) for name in names) else None
 
 
 def _is_array(value: object) -> bool:

@@ -5,8 +5,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from posterity.errors import shown
-from posterity.mixtures.checks import as_key, as_rows, as_start, check_settings, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_place, as_rows, one_of, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
@@ -16,7 +15,6 @@ from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisat
 from posterity.mixtures.rounds import Rounds, Tensors, log_normalisers
 from posterity.mixtures.rows import Components, Rows
 from posterity.mixtures.second_moments import precisions
-from posterity.mixtures.seeding import INITS
 from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.starts import given, refuse_constant_columns, seeded
 from posterity.mixtures.tied import Tied
@@ -41,8 +39,8 @@ class GaussianMixture(MixtureEstimator):
     with "random" responsibilities. With more than 32768 rows seeds are looked for among some of them. `random_state` is
     a whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
 
-    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters and
-    sums are in float64, whatever the rows are.
+    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters,
+    sums and answers are in float64, whatever the rows are.
 
     **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a round that
     lowers it is an error, unless a covariance is so close to singular that rounding explains it. A component with less
@@ -74,6 +72,7 @@ class GaussianMixture(MixtureEstimator):
     n_iter_: int
     lower_bound_: float
     lower_bounds_: list[float]
+    _fitted_kind: Covariance  # which the attributes are of, whatever covariance_type has become since
 
     def __init__(
         self,
@@ -110,15 +109,7 @@ class GaussianMixture(MixtureEstimator):
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
         """Fit to rows X (N, D) or (N,), with weights (N,) and labels (N,) that are -1 where unknown; y is not used."""
-        check_settings(
-            n_components=self.n_components,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            n_init=self.n_init,
-            init_params=self.init_params,
-            known_inits=INITS,
-            warm_start=self.warm_start,
-        )
+        self._check_settings()
         kind, regularisation, key = self._kind(), self._regularisation(), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
@@ -135,7 +126,8 @@ class GaussianMixture(MixtureEstimator):
         self.converged_, self.n_iter_, self.lower_bounds_ = converged, len(bounds), bounds
         self.lower_bound_ = bounds[-1] if bounds else -float("inf")
         factors = kind.factors(values["covariances"])
-        self.n_features_in_ = rows.points.shape[1]
+        self._note_columns(X, rows.points.shape[1])
+        self._fitted_kind = kind
         self.weights_ = given_as(values["weights"][0], X)
         self.means_ = given_as(values["means"][0] + rows.centre, X)
         self.covariances_ = given_as(values["covariances"][0], X)
@@ -153,10 +145,7 @@ class GaussianMixture(MixtureEstimator):
         return -2 * self.score(X) * len(self._points(X)) + 2 * self._num_parameters()
 
     def _kind(self) -> Covariance:
-        if self.covariance_type not in KINDS:
-            raise ValueError(
-                f"covariance_type must be one of {', '.join(map(repr, KINDS))}. Got {shown(self.covariance_type)}."
-            )
+        one_of("covariance_type", self.covariance_type, KINDS)
         return KINDS[self.covariance_type]
 
     def _regularisation(self) -> Regularisation:
@@ -170,7 +159,7 @@ class GaussianMixture(MixtureEstimator):
         shape = (self.n_components, rows.points.shape[1])
         means = None
         if self.means_init is not None:
-            means = as_start(self.means_init, "means_init", shape, rows.points) - rows.centre
+            means = as_place(self.means_init, "means_init", shape, rows.points) - rows.centre
         if means is None or self.weights_init is None or self.precisions_init is None:
             restarts = self.n_init if means is None else 1
             values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))
@@ -179,6 +168,11 @@ class GaussianMixture(MixtureEstimator):
         return given(values, kind, rows, self.weights_init, self.precisions_init)
 
     def _last_values(self, rows: Rows, kind: Covariance) -> Tensors:
+        if kind != self._fitted_kind:
+            raise ValueError(
+                f"warm_start: covariance_type must be that of the last fit, {self._fitted_kind.name!r}. "
+                f"Got {kind.name!r}. Fit a new mixture, or set warm_start=False."
+            )
         shapes = {
             "weights": (self.n_components,),
             "means": (self.n_components, rows.points.shape[1]),
@@ -195,7 +189,7 @@ class GaussianMixture(MixtureEstimator):
         return {name: value[None] for name, value in held.items()}
 
     def _scores(self, points: Tensor) -> Tensor:
-        kind = self._kind()
+        kind = self._fitted_kind
         weights, means, factors = (
             as_parameter(value, points)[None] for value in (self.weights_, self.means_, self.precisions_cholesky_)
         )
@@ -205,8 +199,8 @@ class GaussianMixture(MixtureEstimator):
         return scores(Rows(points, None, None, centre), kind, components)[0]
 
     def _dense_covariances(self) -> Tensor:
-        return self._kind().dense(as_parameter(self.covariances_)[None], *self.means_.shape)[0]
+        return self._fitted_kind.dense(as_parameter(self.covariances_)[None], *self.means_.shape)[0]
 
     def _num_parameters(self) -> int:
         components, dimensions = self.means_.shape
-        return int(self._kind().num_parameters(components, dimensions) + components * dimensions + components - 1)
+        return int(self._fitted_kind.num_parameters(components, dimensions) + components * dimensions + components - 1)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, positive, shown
-from posterity.mixtures.checks import as_start
+from posterity.mixtures.checks import as_place, as_start, not_negative
 from posterity.mixtures.normal_wishart import Beliefs, Family, covariances
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.precisions import Precisions
@@ -40,14 +40,12 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
         raise ValueError(f"degrees_of_freedom_prior must be greater than {smallest}. Got {shown(degrees)}.")
     concentration = _number("weight_concentration_prior", settings.weight_concentration, 1.0 / components)
     mean_precision = _number("mean_precision_prior", settings.mean_precision, 1.0)
-    floor = settings.floor
-    if isinstance(floor, bool) or not isinstance(floor, numbers.Real) or not 0 <= float(floor) < float("inf"):
-        raise ValueError(f"reg_covar must be a number of at least 0. Got {shown(floor)}.")
+    floor = not_negative("reg_covar", settings.floor)
     if settings.mean is None or settings.covariance is None:
         mean, inverse_scale = moments(precisions, rows)
-        inverse_scale = precisions.floored(inverse_scale, float(floor))
+        inverse_scale = precisions.floored(inverse_scale, floor)
     if settings.mean is not None:
-        mean = as_start(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
+        mean = as_place(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
     if settings.covariance is not None:
         inverse_scale = precisions.stored(_matrix(settings.covariance, precisions, rows))
     number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)

@@ -50,9 +50,12 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
 
 @torch.no_grad()
 def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
-    """The scores (R, N, K) of all rows, in the points' number type; labels and weights play no part."""
+    """The scores (R, N, K) of all rows in float64; labels and weights play no part.
+
+    Their differences say which component a row has: in float32 those of a row far from all would be lost.
+    """
     restarts, count = components.offsets.shape
-    found = rows.points.new_empty(restarts, len(rows.points), count)
+    found = components.offsets.new_empty(restarts, len(rows.points), count)
     for piece, chunk in score_chunks(rows, kind, components):
         found[:, piece] = chunk.mT
     return found

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.rows import Components, Rows, Statistics
 from posterity.mixtures.second_moments import identity
@@ -17,7 +16,8 @@ INITS = ("kmeans", "k-means++", "random", "random_from_data")
 SUBSET = 1 << 15  # rows among which seeds are looked for
 LLOYD = 30  # rounds of k-means at most
 SETTLED = 1e-3  # the share of the spread of the rows that no centre may move by in the last of them
-SHARPNESS = 1e4  # the spread of the rows over the width at which assignments of rows to seeds are sharp
+SHARPNESS = 1e4  # the distance of seeds over the width at which assignments of rows to seeds are sharp
+SAME = 1e-12  # the share of the spread of the rows within which two seeds are one
 
 
 def seeds(rows: Rows, components: int, restarts: int, init: str, key: Key) -> Tensor:
@@ -40,7 +40,7 @@ def seeds(rows: Rows, components: int, restarts: int, init: str, key: Key) -> Te
 def nearest(rows: Rows, kind: Covariance, centres: Tensor, spread: float) -> Statistics:
     """Sums over all rows when each belongs to the nearest of the centres (R, K, D), or to its label; ties are shared.
 
-    `spread` is that of all rows, against which differences of distances are measured.
+    `spread` is that of all rows: seeds much closer than that are one.
     """
     return statistics(rows, kind, _sharp(kind, centres, spread))
 
@@ -130,13 +130,16 @@ def _lloyd(rows: Rows, centres: Tensor) -> Tensor:
 
 
 def _sharp(kind: Covariance, centres: Tensor, spread: float) -> Components:
-    """Components at the centres, so narrow that a row belongs to the nearest alone."""
+    """Components at the centres, so narrow that a row belongs to the nearest alone.
+
+    The width follows from the closest two centres: beside one far row, the spread of all may be wider than clusters.
+    """
     restarts, components, dimensions = centres.shape
-    factors = identity(kind, dimensions, centres) * (SHARPNESS / spread)
-    if isinstance(kind, Diagonal):
-        factors = factors.expand(dimensions)
-    factors = factors.expand(restarts, *kind.shape(components, dimensions)).contiguous()
-    return Components(centres.new_zeros(restarts, components), centres, factors)
+    apart = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")  # (R, K, K)
+    closest = torch.where(apart > SAME * spread, apart, spread).flatten(1).amin(1).clamp_max(spread)
+    shape = kind.shape(components, dimensions)
+    factors = identity(kind, dimensions, centres) * (SHARPNESS / closest).view(restarts, *(1,) * len(shape))
+    return Components(centres.new_zeros(restarts, components), centres, factors.expand(restarts, *shape).contiguous())
 
 
 def spread_of(rows: Rows) -> float:

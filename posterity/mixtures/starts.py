@@ -63,7 +63,7 @@ def inverted(kind: Covariance, precisions: Tensor) -> Tensor:
     if not is_matrix(kind):
         if not bool((precisions > 0).all()):
             raise ValueError("precisions_init must be positive. Got a number that is not. Give 1 / variance.")
-        return precisions.reciprocal()
+        return _finite(precisions.reciprocal())
     scale = precisions.abs().amax()
     roots, failed = torch.linalg.cholesky_ex(precisions)
     if bool((failed > 0).any()) or not bool(((precisions - precisions.mT).abs() <= 1e-8 * scale).all()):
@@ -71,7 +71,7 @@ def inverted(kind: Covariance, precisions: Tensor) -> Tensor:
             "precisions_init must be symmetric and positive definite matrices. Got one that is not. "
             "Give the inverses of covariances."
         )
-    return torch.cholesky_inverse(roots)
+    return _finite(torch.cholesky_inverse(roots))
 
 
 def refuse_constant_columns(rows: Rows) -> None:
@@ -83,6 +83,12 @@ def refuse_constant_columns(rows: Rows) -> None:
             f"X must vary in every column if reg_covar is 0. Got one value in column{'s' if len(same) > 1 else ''} "
             f"{', '.join(map(str, same[:5]))}. Drop it, or give reg_covar a positive number."
         )
+
+
+def _finite(covariances: Tensor) -> Tensor:
+    if not bool(torch.isfinite(covariances).all()):
+        raise ValueError("precisions_init must have finite inverses. Got one that is too close to 0.")
+    return covariances
 
 
 def _of_all(rows: Rows, kind: Covariance) -> tuple[Tensor, Tensor]:

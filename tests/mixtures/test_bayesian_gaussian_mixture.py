@@ -351,10 +351,11 @@ def test_a_constant_column_and_equal_rows_have_a_proper_prior():
 BAD_SETTINGS = [
     ({"n_components": 0}, "n_components must be a positive whole number"),
     ({"covariance_type": "round"}, "covariance_type must be one of 'full'"),
-    ({"weight_concentration_prior_type": "chinese"}, "must be 'dirichlet_distribution' or 'dirichlet_process'"),
+    ({"weight_concentration_prior_type": "chinese"}, "must be one of 'dirichlet_distribution', 'dirichlet_process'"),
     ({"weight_concentration_prior": 0.0}, "weight_concentration_prior must be a positive number or None"),
     ({"mean_precision_prior": -1.0}, "mean_precision_prior must be a positive number or None"),
     ({"degrees_of_freedom_prior": 1.0}, "degrees_of_freedom_prior must be greater than 1"),
+    ({"mean_prior": [1e200, 0.0]}, r"mean_prior must lie within 1e\+140 of 0"),
     ({"mean_prior": [0.0]}, r"mean_prior must have shape \(2,\)"),
     ({"covariance_prior": np.eye(3)}, r"covariance_prior must have shape \(2, 2\)"),
     ({"covariance_prior": [[1.0, 0.5], [0.0, 1.0]]}, "covariance_prior must be symmetric"),

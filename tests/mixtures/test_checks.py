@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from posterity.errors import BadData, NotPositiveDefinite
-from posterity.mixtures import GaussianMixture, InverseWishart
-from posterity.mixtures.checks import as_key, as_points
+from posterity.mixtures import BayesianGaussianMixture, GaussianMixture, InverseWishart
+from posterity.mixtures.checks import as_key, as_points, as_rows
 from posterity.numerics import Key
 
 ROWS = np.random.default_rng(0).normal(size=(20, 2))
@@ -35,6 +35,9 @@ def with_bad(value, *places):
         (with_bad(np.nan, 3), "X must be finite. Got NaN or infinity in row 3. Drop or impute them."),
         (with_bad(np.inf, 3, 7), "in rows 3, 7."),
         (with_bad(np.nan, *range(8)), "in rows 0, 1, 2, 3, 4 and 3 more."),
+        (with_bad(-1e150, 3), "X must lie within 1e+140 of 0. Got larger numbers in row 3. Rescale it."),
+        (with_bad(1e37, 3).astype(np.float32), "X must lie within 1e+30 of 0. Got larger numbers in row 3."),
+        (np.ma.masked_greater(ROWS, 1.0), "X must have no masked numbers. Got a masked array. Drop or impute them."),
         (ROWS.astype(str), "X must hold numbers"),
         (np.array([[1, "a"]], dtype=object), "X must hold numbers"),
         (ROWS + 1j, "X must hold numbers"),
@@ -66,7 +69,8 @@ def test_sparse_matrices():
         (-np.ones(20), "sample_weight must be finite and at least 0. Got something else in rows 0, 1,"),
         (np.where(np.arange(20) == 4, np.nan, 1.0), "in row 4."),
         (np.zeros(20), "sample_weight must have a positive sum. Got zeros only."),
-        (np.full(20, 1e308), "sample_weight must have a finite sum"),
+        (np.full(20, 1e308), "sample_weight must have a sum of at most 1e+20. Got inf. Divide the weights by their"),
+        (np.full(20, 1e20), "sample_weight must have a sum of at most 1e+20. Got 2e+21."),
         (np.eye(20)[0], "X must have at least n_components = 2 rows of positive weight. Got 1."),
     ],
 )
@@ -101,6 +105,7 @@ def test_bad_labels(labels, message):
         ({"n_components": True}, "n_components must be a positive whole number. Got True."),
         ({"n_components": 21}, "X must have at least n_components = 21 rows. Got 20. Ask for fewer components."),
         ({"covariance_type": "diagonal"}, "covariance_type must be one of 'full', 'tied', 'diag', 'spherical'. Got"),
+        ({"covariance_type": ["full"]}, "covariance_type must be one of 'full', 'tied', 'diag', 'spherical'. Got ['f"),
         ({"tol": -1.0}, "tol must be a number of at least 0. Got -1.0."),
         ({"tol": np.nan}, "tol must be a number of at least 0. Got nan."),
         ({"max_iter": -1}, "max_iter must be a whole number of at least 0. Got -1."),
@@ -115,6 +120,9 @@ def test_bad_labels(labels, message):
         ({"weights_init": [1.0]}, "weights_init must have shape (2,). Got (1,)."),
         ({"means_init": np.zeros((3, 2))}, "means_init must have shape (2, 2). Got (3, 2)."),
         ({"means_init": np.full((2, 2), np.nan)}, "means_init must be finite. Got NaN or infinity."),
+        ({"means_init": np.full((2, 2), 1e200)}, "means_init must lie within 1e+140 of 0. Got larger numbers."),
+        ({"precisions_init": np.stack([np.eye(2)] * 2) * 1e-310}, "precisions_init must have finite inverses."),
+        ({"precisions_init": np.full((2, 2), 1e-310), "covariance_type": "diag"}, "must have finite inverses. Got one"),
         ({"precisions_init": np.eye(2)}, "precisions_init must have shape (2, 2, 2). Got (2, 2)."),
         ({"precisions_init": np.ones((2, 2, 2))}, "precisions_init must be symmetric and positive definite matrices."),
         ({"precisions_init": np.array([[[1.0, 0.5], [0.0, 1.0]]] * 2)}, "precisions_init must be symmetric"),
@@ -188,6 +196,30 @@ def test_as_many_components_as_rows():
     np.testing.assert_allclose(np.sort(mixture.means_[:, 0]), np.sort(ROWS[:5, 0]))
 
 
+@pytest.mark.parametrize("covariance_type", ["full", "tied", "diag", "spherical"])
+@pytest.mark.parametrize("scale", [1e-140, 1e140 / 4])
+def test_numbers_of_any_size_up_to_the_limit(covariance_type, scale):
+    settings = {"covariance_type": covariance_type, "random_state": 0}
+    for mixture_class, more in (
+        (GaussianMixture, {"reg_covar": 0.0}),
+        (GaussianMixture, {"reg_covar": InverseWishart(0.1, 2.0)}),
+        (BayesianGaussianMixture, {}),
+    ):
+        usual = mixture_class(2, **settings, **more).fit(ROWS)
+        if isinstance(more.get("reg_covar"), InverseWishart):
+            more = {"reg_covar": InverseWishart(0.1 * scale**2, 2.0)}
+        found = mixture_class(2, **settings, **more).fit(ROWS * scale, sample_weight=np.ones(20))
+        np.testing.assert_allclose(found.means_ / scale, usual.means_, rtol=1e-6)
+        np.testing.assert_allclose(found.score(ROWS * scale) + 2 * np.log(scale), usual.score(ROWS), rtol=1e-6)
+
+
+def test_rows_are_centred_whatever_the_size_of_their_weights():
+    rows = (ROWS + 1e4).astype(np.float32)
+    for size in (1e-200, 1e-50, 1.0, 1e18):
+        centre = as_rows(rows, np.full(20, size), None, 2).centre
+        np.testing.assert_allclose(centre.cpu(), rows.mean(0, dtype=np.float64), rtol=1e-6)
+
+
 def test_rows_of_many_kinds_are_the_same_rows():
     import pandas
 
@@ -200,6 +232,20 @@ def test_rows_of_many_kinds_are_the_same_rows():
     assert not GaussianMixture(2).fit(graph).means_.requires_grad
     assert as_points([[1, 2], [3, 4]]).dtype == torch.float64
     assert as_points(torch.ones(3, 2, dtype=torch.float16)).dtype == torch.float32
+
+
+def test_data_frames_of_several_types_of_numbers():
+    from pandas import DataFrame
+
+    frame = DataFrame(ROWS, columns=["a", "b"])
+    mixed = np.column_stack([ROWS, ROWS[:, 0] > 0])
+    np.testing.assert_array_equal(as_points(frame.assign(c=frame.a > 0)), mixed)
+    np.testing.assert_array_equal(as_points(frame.astype("Float64")), ROWS)
+    assert as_points(frame.astype(np.float32)).dtype == torch.float32
+    with pytest.raises(BadData, match=r"X must be finite. Got NaN or infinity in row 3"):
+        as_points(DataFrame(with_bad(np.nan, 3)).astype("Float64"))
+    with pytest.raises(BadData, match=r"X must hold numbers. Got an array of object"):
+        as_points(frame.assign(c="x"))
 
 
 def test_keys_of_random_states():

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.mixtures import GaussianMixture, InverseWishart
+from posterity.errors import BadData
+from posterity.mixtures import BayesianGaussianMixture, GaussianMixture, InverseWishart
 
 ROWS = np.random.default_rng(0).normal(size=(30, 2))
+both = pytest.mark.parametrize("mixture_class", [GaussianMixture, BayesianGaussianMixture])
 
 
 def test_settings_are_parameters():
@@ -87,6 +89,47 @@ def test_answers_agree_with_each_other():
     np.testing.assert_array_equal(joint.argmax(1), mixture.predict(ROWS))
     assert mixture.score(ROWS) == pytest.approx(mixture.score_samples(ROWS).mean())
     np.testing.assert_array_equal(GaussianMixture(3).fit_predict(ROWS), mixture.predict(ROWS))
+
+
+@both
+def test_the_columns_of_a_data_frame_keep_their_order(mixture_class):
+    from pandas import DataFrame
+
+    frame = DataFrame(ROWS, columns=["height", "width"])
+    mixture = mixture_class(2).fit(frame)
+    assert mixture.feature_names_in_.tolist() == ["height", "width"]
+    np.testing.assert_array_equal(mixture.predict(frame), mixture.predict(ROWS))
+    for ask in (mixture.predict, mixture.score, mixture.bic if mixture_class is GaussianMixture else mixture.elbo):
+        with pytest.raises(BadData, match=r"the columns of fit in their order, height, width. Got width, height. Use"):
+            ask(frame[["width", "height"]])
+    assert mixture.predict(frame[["width", "height"]][list(mixture.feature_names_in_)]).shape == (30,)
+    mixture.fit(ROWS)
+    assert not hasattr(mixture, "feature_names_in_")
+    assert mixture.predict(frame[["width", "height"]]).shape == (30,)
+    assert not hasattr(mixture.fit(DataFrame(ROWS)), "feature_names_in_")  # columns by number
+
+
+@both
+@pytest.mark.parametrize("fitted", ["full", "tied", "diag", "spherical"])
+def test_settings_changed_after_a_fit_wait_for_the_next(mixture_class, fitted):
+    mixture = mixture_class(2, covariance_type=fitted).fit(ROWS)
+    score, rows = mixture.score_samples(ROWS), mixture.sample(3)[0]
+    for other in ("full", "tied", "diag", "spherical"):  # 2 components in 2 dimensions: many shapes are the same
+        mixture.set_params(covariance_type=other, n_components=4)
+        np.testing.assert_array_equal(mixture.score_samples(ROWS), score)
+        np.testing.assert_array_equal(mixture.sample(3)[0], rows)
+        if other != fitted:
+            with pytest.raises(ValueError, match=r"warm_start: .*the last fit"):
+                mixture.set_params(n_components=2, warm_start=True).fit(ROWS)
+
+
+@both
+def test_float32_rows_far_from_all_components_have_the_same_answers(mixture_class):
+    mixture = mixture_class(3).fit(ROWS)
+    for away in (1e2, 1e6, 1e15, 1e25):
+        rows = (away * ROWS).astype(np.float32)
+        for ask in (mixture.predict_proba, mixture.score_samples, mixture.log_joint, mixture.predict):
+            np.testing.assert_array_equal(ask(rows), ask(rows.astype(np.float64)))
 
 
 def test_a_fit_needs_no_scikit_learn():

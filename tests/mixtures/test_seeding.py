@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from posterity.mixtures import Diagonal, Full, Rows, Spherical, Tied, seeding
+from posterity.mixtures import Diagonal, Full, GaussianMixture, Rows, Spherical, Tied, seeding
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
 from posterity.numerics import Key
 
@@ -150,3 +150,16 @@ def test_the_spread_of_rows_is_by_weight():
     )
     assert spread_of(rows) == pytest.approx(1.0)
     assert spread_of(rows_at(np.full((3, 2), 5.0))) == 1.0
+
+
+@pytest.mark.parametrize("far", [1e3, 1e6, 1e9])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_far_row_does_not_blur_which_seed_is_nearest(kind, far):
+    rng = np.random.default_rng(0)
+    points = np.concatenate([rng.normal(size=(50, 2)) + 5, rng.normal(size=(50, 2)) - 5, [[far, far]]])
+    rows = rows_at(points)
+    centres = torch.tensor([[5.0, 5.0], [-5.0, -5.0], [far, far]], dtype=torch.float64) - rows.centre
+    found = nearest(rows, kind, centres[None], spread_of(rows))
+    assert found.counts[0].tolist() == pytest.approx([50, 50, 1], rel=1e-12)
+    mixture = GaussianMixture(3, covariance_type=kind.name, max_iter=0, random_state=0).fit(points)
+    np.testing.assert_allclose(np.sort(mixture.weights_), [1 / 101, 50 / 101, 50 / 101])
