@@ -65,7 +65,12 @@ def run(
         worst = max(map(condition, watched.last))
         if worst < COLLINEAR:
             raise
-        logger.info("the bound fell by rounding: correlations have the condition number %.1e", worst)
+        logger.warning(
+            "%s: covariances are so close to singular (condition number %.0e of the correlations) that rounding lowers "
+            "the bound. Raise reg_covar or the prior's scale, or leave out columns that follow from others.",
+            name,
+            worst,
+        )
         found = _rounds(steps, density, start, max_iter, tol, False, progress)
     if not found.converged:
         logger.warning(
