@@ -94,8 +94,9 @@ class ExpectationMaximization(Method):
                     f"ExpectationMaximization.{name} must be a function of (values, latent). "
                     f"Got {shown(getattr(self, name))}."
                 )
-        if self.initial_values is not None and not callable(self.initial_values):
-            got = shown(self.initial_values)
+        initial: object = self.initial_values
+        if not (initial is None or callable(initial)):
+            got = shown(initial)
             raise TypeError(f"ExpectationMaximization.initial_values must be a function of a Key, or None. Got {got}.")
         positive_whole("ExpectationMaximization.rounds", self.rounds)
         positive_whole("ExpectationMaximization.restarts", self.restarts)
