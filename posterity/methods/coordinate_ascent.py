@@ -35,7 +35,8 @@ class CoordinateAscent:
     finitely many values.
 
     **Limit**: a local optimum of the bound in q, which depends on the start. With one factor for everything it is the
-    exact posterior, and variational EM is EM. An update that lowers the bound is an error that names its factor.
+    exact posterior, and variational EM is EM. An update that lowers the bound is an error that names its factor. Where
+    the other factors leave no value of a variable possible (log p(y, z) of -inf), its factor is NaN: begin elsewhere.
 
     **Cost**: one update of each factor and as many bounds in every sweep.
 
@@ -149,6 +150,8 @@ class CoordinateAscent:
                         "It must be exp E log p(y, z) over the other factors."
                     )
                 before = after
-            if float(before - first) <= self.tolerance * max(1.0, abs(float(before))):
+            if not bool(torch.isfinite(before)) or float(before - first) <= self.tolerance * max(
+                1.0, abs(float(before))
+            ):
                 break
         return factors

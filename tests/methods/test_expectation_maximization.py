@@ -347,6 +347,18 @@ def test_an_update_that_lowers_the_bound_is_named() -> None:
         wrong({"levels": torch.tensor([1.0, 2.5], dtype=torch.float64)}, {})
 
 
+def test_factors_that_leave_nothing_possible_are_no_numbers_at_once() -> None:
+    sweeps = []
+
+    def table(values: Values) -> Tensor:
+        sweeps.append(1)
+        return torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]).log()  # uniform factors give each value a log p of -inf
+
+    found = CoordinateAscent.discrete(table, {"first": (0,), "second": (1,)})({}, {})
+    assert bool(found["first"].isnan().all())
+    assert len(sweeps) < 10
+
+
 def test_factors_must_have_each_hidden_variable_once() -> None:
     with pytest.raises(ValueError, match="each hidden variable once"):
         CoordinateAscent.discrete(two_hidden, {"a": (0,), "b": (0,)})
