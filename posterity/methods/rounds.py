@@ -32,6 +32,9 @@ class PlainStep(Maximisation):
     function: Callable[[Joint, Posterior], Joint]
 
     def __repr__(self) -> str:
+        text = repr(self.function)
+        if " at 0x" not in text:  # a value with settings of its own, by which a stored run is known
+            return text
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
         return f"{getattr(self.function, '__module__', '')}.{name}"  # without its place in memory
 
@@ -164,7 +167,11 @@ def _checked(step: Maximisation, new: object, joint: Joint) -> Joint:
             "Use dataclasses.replace(joint, prior=...)."
         )
     same = new.num_data == joint.num_data and new.tempering == joint.tempering
-    if not same or new.network.layout != joint.network.layout or new.num_members is not None:
+    before, after = (
+        torch.arange(each.num_weights) if each.random_indices is None else each.random_indices.cpu()
+        for each in (joint, new)
+    )
+    if not same or not torch.equal(before, after) or new.network.layout != joint.network.layout or new.num_members:
         raise ValueError(
             f"VariationalEM.maximisation: {shown(step)} may change prior and likelihood of the Joint, and nothing "
             "else. Use dataclasses.replace(joint, prior=...) of the one that it is given."

@@ -11,7 +11,7 @@ from contracts.cases import classification, labels, linear_regression, network, 
 from torch import Tensor, nn
 
 import posterity as po
-from posterity.errors import BadData, BoundFell
+from posterity.errors import BadData, BadFolder, BoundFell
 from posterity.evidence import Evidence, Gamma, MacKayUpdate, NoiseScale, PerLayer, PerTensor, PriorScale, Shared
 from posterity.evidence.maximisation import Expected, Maximisation
 from posterity.inference import plan
@@ -114,6 +114,24 @@ def test_a_plain_function_is_an_m_step():
     q, trace = run(method, linear_regression(FLOAT64), numbers(FLOAT64))
     assert q.joint.prior.scale == pytest.approx(0.7 * 2**3)
     assert trace["prior_scale"][:, 0].tolist() == pytest.approx([1.4, 2.8, 5.6, 5.6])
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """A function with a setting."""
+
+    factor: float
+
+    def __call__(self, joint: po.Joint, posterior: Posterior) -> po.Joint:
+        return dataclasses.replace(joint, prior=Normal(self.factor * joint.prior.scale))
+
+
+def test_a_stored_run_is_known_by_the_settings_of_its_functions(tmp_path: Path):
+    joint, data = linear_regression(FLOAT64), numbers(FLOAT64)
+    run(VariationalEM(MAP(3), Times(0.5), rounds=2), joint, data, checkpoint=tmp_path / "run")
+    with pytest.raises(BadFolder):
+        run(VariationalEM(MAP(3), Times(0.9), rounds=2), joint, data, checkpoint=tmp_path / "run")
+    assert "0x" not in repr(VariationalEM(MAP(3), doubled))
 
 
 def test_an_exact_step_that_lowers_the_bound_is_named():
@@ -348,6 +366,10 @@ def wrong_rows(joint: po.Joint, posterior: Posterior) -> po.Joint:
     return dataclasses.replace(joint, num_data=joint.num_data + 1)
 
 
+def fewer(joint: po.Joint, posterior: Posterior) -> po.Joint:
+    return dataclasses.replace(joint, random=torch.tensor([0]))
+
+
 def learning(joint: po.Joint, posterior: Posterior) -> po.Joint:
     return dataclasses.replace(joint, likelihood=Gaussian(0.3, learn=True))
 
@@ -381,6 +403,7 @@ def test_settings_that_cannot_be_are_refused(make, error, message):
     [
         (wrong_type, TypeError, r"wrong_type must give a Joint. Got \[Joint"),
         (wrong_rows, ValueError, "wrong_rows may change prior and likelihood"),
+        (fewer, ValueError, "fewer may change prior and likelihood"),
         (learning, ValueError, "learning must leave what the likelihood learns"),
     ],
 )
