@@ -80,10 +80,11 @@ class CoordinateAscent:
         {"q": (0, 1)} is unrestricted, {"first": (0,), "second": (1,)} is the mean-field one. A factor is (N, K, ...) in
         the order of its variables. All begin uniform: give `start` in the class itself for another beginning.
         """
-        every = sorted(axis for axes in factors.values() for axis in axes)
-        if not every or every != list(range(len(every))):
+        given = [axes if isinstance(axes, (tuple, list)) else () for axes in factors.values()]
+        every = sorted(axis for axes in given for axis in axes)
+        if not every or not all(given) or every != list(range(len(every))):
             raise ValueError(
-                "CoordinateAscent.discrete: factors must have each hidden variable once, numbered from 0. "
+                "CoordinateAscent.discrete: factors must be tuples that have each hidden variable once, numbered from 0. "
                 f"Got {shown(dict(factors))}."
             )
         hidden = len(every)

@@ -359,9 +359,13 @@ def test_factors_that_leave_nothing_possible_are_no_numbers_at_once() -> None:
     assert len(sweeps) < 10
 
 
-def test_factors_must_have_each_hidden_variable_once() -> None:
-    with pytest.raises(ValueError, match="each hidden variable once"):
-        CoordinateAscent.discrete(two_hidden, {"a": (0,), "b": (0,)})
+@pytest.mark.parametrize("factors", [{"a": (0,), "b": (0,)}, {"a": 0, "b": 1}, {"a": (0, 1), "b": ()}, {}])
+def test_factors_must_have_each_hidden_variable_once(factors) -> None:
+    with pytest.raises(ValueError, match="tuples that have each hidden variable once"):
+        CoordinateAscent.discrete(two_hidden, factors)
+
+
+def test_what_ascends_must_fit_the_factors() -> None:
     with pytest.raises(ValueError, match=r"K1, ..., K1.*Got shape \(12, 2, 2\)"):
         CoordinateAscent.discrete(two_hidden, {"a": (0,)})({"levels": torch.ones(2, dtype=torch.float64)}, {})
     with pytest.raises(TypeError, match="one function for each factor"):
