@@ -84,7 +84,7 @@ class CoordinateAscent:
         every = sorted(axis for axes in given for axis in axes)
         if not every or not all(given) or every != list(range(len(every))):
             raise ValueError(
-                "CoordinateAscent.discrete: factors must be tuples that have each hidden variable once, numbered from 0. "
+                "CoordinateAscent.discrete: factors must be tuples with each hidden variable once, from 0 on. "
                 f"Got {shown(dict(factors))}."
             )
         hidden = len(every)

@@ -361,7 +361,7 @@ def test_factors_that_leave_nothing_possible_are_no_numbers_at_once() -> None:
 
 @pytest.mark.parametrize("factors", [{"a": (0,), "b": (0,)}, {"a": 0, "b": 1}, {"a": (0, 1), "b": ()}, {}])
 def test_factors_must_have_each_hidden_variable_once(factors) -> None:
-    with pytest.raises(ValueError, match="tuples that have each hidden variable once"):
+    with pytest.raises(ValueError, match="tuples with each hidden variable once"):
         CoordinateAscent.discrete(two_hidden, factors)
 
 
