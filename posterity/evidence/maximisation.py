@@ -34,6 +34,9 @@ class Maximisation(ABC):
         """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
         return True
 
+    def check(self, joint: Joint) -> None:  # noqa: B027  most have nothing to refuse
+        """Refuse a problem that has no such hyper-parameters, before a run begins."""
+
     @abstractmethod
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         """The joint with new hyper-parameters; `expected` may be None where no residuals are needed."""

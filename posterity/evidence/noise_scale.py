@@ -51,6 +51,10 @@ class NoiseScale(Maximisation):
         """Yes."""
         return True
 
+    def check(self, joint: Joint) -> None:
+        """Refuse a likelihood without noise that is found in closed form."""
+        _shared(joint)
+
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         """The joint with the noise found; see `Maximisation`."""
         shared, known = _shared(joint), _known(expected)

@@ -60,6 +60,10 @@ class PriorScale(Maximisation):
         """No."""
         return False
 
+    def check(self, joint: Joint) -> None:
+        """Refuse a prior without a scale that is found in closed form."""
+        scale_groups(joint, self.groups)
+
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:
         """The joint with the scales found; see `Maximisation`."""
         random = _random(joint, posterior)

@@ -40,7 +40,8 @@ class Callback:
 class Validation(Callback):
     """Records "validation_nll", the mean negative log-likelihood of the validation rows, `every` so many steps.
 
-    The last step is recorded too. A run with members has one number for each.
+    The last step is recorded too, also that of a run that ends of its own accord. A run with members has one number for
+    each.
     """
 
     def __init__(self, every: int) -> None:
@@ -54,7 +55,7 @@ class Validation(Callback):
 
     def after_step(self, run: Run) -> None:
         """Predict at the validation rows."""
-        if run.validate is not None and (run.step % self.every == 0 or run.step == run.steps):
+        if run.validate is not None and (run.step % self.every == 0 or run.step == run.steps or run.stopped):
             run.trace.record(run.step, {"validation_nll": run.validate(run.latest())})
 
 

@@ -35,7 +35,8 @@ class CoordinateAscent:
     finitely many values.
 
     **Limit**: a local optimum of the bound in q, which depends on the start. With one factor for everything it is the
-    exact posterior, and variational EM is EM. An update that lowers the bound is an error that names its factor.
+    exact posterior, and variational EM is EM. An update that lowers the bound is an error that names its factor. Where
+    the other factors leave no value of a variable possible (log p(y, z) of -inf), its factor is NaN: begin elsewhere.
 
     **Cost**: one update of each factor and as many bounds in every sweep.
 
@@ -79,10 +80,11 @@ class CoordinateAscent:
         {"q": (0, 1)} is unrestricted, {"first": (0,), "second": (1,)} is the mean-field one. A factor is (N, K, ...) in
         the order of its variables. All begin uniform: give `start` in the class itself for another beginning.
         """
-        every = sorted(axis for axes in factors.values() for axis in axes)
-        if not every or every != list(range(len(every))):
+        given = [axes if isinstance(axes, (tuple, list)) else () for axes in factors.values()]
+        every = sorted(axis for axes in given for axis in axes)
+        if not every or not all(given) or every != list(range(len(every))):
             raise ValueError(
-                "CoordinateAscent.discrete: factors must have each hidden variable once, numbered from 0. "
+                "CoordinateAscent.discrete: factors must be tuples with each hidden variable once, from 0 on. "
                 f"Got {shown(dict(factors))}."
             )
         hidden = len(every)
@@ -149,6 +151,8 @@ class CoordinateAscent:
                         "It must be exp E log p(y, z) over the other factors."
                     )
                 before = after
-            if float(before - first) <= self.tolerance * max(1.0, abs(float(before))):
+            if not bool(torch.isfinite(before)) or float(before - first) <= self.tolerance * max(
+                1.0, abs(float(before))
+            ):
                 break
         return factors

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import BoundFell, positive, positive_whole, shown
+from posterity.errors import BoundFell, Diverged, positive, positive_whole, shown
 from posterity.inference.memory import theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.coordinate_ascent import Latent, Values, fell
@@ -21,7 +21,8 @@ class ExpectationMaximizationState(NamedTuple):
     """theta (R, P) of the restarts, and what the last round left: q of the hidden variables, and the bounds (R,).
 
     `touching` is the bound after the E-step and `bound` after the M-step. Rows that are `done` have converged or
-    failed; those not `alive` have come to numbers that are not finite, and hold the last that were.
+    failed; those not `alive` have come to numbers that are not finite, or not inside the constraints of the `Density`,
+    and hold the last that were.
     """
 
     theta: Tensor
@@ -93,6 +94,10 @@ class ExpectationMaximization(Method):
                     f"ExpectationMaximization.{name} must be a function of (values, latent). "
                     f"Got {shown(getattr(self, name))}."
                 )
+        initial: object = self.initial_values
+        if not (initial is None or callable(initial)):
+            got = shown(initial)
+            raise TypeError(f"ExpectationMaximization.initial_values must be a function of a Key, or None. Got {got}.")
         positive_whole("ExpectationMaximization.rounds", self.rounds)
         positive_whole("ExpectationMaximization.restarts", self.restarts)
         for name in ("tolerance", "absolute"):
@@ -121,7 +126,7 @@ class ExpectationMaximization(Method):
         keys = [key.fold(index) for index in range(self.restarts)]
         if self.initial_values is None:
             return torch.stack([joint.fresh(own) for own in keys])
-        return torch.stack([_density(joint).unconstrained(self.initial_values(own)) for own in keys])
+        return torch.stack([_density(joint).unconstrained(self.initial_values(own)) for own in keys]).to(joint.dtype)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> ExpectationMaximizationState:
         """The start, with no q yet."""
@@ -137,7 +142,7 @@ class ExpectationMaximization(Method):
         density, first = _density(joint), state.round == 0
         rows = (~state.done).nonzero().squeeze(-1)
         values = density.constrained(state.theta[rows])
-        latent = self._called(self.expectation, values, {name: each[rows] for name, each in state.latent.items()})
+        latent = self._called("expectation", values, {name: each[rows] for name, each in state.latent.items()})
         touching = self._bounds(values, latent)
         before, at_start = state.bound[rows].to(touching), state.touching[rows].to(touching)
         if self.exact and not first:
@@ -146,9 +151,9 @@ class ExpectationMaximization(Method):
         raised = self._bounds(moved, latent)
         if self.exact:
             self._refuse_fall("M", state, rows, touching, raised)
-        good = torch.isfinite(touching) & torch.isfinite(raised)
+        good = torch.isfinite(touching) & torch.isfinite(raised) & _inside(density, moved)
+        _refuse_all_failed(state, rows, good)
         for name, value in moved.items():
-            good &= torch.isfinite(value).reshape(len(value), -1).all(1)
             moved[name] = torch.where(good.reshape(-1, *(1,) * (value.dim() - 1)), value, values[name])
         near = (touching - at_start).abs() <= (self.tolerance * touching.abs()).clamp(min=self.absolute)
         stopped = ~good if first else ~good | near
@@ -178,17 +183,24 @@ class ExpectationMaximization(Method):
         best = int(torch.where(last.alive, last.bound, -torch.inf).argmax())
         return Point(joint, last.theta[best])
 
-    def _called(self, function: Callable[[Any, Any], Any], values: Values, latent: Latent) -> dict[str, Tensor]:
+    def _called(self, name: str, values: Values, latent: Latent) -> dict[str, Tensor]:
         """What a function gives for each restart, in tensors with a leading axis of restarts."""
-        if self.batched:
-            return dict(function(values, latent))
-        count = len(next(iter(values.values())))
-        each = [function(_row(values, index), _row(latent, index)) for index in range(count)]
-        return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+        function, count = getattr(self, name), len(next(iter(values.values())))
+        if not self.batched:
+            each = [_tensors(name, function(_row(values, index), _row(latent, index))) for index in range(count)]
+            return {key: torch.stack([one[key] for one in each]) for key in each[0]}
+        found = _tensors(name, function(values, latent))
+        for key, tensor in found.items():
+            if tensor.shape[:1] != (count,):
+                raise ValueError(
+                    f"ExpectationMaximization.{name} must give '{key}' with a leading axis of {count} restarts, since "
+                    f"it is batched. Got shape {tuple(tensor.shape)}."
+                )
+        return found
 
     def _moved(self, density: Density, values: Values, latent: Latent) -> dict[str, Tensor]:
         """The values after the M-step; a refusal where they are not those of the density."""
-        moved = self._called(self.maximisation, values, latent)
+        moved = self._called("maximisation", values, latent)
         for name, value in values.items():
             if name not in moved or moved[name].shape != value.shape:
                 got = f"shape {tuple(moved[name].shape[1:])}" if name in moved else f"{', '.join(sorted(moved))}"
@@ -196,15 +208,22 @@ class ExpectationMaximization(Method):
                     f"ExpectationMaximization.maximisation must give '{name}' of shape {tuple(value.shape[1:])}, as "
                     f"the Density names it. Got {got}."
                 )
+            if moved[name].dtype != value.dtype:
+                raise TypeError(
+                    f"ExpectationMaximization.maximisation must give '{name}' as {value.dtype}, which is that of the "
+                    f"Density. Got {moved[name].dtype}. Make the Density with dtype= as the data have."
+                )
         return {name: moved[name].detach() for name in values}
 
     def _bounds(self, values: Values, latent: Latent) -> Tensor:
         """The bound of each restart, (R,)."""
         count = len(next(iter(values.values())))
-        if self.batched:
-            found = self.bound(values, latent)
-        else:
-            found = torch.stack([self.bound(_row(values, index), _row(latent, index)) for index in range(count)])
+        rows = [(values, latent)] if self.batched else [(_row(values, k), _row(latent, k)) for k in range(count)]
+        each = [self.bound(*row) for row in rows]
+        for one in each:
+            if not isinstance(one, Tensor) or not one.is_floating_point():
+                raise TypeError(f"ExpectationMaximization.bound must be a tensor of real numbers. Got {shown(one)}.")
+        found = each[0] if self.batched else torch.stack(each)
         if found.shape != (count,):
             raise ValueError(
                 "ExpectationMaximization.bound must be one number"
@@ -236,6 +255,37 @@ def _density(joint: Target) -> Density:
             f"Got a {type(joint).__name__}. For the hyper-parameters of a network use VariationalEM."
         )
     return joint
+
+
+def _tensors(name: str, found: object) -> dict[str, Tensor]:
+    """What a function gave, if it is a dict of tensors."""
+    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise TypeError(f"ExpectationMaximization.{name} must give a dict of tensors. Got {shown(found)}.")
+    return dict(found)
+
+
+def _inside(density: Density, values: Values) -> Tensor:
+    """Whether the values of a restart are finite and ones that its theta can say, (R,)."""
+    good = torch.stack([torch.isfinite(value).reshape(len(value), -1).all(1) for value in values.values()]).all(0)
+    for name, constraint in density.constraints.items():
+        value, theta = values[name].reshape(len(good), -1), constraint.inverse(values[name])
+        away = (constraint.forward(theta)[0].reshape(value.shape) - value).abs().amax(1)
+        allowed = torch.finfo(value.dtype).eps ** 0.5 * value.abs().amax(1)
+        good &= torch.isfinite(theta).reshape(len(good), -1).all(1) & (away <= allowed)
+    return good
+
+
+def _refuse_all_failed(state: ExpectationMaximizationState, rows: Tensor, good: Tensor) -> None:
+    """Raise `Diverged` if the restarts that go on all fail, and none has converged before."""
+    if bool(good.any()) or bool(state.alive[state.done].any()):
+        return
+    which = "of every restart " if len(state.theta) > 1 else ""
+    raise Diverged(
+        f"ExpectationMaximization: in step {state.round + 1} the bound or the values {which}are not finite, or lie on "
+        "the edge of the Density's constraints or outside. Begin elsewhere, or look at what the functions give.",
+        step=state.round + 1,
+        tensor="the bound or the values",
+    )
 
 
 def _row(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:

@@ -22,6 +22,8 @@ from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import Samples
 
+E_STEP = "E-step"
+
 
 @dataclass(frozen=True)
 class PlainStep(Maximisation):
@@ -30,6 +32,9 @@ class PlainStep(Maximisation):
     function: Callable[[Joint, Posterior], Joint]
 
     def __repr__(self) -> str:
+        text = repr(self.function)
+        if " at 0x" not in text:  # a value with settings of its own, by which a stored run is known
+            return text
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
         return f"{getattr(self.function, '__module__', '')}.{name}"  # without its place in memory
 
@@ -41,6 +46,17 @@ class PlainStep(Maximisation):
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         """What the function gives."""
         return self.function(joint, posterior)
+
+
+def m_steps(given: object) -> tuple[Maximisation, ...]:
+    """One M-step or several, functions among them; a TypeError where something else is."""
+    steps = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not steps or not all(callable(step) and not isinstance(step, type) for step in steps):
+        raise TypeError(
+            "VariationalEM.maximisation must be M-steps, such as (PriorScale(), NoiseScale()), or functions of "
+            f"(joint, posterior) that give a Joint. Got {shown(given)}."
+        )
+    return tuple(step if isinstance(step, Maximisation) else PlainStep(step) for step in steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +133,16 @@ def refuse_fall(joint: Joint, step: str, number: int, before: Tensor | None, aft
     """Raise `BoundFell` if the bound is lower after a step, by more than the rounding of the problem's number type."""
     if before is None or after is None or not bool(fell(before.to(joint.dtype), after.to(joint.dtype))):
         return
+    remedy = "It must give the maximum of the expected log joint in its hyper-parameters."
+    if step == E_STEP:  # one of the library, in closed form
+        scale = shown(getattr(joint.likelihood, "scale", None))
+        remedy = (
+            f"Noise of scale {scale} may be too small for {joint.dtype}: does the network know the targets exactly? "
+            "Use NoiseScale(hyper_prior=Gamma(shape, rate)), or standardised data in float64."
+        )
     raise BoundFell(
         f"The {step} of round {number} lowered the bound from {float(before):.12g} to {float(after):.12g}, which an "
-        "exact one cannot. It must give the maximum of the expected log joint in its hyper-parameters."
+        f"exact one cannot. {remedy}"
     )
 
 
@@ -144,7 +167,11 @@ def _checked(step: Maximisation, new: object, joint: Joint) -> Joint:
             "Use dataclasses.replace(joint, prior=...)."
         )
     same = new.num_data == joint.num_data and new.tempering == joint.tempering
-    if not same or new.network.layout != joint.network.layout or new.num_members is not None:
+    before, after = (
+        torch.arange(each.num_weights) if each.random_indices is None else each.random_indices.cpu()
+        for each in (joint, new)
+    )
+    if not same or not torch.equal(before, after) or new.network.layout != joint.network.layout or new.num_members:
         raise ValueError(
             f"VariationalEM.maximisation: {shown(step)} may change prior and likelihood of the Joint, and nothing "
             "else. Use dataclasses.replace(joint, prior=...) of the one that it is given."

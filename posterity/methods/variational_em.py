@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from posterity.errors import BadData, fraction, positive, positive_whole, shown
+from posterity.errors import BadData, fraction, positive, positive_whole
 from posterity.evidence.draws import LARGE
 from posterity.evidence.mackay_update import MacKayUpdate
 from posterity.evidence.maximisation import Expected, Maximisation
@@ -18,9 +18,10 @@ from posterity.inference.method import Info, Method, Target
 from posterity.methods.chains import Chains
 from posterity.methods.expectations import ExpectationRun, expectation_run
 from posterity.methods.expectations.expected_sums import added, expected_sums
+from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.present_problem import HyperParameters
-from posterity.methods.rounds import PlainStep, Round, refuse_fall, scales
+from posterity.methods.rounds import E_STEP, Round, m_steps, refuse_fall, scales
 from posterity.model.data import Batch, Data, Feed, TensorData, check_batch_size
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
@@ -108,20 +109,17 @@ class VariationalEM(Method):
     batch_size: int | None = 1024
 
     def __post_init__(self) -> None:
-        given: Any = self.maximisation
-        steps = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-        if not steps or not all(callable(step) and not isinstance(step, type) for step in steps):
-            raise TypeError(
-                "VariationalEM.maximisation must be M-steps, such as (PriorScale(), NoiseScale()), or functions of "
-                f"(joint, posterior) that give a Joint. Got {shown(given)}."
-            )
-        steps = tuple(step if isinstance(step, Maximisation) else PlainStep(step) for step in steps)
-        object.__setattr__(self, "maximisation", steps)
+        object.__setattr__(self, "maximisation", m_steps(self.maximisation))
         positive_whole("VariationalEM.rounds", self.rounds)
         fraction("VariationalEM.burn_in", self.burn_in)
         if self.tolerance is not None:
             positive("VariationalEM.tolerance", self.tolerance, "or None")
         self._run  # noqa: B018  refuse what cannot be an E-step now
+        if not isinstance(self.expectation, Laplace) and any(isinstance(step, MacKayUpdate) for step in self._steps):
+            raise ValueError(
+                "VariationalEM: MacKayUpdate takes the posterior of Laplace. Got "
+                f"{type(self.expectation).__name__}. Use Laplace(tuning=None), or PriorScale and NoiseScale."
+            )
         positive_whole("VariationalEM.draws", self.draws)
         if self.draws < 2:
             raise ValueError("VariationalEM.draws must be at least 2, for a standard error. Got 1.")
@@ -163,6 +161,8 @@ class VariationalEM(Method):
         now = HyperParameters.of(problem, problem.initial(), hold=self._holds).problem(problem)
         found = self.expectation.prepared(now, data)
         assert isinstance(found, Joint)
+        for step in self._steps:
+            step.check(found)
         return dataclasses.replace(found, likelihood=problem.likelihood)
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
@@ -228,7 +228,7 @@ class VariationalEM(Method):
         if touching is not None:
             info["bound"] = touching  # the log evidence again, by a sum in which less cancels
             if "moved" in state.bounds:
-                refuse_fall(now, "E-step", here.number, state.bounds["moved"], touching)
+                refuse_fall(now, E_STEP, here.number, state.bounds["moved"], touching)
         if self._run.whole:
             bounds["bound"] = info["bound"]
         still = self._stands_still(state.bounds.get("bound"), bounds.get("bound"))

@@ -1,5 +1,6 @@
 """EM by a driver: what it records, when it ends, and what it refuses."""
 
+import dataclasses
 import math
 
 import pytest
@@ -107,6 +108,64 @@ def test_a_restart_that_fails_is_given_up_for_the_others() -> None:
     assert float(density().log_density(q.point())) == pytest.approx(-19.041734643520883, rel=1e-7)
     with pytest.raises(Diverged, match="step 1"):
         po.infer(em(batched=True), density(), None, start=starts[1])
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("factors", [(0.0, 1.0), (2.0, 2.0)], ids=["edge", "outside"])
+def test_a_restart_outside_the_constraints_is_given_up_for_the_others(factors, batched: bool) -> None:
+    """An M-step off the simplex would otherwise end in theta as other values than those whose bound was found."""
+
+    def off(values: Values, latent: Values) -> Values:
+        found = maximisation(values, latent)
+        far = (values["means"] > 50.0).any(-1, keepdim=True)
+        by = torch.tensor(factors, dtype=torch.float64, device=far.device)
+        return {**found, "weights": torch.where(far, by * found["weights"], found["weights"])}
+
+    problem = dataclasses.replace(
+        density(), constraints={"weights": po.model.Simplex(), "variances": po.model.Positive()}
+    )
+    values = [dict(zip(SHAPES, start(*means).reshape(3, 2), strict=True)) for means in ((6.5, 4.5), (60.0, 4.5))]
+    starts = torch.stack([problem.unconstrained(each) for each in values])
+    method = ExpectationMaximization(expectation, off, bound, exact=False, batched=batched)
+    q, _ = po.infer(method, problem, None, start=starts)
+    alone, _ = po.infer(method, problem, None, start=starts[0])
+    torch.testing.assert_close(q.point(), alone.point())
+    with pytest.raises(Diverged, match="step 1 the bound or the values are not finite, or lie on the edge"):
+        po.infer(method, problem, None, start=starts[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"expectation": lambda values, latent: torch.zeros(2)}, r"expectation must give a dict of tensors. Got tens"),
+        (
+            {"maximisation": lambda values, latent: {**values, "means": 0.5}},
+            r"maximisation must give a dict of tensors",
+        ),
+        ({"maximisation": lambda values, latent: {k: v.float() for k, v in values.items()}}, r"as torch.float64.*Got"),
+        ({"bound": lambda values, latent: 1.0}, r"bound must be a tensor of real numbers. Got 1.0"),
+        ({"initial_values": {"means": 1.0}}, r"initial_values must be a function of a Key"),
+    ],
+)
+def test_functions_that_give_something_else_are_refused(wrong: dict[str, object], message: str) -> None:
+    functions = {"expectation": expectation, "maximisation": maximisation, "bound": bound, **wrong}
+    with pytest.raises(TypeError, match=message):
+        po.infer(ExpectationMaximization(**functions), density(), None, start=start(6.5, 4.5))  # type: ignore[arg-type]
+
+
+def test_batched_functions_must_give_an_axis_of_restarts() -> None:
+    def without(values: Values, latent: Values) -> Values:
+        return {"q": expectation(values, latent)["q"][0]}
+
+    method = ExpectationMaximization(without, maximisation, bound, batched=True)
+    with pytest.raises(ValueError, match=r"'q' with a leading axis of 1 restarts.*Got shape \(12, 2\)"):
+        po.infer(method, density(), None, start=start(6.5, 4.5))
+
+
+def test_initial_values_take_the_number_type_of_the_density() -> None:
+    method = em(initial_values=lambda key: dict(zip(SHAPES, start(6.5, 4.5).float().reshape(3, 2), strict=True)))
+    q, _ = po.infer(method, density(), None)
+    assert q.point().dtype == torch.float64
 
 
 def test_a_parameter_may_be_a_single_number() -> None:
@@ -288,9 +347,25 @@ def test_an_update_that_lowers_the_bound_is_named() -> None:
         wrong({"levels": torch.tensor([1.0, 2.5], dtype=torch.float64)}, {})
 
 
-def test_factors_must_have_each_hidden_variable_once() -> None:
-    with pytest.raises(ValueError, match="each hidden variable once"):
-        CoordinateAscent.discrete(two_hidden, {"a": (0,), "b": (0,)})
+def test_factors_that_leave_nothing_possible_are_no_numbers_at_once() -> None:
+    sweeps = []
+
+    def table(values: Values) -> Tensor:
+        sweeps.append(1)
+        return torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]).log()  # uniform factors give each value a log p of -inf
+
+    found = CoordinateAscent.discrete(table, {"first": (0,), "second": (1,)})({}, {})
+    assert bool(found["first"].isnan().all())
+    assert len(sweeps) < 10
+
+
+@pytest.mark.parametrize("factors", [{"a": (0,), "b": (0,)}, {"a": 0, "b": 1}, {"a": (0, 1), "b": ()}, {}])
+def test_factors_must_have_each_hidden_variable_once(factors) -> None:
+    with pytest.raises(ValueError, match="tuples with each hidden variable once"):
+        CoordinateAscent.discrete(two_hidden, factors)
+
+
+def test_what_ascends_must_fit_the_factors() -> None:
     with pytest.raises(ValueError, match=r"K1, ..., K1.*Got shape \(12, 2, 2\)"):
         CoordinateAscent.discrete(two_hidden, {"a": (0,)})({"levels": torch.ones(2, dtype=torch.float64)}, {})
     with pytest.raises(TypeError, match="one function for each factor"):

@@ -11,7 +11,7 @@ from contracts.cases import classification, labels, linear_regression, network, 
 from torch import Tensor, nn
 
 import posterity as po
-from posterity.errors import BadData, BoundFell
+from posterity.errors import BadData, BadFolder, BoundFell
 from posterity.evidence import Evidence, Gamma, MacKayUpdate, NoiseScale, PerLayer, PerTensor, PriorScale, Shared
 from posterity.evidence.maximisation import Expected, Maximisation
 from posterity.inference import plan
@@ -36,7 +36,7 @@ from posterity.methods.rounds import refuse_fall
 from posterity.model import Tempering
 from posterity.numerics import Adam, Cosine, Cycles
 from posterity.posteriors import Posterior
-from posterity.priors import GroupLasso, Layerwise, Normal
+from posterity.priors import GroupLasso, Horseshoe, Layerwise, Normal
 
 FLOAT64 = torch.float64
 BOTH = (PriorScale(Shared()), NoiseScale())
@@ -116,6 +116,24 @@ def test_a_plain_function_is_an_m_step():
     assert trace["prior_scale"][:, 0].tolist() == pytest.approx([1.4, 2.8, 5.6, 5.6])
 
 
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """A function with a setting."""
+
+    factor: float
+
+    def __call__(self, joint: po.Joint, posterior: Posterior) -> po.Joint:
+        return dataclasses.replace(joint, prior=Normal(self.factor * joint.prior.scale))
+
+
+def test_a_stored_run_is_known_by_the_settings_of_its_functions(tmp_path: Path):
+    joint, data = linear_regression(FLOAT64), numbers(FLOAT64)
+    run(VariationalEM(MAP(3), Times(0.5), rounds=2), joint, data, checkpoint=tmp_path / "run")
+    with pytest.raises(BadFolder):
+        run(VariationalEM(MAP(3), Times(0.9), rounds=2), joint, data, checkpoint=tmp_path / "run")
+    assert "0x" not in repr(VariationalEM(MAP(3), doubled))
+
+
 def test_an_exact_step_that_lowers_the_bound_is_named():
     with pytest.raises(BoundFell, match=r"M-step .*doubled of round 1 lowered the bound from -[\d.]+ to -"):
         run(VariationalEM(Conjugate(), (PriorScale(), doubled)), linear_regression(FLOAT64), numbers(FLOAT64))
@@ -167,6 +185,7 @@ def test_an_e_step_below_the_bound_after_the_last_m_step_is_refused():
                 method.step(joint, state, batch, key)
             return
         state, _ = method.step(joint, state, batch, key)
+    pytest.fail("there was no second round")
 
 
 def test_steps_that_are_not_exact_may_lower_their_bound():
@@ -347,6 +366,10 @@ def wrong_rows(joint: po.Joint, posterior: Posterior) -> po.Joint:
     return dataclasses.replace(joint, num_data=joint.num_data + 1)
 
 
+def fewer(joint: po.Joint, posterior: Posterior) -> po.Joint:
+    return dataclasses.replace(joint, random=torch.tensor([0]))
+
+
 def learning(joint: po.Joint, posterior: Posterior) -> po.Joint:
     return dataclasses.replace(joint, likelihood=Gaussian(0.3, learn=True))
 
@@ -359,6 +382,7 @@ def learning(joint: po.Joint, posterior: Posterior) -> po.Joint:
         (lambda: VariationalEM(Laplace(), BOTH), ValueError, r"Use Laplace\(tuning=None\)"),
         (lambda: VariationalEM(MeanField(), BOTH, fit=MAP()), ValueError, "MeanField has steps of its own"),
         (lambda: VariationalEM(Laplace(tuning=None), BOTH, fit=MeanField()), TypeError, "fit must be a MAP, or None"),
+        (lambda: VariationalEM(Conjugate(), MacKayUpdate()), ValueError, "MacKayUpdate takes the posterior of Laplace"),
         (lambda: VariationalEM(MAP(), ()), TypeError, r"maximisation must be M-steps"),
         (lambda: VariationalEM(MAP(), (PriorScale,)), TypeError, r"maximisation must be M-steps"),
         (lambda: VariationalEM(MAP(), "scale"), TypeError, r"maximisation must be M-steps.*Got 'scale'"),
@@ -379,12 +403,59 @@ def test_settings_that_cannot_be_are_refused(make, error, message):
     [
         (wrong_type, TypeError, r"wrong_type must give a Joint. Got \[Joint"),
         (wrong_rows, ValueError, "wrong_rows may change prior and likelihood"),
+        (fewer, ValueError, "fewer may change prior and likelihood"),
         (learning, ValueError, "learning must leave what the likelihood learns"),
     ],
 )
 def test_m_steps_that_give_something_else_are_refused(step, error, message):
     with pytest.raises(error, match=message):
         run(VariationalEM(MeanField(5, 6), step), linear_regression(FLOAT64), numbers(FLOAT64))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"likelihood": StudentT(scale=0.3)}, "NoiseScale is for a Gaussian likelihood"),
+        ({"prior": Horseshoe()}, "PriorScale: a Normal, Laplace or GroupLasso has a scale"),
+    ],
+)
+def test_problems_without_such_hyper_parameters_are_refused_before_the_first_step(change, message):
+    steps = []
+
+    class Count(po.inference.Callback):
+        def after_step(self, run: po.inference.Run) -> None:
+            steps.append(run.step)
+
+    joint = dataclasses.replace(linear_regression(FLOAT64), **change)
+    with pytest.raises(ValueError, match=message):
+        run(VariationalEM(MAP(50), BOTH), joint, numbers(FLOAT64), callbacks=[Count()])
+    assert not steps
+
+
+def test_a_network_that_knows_its_targets_is_told_so():
+    """Noise goes to zero here, until rounding lowers the bound: the E-step itself is sound."""
+    x = po.numerics.Key(0).normal((20, 3), FLOAT64)
+    data, joint = (x, x.sum(1, keepdim=True)), po.Joint(nn.Linear(3, 1).double(), Gaussian(0.1), Normal(), num_data=20)
+    with pytest.raises(BoundFell, match=r"E-step .*Noise of scale .* too small for torch.float64.*hyper_prior=Gamma"):
+        run(VariationalEM(Conjugate(), BOTH, rounds=200, tolerance=None), joint, data)
+    careful = (PriorScale(Shared()), NoiseScale(Gamma(1.0, 0.001)))
+    q, _ = run(VariationalEM(Conjugate(), careful, rounds=200), joint, data)
+    assert q.joint.likelihood.scale == pytest.approx(0.01, rel=0.1)  # (0.001 / (1 + 20 / 2))^1/2, and what q leaves
+
+
+def test_a_run_that_stands_still_is_validated_at_its_last_step():
+    joint, data = linear_regression(FLOAT64), numbers(FLOAT64)
+    _, trace = run(VariationalEM(Conjugate(), BOTH, rounds=500), joint, data, validation=data)
+    assert len(trace["bound"]) < 500
+    assert trace.steps("validation_nll").tolist() == trace.steps("bound")[-1:].tolist()
+
+
+def test_validation_before_the_first_curvature_is_that_of_the_fit():
+    method = VariationalEM(Laplace(tuning=None), BOTH, rounds=2, fit=MAP(5, None))
+    joint, data = tunable_regression(FLOAT64), numbers(FLOAT64)
+    _, trace = run(method, joint, data, validation=data, callbacks=[po.inference.Validation(1)])
+    _, alone = run(MAP(5, None), joint, data, validation=data, callbacks=[po.inference.Validation(1)])
+    assert float(trace["validation_nll"][0]) == pytest.approx(float(alone["validation_nll"][0]), rel=1e-12)
 
 
 def test_problems_that_it_cannot_fit_are_refused():

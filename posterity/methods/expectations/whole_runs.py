@@ -97,7 +97,9 @@ class WholeRuns(ExpectationRun):
         return self.last_posterior(joint, state._replace(method=method))
 
     def last_posterior(self, joint: Joint, state: WholeRunState) -> Posterior:
-        """That of the method."""
+        """That of the method; that of the fit before the first stop, where there is no curvature yet."""
+        if isinstance(state.method, LaplaceState) and not state.method.sums and self.fit is not None:
+            return self.fit.posterior(joint, [state.fit])  # type: ignore[list-item]  # there is one with a fit
         return self.method.posterior(_at_fit(joint, state), [state.method])
 
 
