@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -140,22 +141,29 @@ def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, se
     positive_whole("elbo: draws", draws)
     if draws < 2:
         raise ValueError("elbo: draws must be at least 2, for a standard error. Got 1.")
-    joint, rows = gaussian.joint, whole(gaussian.joint, data)
+    rows = whole(gaussian.joint, data)
     with torch.no_grad():
         fit, kl = _exact_fit(gaussian, rows), exact_kl(gaussian)
         columns = [] if fit is not None and kl is not None else _at_draws(gaussian, rows, draws, seed, fit is None)
-        errors = (0.0, 0.0, 0.0)
-        if columns:
-            # What is known exactly does not vary, whatever the draws say of it.
-            pair = torch.stack(
-                [c if known is None else torch.zeros_like(c) for c, known in zip(columns, (fit, kl), strict=True)]
-            )
-            spread = torch.cov(pair) / draws
-            errors = (float(spread[0, 0]), float(spread[1, 1]), float(spread[0, 1]))
-            fit = float(columns[0].mean()) if fit is None else fit
-            kl = float(columns[1].mean()) if kl is None else kl
-    assert fit is not None
-    assert kl is not None
+    return assembled(gaussian, fit, kl, columns)
+
+
+def assembled(gaussian: Gaussian, fit: float | None, kl: float | None, columns: Sequence[Tensor]) -> Elbo:
+    """The bound from data fit and KL, where these are known, or from numbers (S,) at draws whose means they are.
+
+    `columns` are log p(D | w_s) and log q(w_s) - log p(w_s), none where both are known.
+    """
+    errors = (0.0, 0.0, 0.0)
+    if columns and len(columns[0]) > 1:
+        # What is known exactly does not vary, whatever the draws say of it.
+        pair = torch.stack(
+            [c if known is None else torch.zeros_like(c) for c, known in zip(columns, (fit, kl), strict=True)]
+        )
+        spread = torch.cov(pair) / len(columns[0])
+        errors = (float(spread[0, 0]), float(spread[1, 1]), float(spread[0, 1]))
+    fit = float(columns[0].mean()) if fit is None else fit
+    kl = float(columns[1].mean()) if kl is None else kl
+    joint = gaussian.joint
     return Elbo(fit, kl, float(gaussian.entropy), joint.num_data, joint.tempering, errors)
 
 

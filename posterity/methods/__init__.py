@@ -30,6 +30,7 @@ from posterity.methods.sghmc import SGHMC
 from posterity.methods.sgld import SGLD
 from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.swag import SWAG
+from posterity.methods.variational_em import VariationalEM
 
 __all__ = [
     "HMC",
@@ -65,5 +66,6 @@ __all__ = [
     "SecondOrder",
     "StickTheLanding",
     "Subset",
+    "VariationalEM",
     "WeightSampling",
 ]

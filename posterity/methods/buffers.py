@@ -1,5 +1,7 @@
 """Batch-norm statistics in the state of a method."""
 
+import dataclasses
+
 from torch import Tensor
 
 from posterity.inference.method import Target
@@ -17,3 +19,8 @@ def starting_buffers(joint: Target, theta: Tensor) -> Buffers:
         name: (b if b.dim() > plain[name].dim() else b.expand((*lead, *b.shape))).clone()
         for name, b in joint.network.buffers.items()
     }
+
+
+def with_buffers(joint: Joint, buffers: Buffers) -> Joint:
+    """The joint whose network has these batch-norm statistics, those of a fit; itself where there are none."""
+    return dataclasses.replace(joint, network=joint.network.replace(buffers=buffers)) if buffers else joint

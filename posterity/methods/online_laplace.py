@@ -24,13 +24,14 @@ from posterity.evidence import (
 from posterity.evidence.groups import grouped
 from posterity.inference.method import Info, Method, Target
 from posterity.likelihoods import Gaussian
+from posterity.methods.buffers import with_buffers
 from posterity.methods.gaussian_at_mode import prior_precision
 from posterity.methods.laplace import Laplace, LaplaceState
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
+from posterity.methods.stops import equal_stops
 from posterity.methods.subset import narrowed
 from posterity.model.data import Batch, Data, Feed
 from posterity.model.joint import Joint
-from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Normal
@@ -95,9 +96,7 @@ class OnlineLaplace(Method):
     @property
     def stops(self) -> tuple[int, ...]:
         """Numbers of steps of the fit after which there is a pass; the last is its end."""
-        steps = self.fit.steps
-        first = max(1, math.ceil(self.burn_in * steps))
-        return tuple(sorted({*(first + (steps - first) * k // self.rounds for k in range(self.rounds)), steps}))
+        return equal_stops(self.fit.steps, self.burn_in, self.rounds)
 
     @property
     def takes_members(self) -> bool:
@@ -142,7 +141,7 @@ class OnlineLaplace(Method):
         if state.fit.step < self.stops[state.stops]:
             fit, info = self.fit.step(now, state.fit, batch, key)
             return state._replace(fit=fit), info
-        now = _with_buffers(now, state.fit.buffers)
+        now = with_buffers(now, state.fit.buffers)
         begun = state.laplace.passes < self.laplace.passes and (state.laplace.rows or state.laplace.passes)
         laplace = state.laplace if begun else self.laplace.init(now, state.fit.theta, key)
         laplace, _ = self.laplace.step(now, laplace, batch, key)
@@ -158,7 +157,7 @@ class OnlineLaplace(Method):
         assert isinstance(joint, Joint)
         last = kept[-1]
         now = self._now(joint, last.prior_precision, last.noise_scale)
-        return self.laplace.posterior(_with_buffers(now, last.fit.buffers), [last.laplace])
+        return self.laplace.posterior(with_buffers(now, last.fit.buffers), [last.laplace])
 
     def _at_stop(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> tuple[OnlineLaplaceState, Info]:
         """The hyper-parameters after a stop; after the last one they stay, since theta has followed those before it."""
@@ -204,8 +203,3 @@ class OnlineLaplace(Method):
             found = Tuned(groups, grouped(joint, groups)[0], prior_precision, noise, math.nan, math.nan, 0)
             _latest[joint] = key, tuned_joint(joint, found)
         return _latest[joint][1]
-
-
-def _with_buffers(joint: Joint, buffers: Buffers) -> Joint:
-    """The joint whose network has the batch-norm statistics of the fit."""
-    return dataclasses.replace(joint, network=joint.network.replace(buffers=buffers)) if buffers else joint

@@ -150,6 +150,12 @@ class Sampler(Chains):
         leapfrogs = state.leapfrogs + int(move.leapfrogs.amax())
         return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1, leapfrogs), {"loss": loss, **info}
 
+    def renewed(self, joint: Target, state: SamplerState, batch: Batch) -> SamplerState:
+        """The state with log density and gradient of another problem over the same theta; tuned as it was."""
+        value, grad = potential(joint, batch, self.chains)(state.draw.theta)
+        draw = state.draw._replace(log_density=value)
+        return state._replace(draw=draw, grad=gathered(Tuning(**state.tuning).scale, grad))
+
     def _learnt(
         self, target: Potential, state: SamplerState, draw: KeptDraw, grad: Tensor, tuning: Tuning, key: Key
     ) -> tuple[Tensor, Tuning, dict[str, dict[str, Tensor]]]:

@@ -19,7 +19,7 @@ from posterity.curvature import (
     LowRank,
     MonteCarloFisher,
 )
-from posterity.evidence import MacKay, PerLayer
+from posterity.evidence import Gamma, MacKay, NoiseScale, PerLayer, PriorScale
 from posterity.inference import Method
 from posterity.kernels import DenseMass
 from posterity.likelihoods import Categorical, Gaussian
@@ -43,6 +43,7 @@ from posterity.methods import (
     NaturalGradient,
     OnlineLaplace,
     RMSprop,
+    VariationalEM,
 )
 from posterity.methods.gradients import (
     Flipout,
@@ -401,6 +402,37 @@ CASES = [
         classification,
         labels,
         draws=True,
+        members=False,
+        noise_of_device=True,
+    ),
+    *(
+        Case(
+            f"variational em of {of}",
+            VariationalEM(method, (PriorScale(), *more), rounds=3, draws=4, fit=fit, batch_size=6),
+            joint,
+            data,
+            draws=draws,
+            every_row=not draws,
+            members=False,
+            noise_of_device=noisy,
+        )
+        for of, method, fit, more, joint, data, draws, noisy in (
+            ("mean field", MeanField(7, 6), None, (NoiseScale(),), regression, numbers, True, True),
+            ("natural gradient", NaturalGradient(7, 6), None, (), classification, labels, True, True),
+            ("map", MAP(7, 6), None, (NoiseScale(Gamma(2.0, 0.1)),), regression, numbers, True, False),
+            ("conjugate", Conjugate(6), None, (NoiseScale(),), linear_regression, numbers, False, False),
+            ("laplace", Laplace(batch_size=6, tuning=None), MAP(7, 6), (), tunable_regression, numbers, True, False),
+            ("nuts", NUTS(6, 3, 3, max_depth=3), None, (), noisy_regression, numbers, True, True),
+            ("sgld", SGLD(6, 3, 3, 1e-3, 6), None, (NoiseScale(),), regression, numbers, True, True),
+        )
+    ),
+    Case(
+        "ensemble of variational ems",
+        Ensemble(VariationalEM(MeanField(7, 6), (PriorScale(), NoiseScale()), rounds=2, draws=4), size=2),
+        regression,
+        numbers,
+        draws=True,
+        every_row=False,
         members=False,
         noise_of_device=True,
     ),

@@ -1,0 +1,295 @@
+"""Variational EM: empirical Bayes for networks, hyper-parameters fitted along with a posterior over the weights."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from posterity.errors import BadData, fraction, positive, positive_whole, shown
+from posterity.evidence.draws import LARGE
+from posterity.evidence.mackay_update import MacKayUpdate
+from posterity.evidence.maximisation import Expected, Maximisation
+from posterity.inference.memory import theta_bytes
+from posterity.inference.method import Info, Method, Target
+from posterity.methods.chains import Chains
+from posterity.methods.expectations import ExpectationRun, expectation_run
+from posterity.methods.expectations.expected_sums import added, expected_sums
+from posterity.methods.maximum_a_posteriori import MAP
+from posterity.methods.present_problem import HyperParameters
+from posterity.methods.rounds import PlainStep, Round, refuse_fall, scales
+from posterity.model.data import Batch, Data, Feed, TensorData, check_batch_size
+from posterity.model.joint import Joint
+from posterity.numerics.random import Key
+from posterity.posteriors.posterior import Posterior
+
+Step: TypeAlias = Maximisation | Callable[[Joint, Posterior], Joint]
+
+# The posterior of the pass that a run is in, which all its batches share, with the state that it is made of.
+_PASS: "WeakKeyDictionary[Joint, tuple[Any, Posterior]]" = WeakKeyDictionary()
+
+
+class VariationalEMState(NamedTuple):
+    """State of the E-steps with their number, the hyper-parameters, what the present pass has found, and the bounds.
+
+    `sums` are those of `Expected` over the `rows` seen; `bounds` has those of the last round. Draws of the passes are
+    keyed by `seed` and the number of `rounds` done. `still`: whether the last round changed the bound by little.
+    """
+
+    expectation: Any
+    hyper_parameters: HyperParameters
+    sums: dict[str, Tensor]
+    bounds: dict[str, Tensor]
+    rows: int
+    steps: int
+    rounds: int
+    seed: int
+    still: bool
+
+
+@dataclass(frozen=True)
+class VariationalEM(Method):
+    """Variational EM: a posterior by `expectation` whose prior and noise are moved by M-steps in between.
+
+    **Math**: the bound F(q, h) = E_q log p(D | w, h) - KL(q || p(w | h)) <= log p(D | h) is raised in q by steps of
+    `expectation`, and in the hyper-parameters h by the M-steps of `maximisation`, `rounds` times. An M-step is a
+    `Maximisation` (`PriorScale`, `NoiseScale`, ...) or a function of (joint, posterior) that gives the joint with
+    another prior or likelihood. Before each there is a pass over all rows, at `draws` draws of q that all its batches
+    share (in closed form for `Conjugate`, and `Laplace` with Gaussian noise). The end has a pass, and no M-step.
+
+    - `MAP`, `MeanField`, `FullRank`, `LowRankGaussian`, `NaturalGradient`: one run, in which the M-steps come at equal
+      distances after a share `burn_in` of its steps; the optimiser's state goes on.
+    - `Conjugate`, `Laplace`: each round is a complete run, for `Laplace` where `fit`, a MAP that goes on in between,
+      has come to. The run ends when the bound has changed by at most `tolerance` of itself in a round (None: never).
+    - Samplers: after the warm-up the chains go on through all rounds. A round's posterior is what was kept since the
+      last M-step. The rounds share the first half of the draws, while step size and mass go on to adapt; the second
+      half, at the last hyper-parameters, is what the posterior holds.
+
+    The trace has for each round "bound" (for `Conjugate` and `Laplace` the log evidence, with what hyper-priors add;
+    samples and points have "expected_log_joint" in its place), "bound_standard_error" where it is from draws,
+    "expected_log_likelihood" E_q log p(D | w), and after the M-step "prior_scale" (T,), the standard deviation of each
+    named tensor of weights under the prior, and "noise_scale". The fitted joint is `q.joint`. Noise that the likelihood
+    learns is held and moved by the M-step, if there is one for it.
+
+    **Limit**: a local maximum of the bound, the evidence itself where q is the exact posterior. There (`Conjugate`) an
+    E- or M-step that lowers the bound is an error that names it; bounds from draws only tell. EM is slow where q is
+    wide against the change that is wanted: `MacKay` goes faster. Mean-field scales are too small, and so is the noise.
+
+    **Cost**: that of `expectation`, and `rounds` + 1 passes of `draws` forward passes each.
+
+    **References**: Neal and Hinton (1998), A view of the EM algorithm; MacKay (1992), Bayesian interpolation; Wei and
+    Tanner (1990), A Monte Carlo implementation of the EM algorithm.
+
+    **Example**:
+
+    >>> import torch, posterity as po
+    >>> from posterity.evidence import NoiseScale, PriorScale
+    >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
+    >>> y = 2 * x + 0.1 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=40)
+    >>> em = po.methods.VariationalEM(po.methods.Conjugate(), (PriorScale(), NoiseScale()), rounds=50)
+    >>> q, trace = po.infer(em, joint, (x, y))
+    >>> round(q.joint.likelihood.scale, 1), bool((trace["bound"].diff() > -1e-4).all())
+    (0.1, True)
+    """
+
+    expectation: Method
+    maximisation: tuple[Step, ...]
+    rounds: int = 20
+    burn_in: float = 0.2
+    tolerance: float | None = 1e-8
+    draws: int = 32
+    fit: MAP | None = None
+    batch_size: int | None = 1024
+
+    def __post_init__(self) -> None:
+        given: Any = self.maximisation
+        steps = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        if not steps or not all(callable(step) and not isinstance(step, type) for step in steps):
+            raise TypeError(
+                "VariationalEM.maximisation must be M-steps, such as (PriorScale(), NoiseScale()), or functions of "
+                f"(joint, posterior) that give a Joint. Got {shown(given)}."
+            )
+        steps = tuple(step if isinstance(step, Maximisation) else PlainStep(step) for step in steps)
+        object.__setattr__(self, "maximisation", steps)
+        positive_whole("VariationalEM.rounds", self.rounds)
+        fraction("VariationalEM.burn_in", self.burn_in)
+        if self.tolerance is not None:
+            positive("VariationalEM.tolerance", self.tolerance, "or None")
+        self._run  # noqa: B018  refuse what cannot be an E-step now
+        positive_whole("VariationalEM.draws", self.draws)
+        if self.draws < 2:
+            raise ValueError("VariationalEM.draws must be at least 2, for a standard error. Got 1.")
+        check_batch_size("VariationalEM.batch_size", self.batch_size)
+
+    @cached_property
+    def _run(self) -> ExpectationRun:
+        return expectation_run(self.expectation, self.fit, self.burn_in, self.rounds)
+
+    @property
+    def _steps(self) -> tuple[Maximisation, ...]:
+        return self.maximisation  # type: ignore[return-value]  # made so above
+
+    @property
+    def anytime(self) -> bool:  # type: ignore[override]
+        """As the method."""
+        return self.expectation.anytime
+
+    @property
+    def row(self) -> str:  # type: ignore[override]
+        """As the method says."""
+        return self.expectation.row
+
+    @property
+    def takes_members(self) -> bool:
+        """No: each has hyper-parameters of its own."""
+        return False
+
+    def prepared(self, joint: Target, data: Data) -> Target:
+        """As the method wants it."""
+        problem = _one_problem(joint)
+        if self._holds and getattr(problem.likelihood, "log_scale_prior", None) is not None:
+            raise ValueError(
+                "VariationalEM: the M-step for the noise has no use for log_scale_prior. Give NoiseScale a "
+                "hyper_prior=Gamma(shape, rate) in its place, or leave the M-step out."
+            )
+        if isinstance(data, TensorData) and data.rows.per_member:
+            raise BadData("VariationalEM fits one data set. Pass the rows of one member, without a member axis.")
+        now = HyperParameters.of(problem, problem.initial(), hold=self._holds).problem(problem)
+        found = self.expectation.prepared(now, data)
+        assert isinstance(found, Joint)
+        return dataclasses.replace(found, likelihood=problem.likelihood)
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """Those of the method, or of the fit where that takes more, and the draws of a pass."""
+        of_method = self.expectation.bytes(joint, data)
+        of_fit = {} if self.fit is None else self.fit.bytes(joint, data)
+        parts = {name: max(of_method.get(name, 0), of_fit.get(name, 0)) for name in {**of_method, **of_fit}}
+        return {**parts, "draws of a pass": min(self.draws * theta_bytes(joint), LARGE * joint.dtype.itemsize)}
+
+    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
+        """Those of the method."""
+        return self.expectation.prediction_bytes(joint, data, rows)
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """With the method and the number of rounds."""
+        return f"VariationalEM of {self.rounds} rounds by {self.expectation.describe(joint, data)}"
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Those of the method, with a pass over all rows in each round."""
+        at_stop, rows = self._run.at_stop(data, key.fold("stops")), data.passes(self.batch_size)
+        return self._run.steps(data, key).with_passes(at_stop.with_passes(rows, (len(at_stop),)), self._run.stops)
+
+    def initial(self, joint: Target, key: Key) -> Tensor:
+        """As the method: the module's own weights, or new ones for each chain."""
+        return self.expectation.initial(joint, key)
+
+    def init(self, joint: Target, theta: Tensor, key: Key) -> VariationalEMState:
+        """The method at theta, and the joint's own hyper-parameters."""
+        problem = _one_problem(joint)
+        if theta.dim() > 1 and not isinstance(self.expectation, Chains):
+            raise ValueError("VariationalEM fits one theta at a time. Use joint.member(i) for each member.")
+        hyper_parameters = HyperParameters.of(problem, theta, hold=self._holds)
+        now = hyper_parameters.problem(problem)
+        state = self._run.init(now, theta[..., : now.size], key)
+        return VariationalEMState(state, hyper_parameters, {}, {}, 0, 0, 0, key.seed, False)
+
+    def step(self, joint: Target, state: VariationalEMState, batch: Batch, key: Key) -> tuple[VariationalEMState, Info]:
+        """A step of the method, or one of a pass; the M-steps at the end of the pass."""
+        assert isinstance(joint, Joint)
+        run, now = self._run, state.hyper_parameters.problem(joint)
+        if state.steps < run.stops[state.rounds]:
+            moved, info = run.step(now, state.expectation, state.steps, batch, key)
+            return state._replace(expectation=moved, steps=state.steps + 1), info
+        if run.waits(now, state.expectation):
+            return state._replace(expectation=run.step_at_stop(now, state.expectation, batch, key)), {}
+        posterior = self._in_pass(now, state)
+        found = expected_sums(posterior, batch, self.draws, self._key(state))
+        sums = added(Expected(**state.sums), found) if state.rows else found
+        state = state._replace(sums=sums._asdict(), rows=state.rows + batch.size)
+        if state.rows < now.num_data:
+            return state, {}
+        _PASS.pop(now, None)
+        return self._at_stop(joint, now, posterior, state)
+
+    def _at_stop(
+        self, joint: Joint, now: Joint, posterior: Posterior, state: VariationalEMState
+    ) -> tuple[VariationalEMState, Info]:
+        """The M-steps; none after the last stop, nor where the bound stands still: the posterior is that of these."""
+        here = Round(self._steps, now, posterior, Expected(**state.sums), self._key(state), state.rounds + 1)
+        exact, last = self._run.exact, state.rounds + 1 == len(self._run.stops)
+        info, bounds = here.bounds(), dict[str, Tensor]()
+        if self._run.whole:
+            bounds["bound"] = info["bound"]
+        if exact and "moved" in state.bounds:
+            refuse_fall(now, "E-step", here.number, state.bounds["moved"], here.exact(now))
+        still = self._stands_still(state.bounds.get("bound"), bounds.get("bound"))
+        moved = now if last or still else here.moved(exact=exact)
+        after = here.exact(moved) if exact else None
+        if after is not None:
+            bounds["moved"] = after
+        info.update(scales(moved, posterior))
+        hyper_parameters = state.hyper_parameters
+        if moved is not now:
+            hyper_parameters = hyper_parameters.moved(joint, moved)
+        return state._replace(
+            expectation=state.expectation if last else self._run.after_stop(state.expectation),
+            hyper_parameters=hyper_parameters,
+            sums={},
+            bounds=bounds,
+            rows=0,
+            rounds=state.rounds + 1,
+            still=still,
+        ), info
+
+    def _stands_still(self, before: Tensor | None, now: Tensor | None) -> bool:
+        """Whether the bound has changed by little; not known for one that varies with its draws."""
+        if before is None or now is None or self.tolerance is None:
+            return False
+        return abs(float(now) - float(before)) <= self.tolerance * abs(float(now))
+
+    def finished(self, state: VariationalEMState) -> str:
+        """Whether the last round left the bound where it was."""
+        return f"the bound stands still after {state.rounds} rounds" if state.still else ""
+
+    def keep(self, state: VariationalEMState) -> VariationalEMState:
+        """What the method keeps."""
+        return state._replace(expectation=self._run.keep(state.expectation), sums={}, bounds={})
+
+    def posterior(self, joint: Target, kept: Sequence[VariationalEMState]) -> Posterior:
+        """That of the method at the last hyper-parameters."""
+        assert isinstance(joint, Joint)
+        last = kept[-1]
+        return self._run.last_posterior(last.hyper_parameters.problem(joint), last.expectation)
+
+    @property
+    def _holds(self) -> bool:
+        """Whether an M-step is for the noise, which then is not learnt along with the weights."""
+        return any(step.needs_residuals or (isinstance(step, MacKayUpdate) and step.noise) for step in self._steps)
+
+    def _key(self, state: VariationalEMState) -> Key:
+        """That of the draws of a pass."""
+        return Key(state.seed).fold("rounds").fold(state.rounds)
+
+    def _in_pass(self, now: Joint, state: VariationalEMState) -> Posterior:
+        """The posterior of this pass, made once."""
+        if now not in _PASS or _PASS[now][0] is not state.expectation:
+            _PASS[now] = state.expectation, self._run.posterior(now, state.expectation)
+        return _PASS[now][1]
+
+
+def _one_problem(joint: Target) -> Joint:
+    """The problem, if it has one prior and one likelihood."""
+    if not isinstance(joint, Joint):
+        raise TypeError(
+            "VariationalEM needs a Joint, with a prior and a likelihood to fit. Got a Density. For a model of your "
+            "own use ExpectationMaximization."
+        )
+    if joint.num_members is not None:
+        raise ValueError(
+            f"VariationalEM fits one problem. Got a Joint of {joint.num_members} members. Use joint.member(i) for each."
+        )
+    return joint
