@@ -21,6 +21,8 @@ from posterity.studies.uci.protocol import Settings, Split, mlp
 
 DATA_SETS = ("bostonHousing", "energy", "wine-quality-red")
 STEPS = 5000
+BATCH_SIZE = 32
+"""Of the fits of Laplace: small ones find modes of higher evidence."""
 SIDE = 7
 PRIOR_SCALES = tuple(10 ** (-1.5 + step / 3) for step in range(SIDE))
 """From 0.03 to 3, one scale for all weights."""
@@ -73,9 +75,9 @@ def _laplace_em(settings: Settings) -> VariationalEM:
 
 
 def _mean_field(settings: Settings) -> MeanField:
-    """Steps a third as long as those of MAP, as draws add noise; scales begin small, or weights collapse."""
-    step_size = Adam(settings.step_size / 3)
-    return MeanField(settings.steps, settings.batch_size, step_size, Cosine(), initial_scales=FanIn(gain=0.02))
+    """Smaller steps and larger batches than those of MAP, as draws add noise; scales begin small, or weights collapse."""
+    step_size, batch_size = Adam(settings.step_size / 3), 8 * settings.batch_size
+    return MeanField(settings.steps, batch_size, step_size, Cosine(), initial_scales=FanIn(gain=0.02))
 
 
 def _mean_field_em(settings: Settings) -> VariationalEM:
@@ -101,5 +103,5 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 )
 """Full Gauss-Newton and the linearised predictive are what `Laplace` does by default.
 
-Groups of weights, M-steps, batch and step size were chosen by the log evidence of training rows, never by test rows.
+Groups of weights, M-steps and batch size were chosen by the log evidence of training rows, never by test rows.
 """
