@@ -75,7 +75,7 @@ def _laplace_em(settings: Settings) -> VariationalEM:
 
 
 def _mean_field(settings: Settings) -> MeanField:
-    """Smaller steps and larger batches than those of MAP, as draws add noise; scales begin small, or weights collapse."""
+    """Smaller steps and larger batches than for MAP, as draws add noise; scales begin small, or weights collapse."""
     step_size, batch_size = Adam(settings.step_size / 3), 8 * settings.batch_size
     return MeanField(settings.steps, batch_size, step_size, Cosine(), initial_scales=FanIn(gain=0.02))
 
