@@ -69,7 +69,6 @@ class HyperParameters(NamedTuple):
 
 
 def _first(joint: Joint, held: Tensor) -> Joint:
-    """The problem as it is at the start of a run."""
-    if not held.numel():
-        return joint
-    return dataclasses.replace(joint, likelihood=joint.likelihood.fixed(held.to(joint.device)))
+    """The problem as it is at the start of a run: another object, so that what is kept for one does not keep it."""
+    likelihood = joint.likelihood.fixed(held.to(joint.device)) if held.numel() else joint.likelihood
+    return dataclasses.replace(joint, likelihood=likelihood)

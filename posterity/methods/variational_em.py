@@ -28,8 +28,9 @@ from posterity.posteriors.posterior import Posterior
 
 Step: TypeAlias = Maximisation | Callable[[Joint, Posterior], Joint]
 
-# The posterior of the pass that a run is in, which all its batches share, with the state that it is made of.
-_PASS: "WeakKeyDictionary[Joint, tuple[Any, Posterior]]" = WeakKeyDictionary()
+# By problem, and by the hyper-parameters that it has: the posterior of the pass that a run is in, which all its batches
+# share, with the state that it is made of.
+_PASSES: "WeakKeyDictionary[Joint, dict[Joint, tuple[Any, Posterior]]]" = WeakKeyDictionary()
 
 
 class VariationalEMState(NamedTuple):
@@ -76,7 +77,8 @@ class VariationalEM(Method):
 
     **Limit**: a local maximum of the bound, the evidence itself where q is the exact posterior. There (`Conjugate`) an
     E- or M-step that lowers the bound is an error that names it; bounds from draws only tell. EM is slow where q is
-    wide against the change that is wanted: `MacKay` goes faster. Mean-field scales are too small, and so is the noise.
+    wide against the change that is wanted: `MacKayUpdate` goes faster. A poor q has the hyper-parameters of its own
+    bound: a factorised one may prefer a prior under which weights are not used, and large noise.
 
     **Cost**: that of `expectation`, and `rounds` + 1 passes of `draws` forward passes each.
 
@@ -202,17 +204,18 @@ class VariationalEM(Method):
         assert isinstance(joint, Joint)
         run, now = self._run, state.hyper_parameters.problem(joint)
         if state.steps < run.stops[state.rounds]:
-            moved, info = run.step(now, state.expectation, state.steps, batch, key)
+            own = Key(state.seed).fold("steps").fold(state.steps)  # the same however many batches the passes have
+            moved, info = run.step(now, state.expectation, state.steps, batch, own)
             return state._replace(expectation=moved, steps=state.steps + 1), info
         if run.waits(now, state.expectation):
             return state._replace(expectation=run.step_at_stop(now, state.expectation, batch, key)), {}
-        posterior = self._in_pass(now, state)
+        posterior = self._in_pass(joint, now, state)
         found = expected_sums(posterior, batch, self.draws, self._key(state))
         sums = added(Expected(**state.sums), found) if state.rows else found
         state = state._replace(sums=sums._asdict(), rows=state.rows + batch.size)
         if state.rows < now.num_data:
             return state, {}
-        _PASS.pop(now, None)
+        del _PASSES[joint][now]
         return self._at_stop(joint, now, posterior, state)
 
     def _at_stop(
@@ -274,11 +277,12 @@ class VariationalEM(Method):
         """That of the draws of a pass."""
         return Key(state.seed).fold("rounds").fold(state.rounds)
 
-    def _in_pass(self, now: Joint, state: VariationalEMState) -> Posterior:
+    def _in_pass(self, joint: Joint, now: Joint, state: VariationalEMState) -> Posterior:
         """The posterior of this pass, made once."""
-        if now not in _PASS or _PASS[now][0] is not state.expectation:
-            _PASS[now] = state.expectation, self._run.posterior(now, state.expectation)
-        return _PASS[now][1]
+        known = _PASSES.setdefault(joint, {})
+        if now not in known or known[now][0] is not state.expectation:
+            known[now] = state.expectation, self._run.posterior(now, state.expectation)
+        return known[now][1]
 
 
 def _one_problem(joint: Target) -> Joint:

@@ -423,7 +423,7 @@ CASES = [
             ("conjugate", Conjugate(6), None, (NoiseScale(),), linear_regression, numbers, False, False),
             ("laplace", Laplace(batch_size=6, tuning=None), MAP(7, 6), (), tunable_regression, numbers, True, False),
             ("nuts", NUTS(6, 3, 3, max_depth=3), None, (), noisy_regression, numbers, True, True),
-            ("sgld", SGLD(6, 3, 3, 1e-3, 6), None, (NoiseScale(),), regression, numbers, True, True),
+            ("sgld", SGLD(6, 3, 3, 1e-3, 6, thin=2), None, (NoiseScale(),), regression, numbers, True, True),
         )
     ),
     Case(

@@ -10,7 +10,7 @@ from posterity.inference.method import Info
 from posterity.methods.buffers import with_buffers
 from posterity.methods.conjugate import Conjugate
 from posterity.methods.expectations.expectation_run import ExpectationRun
-from posterity.methods.laplace import Laplace
+from posterity.methods.laplace import Laplace, LaplaceState
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.stops import equal_stops
 from posterity.model.data import Batch, Data, Feed
@@ -39,8 +39,8 @@ class WholeRuns(ExpectationRun):
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
-        """For linear models with Gaussian noise."""
-        return isinstance(self.method, Conjugate)
+        """For linear models with Gaussian noise, if no fit moves weights that are points in between."""
+        return isinstance(self.method, Conjugate) and self.fit is None
 
     @cached_property
     def stops(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -90,6 +90,13 @@ class WholeRuns(ExpectationRun):
         return state if self.fit is None or state.fit is None else state._replace(fit=self.fit.keep(state.fit))
 
     def posterior(self, joint: Joint, state: WholeRunState) -> Posterior:
+        """That of the method; while the fit goes on, nobody asks how far it is from a mode."""
+        method = state.method
+        if isinstance(method, LaplaceState):
+            method = method._replace(slopes=[slope[:0] for slope in method.slopes])
+        return self.last_posterior(joint, state._replace(method=method))
+
+    def last_posterior(self, joint: Joint, state: WholeRunState) -> Posterior:
         """That of the method."""
         return self.method.posterior(_at_fit(joint, state), [state.method])
 
