@@ -32,12 +32,12 @@ def hyperparameters(
 
     check_seed(seed)
     check_folder(out)
-    from posterity.studies.hyperparameters import BATCH_SIZE, STEPS, Settings, check, draw, hyperparameters
+    from posterity.studies.hyperparameters import STEPS, check, default_settings, draw, hyperparameters
 
     jobs = (os.cpu_count() or 1) if jobs is None else jobs
     names, kinds = words(datasets), words(methods)
     with option_values("study hyperparameters"):
-        settings = Settings(steps=STEPS if steps is None else steps, batch_size=BATCH_SIZE, seed=seed)
+        settings = default_settings(STEPS if steps is None else steps, seed)
         check(names, kinds, splits, jobs)
     with one_thread():
         found = hyperparameters(

@@ -47,7 +47,7 @@ def made(em, grids, data_set="energy", method="laplace"):
 
 
 def test_the_grid_is_seven_by_seven_and_even_in_logs():
-    for scales, ends in ((PRIOR_SCALES, (10**-1.5, 10**0.5)), (NOISE_SCALES, (0.02, 1.0))):
+    for scales, ends in ((PRIOR_SCALES, (10**-1.5, 10**0.5)), (NOISE_SCALES, (0.02, 1.28))):
         assert len(scales) == SIDE == 7
         assert (scales[0], scales[-1]) == pytest.approx(ends)
         steps = torch.tensor(scales, dtype=torch.float64).log().diff()

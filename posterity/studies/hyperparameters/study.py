@@ -8,7 +8,7 @@ from typing import Any
 from posterity.datasets import UCI_REGRESSION
 from posterity.datasets.uci import num_splits
 from posterity.errors import positive_whole, unknown
-from posterity.studies.hyperparameters.recipes import BATCH_SIZE, DATA_SETS, NOISE_SCALES, PRIOR_SCALES, RECIPES, STEPS
+from posterity.studies.hyperparameters.recipes import DATA_SETS, NOISE_SCALES, PRIOR_SCALES, RECIPES, default_settings
 from posterity.studies.hyperparameters.runs import EM, GRID, Cell, Result, fit_all, stored
 from posterity.studies.hyperparameters.summary import Comparison, comparisons
 from posterity.studies.uci.protocol import Settings
@@ -57,7 +57,7 @@ def hyperparameters(
     `splits` takes the first so many of each data set (None: all), `jobs` is the number of processes, and `report`
     is told a line about each fit. Results that were made with other settings are refused.
     """
-    settings = settings or Settings(steps=STEPS, batch_size=BATCH_SIZE)
+    settings = settings or default_settings()
     check(data_sets, methods, splits, jobs)
     cells = [
         Cell(name, method, split, part)
