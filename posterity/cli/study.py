@@ -11,6 +11,7 @@ from posterity.cli.study_gradients import gradients
 from posterity.cli.study_hyperparameters import hyperparameters
 from posterity.cli.study_images import images
 from posterity.cli.study_logistic import logistic
+from posterity.cli.study_mixtures import mixtures
 from posterity.cli.study_moons import moons
 from posterity.cli.study_posteriors import posteriors
 from posterity.cli.study_uci import uci
@@ -31,5 +32,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, gradients, images, uci, hyperparameters, dropout, moons, calibration, posteriors):
+for one in (logistic, gradients, images, uci, hyperparameters, dropout, moons, calibration, posteriors, mixtures):
     study.command()(one)

@@ -148,7 +148,7 @@ class ExpectationMaximization(Method):
             self._refuse_fall("M", state, rows, touching, raised)
         good = torch.isfinite(touching) & torch.isfinite(raised)
         for name, value in moved.items():
-            good &= torch.isfinite(value).flatten(1).all(1)
+            good &= torch.isfinite(value).reshape(len(value), -1).all(1)
             moved[name] = torch.where(good.reshape(-1, *(1,) * (value.dim() - 1)), value, values[name])
         near = (touching - at_start).abs() <= (self.tolerance * touching.abs()).clamp(min=self.absolute)
         stopped = ~good if first else ~good | near

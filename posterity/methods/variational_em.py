@@ -224,20 +224,20 @@ class VariationalEM(Method):
         """The M-steps; none after the last stop, nor where the bound stands still: the posterior is that of these."""
         here = Round(self._steps, now, posterior, Expected(**state.sums), self._key(state), state.rounds + 1)
         exact, last = self._run.exact, state.rounds + 1 == len(self._run.stops)
-        info, bounds = here.bounds(), dict[str, Tensor]()
+        info, bounds, touching = here.bounds(), dict[str, Tensor](), here.exact(now) if exact else None
+        if touching is not None:
+            info["bound"] = touching  # the log evidence again, by a sum in which less cancels
+            if "moved" in state.bounds:
+                refuse_fall(now, "E-step", here.number, state.bounds["moved"], touching)
         if self._run.whole:
             bounds["bound"] = info["bound"]
-        if exact and "moved" in state.bounds:
-            refuse_fall(now, "E-step", here.number, state.bounds["moved"], here.exact(now))
         still = self._stands_still(state.bounds.get("bound"), bounds.get("bound"))
         moved = now if last or still else here.moved(exact=exact)
         after = here.exact(moved) if exact else None
         if after is not None:
             bounds["moved"] = after
         info.update(scales(moved, posterior))
-        hyper_parameters = state.hyper_parameters
-        if moved is not now:
-            hyper_parameters = hyper_parameters.moved(joint, moved)
+        hyper_parameters = state.hyper_parameters if moved is now else state.hyper_parameters.moved(joint, moved)
         return state._replace(
             expectation=state.expectation if last else self._run.after_stop(state.expectation),
             hyper_parameters=hyper_parameters,

@@ -59,7 +59,9 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     assert result.code == 2
     error, hint = result.err.splitlines()
     assert "'logistic'" in error
-    assert hint == "hint: the studies are logistic, gradients, images, uci, dropout, moons, calibration, posteriors."
+    assert hint == (
+        "hint: the studies are logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures."
+    )
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])

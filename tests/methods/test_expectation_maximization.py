@@ -109,6 +109,18 @@ def test_a_restart_that_fails_is_given_up_for_the_others() -> None:
         po.infer(em(batched=True), density(), None, start=starts[1])
 
 
+def test_a_parameter_may_be_a_single_number() -> None:
+    """Noise of unknown variance around zero, where nothing is hidden: one M-step is the answer."""
+    problem = po.Density(lambda variance: -0.5 * (variance.log() + 4.0 / variance), {"variance": ()})
+    method = ExpectationMaximization(
+        lambda values, latent: {"square": torch.tensor(4.0)},
+        lambda values, latent: {"variance": latent["square"]},
+        lambda values, latent: -0.5 * (values["variance"].log() + latent["square"] / values["variance"]),
+    )
+    q, _ = po.infer(method, problem, None, start=torch.tensor([1.0]))
+    assert float(q.point()) == 4.0
+
+
 @pytest.mark.parametrize("step", ["E", "M"])
 def test_an_exact_step_that_lowers_the_bound_is_an_error_that_names_it(step: str) -> None:
     def bad_maximisation(values: Values, latent: Values) -> Values:

@@ -197,6 +197,19 @@ def test_a_run_ends_where_the_bound_stands_still(caplog):
     torch.testing.assert_close(q.log_evidence, trace["bound"][-1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, FLOAT64], ids=str)
+def test_targets_far_from_zero_with_little_noise_are_no_fall(dtype):
+    """At the origin the log-likelihood is -1e12 here, of which nothing may be left in the bound."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2000, 3, generator=generator, dtype=FLOAT64)
+    y = x.sum(1, keepdim=True) + 50 + 1e-3 * torch.randn(2000, 1, generator=generator, dtype=FLOAT64)
+    joint = po.Joint(nn.Linear(3, 1).to(dtype), Gaussian(1.0), Normal(1.0), num_data=2000)
+    q, trace = run(VariationalEM(Conjugate(), BOTH, rounds=60), joint, (x.to(dtype), y.to(dtype)))
+    assert len(trace["bound"]) < 30
+    assert q.joint.likelihood.scale == pytest.approx(1e-3, rel=0.1)
+    assert float((trace["bound"].diff() / trace["bound"][1:].abs()).min()) > (-1e-10 if dtype == FLOAT64 else -1e-4)
+
+
 def test_a_run_that_stood_still_is_taken_up_as_it_is(tmp_path: Path):
     joint, data = linear_regression(FLOAT64), numbers(FLOAT64)
     method = VariationalEM(Conjugate(), BOTH, rounds=500, tolerance=1e-4)

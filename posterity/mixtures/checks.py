@@ -1,0 +1,190 @@
+"""Doors of the mixtures: rows, weights, labels and settings become tensors, or a message says what is wrong."""
+
+import math
+import numbers
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.errors import BadData, positive_whole, shown, whole
+from posterity.mixtures.rows import Rows
+from posterity.model.batch import as_tensor
+from posterity.numerics.random import Key
+
+NAMED = 5  # bad rows that a message names
+
+
+def as_points(value: object, name: str = "X", dimensions: int | None = None) -> Tensor:
+    """Rows (N, D) as a tensor of float32 or float64 that shares memory where it can; (N,) is one column.
+
+    `dimensions` is the D that a fitted mixture knows. Lists, arrays and data frames of numbers are taken; whole numbers
+    become float64.
+    """
+    points = _numbers(value, name)
+    if points.dim() == 1:
+        points = points.unsqueeze(1)
+    if points.dim() != 2 or not points.numel():
+        raise BadData(
+            f"{name} must have rows and columns, (N, D), or (N,) for one column, and be not empty. "
+            f"Got shape {tuple(points.shape)}."
+        )
+    if dimensions is not None and points.shape[1] != dimensions:
+        raise BadData(f"{name} must have {dimensions} columns, as in fit. Got {points.shape[1]}.")
+    if not points.is_floating_point():
+        points = points.double()
+    elif points.dtype not in (torch.float32, torch.float64):
+        points = points.float()
+    good = torch.isfinite(points).all(1)
+    if not bool(good.all()):
+        raise BadData(f"{name} must be finite. Got NaN or infinity in {_rows(~good)}. Drop or impute them.")
+    return points
+
+
+def as_rows(X: object, sample_weight: object, labels: object, components: int, dimensions: int | None = None) -> Rows:
+    """The rows with their weights and labels, centred at their mean by weight."""
+    points = as_points(X, dimensions=dimensions)
+    weights = as_row_weights(sample_weight, points)
+    if weights is None:
+        centre = points.mean(0).to(torch.float64)
+    else:  # how well it is rounded does not matter
+        centre = (weights.to(points.dtype) @ points).to(torch.float64) / weights.sum()
+    return Rows(points, weights, as_labels(labels, points, components), centre)
+
+
+def as_row_weights(value: object, points: Tensor) -> Tensor | None:
+    """Weights (N,) of the rows in float64, at least 0 and not all of them; None where all rows count alike."""
+    if value is None:
+        return None
+    weights = _per_row(value, "sample_weight", points).double()
+    bad = ~(torch.isfinite(weights) & (weights >= 0))
+    if bool(bad.any()):
+        raise BadData(f"sample_weight must be finite and at least 0. Got something else in {_rows(bad)}.")
+    if not float(weights.sum()) > 0:
+        raise BadData("sample_weight must have a positive sum. Got zeros only.")
+    if not bool(torch.isfinite(weights.sum())):
+        raise BadData("sample_weight must have a finite sum. Got infinity. Divide the weights by their largest.")
+    return weights
+
+
+def as_labels(value: object, points: Tensor, components: int) -> Tensor | None:
+    """Known components (N,) in int64, -1 where unknown; None where no row has a label."""
+    if value is None:
+        return None
+    labels = _per_row(value, "labels", points)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise BadData(f"labels must be whole numbers, -1 where unknown. Got {labels.dtype}. Convert them.")
+    labels = labels.long()
+    bad = (labels < -1) | (labels >= components)
+    if bool(bad.any()):
+        raise BadData(
+            f"labels must lie between 0 and n_components - 1 = {components - 1}, or be -1 where unknown. "
+            f"Got {int(labels[bad][0])} in {_rows(bad)}."
+        )
+    return labels if bool((labels >= 0).any()) else None
+
+
+def refuse_few_rows(points: Tensor, weights: Tensor | None, components: int) -> None:
+    """A one-line error where there are more components than rows of positive weight."""
+    count = len(points) if weights is None else int((weights > 0).sum())
+    if components > count:
+        kind = "rows" if weights is None else "rows of positive weight"
+        raise BadData(
+            f"X must have at least n_components = {components} {kind}. Got {count}. Ask for fewer components."
+        )
+
+
+def not_negative(name: str, value: object, alternative: str = "") -> None:
+    """Raise a ValueError unless `value` is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name} must be a number of at least 0{alternative}. Got {shown(value)}.")
+
+
+def check_settings(
+    *,
+    n_components: object,
+    tol: object,
+    max_iter: object,
+    n_init: object,
+    init_params: object,
+    known_inits: tuple[str, ...],
+    warm_start: object,
+) -> None:
+    """One-line errors for the settings that all mixtures have."""
+    positive_whole("n_components", n_components)
+    not_negative("tol", tol)
+    whole("max_iter", max_iter)
+    positive_whole("n_init", n_init)
+    if init_params not in known_inits:
+        raise ValueError(f"init_params must be one of {', '.join(map(repr, known_inits))}. Got {shown(init_params)}.")
+    if not isinstance(warm_start, (bool, np.bool_)):
+        raise ValueError(f"warm_start must be True or False. Got {shown(warm_start)}.")
+
+
+def as_key(random_state: object) -> Key:
+    """The key of a random_state: a whole number, a Key, a numpy generator (a number is drawn), or None, which is 0."""
+    if random_state is None:
+        return Key(0)
+    if isinstance(random_state, Key):
+        return random_state
+    if isinstance(random_state, np.random.RandomState):
+        return Key(int(random_state.randint(2**31 - 1)))
+    if isinstance(random_state, np.random.Generator):
+        return Key(int(random_state.integers(2**31 - 1)))
+    whole("random_state", random_state)
+    return Key(int(random_state))  # type: ignore[call-overload]
+
+
+def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """A given start as float64 of this shape, on the device of the rows; it must be finite."""
+    start = _numbers(value, name).to(like.device, torch.float64)
+    if tuple(start.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}. Got {tuple(start.shape)}.")
+    if not bool(torch.isfinite(start).all()):
+        raise ValueError(f"{name} must be finite. Got NaN or infinity.")
+    return start
+
+
+def as_mixture_weights(value: object, name: str, components: int, like: Tensor) -> Tensor:
+    """Weights (K,) of components: at least 0, with sum 1."""
+    weights = as_start(value, name, (components,), like)
+    if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > 1e-6:
+        raise ValueError(
+            f"{name} must be at least 0 and sum to 1. Got {shown(weights)} with sum {float(weights.sum())}."
+        )
+    return weights
+
+
+def _numbers(value: object, name: str) -> Tensor:
+    """A tensor of real numbers, without a graph, sharing memory where it can."""
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise BadData(f"{name} must be dense. Got a sparse tensor. Use {name}.to_dense().")
+        if value.is_complex():
+            raise BadData(f"{name} must hold real numbers. Got {value.dtype}.")
+        return value.detach()
+    if hasattr(value, "toarray"):
+        raise BadData(f"{name} must be dense. Got a sparse matrix. Use {name}.toarray().")
+    if isinstance(value, (list, tuple)):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise BadData(f"{name} must have rows of equal length. Got lists of different lengths.") from error
+    return as_tensor(value, name)
+
+
+def _per_row(value: object, name: str, points: Tensor) -> Tensor:
+    numbers_of_rows = _numbers(value, name).to(points.device)
+    if tuple(numbers_of_rows.shape) != (len(points),):
+        raise BadData(
+            f"{name} must have one number for each row, ({len(points)},). Got {tuple(numbers_of_rows.shape)}."
+        )
+    return numbers_of_rows
+
+
+def _rows(bad: Tensor) -> str:
+    """The first bad rows in words."""
+    places = bad.nonzero().flatten()
+    named = ", ".join(str(int(place)) for place in places[:NAMED])
+    more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
+    return f"row{'s' if len(places) > 1 else ''} {named}{more}"

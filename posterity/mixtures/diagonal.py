@@ -1,0 +1,64 @@
+"""A variance for each component and dimension."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.full import refuse
+from posterity.mixtures.moments import scale_moments
+from posterity.mixtures.rows import Components, Statistics
+from posterity.mixtures.whitened import ScaleSweep
+
+
+@dataclass(frozen=True)
+class Diagonal(Covariance):
+    """Each component has a variance of its own in each dimension; storage (K, D), factors 1 / standard deviation.
+
+    >>> Diagonal().shape(3, 2), Diagonal().num_parameters(3, 2)
+    ((3, 2), 6)
+    """
+
+    name: ClassVar[str] = "diag"
+
+    def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
+        """(K, D)."""
+        return components, dimensions
+
+    def num_parameters(self, components: int, dimensions: int) -> int:
+        """K D."""
+        return components * dimensions
+
+    def factors(self, covariances: Tensor) -> Tensor:
+        """1 / standard deviation (R, K, D)."""
+        bad = ~(torch.isfinite(covariances) & (covariances > 0)).all(-1)
+        if bool(bad.any()):
+            refuse(bad)
+        return covariances.rsqrt()
+
+    def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
+        """The sum of the logarithms over dimensions (R, K)."""
+        return factors.log().sum(-1)
+
+    def second_moments(self, statistics: Statistics) -> Tensor:
+        """The scatters less counts shift^2 (R, K, D)."""
+        return statistics.scatters - statistics.counts[..., None] * statistics.shifts.square()
+
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        """Diagonal matrices (R, K, D, D)."""
+        return torch.diag_embed(covariances)
+
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Squares of coordinates where these suffice, else whitened distances."""
+        return scale_sweep(components, num_data)
+
+    def stored(self, scatters: Tensor) -> Tensor:
+        """As they are."""
+        return scatters
+
+
+def scale_sweep(components: Components, num_data: int) -> Sweep:
+    """What goes over the rows for factors (R, K, D)."""
+    return scale_moments(components, num_data) or ScaleSweep(components, num_data)

@@ -1,0 +1,89 @@
+"""A covariance matrix for each component."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.errors import NotPositiveDefinite
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.moments import matrix_moments
+from posterity.mixtures.rows import Components, Statistics
+from posterity.mixtures.whitened import MatrixSweep
+
+
+@dataclass(frozen=True)
+class Full(Covariance):
+    """Each component has a covariance matrix of its own; storage (K, D, D).
+
+    >>> Full().shape(3, 2), Full().num_parameters(3, 2)
+    ((3, 2, 2), 9)
+    """
+
+    name: ClassVar[str] = "full"
+
+    def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
+        """(K, D, D)."""
+        return components, dimensions, dimensions
+
+    def num_parameters(self, components: int, dimensions: int) -> int:
+        """K D (D + 1) / 2."""
+        return components * dimensions * (dimensions + 1) // 2
+
+    def factors(self, covariances: Tensor) -> Tensor:
+        """The inverse of the Cholesky factor, transposed: upper triangular (R, K, D, D)."""
+        return inverse_roots(covariances)
+
+    def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
+        """The sum of the logarithms of the diagonal (R, K)."""
+        return factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def second_moments(self, statistics: Statistics) -> Tensor:
+        """The scatters less counts shift shift^T (R, K, D, D)."""
+        return statistics.scatters - moved(statistics)
+
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        """The covariances as they are."""
+        return covariances
+
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Products of coordinates where these suffice, else whitened distances."""
+        return matrix_sweep(components, num_data)
+
+    def stored(self, scatters: Tensor) -> Tensor:
+        """As they are."""
+        return scatters
+
+
+def matrix_sweep(components: Components, num_data: int) -> Sweep:
+    """What goes over the rows for factors (R, K, D, D)."""
+    # All components share the products of coordinates; making these for a few takes longer than whitening, as measured.
+    shared = 4 * components.offsets.numel() >= min(components.means.shape[-1], 32)
+    return (matrix_moments(components, num_data) if shared else None) or MatrixSweep(components, num_data)
+
+
+def inverse_roots(covariances: Tensor) -> Tensor:
+    """A = L^-T (..., D, D), upper triangular, where L L^T is the covariance: (x - mean) A has unit covariance."""
+    roots, failed = torch.linalg.cholesky_ex(covariances)
+    if bool((failed > 0).any() | ~torch.isfinite(roots).all()):
+        bad = (failed > 0) | ~torch.isfinite(roots).all(-1).all(-1)
+        refuse(bad)
+    identity = torch.eye(roots.shape[-1], dtype=roots.dtype, device=roots.device)
+    inverses: Tensor = torch.linalg.solve_triangular(roots, identity.expand_as(roots), upper=False)
+    return inverses.mT
+
+
+def refuse(bad: Tensor) -> None:
+    """Raise for the first covariance that is marked: (R,) for one that is shared, (R, K) for one of each component."""
+    place = bad.nonzero()[0].tolist()
+    whose = f"of component {place[1]}" if len(place) > 1 else "that the components share"
+    where = f" in restart {place[0]}" if len(bad) > 1 else ""
+    raise NotPositiveDefinite(
+        f"The covariance {whose}{where} is not positive definite. Ask for fewer components or a larger reg_covar."
+    )
+
+
+def moved(statistics: Statistics) -> Tensor:
+    """counts shift shift^T (R, K, D, D): the part of the scatters about the old means that the new means take away."""
+    return statistics.counts[..., None, None] * statistics.shifts[..., :, None] * statistics.shifts[..., None, :]

@@ -1,0 +1,212 @@
+"""A mixture of Gaussians, fitted by EM."""
+
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor
+
+from posterity.errors import shown
+from posterity.mixtures.checks import as_key, as_rows, as_start, check_settings, refuse_few_rows
+from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.diagonal import Diagonal
+from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
+from posterity.mixtures.full import Full
+from posterity.mixtures.passes import scores
+from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisation
+from posterity.mixtures.rounds import Rounds, Tensors, log_normalisers
+from posterity.mixtures.rows import Components, Rows
+from posterity.mixtures.second_moments import precisions
+from posterity.mixtures.seeding import INITS
+from posterity.mixtures.spherical import Spherical
+from posterity.mixtures.starts import given, refuse_constant_columns, seeded
+from posterity.mixtures.tied import Tied
+from posterity.numerics.random import Key
+
+KINDS: dict[str, Covariance] = {kind.name: kind for kind in (Full(), Tied(), Diagonal(), Spherical())}
+
+
+class GaussianMixture(MixtureEstimator):
+    """A mixture of Gaussians with scikit-learn's settings, verbs and attributes: change one import.
+
+    **Math**: p(x) = sum_k weights_k N(x; means_k, S_k). EM: r_nk is proportional to weights_k N(x_n; means_k, S_k);
+    then weights_k = N_k / N, means_k = sum_n r_nk x_n / N_k and S_k = sum_n r_nk (x_n - means_k)(x_n - means_k)^T / N_k
+    with N_k = sum_n r_nk, by `covariance_type` "full", "tied", "diag" or "spherical". `reg_covar` is a number added to
+    all variances, or an `InverseWishart(scale, degrees)` prior. A row with `sample_weight` w counts w times; r of a row
+    with a label (-1: unknown) is 1 at its label, so that with all labels the fit is the statistics of the classes.
+    `lower_bound_` is the mean log-likelihood for each unit of row weight (less the prior's penalty) at the E-step of
+    the last round; a run ends when it changes by at most `tol`, or after `max_iter` rounds (0: the start).
+
+    `n_init` restarts run together, in one pass over the rows for each round, and the best is kept. Each begins with
+    every row at its nearest seed: by `init_params` "kmeans", "k-means++" or "random_from_data" (or `means_init`), or
+    with "random" responsibilities. With more than 32768 rows seeds are looked for among some of them. `random_state` is
+    a whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
+
+    Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters and
+    sums are in float64, whatever the rows are.
+
+    **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a round that
+    lowers it is an error, unless a covariance is so close to singular that rounding explains it. A component with less
+    than 1e-8 of the rows is moved to the row explained worst where that raises the objective. If all rows are equal, or
+    a column is constant, the regularisation is the variance; with `reg_covar` 0 that is an error, as is a component
+    that collapses on one point.
+
+    **Cost**: a pass over the rows a round, O(N K D^2) for matrices and O(N K D) else, in chunks: beside the rows and
+    parameters it takes a few MB. Predictions hold (N, K).
+
+    **References**: Dempster, Laird and Rubin (1977); Arthur and Vassilvitskii (2007) for k-means++; Fraley and Raftery
+    (2007) for the prior.
+
+    **Example**:
+
+    >>> import numpy as np
+    >>> rows = np.array([[1.0, 2.0], [1.0, 4.0], [1.0, 0.0], [10.0, 2.0], [10.0, 4.0], [10.0, 0.0]])
+    >>> mixture = GaussianMixture(2, random_state=0).fit(rows)
+    >>> sorted(mixture.means_.round(6).tolist())
+    [[1.0, 2.0], [10.0, 2.0]]
+    >>> bool((mixture.predict(rows)[:3] == mixture.predict([[0.0, 0.0]])).all())
+    True
+    """
+
+    covariances_: Any
+    precisions_: Any
+    precisions_cholesky_: Any
+    converged_: bool
+    n_iter_: int
+    lower_bound_: float
+    lower_bounds_: list[float]
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        covariance_type: str = "full",
+        tol: float = 1e-3,
+        reg_covar: float | InverseWishart = 1e-6,
+        max_iter: int = 100,
+        n_init: int = 1,
+        init_params: str = "kmeans",
+        weights_init: Any = None,
+        means_init: Any = None,
+        precisions_init: Any = None,
+        random_state: Any = None,
+        warm_start: bool = False,
+        verbose: int = 0,
+        verbose_interval: int = 10,
+    ) -> None:
+        self.n_components = n_components
+        self.covariance_type = covariance_type
+        self.tol = tol
+        self.reg_covar = reg_covar
+        self.max_iter = max_iter
+        self.n_init = n_init
+        self.init_params = init_params
+        self.weights_init = weights_init
+        self.means_init = means_init
+        self.precisions_init = precisions_init
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.verbose = verbose  # a bar of progress
+        self.verbose_interval = verbose_interval  # scikit-learn's; the bar needs none
+
+    def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
+        """Fit to rows X (N, D) or (N,), with weights (N,) and labels (N,) that are -1 where unknown; y is not used."""
+        check_settings(
+            n_components=self.n_components,
+            tol=self.tol,
+            max_iter=self.max_iter,
+            n_init=self.n_init,
+            init_params=self.init_params,
+            known_inits=INITS,
+            warm_start=self.warm_start,
+        )
+        kind, regularisation, key = self._kind(), self._regularisation(), as_key(self.random_state)
+        rows = as_rows(X, sample_weight, labels, self.n_components)
+        refuse_few_rows(rows.points, rows.weights, self.n_components)
+        if isinstance(regularisation, Floor) and regularisation.variance == 0:
+            refuse_constant_columns(rows)
+        rounds = Rounds(rows, kind, regularisation)
+        values = self._start(rounds, key)
+        bounds: list[float] = []
+        converged = False
+        if self.max_iter > 0:
+            values, bounds, _, converged = rounds.run(
+                values, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose)
+            )
+        self.converged_, self.n_iter_, self.lower_bounds_ = converged, len(bounds), bounds
+        self.lower_bound_ = bounds[-1] if bounds else -float("inf")
+        factors = kind.factors(values["covariances"])
+        self.n_features_in_ = rows.points.shape[1]
+        self.weights_ = given_as(values["weights"][0], X)
+        self.means_ = given_as(values["means"][0] + rows.centre, X)
+        self.covariances_ = given_as(values["covariances"][0], X)
+        self.precisions_cholesky_ = given_as(factors[0], X)
+        self.precisions_ = given_as(precisions(kind, factors)[0], X)
+        return self
+
+    def bic(self, X: Any) -> float:
+        """Bayesian information criterion on rows X: less is better."""
+        points = self._points(X)
+        return -2 * self.score(X) * len(points) + self._num_parameters() * float(np.log(len(points)))
+
+    def aic(self, X: Any) -> float:
+        """Akaike information criterion on rows X: less is better."""
+        return -2 * self.score(X) * len(self._points(X)) + 2 * self._num_parameters()
+
+    def _kind(self) -> Covariance:
+        if self.covariance_type not in KINDS:
+            raise ValueError(
+                f"covariance_type must be one of {', '.join(map(repr, KINDS))}. Got {shown(self.covariance_type)}."
+            )
+        return KINDS[self.covariance_type]
+
+    def _regularisation(self) -> Regularisation:
+        return self.reg_covar if isinstance(self.reg_covar, InverseWishart) else Floor(self.reg_covar)
+
+    def _start(self, rounds: Rounds, key: Key) -> Tensors:
+        """Values of the restarts: where the last fit ended, or as given, or by seeds."""
+        rows, kind = rounds.rows, rounds.kind
+        if self.warm_start and self.__sklearn_is_fitted__():
+            return self._last_values(rows, kind)
+        shape = (self.n_components, rows.points.shape[1])
+        means = None
+        if self.means_init is not None:
+            means = as_start(self.means_init, "means_init", shape, rows.points) - rows.centre
+        if means is None or self.weights_init is None or self.precisions_init is None:
+            restarts = self.n_init if means is None else 1
+            values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))
+        else:
+            values = {"means": means[None]}
+        return given(values, kind, rows, self.weights_init, self.precisions_init)
+
+    def _last_values(self, rows: Rows, kind: Covariance) -> Tensors:
+        shapes = {
+            "weights": (self.n_components,),
+            "means": (self.n_components, rows.points.shape[1]),
+            "covariances": kind.shape(self.n_components, rows.points.shape[1]),
+        }
+        held = {name: as_parameter(getattr(self, f"{name}_"), rows.points) for name in shapes}
+        for name, shape in shapes.items():
+            if tuple(held[name].shape) != shape:
+                raise ValueError(
+                    f"warm_start: {name}_ of the last fit must have shape {shape}. Got {tuple(held[name].shape)}. "
+                    "Fit a new mixture, or set warm_start=False."
+                )
+        held["means"] = held["means"] - rows.centre
+        return {name: value[None] for name, value in held.items()}
+
+    def _scores(self, points: Tensor) -> Tensor:
+        kind = self._kind()
+        weights, means, factors = (
+            as_parameter(value, points)[None] for value in (self.weights_, self.means_, self.precisions_cholesky_)
+        )
+        centre = means[0].mean(0)
+        offsets = weights.log() + log_normalisers(kind, factors, *means.shape[1:])
+        components = Components(offsets, means - centre, factors)
+        return scores(Rows(points, None, None, centre), kind, components)[0]
+
+    def _dense_covariances(self) -> Tensor:
+        return self._kind().dense(as_parameter(self.covariances_)[None], *self.means_.shape)[0]
+
+    def _num_parameters(self) -> int:
+        components, dimensions = self.means_.shape
+        return int(self._kind().num_parameters(components, dimensions) + components * dimensions + components - 1)

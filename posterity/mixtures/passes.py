@@ -1,0 +1,102 @@
+"""Passes over the rows of a mixture, chunk by chunk: the sums of an EM round, and what is asked about each row."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.rows import WORK, Components, Rows, Statistics, taken
+
+
+@torch.no_grad()
+def statistics(rows: Rows, kind: Covariance, components: Components) -> Statistics:
+    """The sums over all rows that an M-step and a bound need, in one pass.
+
+    Takes the rows, the kind of covariance and R mixtures of it; gives `Statistics` about the means given.
+    """
+    restarts, count = components.offsets.shape
+    counts = torch.zeros_like(components.offsets)
+    tops, logs, negentropies = counts.new_zeros(3, restarts)
+    # A component of weight 0 has the score -inf; a finite one lets 0 log 0 be 0 below.
+    lowest = torch.finfo(WORK).min
+    components = components._replace(offsets=components.offsets.clamp_min(lowest / 8))
+    sweep = kind.sweep(components, len(rows.points))
+    share_space, sum_space = counts.new_empty(counts.numel() * sweep.rows), counts.new_empty(2 * restarts * sweep.rows)
+    for piece, scores in _chunks(rows, sweep, components):
+        shares = taken(share_space, *scores.shape)
+        top, total = taken(sum_space, 2, restarts, scores.shape[2])
+        if rows.labels is not None:
+            scores.masked_fill_(_excluded(rows.labels[piece], count), lowest / 2)
+        torch.amax(scores, 1, out=top)
+        scores -= top[:, None]
+        torch.exp(scores, out=shares)
+        torch.sum(shares, 1, out=total)
+        weights = None if rows.weights is None else rows.weights[piece].to(WORK)
+        shares *= (total.reciprocal() if weights is None else weights / total)[:, None]
+        total.log_()
+        if weights is not None:
+            top *= weights
+            total *= weights
+        counts += shares.sum(2)
+        tops += top.sum(1)
+        logs += total.sum(1)
+        negentropies += scores.mul_(shares).sum((1, 2))
+        sweep.add(shares.flatten(0, 1))
+    first, scatters = sweep.sums(counts)
+    shifts = first / counts[..., None].clamp_min(torch.finfo(WORK).tiny)
+    return Statistics(counts, shifts, kind.stored(scatters), tops + logs, logs - negentropies)
+
+
+@torch.no_grad()
+def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
+    """The scores (R, N, K) of all rows, in the points' number type; labels and weights play no part."""
+    restarts, count = components.offsets.shape
+    found = rows.points.new_empty(restarts, len(rows.points), count)
+    for piece, chunk in score_chunks(rows, kind, components):
+        found[:, piece] = chunk.mT
+    return found
+
+
+@torch.no_grad()
+def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
+    """The probabilities (R, N, K) of the components for each row; one-hot for a row with a label."""
+    restarts, count = components.offsets.shape
+    found = rows.points.new_empty(restarts, len(rows.points), count)
+    for piece, chunk in score_chunks(rows, kind, components):
+        if rows.labels is not None:
+            chunk.masked_fill_(_excluded(rows.labels[piece], count), -torch.inf)
+        found[:, piece] = torch.softmax(chunk, 1).mT
+    return found
+
+
+@torch.no_grad()
+def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
+    """log sum_k exp(score_nk) of each row (R, N), whatever its label."""
+    found = rows.points.new_empty(len(components.offsets), len(rows.points))
+    for piece, chunk in score_chunks(rows, kind, components):
+        found[:, piece] = torch.logsumexp(chunk, 1)
+    return found
+
+
+@torch.no_grad()
+def score_chunks(rows: Rows, kind: Covariance, components: Components) -> Iterator[tuple[slice, Tensor]]:
+    """The scores of the rows in float64, a piece after another: which rows, and their scores (R, K, n).
+
+    These are overwritten by those of the next piece, and may be by the caller.
+    """
+    yield from _chunks(rows, kind.sweep(components, len(rows.points)), components)
+
+
+def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[slice, Tensor]]:
+    """Each piece of the rows with its scores (R, K, n)."""
+    points = rows.points.detach()
+    for start in range(0, len(points), sweep.rows):
+        piece = slice(start, min(start + sweep.rows, len(points)))
+        yield piece, sweep.scores(points[piece], rows.centre).view(*components.offsets.shape, -1)
+
+
+def _excluded(labels: Tensor, components: int) -> Tensor:
+    """Which components (K, n) the labels rule out."""
+    each = torch.arange(components, device=labels.device)[:, None]
+    return (labels >= 0) & (labels != each)

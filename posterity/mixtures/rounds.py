@@ -1,0 +1,174 @@
+"""The E-step, M-step and bound of a Gaussian mixture, for `ExpectationMaximization` over all restarts at once."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.fitting import Run, run
+from posterity.mixtures.passes import statistics
+from posterity.mixtures.precisions import condition_of
+from posterity.mixtures.regularisation import Regularisation
+from posterity.mixtures.reseeding import proposals, worst_rows
+from posterity.mixtures.rows import Components, Rows, Statistics
+from posterity.mixtures.second_moments import is_matrix, per_component, quadratic
+from posterity.model.density import Density
+
+Values = Mapping[str, Tensor]  # weights, means and covariances
+Tensors = dict[str, Tensor]
+
+EMPTY = 1e-8  # the share of all rows below which a component is empty
+# The mean squared distance of rows from the means before an M-step, in the covariances after it, at which moments about
+# the means after it have lost so many digits that a bound made of them is off by 1e-12. Passes allow sums about the
+# centre to lose ten times as much.
+FAR = 5000.0
+NAMES = ("weights", "means", "covariances")
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """Rounds of EM on given rows: values are weights (R, K), means (R, K, D) about `rows.centre`, and covariances.
+
+    The objective is the log-likelihood less the penalty of the regularisation, for each unit of row weight. q is kept
+    as its sums over the rows, with the values that it was made at.
+
+    A component with less than 1e-8 of all rows is empty: it keeps mean and covariance, and is offered a new place at
+    the row that the mixture explains worst, with several weights. The best of them is taken if it raises the objective,
+    so that re-seeding lowers no bound. In such a round the bound after the M-step is the objective itself; so it is
+    after a start so far from the rows that sums about its means lose digits.
+    """
+
+    rows: Rows
+    kind: Covariance
+    regularisation: Regularisation
+
+    @cached_property
+    def total(self) -> float:
+        """The sum of the row weights."""
+        weights = self.rows.weights
+        return float(len(self.rows.points)) if weights is None else float(weights.sum())
+
+    def density(self, components: int) -> Density:
+        """The problem: the objective times the sum of the row weights, by the names of the values."""
+        dimensions = self.rows.points.shape[1]
+        shapes = {"weights": (components,), "means": (components, dimensions)}
+        return Density(
+            lambda **values: self.objective(values) * self.total,
+            {**shapes, "covariances": self.kind.shape(components, dimensions)},
+            batched=True,
+            dtype=torch.float64,
+            device=self.rows.points.device,
+        )
+
+    def run(self, start: Values, *, max_iter: int, tol: float, progress: bool) -> Run:
+        """Rounds from `start` (R, ...) until bounds change by at most `tol`.
+
+        With an exact M-step a fall of the bound is an error, unless covariances are so close to singular that rounding
+        explains it: then the rounds are run again without that check, which is logged.
+        """
+        return run(
+            self,
+            self.density(start["weights"].shape[-1]),
+            start,
+            name="GaussianMixture",
+            condition=lambda values: condition_of(values["covariances"]) if is_matrix(self.kind) else 1.0,
+            max_iter=max_iter,
+            tol=tol,
+            exact=self.regularisation.exact,
+            progress=progress,
+        )
+
+    def components(self, values: Values) -> Components:
+        """The values as a pass over the rows takes them."""
+        factors = self.kind.factors(values["covariances"])
+        offsets = log_normalisers(self.kind, factors, *values["means"].shape[1:]) + values["weights"].log()
+        return Components(offsets, values["means"], factors)
+
+    def expectation(self, values: Values, latent: Values) -> Tensors:
+        """The sums over the rows under the responsibilities at these values."""
+        components = self.components(values)
+        sums = statistics(self.rows, self.kind, components)
+        return {**sums._asdict(), **{name: values[name] for name in NAMES}, "factors": components.factors}
+
+    def maximisation(self, values: Values, latent: Values) -> Tensors:
+        """The values that maximise the bound; with empty components, those with new places if they are better."""
+        sums = Statistics(*(latent[name] for name in Statistics._fields))
+        empty = self.empty(latent)  # (R, K)
+        sums = sums._replace(shifts=torch.where(empty[..., None], 0.0, sums.shifts))
+        moments = self.kind.second_moments(sums)
+        found = self.regularisation.estimated(self.kind, moments, sums.counts, sums.shifts.shape[-1])
+        moved = {
+            "weights": sums.counts / sums.counts.sum(-1, keepdim=True),
+            "means": values["means"] + sums.shifts,
+            "covariances": torch.where(per_component(self.kind, empty), values["covariances"], found),
+        }
+        return self._reseeded(moved, empty) if bool(empty.any()) else moved
+
+    def bound(self, values: Values, latent: Values) -> Tensor:
+        """The objective where q was made at these values, otherwise that less KL(q || posterior); (R,)."""
+        if all(torch.equal(values[name], latent[name]) for name in NAMES):
+            return self._penalised(latent["log_likelihood"], latent["factors"], values)
+        sums = Statistics(*(latent[name] for name in Statistics._fields))
+        factors = self.kind.factors(values["covariances"])
+        if bool((self.empty(latent).any(-1) | self._lost(sums, latent, factors)).any()):
+            return self.objective(values)
+        # About the means of `values`, which need not be those of the M-step.
+        beside = sums._replace(
+            shifts=values["means"] - latent["means"] - sums.shifts, scatters=torch.zeros_like(sums.scatters)
+        )
+        moments = self.kind.second_moments(sums) - self.kind.second_moments(beside)
+        offsets = log_normalisers(self.kind, factors, *values["means"].shape[1:])
+        weighted = sums.counts * offsets + torch.xlogy(sums.counts, values["weights"])
+        expected = weighted.sum(-1) - quadratic(self.kind, factors, moments) / 2
+        return self._penalised(expected + sums.entropy, factors, values)
+
+    def objective(self, values: Values) -> Tensor:
+        """The penalised log-likelihood (R,) for each unit of row weight, by a pass over the rows."""
+        components = self.components(values)
+        found = statistics(self.rows, self.kind, components).log_likelihood
+        return self._penalised(found, components.factors, values)
+
+    def empty(self, latent: Values) -> Tensor:
+        """Which components have almost no rows, (R, K)."""
+        return latent["counts"] < EMPTY * latent["counts"].sum(-1, keepdim=True)
+
+    def _lost(self, sums: Statistics, latent: Values, factors: Tensor) -> Tensor:
+        """Whether moments about the means after the M-step, in covariances with these factors, have lost digits, (R,).
+
+        They are differences of sums about the means before it; and those, of sums about the centre, unless components
+        were narrow beside their distance from it.
+        """
+        placed = sums._replace(shifts=latent["means"], scatters=torch.zeros_like(sums.scatters))
+        away = sums.scatters - self.kind.second_moments(placed)  # about the centre, all but exactly
+        distances = quadratic(self.kind, factors, sums.scatters)
+        now, before = quadratic(self.kind, factors, away), quadratic(self.kind, latent["factors"], away)
+        return (distances > FAR * self.total) | ((now > 10 * FAR * self.total) & (before < 12 * FAR * self.total))
+
+    def _penalised(self, log_likelihood: Tensor, factors: Tensor, values: Values) -> Tensor:
+        penalty = self.regularisation.penalty(self.kind, factors, *values["means"].shape[1:])
+        return (log_likelihood - penalty) / self.total
+
+    def _reseeded(self, moved: Tensors, empty: Tensor) -> Tensors:
+        """The values where empty components have the best of the new places, in the restarts that gain by it."""
+        places = empty.any(-1).nonzero().squeeze(-1)
+        held = {name: value[places] for name, value in moved.items()}
+        points = worst_rows(self.rows, self.kind, self.components(held), int(empty.sum(-1).max()))
+        if points is None:
+            return moved
+        candidates = [held, *proposals(self.kind, held, empty[places], points, len(self.rows.points))]
+        gains = torch.stack([self.objective(one) for one in candidates])  # (candidates, R')
+        best = gains.argmax(0)
+        each = torch.arange(len(places), device=best.device)
+        return {
+            name: value.index_copy(0, places, torch.stack([one[name] for one in candidates])[best, each])
+            for name, value in moved.items()
+        }
+
+
+def log_normalisers(kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
+    """log N(mean_k; mean_k, S_k) = -D/2 log 2 pi - 1/2 log det S_k, (R, K)."""
+    return kind.half_log_det(factors, components, dimensions) - dimensions / 2 * math.log(2 * math.pi)

@@ -1,0 +1,61 @@
+"""One variance for each component."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.diagonal import scale_sweep
+from posterity.mixtures.full import refuse
+from posterity.mixtures.rows import Components, Statistics
+
+
+@dataclass(frozen=True)
+class Spherical(Covariance):
+    """Each component has one variance for all dimensions; storage (K,), factors 1 / standard deviation.
+
+    Its scatters and second moments are traces: a variance is the second moment over D times the count.
+
+    >>> Spherical().shape(3, 2), Spherical().num_parameters(3, 2)
+    ((3,), 3)
+    """
+
+    name: ClassVar[str] = "spherical"
+
+    def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
+        """(K,)."""
+        return (components,)
+
+    def num_parameters(self, components: int, dimensions: int) -> int:
+        """K."""
+        return components
+
+    def factors(self, covariances: Tensor) -> Tensor:
+        """1 / standard deviation (R, K)."""
+        bad = ~(torch.isfinite(covariances) & (covariances > 0))
+        if bool(bad.any()):
+            refuse(bad)
+        return covariances.rsqrt()
+
+    def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
+        """D times the logarithm (R, K)."""
+        return dimensions * factors.log()
+
+    def second_moments(self, statistics: Statistics) -> Tensor:
+        """The traces of the scatters less counts |shift|^2 (R, K)."""
+        return statistics.scatters - statistics.counts * statistics.shifts.square().sum(-1)
+
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        """Multiples of the identity (R, K, D, D)."""
+        return torch.diag_embed(covariances[..., None].expand(-1, -1, dimensions))
+
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """As with a scale for each dimension."""
+        factors = components.factors[..., None].expand_as(components.means)
+        return scale_sweep(components._replace(factors=factors), num_data)
+
+    def stored(self, scatters: Tensor) -> Tensor:
+        """Added over dimensions."""
+        return scatters.sum(-1)

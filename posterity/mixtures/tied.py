@@ -1,0 +1,113 @@
+"""One covariance matrix for all components."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.full import inverse_roots, moved
+from posterity.mixtures.moments import suffice
+from posterity.mixtures.rows import Components, Statistics, chunk_rows, taken
+from posterity.mixtures.whitened import MatrixSweep, centred
+
+
+@dataclass(frozen=True)
+class Tied(Covariance):
+    """All components share a covariance matrix; storage (D, D).
+
+    >>> Tied().shape(3, 2), Tied().num_parameters(3, 2)
+    ((2, 2), 3)
+    """
+
+    name: ClassVar[str] = "tied"
+
+    def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
+        """(D, D)."""
+        return dimensions, dimensions
+
+    def num_parameters(self, components: int, dimensions: int) -> int:
+        """D (D + 1) / 2."""
+        return dimensions * (dimensions + 1) // 2
+
+    def factors(self, covariances: Tensor) -> Tensor:
+        """The inverse of the Cholesky factor, transposed: upper triangular (R, D, D)."""
+        return inverse_roots(covariances)
+
+    def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
+        """The sum of the logarithms of the diagonal, for each component (R, K)."""
+        return factors.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True).expand(-1, components)
+
+    def second_moments(self, statistics: Statistics) -> Tensor:
+        """The scatter less sum_k counts_k shift_k shift_k^T (R, D, D)."""
+        return statistics.scatters - moved(statistics).sum(1)
+
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        """The same matrix for each component (R, K, D, D)."""
+        return covariances[:, None].expand(-1, components, -1, -1)
+
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Components of unit covariance in whitened coordinates; far apart, as with a matrix for each component."""
+        whitened = components.means @ components.factors  # (R, K, D)
+        if suffice(whitened.square().sum(-1) + whitened.shape[-1]):
+            return SharedSweep(components, whitened, num_data)
+        factors = components.factors[:, None].expand(-1, whitened.shape[1], -1, -1)
+        return MatrixSweep(components._replace(factors=factors), num_data)
+
+    def stored(self, scatters: Tensor) -> Tensor:
+        """Added over components, where the sweep has not done so."""
+        return scatters.sum(1)
+
+
+class SharedSweep(Sweep):
+    """Coordinates whitened once for all components: scores are linear in them but for a term that all share.
+
+    Scatters need the products of the rows with themselves, weighted by row, and nothing else for each component.
+    """
+
+    def __init__(self, components: Components, whitened_means: Tensor, num_data: int) -> None:
+        """Takes components with factors (R, D, D), and means in whitened coordinates (R, K, D)."""
+        offsets, _, self.factors = components
+        restarts, count, dimensions = whitened_means.shape
+        self.means = whitened_means
+        self.offsets = (offsets - 0.5 * whitened_means.square().sum(-1))[..., None]
+        self.whitening = self.factors.mT.reshape(restarts * dimensions, dimensions)
+        self.rows = chunk_rows((2 * restarts + 1) * dimensions, offsets, num_data)
+        self.workspace = offsets.new_empty(2 * restarts * dimensions * self.rows)
+        self.centred = offsets.new_empty(dimensions * self.rows)
+        self.results = offsets.new_empty(restarts * count * self.rows)
+        self.first = torch.zeros_like(whitened_means)
+        self.second = torch.zeros_like(self.factors)
+
+    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
+        """Whitened rows times whitened means, less half the squares of the rows."""
+        (size, dimensions), (restarts, count, _) = points.shape, self.means.shape
+        self.z, self.scaled = taken(self.workspace, 2, restarts, dimensions, size)
+        rows = centred(points, centre, self.centred)
+        torch.mm(self.whitening, rows, out=self.z.view(restarts * dimensions, size))
+        torch.mul(self.z, self.z, out=self.scaled)
+        found = taken(self.results, restarts, count, size)
+        torch.baddbmm(self.offsets, self.means, self.z, out=found)
+        found.sub_(self.scaled.sum(1, keepdim=True), alpha=0.5)
+        return found.flatten(0, 1)
+
+    def add(self, weights: Tensor) -> None:
+        """Weighted sums by component, and products weighted by the row."""
+        weights = weights.view(*self.means.shape[:2], -1)
+        self.first.baddbmm_(weights, self.z.mT)
+        torch.mul(self.z, weights.sum(1, keepdim=True), out=self.scaled)
+        self.second.baddbmm_(self.scaled, self.z.mT)
+
+    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums moved to the means and taken back by A^-1; scatters (R, 1, D, D) of all components together."""
+        away = self.first - counts[..., None] * self.means
+        second = self.second - self.means.mT @ self.first - away.mT @ self.means
+        scatters = back(back(second, self.factors).mT, self.factors)[:, None]
+        return back(away, self.factors), (scatters + scatters.mT) / 2
+
+
+def back(whitened: Tensor, factors: Tensor) -> Tensor:
+    """Rows of whitened coordinates (R, n, D) in those of the points, x A = z."""
+    rows: Tensor = torch.linalg.solve_triangular(factors, whitened, upper=True, left=False)
+    return rows

@@ -1,0 +1,114 @@
+"""Five clusters in the plane: where random starts of EM end, and how many components rows ask for."""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.mixtures import BayesianGaussianMixture, GaussianMixture
+from posterity.numerics.random import Key
+
+COUNT = 500
+CENTRES = ((-3.0, -2.5), (3.2, -2.0), (-3.4, 2.6), (2.6, 2.8), (0.2, 0.2))
+SCALES = ((0.9, 0.6), (0.5, 1.1), (0.8, 0.8), (1.1, 0.6), (0.7, 0.7))
+STARTS = 50
+INITS = {"rows at random": "random_from_data", "k-means++": "k-means++"}
+MOST = 8  # components
+RESTARTS = 10  # of each number of components
+ROUNDS, TOLERANCE = 1000, 1e-6
+CONCENTRATION = 0.01  # of the Dirichlet prior: small, so that components that are not needed die out
+NEAR = 0.1  # nats: ends within it are the same maximum
+ALIVE = 1.0  # rows that a component must hold to count
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Log-likelihoods where EM ended from each start of one kind, in nats over all rows."""
+
+    kind: str
+    ends: tuple[float, ...]
+
+    @property
+    def worst(self) -> float:
+        """The lowest."""
+        return min(self.ends)
+
+    @property
+    def middle(self) -> float:
+        """The median."""
+        return median(self.ends)
+
+    def share_at(self, best: float) -> float:
+        """The share of starts that came to the maximum `best`."""
+        return sum(end > best - NEAR for end in self.ends) / len(self.ends)
+
+
+@dataclass(frozen=True)
+class Components:
+    """A number of components: BIC by EM (lower is better), ELBO of the Bayesian form, and how many are alive there."""
+
+    components: int
+    bic: float
+    elbo: float
+    alive: int
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """The rows (N, 2), where the starts ended, each number of components, and the Bayesian fit with the most.
+
+    `weights` (K,), `means` (K, 2) and `covariances` (K, 2, 2) are those of its components that are alive.
+    """
+
+    rows: Tensor
+    starts: tuple[Starts, ...]
+    components: tuple[Components, ...]
+    weights: Tensor
+    means: Tensor
+    covariances: Tensor
+
+    @property
+    def best(self) -> float:
+        """The highest log-likelihood that any start came to."""
+        return max(end for one in self.starts for end in one.ends)
+
+
+def clusters(key: Key) -> Clusters:
+    """Fit everything to rows that the key fixes."""
+    rows = sample(key.fold("rows"))
+    starts = tuple(Starts(name, _ends(rows, init, key.fold(init))) for name, init in INITS.items())
+    found, fit = [], BayesianGaussianMixture()
+    for count in range(1, MOST + 1):
+        settings: dict[str, Any] = {"n_init": RESTARTS, "init_params": "k-means++", "random_state": key.fold(count)}
+        point = GaussianMixture(count, max_iter=ROUNDS, tol=TOLERANCE, **settings).fit(rows)
+        fit = BayesianGaussianMixture(
+            count, weight_concentration_prior=CONCENTRATION, max_iter=ROUNDS, tol=TOLERANCE * COUNT, **settings
+        ).fit(rows)
+        found.append(Components(count, float(point.bic(rows)), float(fit.lower_bound_), int(_alive(fit).sum())))
+    alive = _alive(fit)
+    return Clusters(rows, starts, tuple(found), fit.weights_[alive], fit.means_[alive], fit.covariances_[alive])
+
+
+def sample(key: Key) -> Tensor:
+    """Rows (COUNT, 2) of five clusters of equal weight."""
+    where = torch.arange(COUNT) % len(CENTRES)
+    centres, scales = (torch.tensor(pairs, dtype=torch.float64, device="cpu")[where] for pairs in (CENTRES, SCALES))
+    return centres + scales * key.normal((COUNT, 2), torch.float64, "cpu")
+
+
+def _ends(rows: Tensor, init: str, key: Key) -> tuple[float, ...]:
+    ends = []
+    for number in range(STARTS):
+        mixture = GaussianMixture(
+            len(CENTRES), init_params=init, max_iter=ROUNDS, tol=TOLERANCE, random_state=key.fold(number)
+        )
+        ends.append(float(mixture.fit(rows).score(rows)) * len(rows))
+    return tuple(ends)
+
+
+def _alive(fit: BayesianGaussianMixture) -> Tensor:
+    """Which components hold rows, (K,)."""
+    held: Tensor = fit.weight_concentration_ - fit.weight_concentration_prior_
+    return held > ALIVE

@@ -1,0 +1,13 @@
+"""Both ways through a chunk of rows."""
+
+import pytest
+import torch
+
+from posterity.mixtures import moments
+
+
+@pytest.fixture(params=["products", "whitened"])
+def way(request, monkeypatch):
+    """Each of the two ways through a chunk, whatever the means."""
+    monkeypatch.setattr(moments, "TOLERATED", {"products": torch.inf, "whitened": -1.0}[request.param])
+    return request.param

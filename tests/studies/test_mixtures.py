@@ -1,0 +1,211 @@
+"""The study of mixtures: what theory says of EM holds as numbers, planted mistakes are seen, all is drawn."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from goldcases import load
+
+from posterity.errors import BoundFell
+from posterity.evidence import jensen
+from posterity.numerics import Key
+from posterity.studies.mixtures import bounds, clusters, draw, example, mixtures, partly, prior
+
+pytestmark = pytest.mark.cpu
+FIGURES = [
+    "points.png",
+    "responsibilities.png",
+    "bound.png",
+    "staircase.png",
+    "labels.png",
+    "clusters.png",
+    "priors.png",
+]
+
+
+@pytest.fixture(scope="module")
+def study():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partly, "REPLICATES", 40)
+        for name, value in (("STARTS", 6), ("MOST", 6), ("RESTARTS", 3)):
+            patch.setattr(clusters, name, value)
+        for name, value in (("SCALES", (0.1, 1.0)), ("DATA_SETS", 2), ("STEPS", 300), ("ROUNDS", 10), ("TEST", 300)):
+            patch.setattr(prior, name, value)
+        found = mixtures(seed=1)
+        found.document()  # with these settings in it
+        yield found
+
+
+@pytest.fixture(scope="module")
+def small():
+    data = example.miniature()
+    return data, example.expectation_maximization(data, example.MINIATURE_START)
+
+
+def test_with_labels_the_fit_is_the_statistics_of_the_classes(study):
+    for component in range(2):
+        own = study.data.points[study.data.labels == component]
+        assert float(study.complete["weights"][component]) == pytest.approx(len(own) / len(study.data.points))
+        assert float(study.complete["means"][component]) == pytest.approx(float(own.mean()))
+        assert float(study.complete["variances"][component]) == pytest.approx(float(own.var(correction=0)))
+
+
+def test_with_labels_em_is_done_after_one_round(study):
+    run = example.expectation_maximization(study.data, example.START)
+    for name, value in study.complete.items():
+        torch.testing.assert_close(run.history[1][name], value)
+        torch.testing.assert_close(run.end[name], value)
+
+
+def test_the_miniature_is_the_gold_case(small):
+    data, run = small
+    case = load("em_gmm_1d")
+    torch.testing.assert_close(data.points, case.inputs["y"])
+    for number in range(3):
+        at = run.history[number + 1]
+        case.check(f"iterations.{number}.pi", at["weights"][0])
+        case.check(f"iterations.{number}.mu", at["means"])
+        case.check(f"iterations.{number}.var", at["variances"])
+    case.check("limit.mu", run.end["means"])
+    found = bounds.checks(data, run, Key(0))
+    case.check("log_lik0", found.log_likelihood_start)
+    case.check("limit.log_lik", found.log_likelihood_end)
+    misprint = case.must_not_equal["bound_if_sum_over_n_missing_on_the_KL_term"]
+    assert found.one_divergence == pytest.approx(misprint)
+
+
+@pytest.mark.parametrize("which", ["checks", "miniature"])
+def test_what_theory_says_holds(study, which):
+    found = getattr(study, which)
+    size = abs(found.log_likelihood_start)
+    assert found.touching < 1e-12 * size
+    assert found.highest_above < 1e-12 * size
+    assert found.decomposition < 1e-12 * size
+    assert found.two_forms < 1e-12 * size
+    assert found.smallest_step > -1e-12 * size
+    assert found.fisher < 1e-11
+    assert found.end_gradient < 1e-3
+    assert found.log_likelihood_end > found.log_likelihood_start + 1.0
+
+
+@pytest.mark.parametrize("which", ["checks", "miniature"])
+def test_the_misprints_are_seen(study, which):
+    found = getattr(study, which)
+    assert found.common_q < found.log_likelihood_start - 1.0  # not tight
+    assert found.one_entropy < found.log_likelihood_start - 1.0
+    assert found.one_divergence > found.log_likelihood_start + 1.0  # no bound
+
+
+def test_no_common_q_is_better_than_the_best_one(small):
+    data, run = small
+    table = example.log_joint(data, run.history[0])
+    first = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
+    q = torch.stack([first, 1.0 - first], -1)  # (G, 2)
+    found = (q * (table.sum(0) - len(table) * q.log())).sum(-1)
+    best = bounds.checks(data, run, Key(0)).common_q
+    assert float(found.max()) <= best + 1e-9
+    assert float(found.max()) == pytest.approx(best, abs=1e-4)
+
+
+def test_a_wrong_bound_is_seen(small, monkeypatch):
+    data, run = small
+
+    def doubled(log_joint, q, hidden=1):
+        return jensen.q_function(log_joint, q, hidden) + 2.0 * jensen.entropy(q, hidden)
+
+    monkeypatch.setattr(jensen, "jensen_bound", doubled)
+    found = bounds.checks(data, run, Key(0))
+    assert found.highest_above > 0.5
+    assert found.decomposition > 0.5
+    assert found.two_forms > 0.5
+    with pytest.raises(BoundFell):
+        example.expectation_maximization(data, example.MINIATURE_START)
+
+
+def test_a_wrong_gradient_is_seen(small, monkeypatch):
+    data, run = small
+    right = jensen.fisher_gradient
+
+    def uniform(log_joint, values):
+        return right(log_joint, values, torch.full((len(data.points), 2), 0.5, dtype=torch.float64))
+
+    monkeypatch.setattr(jensen, "fisher_gradient", uniform)
+    assert bounds.checks(data, run, Key(0)).fisher > 0.1
+
+
+def test_each_curve_touches_where_the_round_begins_and_is_highest_where_it_ends(study):
+    means = [float(at["means"][0]) for at in study.run.history]
+    assert len(study.curves) == len(study.one_mean) == bounds.FIRST
+    for number, curve in enumerate(study.curves):
+        assert curve.at == pytest.approx(means[number])
+        assert curve.best == pytest.approx(means[number + 1])
+        assert curve.value == pytest.approx(float(study.run.after_e[number]))
+    for curve in (*study.curves, *study.one_mean):
+        gap, step = curve.log_likelihood - curve.bound, float(curve.grid[1] - curve.grid[0])
+        assert float(gap.min()) > -1e-9
+        assert float(curve.grid[gap.argmin()]) == pytest.approx(curve.at, abs=step)
+        assert float(curve.grid[curve.bound.argmax()]) == pytest.approx(curve.best, abs=step)
+    for before, after in zip(study.one_mean, study.one_mean[1:], strict=False):
+        assert after.at == pytest.approx(before.best)
+        torch.testing.assert_close(after.log_likelihood, before.log_likelihood)
+
+
+def test_labelled_rows_keep_their_component():
+    data = example.sample(20, example.TRUTH, Key(3))
+    some = example.Sample(data.points, torch.where(torch.arange(20) < 10, data.labels, example.UNKNOWN))
+    q = jensen.posterior(example.log_joint(some, example.START))
+    assert torch.equal(q[:10].argmax(-1), data.labels[:10])
+    assert bool(((q[:10] == 0) | (q[:10] == 1)).all())
+    assert bool(((q[10:] > 0) & (q[10:] < 1)).all())
+
+
+def test_labels_are_worth_much_and_all_of_them_are_the_class_means(study, monkeypatch):
+    assert [row.share for row in study.shares] == list(partly.SHARES)
+    none, _, some, every = study.shares
+    assert none.error > some.error + 3 * some.standard_error > every.error
+    monkeypatch.setattr(partly, "SHARES", (1.0,))
+    monkeypatch.setattr(partly, "REPLICATES", 3)
+    (found,) = partly.partly_labelled(Key(5))
+    samples = [example.sample(partly.COUNT, partly.TRUTH, Key(5).fold(index)) for index in range(3)]
+    off = torch.stack([example.complete(one)["means"] - partly.TRUTH["means"] for one in samples])
+    assert found.error == pytest.approx(float(off.square().mean(-1).sqrt().mean()))
+
+
+def test_five_clusters_are_found(study):
+    found = study.clusters
+    random, spread = found.starts
+    assert [len(one.ends) for one in found.starts] == [6, 6]
+    assert spread.share_at(found.best) >= max(random.share_at(found.best), 0.5)
+    for one in found.starts:
+        assert one.worst <= one.middle <= found.best
+    assert min(found.components, key=lambda one: one.bic).components == 5
+    assert [one.alive for one in found.components] == [1, 2, 3, 4, 5, 5]
+    assert found.components[4].elbo > max(one.elbo for one in found.components[:4])
+    distances = torch.cdist(found.means, torch.tensor(clusters.CENTRES, dtype=torch.float64))
+    assert sorted(distances.argmin(0).tolist()) == list(range(5))
+    assert float(distances.min(0).values.max()) < 0.6
+
+
+def test_variational_em_chooses_a_good_prior_without_held_out_rows(study):
+    tight, wide = study.priors.fixed
+    assert tight.mean > wide.mean + 0.5
+    one, layers = study.priors.chosen
+    assert one.scales[0] == one.scales[1]
+    assert 0.5 < one.scales[0] < 5.0
+    assert layers.scales[0] != layers.scales[1]
+    assert one.noise == pytest.approx(prior.NOISE)
+    assert layers.noise == pytest.approx(prior.NOISE, rel=0.4)
+    for chosen in (one, layers):
+        assert chosen.above_best.mean < 0.1
+        assert chosen.test_nll.mean > prior.noise_alone() - 0.1
+
+
+def test_document_and_figures(study, tmp_path):
+    document = study.document()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["labels"]["data_sets"] == 40
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert draw(study, tmp_path / "new") == FIGURES
+    assert all((tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG") for name in FIGURES)
