@@ -32,5 +32,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, gradients, images, uci, hyperparameters, dropout, moons, calibration, posteriors, mixtures):
+for one in (logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures, hyperparameters):
     study.command()(one)
