@@ -56,7 +56,15 @@ def _panel(place: "Axes", found: Comparison) -> None:
     place.add_patch(box)
     priors, noises = zip(*found.points, strict=True)
     across, up = _position(noises, NOISE_SCALES), _position(priors, PRIOR_SCALES)
-    place.scatter(across, up, s=9, color=RED, linewidths=0, zorder=4, label="variational EM, each split")
+    place.scatter(
+        across,
+        up,
+        s=9,
+        color=RED,
+        linewidths=0,
+        zorder=4,
+        label="variational EM, each split (prior: geometric mean over weights)",
+    )
     prior, noise = found.point
     middle = _position([noise], NOISE_SCALES), _position([prior], PRIOR_SCALES)
     place.scatter(*middle, s=110, color=RED, marker="*", edgecolors="white", zorder=5, label="and their mean")
