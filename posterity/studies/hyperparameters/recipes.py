@@ -105,7 +105,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 Batch and step size are those of `study uci`. The groups of weights, the M-steps, when they come and where prior and
 noise begin were chosen by the log evidence of training rows: a first prior that is too wide leads to poorer modes.
-Mean field has the same rounds: where its ELBO is far below the evidence, it takes the gap for noise.
+Mean field has the same rounds, and on some data ends with too much noise: what its bound lacks counts as residuals.
 """
 
 
