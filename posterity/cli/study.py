@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 from posterity.cli.study_calibration import calibration
 from posterity.cli.study_dropout import dropout
 from posterity.cli.study_gradients import gradients
+from posterity.cli.study_hyperparameters import hyperparameters
 from posterity.cli.study_images import images
 from posterity.cli.study_logistic import logistic
 from posterity.cli.study_mixtures import mixtures
@@ -31,5 +32,5 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures):
+for one in (logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures, hyperparameters):
     study.command()(one)

@@ -60,7 +60,8 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     error, hint = result.err.splitlines()
     assert "'logistic'" in error
     assert hint == (
-        "hint: the studies are logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures."
+        "hint: the studies are logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures, "
+        "hyperparameters."
     )
 
 

@@ -1,23 +1,17 @@
 """Fits of the study: one small file for each data set, method and split, so that a sweep goes on where it stopped."""
 
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from posterity import __version__
-from posterity.errors import PosterityError
 from posterity.inference import Method, infer
 from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
+from posterity.studies.parallel import named, run_all
 from posterity.studies.results import Identity, read_result, write_result
 from posterity.studies.uci.protocol import Settings, Split, hidden_units, standard_split
 from posterity.studies.uci.recipes import RECIPES, Recipe
@@ -91,7 +85,7 @@ def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, setting
     results = []
     for method in methods:
         cell = Cell(data_set, method, index)
-        with _named(cell):
+        with named(cell):
             scores, seconds = fitted(split, RECIPES[method], settings, done)
         write_result(cell.path(folder), identity(split, method, settings), scores, seconds)
         results.append(Result(cell, scores, seconds))
@@ -106,17 +100,6 @@ def fitted(split: Split, recipe: Recipe, settings: Settings, done: Done) -> tupl
     joint = recipe.problem(split, settings, *(() if choice is None else (choice,)))
     posterior, seconds = _run(split, joint, recipe, stages, settings, done)
     return {**split.scores(recipe.predict(posterior, split.test.inputs)), **(choice or {})}, choosing + seconds
-
-
-@contextmanager
-def _named(cell: Cell) -> Iterator[None]:
-    """Say in which fit an expected error came up; made anew, for not every class of them travels between processes."""
-    try:
-        yield
-    except PosterityError as error:
-        failure = PosterityError(f"{cell}: {error}")
-        failure.exit_code = error.exit_code
-        raise failure from error
 
 
 def _run(
@@ -139,21 +122,4 @@ def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int
     for cell in missing:
         groups.setdefault((cell.data_set, cell.split), []).append(cell.method)
     work = [partial(fit, *place, tuple(methods), folder, settings) for place, methods in groups.items()]
-    if jobs == 1 or len(work) <= 1:
-        for task in work:
-            yield task()
-        return
-    # A fork of a process in which torch has run threads may hang, so the workers start afresh.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(work)), context, _worker)
-    try:
-        for future in as_completed([pool.submit(task) for task in work]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _worker() -> None:
-    """One thread, and no traceback of its own when the user interrupts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    torch.set_num_threads(1)
+    return run_all(work, jobs)
