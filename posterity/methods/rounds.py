@@ -168,7 +168,7 @@ def _checked(step: Maximisation, new: object, joint: Joint) -> Joint:
         )
     same = new.num_data == joint.num_data and new.tempering == joint.tempering
     before, after = (
-        torch.arange(each.num_weights) if each.random_indices is None else each.random_indices.cpu()
+        torch.arange(each.num_weights, device="cpu") if each.random_indices is None else each.random_indices.cpu()
         for each in (joint, new)
     )
     if not same or not torch.equal(before, after) or new.network.layout != joint.network.layout or new.num_members:
