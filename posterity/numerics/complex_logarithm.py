@@ -17,10 +17,13 @@ def complex_expm1(real: Tensor, imaginary: Tensor) -> Tensor:
 
 
 def complex_log1p(values: Tensor) -> Tensor:
-    """log(1 + z), complex: each part keeps its digits where the other is not far larger.
+    """log(1 + z), complex, with its digits near z = 0; at z = -1, where it is infinite, the log of 1e-150.
 
     >>> complex_log1p(torch.tensor(1e-9j)).imag
     tensor(1.0000e-09)
     """
     x, y = values.real, values.imag
-    return torch.complex(0.5 * torch.log1p(2.0 * x + x.square() + y.square()), torch.atan2(y, 1.0 + x))
+    near = x.square() + y.square() < 0.25
+    excess = torch.where(near, 2.0 * x + x.square() + y.square(), torch.zeros_like(x))
+    size = torch.where(near, torch.ones_like(x), (1.0 + x).square() + y.square()).clamp_min(1e-300)
+    return torch.complex(0.5 * (torch.log1p(excess) + torch.log(size)), torch.atan2(y, 1.0 + x))

@@ -1,6 +1,7 @@
 """exp(z) - 1 and log(1 + z) near zero and away from it."""
 
 import numpy as np
+import pytest
 import torch
 
 from posterity.numerics import Key
@@ -29,6 +30,13 @@ def test_log1p_undoes_expm1() -> None:
     found = complex_log1p(complex_expm1(values.real, values.imag))
     size = values.abs().numpy()
     assert (np.abs((found - values).numpy()) <= 1e-15 * np.maximum(size, 1e-3 * size)).all()
+
+
+def test_log1p_where_the_sum_all_but_vanishes() -> None:
+    values = torch.tensor([-1.0 + 1e-9j, -1.0 - 1e-12 + 0.0j, -1.0 + 0.0j], dtype=torch.complex128)
+    found = complex_log1p(values).real
+    np.testing.assert_allclose(found[:2].cpu().numpy(), np.log([1e-9, 1e-12]), rtol=1e-4)
+    assert float(found[2]) == pytest.approx(-150.0 * np.log(10.0))
 
 
 def test_gradients() -> None:

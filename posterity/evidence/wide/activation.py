@@ -22,8 +22,12 @@ class Activation(ABC):
         """sigma(u), entry by entry."""
 
     @abstractmethod
+    def mean(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """E sigma(u), u ~ N(mean, scale^2), entry by entry; differentiable."""
+
+    @abstractmethod
     def moments(self, mean: Tensor, scale: Tensor) -> Moments:
-        """Of sigma(u), u ~ N(mean, scale^2), entry by entry; differentiable."""
+        """Mean, second moment and variance likewise."""
 
     @abstractmethod
     def characteristic(

@@ -21,8 +21,9 @@ class Neurons:
 
     A neuron a sigma(<b, x>) has outer weights a ~ N(outer_mean, outer_scale^2) (..., J, C) and inner weights b ~
     N(inner_mean, inner_scale^2) (..., J, D), all independent. `shares` (..., J) add up to 1 (1/J each by default): a
-    network of width N has N share_j neurons of kind j, so that one nu stands for networks of every width. The leading
-    axes are for many such distributions at once. Everything is kept in float64.
+    network of width N has N share_j neurons of kind j, so that one nu stands for networks of every width at which these
+    are whole numbers (between, the formulas go on without a network). The leading axes are for many such distributions
+    at once. Everything is kept in float64.
 
     >>> one = Neurons(torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, 2), torch.ones(1, 2))
     >>> one.theta

@@ -40,7 +40,7 @@ class OutputLaw:
     @cached_property
     def neuron_means(self) -> Tensor:
         """E phi, (..., J, P, C)."""
-        return self.moments.mean.unsqueeze(-1) * self.neurons.outer_mean.unsqueeze(-2)
+        return self.activation.mean(*self.pre_activations).unsqueeze(-1) * self.neurons.outer_mean.unsqueeze(-2)
 
     @cached_property
     def neuron_covariances(self) -> Tensor:

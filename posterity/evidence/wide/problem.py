@@ -30,7 +30,9 @@ class WideProblem:
       support of an optimal nu, and nowhere larger. `particle_gradient` is its gradient in theta at the neurons
       themselves, equal to N d(F~/p) / d theta_j.
 
-    **Limit**: exact for `Square` and `Logistic`; second order in 1/N for `Softmax`. float64.
+    **Limit**: exact for `Square` and `Logistic`; second order in 1/N for `Softmax`. float64. The theorem is about
+    neurons in a compact set. Without one, F of the rectifier need not have a maximum at small tau: neurons k times as
+    large, of which there are k^2 times fewer, do the same at no more cost, and there F'(nu) grows as k^2.
 
     **Cost**: that of the moments, rows times kinds of neurons, whatever the width. Widths, temperatures and leading
     axes of the neurons broadcast: all at once.

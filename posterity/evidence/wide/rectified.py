@@ -35,6 +35,10 @@ class Rectified(Activation):
         """max(u, 0)."""
         return torch.relu(values)
 
+    def mean(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """See `Activation`."""
+        return self.moments(mean, scale).mean
+
     def moments(self, mean: Tensor, scale: Tensor) -> Moments:
         """See `Activation`; for z > 0 by what is cut off, for z < 0 by what is left."""
         z = mean / scale
@@ -51,7 +55,7 @@ class Rectified(Activation):
         self, outer_mean: Tensor, outer_scale: Tensor, mean: Tensor, scale: Tensor, times: Tensor
     ) -> Tensor:
         """See `Activation`; by quadrature, or in closed form where that could not follow."""
-        centre = outer_mean * self.moments(mean, scale).mean  # E phi
+        centre = outer_mean * self.mean(mean, scale)  # E phi
         found = _by_quadrature(outer_mean, outer_scale, mean, scale, times, centre)
         highest, lowest = (torch.clamp(mean + sign * _REACH * scale, min=0.0) for sign in (1.0, -1.0))
         beyond = times * (outer_mean.abs() + outer_scale) * (highest - lowest) > _PHASE

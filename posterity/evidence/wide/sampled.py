@@ -39,7 +39,7 @@ def sampled_excess(loss: Loss, law: OutputLaw, targets: Tensor, draws: int, key:
     residuals = []
     for outputs in _outputs(law, draws, key):  # (S, P, C)
         deviation = outputs - mean
-        bent = (deviation.unsqueeze(-2) @ curvature @ deviation.unsqueeze(-1)).flatten(-3).sum(-1)
+        bent = (deviation * (curvature @ deviation.unsqueeze(-1)).squeeze(-1)).sum(-1)
         residuals.append(loss.value(outputs, targets) - base - (slope * deviation).sum(-1) - 0.5 * bent)
     rest = torch.cat(residuals)  # (draws, P)
     return Sampled(rest.mean(0) + loss.second_order(law), rest.std(0) / draws**0.5)

@@ -48,12 +48,15 @@ class Smooth(Activation):
         """The function itself."""
         return _FUNCTIONS[self.name](values)
 
-    def moments(self, mean: Tensor, scale: Tensor) -> Moments:
+    def mean(self, mean: Tensor, scale: Tensor) -> Tensor:
         """See `Activation`."""
         if self.name == "erf":
-            first = torch.erf(mean / torch.sqrt(1.0 + 2.0 * scale.square()))
-        else:
-            first = normal_expectation(self, mean, scale, width=1.0)
+            return torch.erf(mean / torch.sqrt(1.0 + 2.0 * scale.square()))
+        return normal_expectation(self, mean, scale, width=1.0)
+
+    def moments(self, mean: Tensor, scale: Tensor) -> Moments:
+        """See `Activation`."""
+        first = self.mean(mean, scale)
         second = normal_expectation(lambda u: self(u).square(), mean, scale, width=1.0)
         return Moments(first, second, second - first.square())
 
