@@ -77,10 +77,14 @@ class OutputLaw:
         outer_mean, outer_scale = (
             value.unsqueeze(-1) for value in (self.neurons.outer_mean, self.neurons.outer_scale)
         )  # (..., J, 1, 1)
-        entries = (mean + width).numel()
-        pieces = []
-        for part in torch.split(times, max(1, _BUDGET // entries)):
-            differences = self.activation.characteristic(outer_mean, outer_scale, mean, scale, part / width)
-            pieces.append(self.neurons.average(complex_log1p(differences), behind=2))
+        of_a_row = (mean[..., :1, :] + width).numel()
+        rows = max(1, min(_BUDGET // of_a_row, len(self.inputs)))
+        blocks = []
+        for row_mean, row_scale in zip(torch.split(mean, rows, -2), torch.split(scale, rows, -2), strict=True):
+            pieces = []
+            for part in torch.split(times, max(1, _BUDGET // (rows * of_a_row))):
+                found = self.activation.characteristic(outer_mean, outer_scale, row_mean, row_scale, part / width)
+                pieces.append(self.neurons.average(complex_log1p(found), behind=2))
+            blocks.append(torch.cat(pieces, -1))
         finite = torch.where(self.width.isinf(), torch.zeros_like(self.width), self.width)
-        return torch.cat(pieces, -1) * finite[..., None, None]
+        return torch.cat(blocks, -2) * finite[..., None, None]

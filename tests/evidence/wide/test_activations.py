@@ -18,10 +18,14 @@ def column(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
+def line(start: float, end: float) -> Tensor:
+    return torch.linspace(start, end, 151, dtype=torch.float64, device="cpu")
+
+
 def panels(mean: float, scale: float) -> tuple[Tensor, Tensor]:
     """Nodes u and their masses under N(mean, scale^2): 300 panels of 40 nodes, split at the kink."""
     kink = min(max(-mean / scale, -12.0), 12.0)
-    edges = torch.cat([torch.linspace(-12.0, kink, 151), torch.linspace(kink, 12.0, 151)[1:]]).to("cpu", torch.float64)
+    edges = torch.cat([line(-12.0, kink), line(kink, 12.0)[1:]])
     half = 0.5 * (edges[1:] - edges[:-1]).unsqueeze(-1)
     z = edges[:-1].unsqueeze(-1) + half * (1.0 + NODES)
     masses = half * WEIGHTS * torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi)

@@ -18,6 +18,7 @@ from posterity.evidence.wide import (
     Smooth,
     Softmax,
     Square,
+    output_law,
     sampled_excess,
 )
 from posterity.numerics import Key
@@ -160,6 +161,14 @@ def test_logistic_excess_is_that_of_a_normal_output_where_many_neurons_add_up() 
     softplus = (bell / bell.sum() * (0.5 * f + torch.log1p(torch.exp(-f)))).sum(-1)
     expected = softplus - 0.5 * middle - torch.log1p(torch.exp(-middle))
     torch.testing.assert_close(Logistic().excess(place), expected, rtol=0.02, atol=1e-6)  # kurtosis of 1/N is left
+
+
+def test_pieces_of_rows_and_times_make_the_same_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = law(3, 1, 6)
+    whole = Logistic().excess(place)
+    for budget in (1, 7, 20):
+        monkeypatch.setattr(output_law, "_BUDGET", budget)
+        torch.testing.assert_close(Logistic().excess(place), whole, rtol=1e-13, atol=1e-16)
 
 
 def test_sampled_excess_refuses_what_is_no_network() -> None:
