@@ -1,5 +1,6 @@
 """Evidence: log p(D) and its bounds, and hyper-parameters that maximise it."""
 
+from posterity.evidence import wide
 from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo
 from posterity.evidence.gamma import Gamma
@@ -51,4 +52,5 @@ __all__ = [
     "residual_sums",
     "retuned",
     "tuned_joint",
+    "wide",
 ]

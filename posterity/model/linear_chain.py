@@ -4,10 +4,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posterity.networks.entrywise import Erf, Scaled
+
 # Layers that act on each number by itself, so that axes in front of the rows change nothing.
 _ENTRYWISE = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.LeakyReLU, nn.Softplus, nn.Identity),
     *(nn.Hardtanh, nn.ReLU6, nn.LogSigmoid, nn.Mish),
+    *(Erf, Scaled),
 )
 
 

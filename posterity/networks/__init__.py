@@ -2,8 +2,10 @@
 
 from posterity.networks.chain import Chain
 from posterity.networks.concrete_dropout import ConcreteDropout
+from posterity.networks.entrywise import Erf, Scaled
 from posterity.networks.lenet import LeNet
+from posterity.networks.mean_field_network import MeanFieldNetwork
 from posterity.networks.mlp import MLP
 from posterity.networks.resnet import ResNet
 
-__all__ = ["MLP", "Chain", "ConcreteDropout", "LeNet", "ResNet"]
+__all__ = ["MLP", "Chain", "ConcreteDropout", "Erf", "LeNet", "MeanFieldNetwork", "ResNet", "Scaled"]

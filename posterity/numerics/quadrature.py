@@ -92,7 +92,7 @@ def _moments(
     width: float | None,
 ) -> Tensor:
     """I_n for each order n at mean (rows, 1) and scale (rows, 1), (orders, rows), by one call of `function`."""
-    deviations, weights = _equidistant(mean, points) if width is None else _crowded(mean, scale, points, width)
+    deviations, weights = _equidistant(mean, points) if width is None else crowded_nodes(mean, scale, points, width)
     weights = weights / weights.sum(-1, keepdim=True)  # a constant has its expectation to the last bit
     values = function(mean + scale * deviations)  # (rows, points)
     average = (weights * values).sum(-1, keepdim=True)
@@ -106,12 +106,15 @@ def _equidistant(mean: Tensor, points: int) -> tuple[Tensor, Tensor]:
     return deviations, torch.exp(-0.5 * deviations.square())
 
 
-def _crowded(mean: Tensor, scale: Tensor, points: int, width: float) -> tuple[Tensor, Tensor]:
-    """Standardised nodes z of w = width sinh(t), equidistant in t, and their weights, (rows, points) each."""
+def crowded_nodes(mean: Tensor, scale: Tensor, points: int, width: float) -> tuple[Tensor, Tensor]:
+    """Standardised nodes z of w = width sinh(t), equidistant in t, and their weights: from (..., 1) to (..., points).
+
+    E f(w) is the sum of the weights times f(mean + scale z), over the sum of the weights; see `normal_expectation`.
+    """
     widths = torch.clamp(_CLOSEST * scale, min=width)
-    ends = [torch.asinh((mean + sign * _REACH * scale) / widths) for sign in (-1.0, 1.0)]  # (rows, 1)
+    ends = [torch.asinh((mean + sign * _REACH * scale) / widths) for sign in (-1.0, 1.0)]  # (..., 1)
     grid = torch.linspace(0.0, 1.0, points, dtype=mean.dtype, device=mean.device)
-    nodes = ends[0] + (ends[1] - ends[0]) * grid  # t, (rows, points)
+    nodes = ends[0] + (ends[1] - ends[0]) * grid  # t, (..., points)
     deviations = (widths * nodes.sinh() - mean) / scale
     weights = torch.exp(-0.5 * deviations.square()) * nodes.cosh()
     # Where t hardly varies the nodes are equidistant in w as well, and the difference above would lose its digits.

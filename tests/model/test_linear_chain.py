@@ -6,7 +6,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from posterity.model.linear_chain import linear_chain
 from posterity.model.network import Network
-from posterity.networks import MLP
+from posterity.networks import MLP, MeanFieldNetwork
 from posterity.numerics.random import Key
 
 MEMBERS = 5
@@ -54,6 +54,7 @@ CHAINS = {
     "nested": chain,
     "one layer": lambda: nn.Linear(3, 2),
     "deep": lambda: MLP([3, 4, 4, 2], "tanh"),
+    "mean field": lambda: MeanFieldNetwork(3, width=5, outputs=2, activation="erf"),
     "frozen weight": lambda: frozen("2.weight"),
     "frozen bias": lambda: frozen("0.bias"),
     "frozen layer": lambda: frozen("0.weight", "0.bias"),
