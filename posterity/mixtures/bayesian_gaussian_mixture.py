@@ -19,7 +19,6 @@ from posterity.mixtures.normal_wishart import Beliefs, Family, components, covar
 from posterity.mixtures.passes import scores
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
-from posterity.mixtures.second_moments import precisions as inverses
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
 from posterity.mixtures.spherical_precisions import SphericalPrecisions
 from posterity.mixtures.sticks import Sticks
@@ -239,7 +238,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.means_ = given_as(beliefs.means[0] + centre, X)
         self.covariances_ = given_as(found[0], X)
         self.precisions_cholesky_ = given_as(factors[0], X)
-        self.precisions_ = given_as(inverses(kind.covariance, factors)[0], X)
+        self.precisions_ = given_as(kind.covariance.precisions(factors)[0], X)
         concentration = beliefs.concentration[0]  # (K,), or (K, 2) of sticks
         pair = tuple(given_as(part, X) for part in concentration.unbind(-1)) if concentration.dim() > 1 else None
         self.weight_concentration_ = pair or given_as(concentration, X)

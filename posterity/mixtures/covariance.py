@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from posterity.mixtures.rows import Components, Statistics
@@ -32,6 +33,7 @@ class Covariance(ABC):
     """A kind of covariance of K components in D dimensions; all tensors have a leading axis of R restarts."""
 
     name: ClassVar[str]
+    matrices: ClassVar[bool]  # whether covariances and factors are kept as matrices (..., D, D), else as numbers
 
     @abstractmethod
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
@@ -67,3 +69,34 @@ class Covariance(ABC):
     @abstractmethod
     def stored(self, scatters: Tensor) -> Tensor:
         """The scatters that the sweep has found, in this kind's storage (R, *shape)."""
+
+    @abstractmethod
+    def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
+        """What second moments (R, *shape) are divided by to be covariances: counts (R, K), with `added` to each one."""
+
+    @abstractmethod
+    def marked(self, chosen: Tensor) -> Tensor:
+        """A mark on components (R, K) as one on covariances (R, *shape); one that is shared is never marked."""
+
+    def log_determinants(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
+        """The sum of log det S over the covariances that there are, (R,)."""
+        return -2 * self.half_log_det(factors, components, dimensions).sum(-1)
+
+    def identity(self, dimensions: int, like: Tensor) -> Tensor:
+        """The unit covariance, to be added to covariances (R, *shape)."""
+        unit = torch.ones((), dtype=like.dtype, device=like.device)
+        return torch.eye(dimensions, dtype=like.dtype, device=like.device) if self.matrices else unit
+
+    def identity_moment(self, dimensions: int, like: Tensor) -> Tensor:
+        """The second moment of unit covariance and count 1, to be added to second moments (R, *shape)."""
+        return self.identity(dimensions, like)
+
+    def precisions(self, factors: Tensor) -> Tensor:
+        """The inverse covariances (R, *shape) of whitening factors."""
+        return factors @ factors.mT if self.matrices else factors.square()
+
+    def quadratic(self, factors: Tensor, moments: Tensor) -> Tensor:
+        """The sum over covariances of tr(S^-1 M), (R,), from factors and second moments (R, *shape)."""
+        # For matrices by A^T M A: the inverse of a narrow covariance would cancel digits.
+        products = factors * (moments @ factors) if self.matrices else factors.square() * moments
+        return products.flatten(1).sum(-1)

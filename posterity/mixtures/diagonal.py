@@ -22,6 +22,7 @@ class Diagonal(Covariance):
     """
 
     name: ClassVar[str] = "diag"
+    matrices: ClassVar[bool] = False
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
         """(K, D)."""
@@ -57,6 +58,14 @@ class Diagonal(Covariance):
     def stored(self, scatters: Tensor) -> Tensor:
         """As they are."""
         return scatters
+
+    def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
+        """The variances of each component by its own count."""
+        return (counts + added)[..., None]
+
+    def marked(self, chosen: Tensor) -> Tensor:
+        """Variances as their component."""
+        return chosen[..., None]
 
 
 def scale_sweep(components: Components, num_data: int) -> Sweep:

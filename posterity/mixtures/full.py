@@ -22,6 +22,7 @@ class Full(Covariance):
     """
 
     name: ClassVar[str] = "full"
+    matrices: ClassVar[bool] = True
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
         """(K, D, D)."""
@@ -55,6 +56,14 @@ class Full(Covariance):
         """As they are."""
         return scatters
 
+    def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
+        """Each matrix by its own count."""
+        return (counts + added)[..., None, None]
+
+    def marked(self, chosen: Tensor) -> Tensor:
+        """Each matrix as its component."""
+        return chosen[..., None, None]
+
 
 def matrix_sweep(components: Components, num_data: int) -> Sweep:
     """What goes over the rows for factors (R, K, D, D)."""
@@ -87,3 +96,11 @@ def refuse(bad: Tensor) -> None:
 def moved(statistics: Statistics) -> Tensor:
     """counts shift shift^T (R, K, D, D): the part of the scatters about the old means that the new means take away."""
     return statistics.counts[..., None, None] * statistics.shifts[..., :, None] * statistics.shifts[..., None, :]
+
+
+def non_negative(moments: Tensor) -> Tensor:
+    """Symmetric matrices (..., D, D), their eigenvalues raised to 1e-14 of the largest: enough for Cholesky."""
+    values, vectors = torch.linalg.eigh(moments)
+    least = (1e-14 * values[..., -1:]).clamp_min(0.0)
+    found: Tensor = (vectors * torch.maximum(values, least)[..., None, :]) @ vectors.mT
+    return (found + found.mT) / 2

@@ -14,7 +14,6 @@ from posterity.mixtures.passes import scores
 from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisation
 from posterity.mixtures.rounds import Rounds, Tensors, log_normalisers
 from posterity.mixtures.rows import Components, Rows
-from posterity.mixtures.second_moments import precisions
 from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.starts import given, refuse_constant_columns, seeded
 from posterity.mixtures.tied import Tied
@@ -132,7 +131,7 @@ class GaussianMixture(MixtureEstimator):
         self.means_ = given_as(values["means"][0] + rows.centre, X)
         self.covariances_ = given_as(values["covariances"][0], X)
         self.precisions_cholesky_ = given_as(factors[0], X)
-        self.precisions_ = given_as(precisions(kind, factors)[0], X)
+        self.precisions_ = given_as(kind.precisions(factors)[0], X)
         return self
 
     def bic(self, X: Any) -> float:

@@ -9,15 +9,7 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.mixtures.checks import not_negative
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.second_moments import (
-    divisors,
-    identity,
-    identity_moment,
-    is_matrix,
-    log_determinants,
-    non_negative,
-    quadratic,
-)
+from posterity.mixtures.full import non_negative
 
 
 class Regularisation(ABC):
@@ -42,7 +34,7 @@ class Regularisation(ABC):
 
         Sums about means far away lose digits in the difference to those about the new ones.
         """
-        if not is_matrix(kind):
+        if not kind.matrices:
             return self.covariances(kind, moments.clamp_min(0.0), counts, dimensions)
         found = self.covariances(kind, moments, counts, dimensions)
         if self.positive:
@@ -94,7 +86,7 @@ class Floor(Regularisation):
 
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
         """See `Regularisation`."""
-        return moments / divisors(kind, counts, dimensions) + self.variance * identity(kind, dimensions, moments)
+        return moments / kind.divisors(counts, dimensions) + self.variance * kind.identity(dimensions, moments)
 
     def penalty(self, kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
         """None."""
@@ -144,10 +136,10 @@ class InverseWishart(Regularisation):
 
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
         """See `Regularisation`."""
-        moments = moments + self.scale * identity_moment(kind, dimensions, moments)
-        return moments / divisors(kind, counts, dimensions, self.degrees)
+        moments = moments + self.scale * kind.identity_moment(dimensions, moments)
+        return moments / kind.divisors(counts, dimensions, self.degrees)
 
     def penalty(self, kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
         """1/2 sum [nu log det S + eps tr S^-1] over the matrices."""
-        traces = quadratic(kind, factors, identity_moment(kind, dimensions, factors))
-        return (self.degrees * log_determinants(kind, factors, components, dimensions) + self.scale * traces) / 2
+        traces = kind.quadratic(factors, kind.identity_moment(dimensions, factors))
+        return (self.degrees * kind.log_determinants(factors, components, dimensions) + self.scale * traces) / 2

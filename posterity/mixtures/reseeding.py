@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.full import non_negative
 from posterity.mixtures.passes import log_densities
 from posterity.mixtures.rows import Components, Rows
-from posterity.mixtures.second_moments import is_matrix, non_negative, per_component
 from posterity.mixtures.tied import Tied
 
 SIZES = (1.0, 0.1)  # of covariances, over the mean one
@@ -55,6 +55,6 @@ def _sizes(kind: Covariance, covariances: Tensor, shares: Tensor, empty: Tensor)
         return [covariances]
     shares = shares.reshape(*shares.shape, *(1,) * (covariances.dim() - 2))
     mean = (shares * covariances).sum(1, keepdim=True)
-    if is_matrix(kind):  # a sum of matrices close to singular may be rounded to one that is not positive
+    if kind.matrices:  # a sum of matrices close to singular may be rounded to one that is not positive
         mean = non_negative(mean)
-    return [torch.where(per_component(kind, empty), size * mean, covariances) for size in SIZES]
+    return [torch.where(kind.marked(empty), size * mean, covariances) for size in SIZES]

@@ -15,7 +15,6 @@ from posterity.mixtures.precisions import condition_of
 from posterity.mixtures.regularisation import Regularisation
 from posterity.mixtures.reseeding import proposals, worst_rows
 from posterity.mixtures.rows import Components, Rows, Statistics
-from posterity.mixtures.second_moments import is_matrix, per_component, quadratic
 from posterity.model.density import Density
 
 Values = Mapping[str, Tensor]  # weights, means and covariances
@@ -75,7 +74,7 @@ class Rounds:
             self.density(start["weights"].shape[-1]),
             start,
             name="GaussianMixture",
-            condition=lambda values: condition_of(values["covariances"]) if is_matrix(self.kind) else 1.0,
+            condition=lambda values: condition_of(values["covariances"]) if self.kind.matrices else 1.0,
             max_iter=max_iter,
             tol=tol,
             exact=self.regularisation.exact,
@@ -104,7 +103,7 @@ class Rounds:
         moved = {
             "weights": sums.counts / sums.counts.sum(-1, keepdim=True),
             "means": values["means"] + sums.shifts,
-            "covariances": torch.where(per_component(self.kind, empty), values["covariances"], found),
+            "covariances": torch.where(self.kind.marked(empty), values["covariances"], found),
         }
         return self._reseeded(moved, empty) if bool(empty.any()) else moved
 
@@ -123,7 +122,7 @@ class Rounds:
         moments = self.kind.second_moments(sums) - self.kind.second_moments(beside)
         offsets = log_normalisers(self.kind, factors, *values["means"].shape[1:])
         weighted = sums.counts * offsets + torch.xlogy(sums.counts, values["weights"])
-        expected = weighted.sum(-1) - quadratic(self.kind, factors, moments) / 2
+        expected = weighted.sum(-1) - self.kind.quadratic(factors, moments) / 2
         return self._penalised(expected + sums.entropy, factors, values)
 
     def objective(self, values: Values) -> Tensor:
@@ -144,8 +143,8 @@ class Rounds:
         """
         placed = sums._replace(shifts=latent["means"], scatters=torch.zeros_like(sums.scatters))
         away = sums.scatters - self.kind.second_moments(placed)  # about the centre, all but exactly
-        distances = quadratic(self.kind, factors, sums.scatters)
-        now, before = quadratic(self.kind, factors, away), quadratic(self.kind, latent["factors"], away)
+        distances = self.kind.quadratic(factors, sums.scatters)
+        now, before = self.kind.quadratic(factors, away), self.kind.quadratic(latent["factors"], away)
         return (distances > FAR * self.total) | ((now > 10 * FAR * self.total) & (before < 12 * FAR * self.total))
 
     def _penalised(self, log_likelihood: Tensor, factors: Tensor, values: Values) -> Tensor:

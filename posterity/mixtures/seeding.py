@@ -8,7 +8,6 @@ from torch import Tensor
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.rows import Components, Rows, Statistics
-from posterity.mixtures.second_moments import identity
 from posterity.mixtures.spherical import Spherical
 from posterity.numerics.random import Key
 
@@ -138,7 +137,7 @@ def _sharp(kind: Covariance, centres: Tensor, spread: float) -> Components:
     apart = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")  # (R, K, K)
     closest = torch.where(apart > SAME * spread, apart, spread).flatten(1).amin(1).clamp_max(spread)
     shape = kind.shape(components, dimensions)
-    factors = identity(kind, dimensions, centres) * (SHARPNESS / closest).view(restarts, *(1,) * len(shape))
+    factors = kind.identity(dimensions, centres) * (SHARPNESS / closest).view(restarts, *(1,) * len(shape))
     return Components(centres.new_zeros(restarts, components), centres, factors.expand(restarts, *shape).contiguous())
 
 

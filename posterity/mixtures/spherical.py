@@ -23,6 +23,7 @@ class Spherical(Covariance):
     """
 
     name: ClassVar[str] = "spherical"
+    matrices: ClassVar[bool] = False
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
         """(K,)."""
@@ -59,3 +60,15 @@ class Spherical(Covariance):
     def stored(self, scatters: Tensor) -> Tensor:
         """Added over dimensions."""
         return scatters.sum(-1)
+
+    def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
+        """By D counts each: the second moment is a trace, of D variances that are one."""
+        return dimensions * (counts + added)
+
+    def marked(self, chosen: Tensor) -> Tensor:
+        """As the components."""
+        return chosen
+
+    def identity_moment(self, dimensions: int, like: Tensor) -> Tensor:
+        """A trace: D."""
+        return dimensions * self.identity(dimensions, like)

@@ -9,7 +9,6 @@ from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.passes import statistics
 from posterity.mixtures.rounds import EMPTY, Rounds, Tensors
 from posterity.mixtures.rows import Components, Rows
-from posterity.mixtures.second_moments import is_matrix, per_component
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
 from posterity.numerics.random import Key
 
@@ -34,7 +33,7 @@ def seeded(rounds: Rounds, components: int, restarts: int, init: str, means: Ten
     found = rounds.regularisation.estimated(kind, kind.second_moments(sums), counts, dimensions)
     whole = rounds.regularisation.estimated(kind, *_of_all(rows, kind), dimensions)
     unusable = _unusable(kind, found, whole)
-    lost = per_component(kind, empty | unusable) if unusable.dim() > 1 else unusable[:, None, None]
+    lost = kind.marked(empty | unusable) if unusable.dim() > 1 else unusable[:, None, None]
     weights = torch.where(empty, counts.sum(-1, keepdim=True) / len(rows.points), counts)
     return {
         "weights": weights / weights.sum(-1, keepdim=True),
@@ -60,7 +59,7 @@ def given(values: Tensors, kind: Covariance, rows: Rows, weights: object, precis
 
 def inverted(kind: Covariance, precisions: Tensor) -> Tensor:
     """Covariances of precisions that must be symmetric and positive definite, or positive."""
-    if not is_matrix(kind):
+    if not kind.matrices:
         if not bool((precisions > 0).all()):
             raise ValueError("precisions_init must be positive. Got a number that is not. Give 1 / variance.")
         return _finite(precisions.reciprocal())
@@ -95,7 +94,7 @@ def _of_all(rows: Rows, kind: Covariance) -> tuple[Tensor, Tensor]:
     """Second moments (1, *shape) of all rows about their mean, as of one component, and its count (1, 1)."""
     dimensions, one = rows.points.shape[1], torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
     covariances = torch.ones(1, *kind.shape(1, dimensions), dtype=torch.float64, device=one.device)
-    if is_matrix(kind):
+    if kind.matrices:
         covariances = torch.eye(dimensions, dtype=torch.float64, device=one.device).expand_as(covariances)
     means = torch.zeros(1, 1, dimensions, dtype=torch.float64, device=one.device)
     sums = statistics(rows._replace(labels=None), kind, Components(one, means, covariances))
@@ -104,7 +103,7 @@ def _of_all(rows: Rows, kind: Covariance) -> tuple[Tensor, Tensor]:
 
 def _unusable(kind: Covariance, covariances: Tensor, whole: Tensor) -> Tensor:
     """Which covariances are not positive beside that of all rows: (R, K), or (R,) of one that is shared."""
-    if not is_matrix(kind):
+    if not kind.matrices:
         good = covariances > NARROW * whole
         return ~good if good.dim() == 2 else ~good.all(-1)
     good = torch.isfinite(covariances).flatten(-2).all(-1)

@@ -22,6 +22,7 @@ class Tied(Covariance):
     """
 
     name: ClassVar[str] = "tied"
+    matrices: ClassVar[bool] = True
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
         """(D, D)."""
@@ -58,6 +59,18 @@ class Tied(Covariance):
     def stored(self, scatters: Tensor) -> Tensor:
         """Added over components, where the sweep has not done so."""
         return scatters.sum(1)
+
+    def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
+        """The one matrix by the sum of the counts."""
+        return (counts.sum(-1) + added)[:, None, None]
+
+    def marked(self, chosen: Tensor) -> Tensor:
+        """Never: it is that of all components."""
+        return torch.zeros_like(chosen[:, :1, None])
+
+    def log_determinants(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
+        """That of the one matrix (R,)."""
+        return -2 * self.half_log_det(factors, 1, dimensions)[:, 0]
 
 
 class SharedSweep(Sweep):

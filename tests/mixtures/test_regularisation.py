@@ -6,7 +6,6 @@ import torch
 from posterity.errors import NotPositiveDefinite
 from posterity.mixtures import Diagonal, Full, InverseWishart, Spherical, Tied
 from posterity.mixtures.regularisation import Floor
-from posterity.mixtures.second_moments import identity, log_determinants, precisions, quadratic
 from posterity.numerics import Key
 
 KINDS = (Full(), Tied(), Diagonal(), Spherical())
@@ -47,7 +46,7 @@ def test_the_mode_of_the_prior_has_gradient_zero(kind):
     factors = kind.factors(covariances)
     counts = torch.tensor([[10.0]] * 2) if kind.name == "tied" else COUNTS
     half = kind.half_log_det(factors, 2, 3)[:, : counts.shape[1]]
-    expected = (counts * half).sum() - 0.5 * quadratic(kind, factors, moments).sum()
+    expected = (counts * half).sum() - 0.5 * kind.quadratic(factors, moments).sum()
     objective = expected - prior.penalty(kind, factors, 2, 3).sum()
     (gradient,) = torch.autograd.grad(objective, covariances)
     assert float(gradient.abs().max()) < 1e-12
@@ -64,10 +63,10 @@ def test_the_penalty_is_that_of_the_matrices(kind):
     wanted = 0.5 * (4.0 * torch.logdet(dense).sum(-1) + 0.7 * traces)
     factors = kind.factors(covariances)
     torch.testing.assert_close(prior.penalty(kind, factors, 2, 3), wanted)
-    torch.testing.assert_close(log_determinants(kind, factors, 2, 3), torch.logdet(dense).sum(-1))
-    inverse = kind.dense(precisions(kind, factors), 2, 3)[:, : dense.shape[1]]
+    torch.testing.assert_close(kind.log_determinants(factors, 2, 3), torch.logdet(dense).sum(-1))
+    inverse = kind.dense(kind.precisions(factors), 2, 3)[:, : dense.shape[1]]
     torch.testing.assert_close(inverse @ dense, torch.eye(3, dtype=torch.float64).expand_as(dense))
-    assert identity(kind, 3, factors).sum() == (3 if kind.name in ("full", "tied") else 1)
+    assert kind.identity(3, factors).sum() == (3 if kind.name in ("full", "tied") else 1)
 
 
 @pytest.mark.parametrize("regularisation", [Floor(1e-6), InverseWishart(1e-6, 1.0)], ids=["floor", "prior"])
