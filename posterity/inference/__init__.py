@@ -2,6 +2,7 @@
 
 from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint
+from posterity.inference.choose_tempering import ChosenTempering, choose_tempering
 from posterity.inference.executor import Batched, Executor, Processes, Sequential
 from posterity.inference.infer import infer
 from posterity.inference.method import Info, Method, Target
@@ -14,6 +15,7 @@ __all__ = [
     "Batched",
     "Callback",
     "Checkpoint",
+    "ChosenTempering",
     "EarlyStopping",
     "Executor",
     "Info",
@@ -28,6 +30,7 @@ __all__ = [
     "Task",
     "Trace",
     "Validation",
+    "choose_tempering",
     "infer",
     "plan",
 ]

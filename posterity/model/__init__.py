@@ -4,10 +4,13 @@ from posterity.model.constraints import Constraint, Interval, Ordered, Positive,
 from posterity.model.data import Batch, Data, Feed, as_data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.model.literature import LITERATURE, Reported
 from posterity.model.network import Network
 from posterity.model.tempering import Tempering
+from posterity.model.units import neurons, parameters
 
 __all__ = [
+    "LITERATURE",
     "Batch",
     "Constraint",
     "Data",
@@ -19,7 +22,10 @@ __all__ = [
     "Ordered",
     "Positive",
     "Real",
+    "Reported",
     "Simplex",
     "Tempering",
     "as_data",
+    "neurons",
+    "parameters",
 ]

@@ -81,7 +81,13 @@ class Tempering:
 
     @classmethod
     def balanced(cls, tau: float | Tensor, num_data: int, units: int) -> "Tempering":
-        """`tempered(tau * num_data / units)`; `units` counts neurons or parameters, as the caller says."""
+        """`tempered(tau * num_data / units)`, with which the optimum of a wide network does not depend on its width.
+
+        `units` is a count of neurons, as in the theorem for one hidden layer, or of parameters, which serves deep
+        networks, too: `model.neurons(net)` and `model.parameters(net)` find it. The two differ by the number d of
+        weights for each neuron, hence tau for parameters is d times tau for neurons. tau itself depends on prior and
+        data, not on the width: choose it on validation rows (`inference.choose_tempering`), from 1 downwards.
+        """
         positive("Tempering.balanced: tau", tau, "or one for each member, (M,)")
         positive("Tempering.balanced: num_data", num_data)
         positive("Tempering.balanced: units", units)

@@ -1,0 +1,182 @@
+"""A temperature chosen on validation rows."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.errors import Diverged, NotPositiveDefinite, shown
+from posterity.inference.infer import infer
+from posterity.inference.method import Method
+from posterity.inference.plan import plan
+from posterity.inference.validator import Validator
+from posterity.model.data import Data, as_data
+from posterity.model.joint import Joint
+from posterity.model.tempering import Tempering
+from posterity.posteriors.posterior import Posterior
+
+logger = logging.getLogger("posterity")
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenTempering:
+    """The temperature with the least validation loss, and the loss of all that were tried.
+
+    `temperings` has a member for each of the M temperatures, `losses` (M,) in float64 the mean negative log-likelihood
+    of a validation row in nats, infinite where the fit failed; `posterior` is the one that was chosen, `index` its
+    place.
+    """
+
+    temperings: Tempering
+    losses: Tensor
+    index: int
+    posterior: Posterior
+
+    @property
+    def tempering(self) -> Tempering:
+        """The one that was chosen."""
+        return self.temperings.member(self.index)
+
+    def __str__(self) -> str:
+        lines = [f"{'likelihood power':>16}  {'prior power':>11}  {'validation NLL':>14}"]
+        for place, loss in enumerate(self.losses.tolist()):
+            one = self.temperings.member(place)
+            mark = "  chosen" if place == self.index else ""
+            lines.append(f"{one.likelihood_power:>16.4g}  {one.prior_power:>11.4g}  {loss:>14.5f}{mark}")
+        return "\n".join(lines)
+
+
+def choose_tempering(
+    method: Method | Sequence[Method],
+    joint: Joint,
+    data: object,
+    temperings: Tempering,
+    validation: object,
+    *,
+    start: Posterior | Tensor | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> ChosenTempering:
+    """Fit the problem under each of the temperatures and keep the one with the least validation loss.
+
+    - `method`: one, or several of which each starts where the one before has come to, say MAP and mean field.
+    - `temperings`: M at once, such as `Tempering.tempered(torch.logspace(-3, 0, 7))`; they take the place of the
+      joint's own, and any family does: `cold`, `balanced`, `LITERATURE["zhang-2018"].grid(5)`.
+    - `validation`: rows that are not among `data`; they score predictions, whose likelihood is never tempered.
+    - `start`, `seed`, `progress`: as in `infer`; all temperatures share them, and so the order of the rows and the
+      noise.
+
+    Temperatures step together as members where every method takes members, in groups for which there is memory, else
+    one after the other; either way each fit is what it would be alone. Where one of a group fails, that group is run
+    one by one. The evidence, or a bound on it, is no substitute: it is not comparable across temperatures.
+
+    >>> import posterity as po
+    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+    >>> y = 2 * x + 0.5 * po.Key(1).normal((20, 1))
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=10)
+    >>> grid = po.Tempering.tempered(torch.tensor([0.1, 1.0, 10.0]))
+    >>> found = choose_tempering(po.methods.Conjugate(), joint, (x[::2], y[::2]), grid, (x[1::2], y[1::2]))
+    >>> found.tempering.eta == grid.member(int(found.losses.argmin())).eta
+    True
+    """
+    stages = _checked(method, joint, temperings)
+    count = temperings.num_members
+    assert count is not None
+    rows = as_data(data)
+    validator = Validator(joint, validation)
+    size = _group_size(stages, joint, rows, temperings, count)
+    found: list[tuple[Posterior, float] | Exception] = []
+    for low in range(0, count, size):
+        places = torch.arange(low, min(low + size, count))
+        found += _scored(stages, joint, rows, temperings, places, validator, start, seed, progress)
+    losses = torch.tensor([math.inf if isinstance(one, Exception) else one[1] for one in found], dtype=torch.float64)
+    losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
+    index = int(losses.argmin())
+    best = found[index]
+    if isinstance(best, Exception):  # then all of them are
+        raise best
+    if not math.isfinite(float(losses[index])):
+        raise ValueError("choose_tempering: no temperature has a finite loss on the validation rows. Look at the data.")
+    if count > 2 and index in (0, count - 1):
+        logger.warning("The best temperature, %s, is at the end of the grid: widen it.", temperings.member(index))
+    return ChosenTempering(temperings, losses, index, best[0])
+
+
+def _checked(method: object, joint: object, temperings: object) -> tuple[Method, ...]:
+    """The methods in their order, or a one-line error for arguments that cannot be used."""
+    stages = tuple(method) if isinstance(method, Sequence) else (method,)
+    if not stages or not all(isinstance(stage, Method) for stage in stages):
+        raise TypeError(
+            f"choose_tempering: the first argument must be a Method, or a list of them. Got {shown(method)}."
+        )
+    if not isinstance(joint, Joint):
+        raise TypeError(f"choose_tempering: the problem must be a Joint. Got {shown(joint)}.")
+    if not isinstance(temperings, Tempering) or temperings.num_members is None:
+        raise TypeError(
+            "choose_tempering: temperings must be a Tempering with one value for each temperature, such as "
+            f"Tempering.tempered(torch.tensor([0.01, 0.1, 1.0])). Got {shown(temperings)}."
+        )
+    if dataclasses.replace(joint, tempering=Tempering.bayes()).num_members is not None:
+        raise ValueError(
+            f"choose_tempering: the joint must not have members. Got {joint.num_members}. Use joint.member(0)."
+        )
+    return stages
+
+
+def _part(temperings: Tempering, places: Tensor) -> Tempering:
+    """Those at some places; a single one as plain numbers."""
+    if len(places) == 1:
+        return temperings.member(int(places[0]))
+    powers = (temperings.likelihood_power, temperings.prior_power)
+    return Tempering(*(power[places.to(power.device)] if isinstance(power, Tensor) else power for power in powers))
+
+
+def _group_size(stages: Sequence[Method], joint: Joint, rows: Data, temperings: Tempering, count: int) -> int:
+    """How many temperatures step together: as many as fit in memory, halving from all of them."""
+    if not all(stage.takes_members for stage in stages):
+        return 1
+    size = count
+    while size > 1:
+        many = dataclasses.replace(joint, tempering=_part(temperings, torch.arange(size)))
+        if all(plan(stage, many, rows).fits for stage in stages):
+            break
+        size = (size + 1) // 2
+    if size < count:
+        logger.info("%d temperatures run in groups of %d: memory has no room for more.", count, size)
+    return size
+
+
+def _scored(
+    stages: Sequence[Method],
+    joint: Joint,
+    rows: Data,
+    temperings: Tempering,
+    places: Tensor,
+    validator: Validator,
+    start: Posterior | Tensor | None,
+    seed: int,
+    progress: bool | None,
+) -> list[tuple[Posterior, float] | Exception]:
+    """The posterior and the loss of each of these temperatures, or what went wrong."""
+    problem = dataclasses.replace(joint, tempering=_part(temperings, places))
+    posterior = start
+    try:
+        for stage in stages:
+            posterior, _ = infer(stage, problem, rows, start=posterior, seed=seed, progress=progress)
+        assert isinstance(posterior, Posterior)
+        if len(places) == 1:
+            return [(posterior, float(validator(posterior)))]
+        each = [posterior.member(place) for place in range(len(places))]
+        return [(one, float(validator(one))) for one in each]
+    except (Diverged, NotPositiveDefinite, FloatingPointError) as error:
+        if len(places) == 1:
+            logger.warning("%s failed: %s", problem.tempering, error)
+            return [error]
+        logger.info("%d temperatures go one by one, because together they failed: %s", len(places), error)
+        singles = [places[at : at + 1] for at in range(len(places))]
+        alone = [_scored(stages, joint, rows, temperings, one, validator, start, seed, progress) for one in singles]
+        return [one for found in alone for one in found]
