@@ -81,7 +81,7 @@ class Ensemble(Method):
             name = type(self.method).__name__
             raise TypeError(
                 f"Ensemble.method must be one that fits. Got {name}, whose chains are draws of their own. "
-                f"Use {name}(chains=...) with more chains."
+                "Give the sampler more chains."
             )
         positive_whole("Ensemble.size", self.size, "of members")
 

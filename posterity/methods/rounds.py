@@ -49,14 +49,22 @@ class PlainStep(Maximisation):
 
 
 def m_steps(given: object) -> tuple[Maximisation, ...]:
-    """One M-step or several, functions among them; a TypeError where something else is."""
+    """One M-step or several, functions among them; a refusal where something else is, or two move the same."""
     steps = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not steps or not all(callable(step) and not isinstance(step, type) for step in steps):
         raise TypeError(
             "VariationalEM.maximisation must be M-steps, such as (PriorScale(), NoiseScale()), or functions of "
             f"(joint, posterior) that give a Joint. Got {shown(given)}."
         )
-    return tuple(step if isinstance(step, Maximisation) else PlainStep(step) for step in steps)
+    found = tuple(step if isinstance(step, Maximisation) else PlainStep(step) for step in steps)
+    for place, step in enumerate(found):
+        twice = [other for other in found[:place] if type(other) is type(step) and not isinstance(step, PlainStep)]
+        if twice:  # each would overwrite the other, and a bound would have the terms of both hyper-priors
+            raise ValueError(
+                f"VariationalEM.maximisation must have one M-step of a kind. Got {shown(twice[0])} and {shown(step)}. "
+                "Leave one out."
+            )
+    return found
 
 
 @dataclass(frozen=True, eq=False)

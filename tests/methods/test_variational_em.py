@@ -325,6 +325,13 @@ def test_chains_know_the_density_of_the_last_problem(step_size):
     assert len(trace["accept"]) == 5 + 21
 
 
+@pytest.mark.parametrize(("prior", "warned"), [(Normal(0.7), False), (po.priors.Laplace(0.7), True)])
+def test_laplace_rounds_under_a_prior_without_curvature_are_warned_of(prior, warned, caplog):
+    joint = dataclasses.replace(linear_regression(FLOAT64), prior=prior)
+    run(VariationalEM(Laplace(tuning=None), PriorScale(), rounds=1, fit=MAP(20, None)), joint, numbers(FLOAT64))
+    assert ("prior scales may run off" in caplog.text) == warned
+
+
 @pytest.mark.parametrize("few", [1, 2, 3])
 def test_chains_with_few_draws_have_fewer_rounds(few):
     q, trace = run(
@@ -383,6 +390,7 @@ def learning(joint: po.Joint, posterior: Posterior) -> po.Joint:
         (lambda: VariationalEM(Laplace(tuning=None), BOTH, fit=MeanField()), TypeError, "fit must be a MAP, or None"),
         (lambda: VariationalEM(Conjugate(), MacKayUpdate()), ValueError, "MacKayUpdate takes the posterior of Laplace"),
         (lambda: VariationalEM(MAP(), ()), TypeError, r"maximisation must be M-steps"),
+        (lambda: VariationalEM(MAP(), (PriorScale(), PriorScale())), ValueError, "one M-step of a kind.*Leave one out"),
         (lambda: VariationalEM(MAP(), (PriorScale,)), TypeError, r"maximisation must be M-steps"),
         (lambda: VariationalEM(MAP(), "scale"), TypeError, r"maximisation must be M-steps.*Got 'scale'"),
         (lambda: VariationalEM(MAP(), BOTH, rounds=0), ValueError, "VariationalEM.rounds must be a positive whole"),

@@ -1,5 +1,6 @@
 """E-steps that are complete runs of a method over all rows."""
 
+import logging
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -17,6 +18,9 @@ from posterity.model.data import Batch, Data, Feed
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
+from posterity.priors import Normal
+
+logger = logging.getLogger("posterity")
 
 
 class WholeRunState(NamedTuple):
@@ -59,6 +63,11 @@ class WholeRuns(ExpectationRun):
 
     def init(self, joint: Joint, theta: Tensor, key: Key) -> WholeRunState:
         """The method and the fit at theta."""
+        if isinstance(self.method, Laplace) and not isinstance(joint.bound_prior, Normal):
+            logger.warning(
+                "VariationalEM: of a prior that is not normal a Laplace approximation sees little or no curvature, and "
+                "prior scales may run off. Use a normal prior, or MeanField for the E-step."
+            )
         fit = None if self.fit is None else self.fit.init(joint, theta, key)
         return WholeRunState(self.method.init(joint, theta, key), fit, 0)
 
