@@ -121,8 +121,7 @@ def fitted_slope(at: Tensor, values: Tensor) -> float:
 def _best(case: Case, starts: Tensor, at: Tensor, taus: Tensor) -> Optima:
     """Of the searches from all starts (S, ..., J, .) the best one for each width and temperature; if equal, the first.
 
-    A collapsed optimum with the symmetry of the prior is a stationary point at every width, and at small ones not the
-    best: a search from the prior alone would not see that.
+    Neurons that are equal at the start, as at the prior, stay equal: narrow networks do better from elsewhere.
     """
     problem = case.problem
     lead = (at + taus).dim() - (starts.dim() - 3)
@@ -133,13 +132,13 @@ def _best(case: Case, starts: Tensor, at: Tensor, taus: Tensor) -> Optima:
     chosen = torch.where(ahead.amax(0) > _SAME * value[0].abs(), ahead.argmax(0), 0).unsqueeze(0)
     theta = torch.take_along_dim(search.neurons.theta, chosen[..., None, None], 0).squeeze(0)
     neurons = Neurons.from_theta(theta, case.outputs)
-    rows = problem.num_data
+    divergence, data_term = problem.kl(neurons), problem.data_terms(neurons, at).sum(-1)
     return Optima(
         neurons,
-        problem.kl(neurons),
-        problem.data_terms(neurons, at).sum(-1),
-        -problem.data_terms(neurons, at).sum(-1) - rows * taus * problem.kl(neurons),
-        rows * problem.balanced(neurons, taus),
+        divergence,
+        data_term,
+        -data_term - problem.num_data * taus * divergence,  # eta N = tau p, at infinite width too
+        problem.num_data * problem.balanced(neurons, taus),
         problem.gap(neurons, at),
         problem.gap_bound(neurons, at),
         torch.take_along_dim(search.gradient, chosen, 0).squeeze(0),
