@@ -6,6 +6,7 @@ import typer
 from typer.core import TyperGroup
 
 from posterity.cli.study_calibration import calibration
+from posterity.cli.study_collapse import collapse
 from posterity.cli.study_dropout import dropout
 from posterity.cli.study_gradients import gradients
 from posterity.cli.study_hyperparameters import hyperparameters
@@ -32,5 +33,17 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for one in (logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures, hyperparameters):
+for one in (
+    logistic,
+    gradients,
+    images,
+    uci,
+    dropout,
+    moons,
+    calibration,
+    posteriors,
+    mixtures,
+    hyperparameters,
+    collapse,
+):
     study.command()(one)
