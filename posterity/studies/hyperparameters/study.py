@@ -5,13 +5,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posterity.datasets import UCI_REGRESSION
 from posterity.datasets.uci import num_splits
-from posterity.errors import positive_whole, unknown
 from posterity.studies.hyperparameters.recipes import DATA_SETS, NOISE_SCALES, PRIOR_SCALES, RECIPES, default_settings
 from posterity.studies.hyperparameters.runs import EM, GRID, Cell, Result, fit_all, stored
 from posterity.studies.hyperparameters.summary import Comparison, comparisons
-from posterity.studies.uci.protocol import Settings
+from posterity.studies.uci.protocol import Settings, check_choices
 
 
 @dataclass(frozen=True)
@@ -78,14 +76,7 @@ def hyperparameters(
 
 def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, jobs: int) -> None:
     """ValueError at a data set, an approximation or a number that the study cannot use."""
-    for kind, names, known in (("data set", data_sets, UCI_REGRESSION), ("method", methods, tuple(RECIPES))):
-        for name in names:
-            if name not in known:
-                raise ValueError(unknown(kind, name, known))
-        if not names:
-            raise ValueError(f"No {kind} was named. Known: {', '.join(known)}.")
-    positive_whole("splits", 1 if splits is None else splits)
-    positive_whole("jobs", jobs)
+    check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
 
 
 def _progress(result: Result) -> str:

@@ -1,15 +1,15 @@
 """The protocol of the standard splits: standardised rows, one hidden layer, scores in the units of the target."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
 
-from posterity.datasets import DataSet, LabelledData, uci_regression
-from posterity.errors import positive, positive_whole
+from posterity.datasets import UCI_REGRESSION, DataSet, LabelledData, uci_regression
+from posterity.errors import positive, positive_whole, unknown
 from posterity.likelihoods import Gaussian
 from posterity.metrics import negative_log_likelihood, root_mean_squared_error
 from posterity.model import Joint
@@ -23,6 +23,20 @@ HELD_OUT = 0.2  # of the training rows, where a method chooses settings of its o
 
 Choice = dict[str, float]
 """Settings that were chosen on held-out rows, by name."""
+
+
+def check_choices(
+    data_sets: Sequence[str], methods: Sequence[str], known_methods: Sequence[str], splits: int | None, jobs: int
+) -> None:
+    """ValueError at a data set, a method or a number that a study of the standard splits cannot use."""
+    for kind, names, known in (("data set", data_sets, UCI_REGRESSION), ("method", methods, known_methods)):
+        for name in names:
+            if name not in known:
+                raise ValueError(unknown(kind, name, known))
+        if not names:
+            raise ValueError(f"No {kind} was named. Known: {', '.join(known)}.")
+    positive_whole("splits", 1 if splits is None else splits)
+    positive_whole("jobs", jobs)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 from posterity.datasets import UCI_REGRESSION
 from posterity.datasets.uci import num_splits
-from posterity.errors import positive_whole, unknown
-from posterity.studies.uci.protocol import Settings
+from posterity.studies.uci.protocol import Settings, check_choices
 from posterity.studies.uci.published import COMPARED, FILE, GOAL, PAIRS, Value, find_published, read_published
 from posterity.studies.uci.recipes import RECIPES
 from posterity.studies.uci.runs import Cell, Result, fit_all, stored
@@ -116,14 +115,7 @@ def uci(
 
 def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, jobs: int) -> None:
     """ValueError at a data set, a method or a number that the study cannot use."""
-    for kind, names, known in (("data set", data_sets, UCI_REGRESSION), ("method", methods, tuple(RECIPES))):
-        for name in names:
-            if name not in known:
-                raise ValueError(unknown(kind, name, known))
-        if not names:
-            raise ValueError(f"No {kind} was named. Known: {', '.join(known)}.")
-    positive_whole("splits", 1 if splits is None else splits)
-    positive_whole("jobs", jobs)
+    check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
 
 
 def _progress(results: Sequence[Result], count: int, whole: int) -> str:
