@@ -1,5 +1,6 @@
 """Expectation maximisation with steps in closed form."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -15,6 +16,8 @@ from posterity.model.data import Batch, Data, Feed
 from posterity.model.density import Density
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
+
+logger = logging.getLogger("posterity")
 
 
 class ExpectationMaximizationState(NamedTuple):
@@ -43,8 +46,9 @@ class ExpectationMaximization(Method):
     is F. The problem is a `Density` that names the parameters ("values", a dict of tensors); `latent` is a dict of
     tensors that says all that the M-step needs of q (responsibilities, or expected statistics), {} in the first
     E-step and that of the round before later, for E-steps that improve a q step by step (`CoordinateAscent`). The trace
-    has "bound" after each E-step, where it touches log p(y | theta) if that is exact, and "bound_after_m". A run ends
-    when the bound of each restart has changed by at most `tolerance` of itself, or `absolute` nats, or after `rounds`.
+    has "bound" after each E-step, where it touches log p(y | theta) if that is exact, and "bound_after_m"; both are
+    -inf for a restart that has failed. A run ends when the bound of each restart has changed by at most `tolerance` of
+    itself, or `absolute` nats, or after `rounds`.
 
     `restarts` runs from `initial_values(key)` (a dict of values; None: standard normal theta) go together, or one from
     each row of `start`; the best is the posterior. With `batched` the functions take tensors with a leading axis of
@@ -166,8 +170,8 @@ class ExpectationMaximization(Method):
             state.alive.index_copy(0, rows, good),
             state.round + 1,
         )
-        best = torch.where(state.alive, state.bound, -torch.inf).max()
-        return state, {"bound": state.touching, "bound_after_m": state.bound, "loss": -best}
+        touching, bound = (torch.where(state.alive, each, -torch.inf) for each in (state.touching, state.bound))
+        return state, {"bound": touching, "bound_after_m": bound, "loss": -bound.max()}
 
     def finished(self, state: ExpectationMaximizationState) -> str:
         """Whether every restart has converged, or failed while another has not."""
@@ -180,6 +184,13 @@ class ExpectationMaximization(Method):
     def posterior(self, joint: Target, kept: Sequence[ExpectationMaximizationState]) -> Point:
         """The restart with the highest bound."""
         last = kept[-1]
+        if not bool(last.alive.all()):
+            logger.warning(
+                "ExpectationMaximization: of %d restarts, these came to values or bounds that are not finite, or "
+                "outside the constraints, and are left out: %s (counted from 0). Look at where they began.",
+                len(last.alive),
+                ", ".join(map(str, (~last.alive).nonzero().flatten().tolist())),
+            )
         best = int(torch.where(last.alive, last.bound, -torch.inf).argmax())
         return Point(joint, last.theta[best])
 

@@ -102,9 +102,14 @@ def test_restarts_begin_at_values_by_their_keys() -> None:
     assert torch.equal(trace["bound"], again["bound"])
 
 
-def test_a_restart_that_fails_is_given_up_for_the_others() -> None:
+def test_a_restart_that_fails_is_given_up_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
     starts = torch.stack([start(6.5, 4.5), torch.tensor([0.5, 0.5, 7.0, 4.0, -1.0, 1.0], dtype=torch.float64)])
-    q, _ = po.infer(em(batched=True), density(), None, start=starts)
+    q, trace = po.infer(em(batched=True), density(), None, start=starts)
+    assert "of 2 restarts" in caplog.text
+    assert "left out: 1 (counted from 0)" in caplog.text
+    for column in ("bound", "bound_after_m"):
+        assert bool((trace[column][:, 1] == -math.inf).all())
+    assert int(trace["bound_after_m"][-1].argmax()) == 0
     assert float(density().log_density(q.point())) == pytest.approx(-19.041734643520883, rel=1e-7)
     with pytest.raises(Diverged, match="step 1"):
         po.infer(em(batched=True), density(), None, start=starts[1])
