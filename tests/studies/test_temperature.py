@@ -10,6 +10,7 @@ import torch
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadData, BadFolder, Diverged
 from posterity.model.data import as_data
+from posterity.posteriors import Gaussian
 from posterity.studies.temperature import Settings, data, draw, log_grid, runs, temperature
 from posterity.studies.temperature.figures import against_eta, against_tau
 from posterity.studies.temperature.protocol import problem
@@ -103,6 +104,20 @@ def test_seeds_differ_and_temperatures_of_a_seed_begin_alike(tmp_path):
     assert orders[0].seed == orders[1].seed != orders[2].seed
     found = temperature(replace(TINY, widths=(3,), steps=1), rows, folder=tmp_path)
     assert len({one.scores["nll"] for one in found.results}) == len(found.results)
+
+
+def test_a_seed_predicts_with_the_same_draws_at_all_temperatures(tmp_path, monkeypatch):
+    seen, predict = [], Gaussian.predict
+
+    def noted(self, inputs, **options):
+        seen.append(options["seed"])
+        return predict(self, inputs, **options)
+
+    monkeypatch.setattr(Gaussian, "predict", noted)
+    temperature(replace(TINY, widths=(3,)), folder=tmp_path)
+    assert len(seen) == 3 * 6  # test, foreign and held-out rows
+    assert len(set(seen[:9])) == len(set(seen[9:])) == 1
+    assert seen[0] != seen[9]
 
 
 def test_sghmc_samples_a_chain_for_each_fit(tmp_path, fitted):
