@@ -54,6 +54,12 @@ def temperature(
     ] = None,
     prior_variance: Annotated[float, typer.Option(metavar="V", help="Of every weight.")] = 0.2,
     draws: Annotated[int, typer.Option(metavar="N", help="Draws of the weights for predictions.")] = 32,
+    neuron_draws: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="As many more draws as make so many times neurons, for equal noise at all widths."
+        ),
+    ] = None,
     device: o.Device = "auto",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float32 or float64.")] = "float32",
     out: Out = Path("study-temperature"),
@@ -89,6 +95,7 @@ def temperature(
             step_size,
             prior_variance,
             draws,
+            neuron_draws,
             seed,
             find_device(device).type,
             dtype,
@@ -116,6 +123,7 @@ def temperature(
         "--step-size": step_size,
         "--prior-variance": prior_variance,
         "--draws": draws,
+        "--neuron-draws": neuron_draws,
         "--device": settings.device,
         "--dtype": dtype,
         "--seed": seed,

@@ -40,6 +40,10 @@ class Settings:
     counts the neurons of `one-hidden` and the parameters of other networks. A seed has its own first weights and order
     of the rows; all its temperatures begin at the same weights. The noise of training is one for all fits.
 
+    Predictions average over `draws` of the weights; with `neuron_draws`, at least over so many draws as make this many
+    times neurons: outputs that are averages over neurons then have the same Monte Carlo noise whatever the width. Where
+    it has collapsed to the prior, a narrow network's labels are else those of the noise.
+
     `steps`, or else `epochs`, is the length of a fit; without either as many epochs as is usual, and 2,000 steps at
     least. `sghmc` samples one chain, half of its steps as warm-up.
     """
@@ -61,6 +65,7 @@ class Settings:
     step_size: float | None = None
     prior_variance: float = 0.2
     draws: int = 32
+    neuron_draws: int | None = None
     seed: int = 0
     device: str = "cpu"
     dtype: str = "float32"
@@ -76,7 +81,7 @@ class Settings:
         ):
             if name not in known:
                 raise ValueError(unknown(kind, name, known))
-        for name in ("epochs", "steps", "rows", "batch_size"):
+        for name in ("epochs", "steps", "rows", "batch_size", "neuron_draws"):
             positive_whole(f"Settings.{name}", 1 if getattr(self, name) is None else getattr(self, name))
         for name in ("seeds", "draws"):
             positive_whole(f"Settings.{name}", getattr(self, name))
@@ -91,6 +96,8 @@ class Settings:
         self._check_network()
 
     def _check_network(self) -> None:
+        if self.neuron_draws is not None and self.architecture.units != "neurons":
+            raise ValueError(f"The network '{self.net}' does not average over neurons. Leave neuron_draws out.")
         for width in self.widths:
             positive_whole("Settings.widths", width)
         usual = self.architecture.widths
@@ -128,6 +135,10 @@ class Settings:
             if nearest(found, eta) is None:
                 found.append(eta)
         return tuple(sorted(found))
+
+    def draws_of(self, units: int) -> int:
+        """Draws for the predictions of a network of so many units."""
+        return max(self.draws, math.ceil((self.neuron_draws or 0) / units))
 
     @property
     def foreign(self) -> str:

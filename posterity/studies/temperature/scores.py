@@ -22,7 +22,7 @@ def scores(posterior: Posterior, seed: int, problem: Problem, settings: Settings
     """
     key = Key(settings.seed).fold("predictions").fold(seed)
     rows = problem.rows
-    wanted: dict[str, Any] = {"draws": settings.draws, "batch_size": ROWS, "seed": key.seed}
+    wanted: dict[str, Any] = {"draws": settings.draws_of(problem.units), "batch_size": ROWS, "seed": key.seed}
     test = posterior.predict(rows.test.inputs, **wanted)
     foreign = posterior.predict(rows.foreign, **wanted)
     found = {
