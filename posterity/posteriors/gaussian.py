@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 
 from posterity.model.density import Density
-from posterity.model.inputs import Inputs
+from posterity.model.inputs import Inputs, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
-LARGE = 1 << 19  # numbers that are drawn at a time: few enough to stay in the cache until they are used
+# Numbers that are drawn at a time: few enough to stay in a processor's cache until they are used.
+LARGE = {"cpu": 1 << 19, "cuda": 1 << 26}
+# Rows times draws that one pass takes: a processor is busy with one draw, and a GPU has room for their activations.
+AT_ONCE = {"cpu": 1, "cuda": 1 << 16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +91,8 @@ class Gaussian(Posterior):
 
         With `passing` the next ones may take the place of these, so that memory is not asked for each time.
         """
-        step, size = max(1, LARGE // max(1, self.precision.size)), self.precision.size
+        size = self.precision.size
+        step = max(1, LARGE.get(like.device.type, LARGE["cpu"]) // max(1, size))
         space = torch.empty((min(step, draws), size), dtype=torch.float32, device=like.device) if passing else None
         for low in range(0, draws, step):
             count = min(step, draws - low)
@@ -122,13 +126,18 @@ class Gaussian(Posterior):
         return self.mean.expand(len(deviations), -1).clone().index_add_(1, index, deviations)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
-        """One forward pass for each draw."""
+        """One forward pass for each draw; on a GPU, which a small pass leaves idle, several draws as members of one."""
         self._alone()
         assert isinstance(self.joint, Joint)
         joint, buffers = self.joint, self.buffers or None
         some = self._some(draws, key, self.mean, passing=not torch.is_grad_enabled())  # a graph keeps the weights
-        parts = [
-            torch.stack([joint.outputs(theta, inputs, buffers) for theta in self._moved(deviations)])
-            for deviations in some
-        ]
+        together = max(1, AT_ONCE.get(joint.device.type, 1) // max(1, num_rows(inputs)))
+        parts: list[Tensor] = []
+        for deviations in some:
+            weights = self._moved(deviations)
+            if together == 1:
+                parts.append(torch.stack([joint.outputs(theta, inputs, buffers) for theta in weights]))
+            else:
+                some_outputs = (joint.outputs(members, inputs, buffers) for members in weights.split(together))
+                parts += [outputs.clone() for outputs in some_outputs]  # they may be the weights, which are passing
         return torch.cat(parts)

@@ -406,14 +406,29 @@ class OwnWeight(torch.nn.Module):
         return self.weight.expand(len(x), 3)
 
 
+@pytest.mark.parametrize("together", [1, 8, 100])
 @pytest.mark.parametrize("graph", [True, False])
 @pytest.mark.parametrize("random", ["*", torch.tensor([0, 2])])
-def test_draws_in_blocks_do_not_write_over_each_others_outputs(graph, random, monkeypatch):
+def test_draws_in_blocks_do_not_write_over_each_others_outputs(graph, random, together, monkeypatch):
     joint = po.Joint(OwnWeight(), po.likelihoods.Categorical(), po.priors.Normal(), num_data=1, random=random)
     size = 3 if isinstance(random, str) else 2
     q = Gaussian(joint, torch.arange(3.0), DiagonalPrecision(torch.ones(size)))
-    monkeypatch.setattr(po.posteriors.gaussian, "LARGE", 2 * size)
+    monkeypatch.setitem(po.posteriors.gaussian.LARGE, q.mean.device.type, 2 * size)
+    monkeypatch.setitem(po.posteriors.gaussian.AT_ONCE, q.mean.device.type, together)
     with torch.set_grad_enabled(graph):
         outputs = q.outputs(torch.zeros(4, 1), 5, Key(1))
     assert torch.equal(outputs, q.sample(5, Key(1)).unsqueeze(1).expand(5, 4, 3))
     assert len(torch.unique(outputs[:, 0, 0])) == 5
+
+
+def test_draws_as_members_of_one_pass_are_those_of_single_passes(monkeypatch):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+    )
+    joint = po.Joint(net.double(), po.likelihoods.Categorical(), po.priors.Normal(), num_data=1)
+    q = Gaussian(joint, joint.initial(), DiagonalPrecision(torch.full((joint.size,), 50.0, dtype=torch.float64)))
+    x = torch.linspace(-1.0, 1.0, 7 * 16, dtype=torch.float64).reshape(7, 1, 4, 4)
+    single = q.outputs(x, 5, Key(1))
+    monkeypatch.setitem(po.posteriors.gaussian.AT_ONCE, x.device.type, 14)
+    torch.testing.assert_close(q.outputs(x, 5, Key(1)), single, rtol=1e-12, atol=1e-12)
