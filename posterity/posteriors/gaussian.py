@@ -138,6 +138,6 @@ class Gaussian(Posterior):
             if together == 1:
                 parts.append(torch.stack([joint.outputs(theta, inputs, buffers) for theta in weights]))
             else:
-                some_outputs = (joint.outputs(members, inputs, buffers) for members in weights.split(together))
+                some_outputs = (joint.outputs(members, inputs, buffers) for members in torch.split(weights, together))
                 parts += [outputs.clone() for outputs in some_outputs]  # they may be the weights, which are passing
         return torch.cat(parts)
