@@ -1,0 +1,1 @@
+"""Penalties and the priors that they mean."""
