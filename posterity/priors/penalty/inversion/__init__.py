@@ -2,6 +2,17 @@
 
 from posterity.priors.penalty.inversion.expansion import Expansion
 from posterity.priors.penalty.inversion.invert import invert, invert_expansions
-from posterity.priors.penalty.inversion.kernel import DensityKernel, GaussianKernel, Kernel, MomentKernel
+from posterity.priors.penalty.inversion.member import Member
+from posterity.priors.penalty.inversion.polynomial import invert_polynomial, smooth_polynomial
+from posterity.priors.penalty.inversion.trigonometric import invert_expansion, smooth_expansion
 
-__all__ = ["DensityKernel", "Expansion", "GaussianKernel", "Kernel", "MomentKernel", "invert", "invert_expansions"]
+__all__ = [
+    "Expansion",
+    "Member",
+    "invert",
+    "invert_expansion",
+    "invert_expansions",
+    "invert_polynomial",
+    "smooth_expansion",
+    "smooth_polynomial",
+]
