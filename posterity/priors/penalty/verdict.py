@@ -16,11 +16,12 @@ Route = Literal["catalogue", "polynomial", "trigonometric", "spline", "fourier"]
 class Verdict:
     """Whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, and for which.
 
-    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges; `K` = -log kappa.
+    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges, nan where there is
+    no one A; `K` = -log kappa.
     `residual`: max |KL + K - r| over the grid. `noise_amplification`: by how much a small error of r grows in log
     alpha (0 where nothing was inverted numerically). `log_alpha`: t (...) -> log alpha(t) (...), normalised where
-    kappa is finite (else A itself). `prior`: alpha as a prior of this library, where it is one of them.
-    `explanation`: the finding in plain words. `nearest`: what to use instead, where there is no prior.
+    kappa is finite (else A itself, or the closest that was found). `prior`: alpha as a prior of this library, where it
+    is one of them. `explanation`: the finding in plain words. `nearest`: what to use instead, where there is no prior.
     """
 
     satisfies_star: bool
@@ -36,7 +37,7 @@ class Verdict:
 
     def __str__(self) -> str:
         heading = "is a prior" if self.satisfies_star else "is no prior"
-        kappa = f"{self.kappa:.6g}" if math.isfinite(self.kappa) else "infinite"
+        kappa = "infinite" if math.isinf(self.kappa) else f"{self.kappa:.6g}"
         lines = [
             f"penalty: {heading} ({self.route})",
             f"  {self.explanation}",
