@@ -89,6 +89,9 @@ class Tabulated(Independent):
                 f"Got slopes {first:.3g} and {last:.3g} in log|x|. Give a longer reach, or add a confining term."
             )
 
+    def __str__(self) -> str:
+        return f"Tabulated({len(self.log_density)} nodes, width={self.width:.4g}, mean={self.mean:.4g})"
+
     @staticmethod
     def of(
         log_density: Callable[[Tensor], Tensor],
