@@ -112,6 +112,13 @@ class Tabulated(Independent):
         sides = torch.where(torch.isnan(sides), -math.inf, sides)
         deep = (sides < sides.max() - _DEPTH).all(0).nonzero()
         reach = float(grid[int(deep[0])]) if len(deep) else _FARTHEST
+        # A wave has any slope at the last node: over many e-folds of |x| it must fall as well.
+        falls = (sides[:, -100:].mean(-1) - sides[:, -200:-100].mean(-1)) / float(grid[100])
+        if not len(deep) and bool((falls > -1.0).any()):
+            raise ValueError(
+                "Tabulated.of: the log density must fall faster than -log|x| on both sides, or it does not integrate. "
+                f"Got slopes {-float(falls[0]):.3g} and {float(falls[1]):.3g} in log|x|. Add a confining term."
+            )
         nodes = torch.linspace(-1.0, 1.0, points, dtype=torch.float64) * reach
         values = log_density(mean + width * nodes.sinh())
         return Tabulated((values - values.max()).clamp_min(-1e9), reach, width, mean, kink=kink)

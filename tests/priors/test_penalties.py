@@ -136,6 +136,31 @@ def test_the_normaliser_of_a_table_of_heavy_tails() -> None:
     assert table.standard_variance == math.inf
 
 
+@pytest.mark.parametrize("scale", [1e-6, 0.3, 500.0])
+@pytest.mark.parametrize("centre", [0.0, -7.0])
+def test_a_table_finds_a_kink_wherever_it_is(scale: float, centre: float) -> None:
+    centre *= scale
+    table = Function(lambda mu, nu: (mu - centre).abs() / scale, "|w - c| / b").prior()
+    assert table.kink
+    values = centre + scale * torch.tensor([[0.0], [1e-3], [-0.7], [30.0]], dtype=torch.float64)
+    torch.testing.assert_close(table.log_prob(values), Laplace(scale, centre).log_prob(values), rtol=0.0, atol=1e-7)
+
+
+def test_a_penalty_may_grow_beyond_the_largest_number() -> None:
+    table = Function(lambda mu, nu: torch.cosh(mu), "cosh w").prior()
+    assert float(table.log_prob(torch.zeros(1).double())) == pytest.approx(-1.0 - math.log(0.8420488764), abs=1e-8)
+
+
+def test_members_of_a_divergence() -> None:
+    together = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    for prior in (Normal(0.6, 0.4), Laplace(0.6), GroupLassoPrior(2.0)):
+        found = Divergence(prior, Gaussian()).prior(together)
+        assert found.num_members == 2
+        alone = Divergence(prior, Gaussian()).prior(2.0)
+        layout, theta = Layout.of({"weight": (1, 2)}), torch.tensor([0.3, -1.2], dtype=torch.float64)
+        torch.testing.assert_close(found.member(1).bound(layout).log_prob(theta), alone.bound(layout).log_prob(theta))
+
+
 def random_r(mu: Tensor, nu: Tensor) -> Tensor:
     return mu.square() + torch.rand_like(mu)
 
@@ -185,6 +210,8 @@ def test_what_is_no_function_of_mean_and_scale_is_refused(name: str) -> None:
         (lambda: Translation(standard_moments=(1.0, 2.0, 1.0), standard_entropy=0.0), ValueError, "positive variance"),
         (lambda: Tabulated(torch.zeros(13), 2.0), ValueError, "does not integrate"),
         (lambda: Tabulated(torch.zeros(14), 2.0), ValueError, "multiple of 4"),
+        (lambda: Tabulated.of(torch.cos), ValueError, "or it does not integrate"),
+        (lambda: Tabulated.of(lambda x: -x.clamp_min(0.0)), ValueError, "or it does not integrate"),
     ],
 )
 def test_bad_input_is_explained(call: object, kind: type[Exception], message: str) -> None:

@@ -269,6 +269,11 @@ def test_a_bounded_penalty_does_not_integrate() -> None:
         (lambda: to_prior(lambda w: w, Dirac()), TypeError, r"Function\(r\) for one of your own"),
         (lambda: to_prior(L1(), "gaussian"), TypeError, "needs a family"),
         (lambda: to_prior(L1(), Dirac(), shape=()), ValueError, "shape must be that of a weight tensor"),
+        (
+            lambda: to_prior(Function(lambda mu, nu: mu**2), Gaussian(1e-3)),
+            ValueError,
+            "reach must be at most 400 times",
+        ),
         (lambda: to_prior(L1(), Gaussian(0.3), reach=-1.0), ValueError, "reach must be a positive number"),
         (lambda: from_prior(0.5, Dirac()), TypeError, "needs a prior"),
         (lambda: from_prior(Normal(), None), TypeError, "needs a family"),

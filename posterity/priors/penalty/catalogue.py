@@ -40,15 +40,22 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
     bound = prior.bound(Layout.of({"weight": shape}))
     zeros = torch.zeros(shape, dtype=torch.float64)
     size = 1 if penalty.separates else _group_size(bound, shape)
-    log_kappa = float(-penalty(zeros) - bound.log_prob(zeros.reshape(-1))) * size / zeros.numel()
+    highest = float(bound.log_prob(zeros.reshape(-1))) * size / zeros.numel()  # of one weight, or of one group
+    log_kappa = -float(penalty(zeros)) * size / zeros.numel() - highest
+
+    def log_alpha(t: Tensor) -> Tensor:
+        if isinstance(bound, GroupLassoPrior):
+            return highest - float(bound.rate) * t.abs()
+        return prior.log_prob(t.unsqueeze(-1))
+
     subject = "one weight" if penalty.separates else f"one group of {size} weights, by its length"
     return Verdict(
         satisfies_star=True,
         kappa=math.exp(log_kappa),
-        K=-log_kappa,
+        K=0.0 - log_kappa,
         residual=0.0,
         noise_amplification=0.0,
-        log_alpha=lambda t: -_of_one(penalty, t) - log_kappa,
+        log_alpha=log_alpha,
         prior=prior,
         explanation=(
             f"Penalised training with r = {penalty} finds the mode under alpha = exp(-r) / kappa; kappa is that of "
@@ -106,14 +113,6 @@ def _divergence_formula(divergence: Divergence) -> str:
         return f"{float(target.rate):g} E||w_g|| - entropy + log Z"
     expected = f"{1.0 / float(target.scale):g} E|w|" if isinstance(target, Laplace) else "E r(w)"
     return f"{expected} - entropy + log Z"
-
-
-def _of_one(penalty: Penalty, t: Tensor) -> Tensor:
-    """r of single weights t (...), or of single groups of length |t|."""
-    if penalty.separates:
-        return penalty.each(t, torch.zeros_like(t))
-    unit = float(penalty(torch.ones(1, 1, dtype=torch.float64)))
-    return unit * t.abs()
 
 
 def _group_size(prior: Prior, shape: tuple[int, ...]) -> int:

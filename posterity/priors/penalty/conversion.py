@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from posterity.errors import positive, shown
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
@@ -99,9 +100,7 @@ def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, rea
             nearest = Divergence(penalty.prior(), family)
             found = replace(found, explanation=_varying_decay(factor, members), nearest=nearest)
     else:
-        finest = min(member.spread for member in members)
-        points = min(max(_POINTS, 2 * math.ceil(2.0 * reach / finest) + 1), _MOST_POINTS)  # two for each deviation
-        mu = torch.linspace(-reach, reach, points, dtype=torch.float64)
+        mu = _grid(members, reach)
         rows = [penalty.each(mu, torch.full_like(mu, member.scale)) for member in members]
         found = invert(mu, torch.stack(rows), members)
     if found.satisfies_star and found.prior is None:
@@ -109,6 +108,18 @@ def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, rea
     if found.prior is not None:
         found = replace(found, explanation=f"{found.explanation} {variance_in_words(found.prior, (1, 1))}")
     return found
+
+
+def _grid(members: list[Member], reach: float) -> Tensor:
+    """Equidistant means (N,), at least two for each standard deviation of the least wide member."""
+    finest = min(member.spread for member in members)
+    points = max(_POINTS, 2 * math.ceil(2.0 * reach / finest) + 1)
+    if points > _MOST_POINTS:
+        raise ValueError(
+            f"to_prior: reach must be at most {_MOST_POINTS // 4} times the family's least standard deviation, "
+            f"{finest:g}, for the grid to see it. Got {reach:g}. Give a shorter reach, or read by points, Dirac()."
+        )
+    return torch.linspace(-reach, reach, points, dtype=torch.float64)
 
 
 def _varying_decay(factor: float, members: list[Member]) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,8 +92,9 @@ class Divergence(Penalty):
         if not isinstance(factor, Tensor) and factor == 1.0:
             return self.target
         power = degree(self.target)
-        if power is not None and not isinstance(factor, Tensor):
-            return rescaled(self.target, float(factor) ** (-1.0 / power))
+        if power is not None:
+            multiplier: Any = factor ** (-1.0 / power)
+            return rescaled(self.target, multiplier)
         return density_of(lambda w: -self.target.log_prob(w.unsqueeze(-1)), factor, type(self.target).__name__)
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:

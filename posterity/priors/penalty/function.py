@@ -1,5 +1,6 @@
 """A penalty of the user's own."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,9 +44,14 @@ class Function(Penalty):
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
         """r(mu, nu), once it is known to be such a function."""
+        return self._checked(mean, scale, math.inf)
+
+    def _checked(self, mean: Tensor, scale: Tensor, bound: float) -> Tensor:
+        """r(mu, nu) below `bound`; beyond the largest number it may be infinite where exp(-r) is wanted, not r."""
         values = self._evaluated(mean, scale)
-        if not bool(torch.isfinite(values).all()):
-            where = (~torch.isfinite(values)).nonzero()[0].tolist()
+        bad = torch.isnan(values) | (values == -math.inf) | (values >= bound)
+        if bool(bad.any()):
+            where = bad.nonzero()[0].tolist()
             raise ValueError(
                 f"Function.r must be finite for every mu and nu. Got {float(values[tuple(where)])} at "
                 f"mu = {float(mean[tuple(where)]):g}, nu = {float(scale[tuple(where)]):g}."
@@ -67,7 +73,7 @@ class Function(Penalty):
 
     def prior(self, factor: float | Tensor = 1.0) -> Tabulated:
         """exp(-factor r(w, 0)) / Z, by a table."""
-        return density_of(lambda w: self.each(w, torch.zeros_like(w)), factor, self.name)
+        return density_of(lambda w: self._checked(w, torch.zeros_like(w), math.nan), factor, self.name)
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
         """By bisection."""

@@ -63,15 +63,18 @@ def matched_factor(variance_of: Callable[[float], float], variance: float) -> fl
 
 def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[float, float]:
     """Where r is lowest (0 where that is as good), and how far from there factor r has risen by one half."""
-    grid = torch.linspace(-12.0, 12.0, 4801, dtype=torch.float64).sinh() * 1e-3
+    grid = torch.linspace(-30.0, 30.0, 4801, dtype=torch.float64).sinh() * 1e-9  # from 1e-11 to 5e3 on either side
     values = factor * each(grid)
     lowest, index = values.min(0)
     centre = 0.0 if float(values[len(grid) // 2] - lowest) < 1e-3 else float(grid[index])
     risen = (values > lowest + 0.5).nonzero().squeeze(-1)
-    if not len(risen):
-        return centre, 1.0
-    distances = (grid[risen] - grid[index]).abs()
-    return centre, max(float(distances.min()), 1e-4)
+    width = float((grid[risen] - grid[index]).abs().min()) if len(risen) else 1.0
+    half = 0.02 * abs(centre)  # a step of the grid there, and more
+    while half > 1e-15 * abs(centre):  # a kink must lie at the centre to be seen as one
+        nearby = centre + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64)
+        centre = float(nearby[each(nearby).argmin()])
+        half *= 0.06
+    return centre, width
 
 
 def _has_kink(each: Callable[[Tensor], Tensor], centre: float, width: float) -> bool:
