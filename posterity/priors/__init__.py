@@ -16,6 +16,7 @@ from posterity.priors.prior import Prior
 from posterity.priors.scale_mixture import ScaleMixture
 from posterity.priors.scale_prior import HalfCauchy, LogNormal, ScalePrior
 from posterity.priors.student_t import StudentT
+from posterity.priors.tabulated import Tabulated
 
 __all__ = [
     "Cauchy",
@@ -37,6 +38,7 @@ __all__ = [
     "ScalePrior",
     "ScaleRule",
     "StudentT",
+    "Tabulated",
     "around",
     "penalty",
 ]

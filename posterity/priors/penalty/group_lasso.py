@@ -12,6 +12,7 @@ from posterity.numerics.layout import Layout
 from posterity.priors.group_lasso import Grouping
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.members import check_members
+from posterity.priors.penalty.matching import checked_shape
 from posterity.priors.penalty.penalty import Penalty
 
 
@@ -55,9 +56,19 @@ class GroupLasso(Penalty):
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
         """sqrt((n + 1) / variance) for groups of n weights."""
         positive("variance", variance)
+        checked_shape(shape)
         like = torch.zeros(math.prod(shape), dtype=torch.float64)
         at_one = self.prior().bound(Layout.of({"weight": shape})).variance(like[:1].expand(like.shape))[0]
         return math.sqrt(float(at_one) / variance)
+
+    @property
+    def separates(self) -> bool:
+        """Not: the weights of a group count together."""
+        return False
+
+    def each(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """A TypeError."""
+        raise TypeError("GroupLasso is no sum over single weights. Use of(mean, scale) on the whole tensor.")
 
     @property
     def formula(self) -> str:

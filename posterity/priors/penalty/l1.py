@@ -34,6 +34,10 @@ class L1(Penalty):
         positive("variance", variance)
         return math.sqrt(2.0 / variance)
 
+    def each(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """|mu|."""
+        return mean.abs()
+
     @property
     def formula(self) -> str:
         """In plain text."""

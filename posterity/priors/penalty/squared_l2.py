@@ -35,6 +35,10 @@ class SquaredL2(Penalty):
         positive("variance", variance)
         return 0.5 / variance
 
+    def each(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """mu^2."""
+        return mean.square()
+
     @property
     def formula(self) -> str:
         """In plain text."""
