@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.priors.penalty.inversion.expansion import Expansion
 
-_POINTS = 4001
+_POINTS, _MOST_POINTS = 4001, 400001
 _NATS = 60.0  # below the maximum: what is lower changes no digit
 _HEAVIEST = 1.0 / 1.1  # 1 / p of the heaviest power law that counts as integrable
 _OUTER = 0.25  # of the interval at either end, from which its tail is judged
@@ -22,16 +22,24 @@ def expansion_log_kappa(potential: Expansion) -> float:
     degree, leading = len(coefficients) - 1, coefficients[-1]
     if degree == 0 or degree % 2 == 1 or leading > 0.0:
         return math.inf
-    waves = sum(math.hypot(c, s) for c, s in zip(potential.cosines, potential.sines, strict=True))
+    waves = sum(math.hypot(*pair) for _, *pair in _waves(potential))
     lower = [abs(value) for value in coefficients[:-1]]
     lower[0] += 2.0 * waves + _NATS
     # Beyond this the leading term outweighs all others together, so that A is far below its value at 0.
     reach = max((2.0 * degree * value / -leading) ** (1.0 / (degree - n)) for n, value in enumerate(lower))
     grid = torch.linspace(-reach, reach, _POINTS, dtype=torch.float64)
     values = potential(grid)
-    high = grid[values > values.max() - _NATS]
+    likely = grid[values >= values.max() - 2.0 * waves - _NATS]
     spacing = 2.0 * reach / (_POINTS - 1)
-    return _log_integral(potential, float(high.min()) - spacing, float(high.max()) + spacing)
+    low, upper = float(likely.min()) - spacing, float(likely.max()) + spacing
+    bend = sum(k**2 * math.hypot(*pair) for k, *pair in _waves(potential))  # a peak of exp(A) is as wide as its -1/2
+    points = min(max(_POINTS, math.ceil(4.0 * (upper - low) * math.sqrt(bend))), _MOST_POINTS)
+    return _log_integral(potential, low, upper, points)
+
+
+def _waves(potential: Expansion) -> list[tuple[float, float, float]]:
+    """(frequency, cosine, sine) of each wave."""
+    return list(zip(potential.frequencies, potential.cosines, potential.sines, strict=True))
 
 
 def grid_log_kappa(potential: Callable[[Tensor], Tensor], low: float, high: float) -> float:
@@ -73,9 +81,9 @@ def _log_tail(outer: float, inner: float, half: float) -> float:
     return math.log(scale * math.sqrt(0.5 * math.pi) * float(mills))
 
 
-def _log_integral(potential: Callable[[Tensor], Tensor], low: float, high: float) -> float:
+def _log_integral(potential: Callable[[Tensor], Tensor], low: float, high: float, points: int = _POINTS) -> float:
     """log of the integral of exp(A) over [low, high] by the trapezoid rule."""
-    grid = torch.linspace(low, high, _POINTS, dtype=torch.float64)
+    grid = torch.linspace(low, high, points, dtype=torch.float64)
     values = potential(grid)
     values[0], values[-1] = values[0] - math.log(2.0), values[-1] - math.log(2.0)
-    return float(torch.logsumexp(values, dim=0)) + math.log((high - low) / (_POINTS - 1))
+    return float(torch.logsumexp(values, dim=0)) + math.log((high - low) / (points - 1))

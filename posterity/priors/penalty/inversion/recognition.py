@@ -28,8 +28,8 @@ def recognise_polynomial(mu: Tensor, values: Tensor) -> Expansion | None:
 def recognise_trigonometric(mu: Tensor, values: Tensor) -> Expansion | None:
     """The polynomial (degree at most 6) with up to three cosines and sines through values (N,), or None.
 
-    Frequencies are found one by one, each the one on a fine grid that explains most of what is left, and then refined
-    together by Gauss-Newton steps on all parameters.
+    Frequencies are found one by one, each where the spectrum of what is left is highest, and then refined together by
+    Gauss-Newton steps on all parameters.
     """
     allowed = _ROUNDING * float(values.abs().max())
     frequencies: tuple[float, ...] = ()
@@ -81,21 +81,13 @@ def _without_rounding(mu: Tensor, values: Tensor, fitted: Expansion, allowed: fl
 
 
 def _strongest(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> float:
-    """The frequency that explains most of what polynomial and frequencies leave."""
+    """The frequency at which there is most in what polynomial and frequencies leave."""
     orthogonal = torch.linalg.qr(_design(mu, _DEGREE_WITH_COSINES, frequencies)).Q
     left = values - orthogonal @ (orthogonal.mT @ values)
-    length, spacing = float(mu[-1] - mu[0]), float(mu[1] - mu[0])
-    tried = torch.arange(1.5 * math.pi / length, 0.97 * math.pi / spacing, 0.5 / length, dtype=torch.float64)
-    phases = mu.unsqueeze(-1) * tried  # (N, F)
-    pair = torch.stack([phases.cos(), phases.sin()])  # (2, N, F)
-    pair = pair - orthogonal @ (orthogonal.mT @ pair)
-    cosine, sine = pair
-    squares, cross = pair.square().sum(1), (cosine * sine).sum(0)  # (2, F), (F,)
-    along = left @ pair  # (2, F)
-    determinant = (squares[0] * squares[1] - cross.square()).clamp_min(1e-300)
-    explained = squares[1] * along[0] ** 2 - 2.0 * cross * along[0] * along[1] + squares[0] * along[1] ** 2
-    good = determinant > 1e-6 * squares[0] * squares[1]
-    return float(tried[torch.where(good, explained / determinant, torch.zeros_like(explained)).argmax()])
+    size, length, spacing = 8 * len(mu), float(mu[-1] - mu[0]), float(mu[1] - mu[0])
+    tried = 2.0 * math.pi * torch.fft.rfftfreq(size, d=spacing, dtype=torch.float64)
+    power = torch.where(tried > 1.5 * math.pi / length, torch.fft.rfft(left, n=size).abs(), 0.0)
+    return float(tried[power.argmax()])
 
 
 def _refined(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> tuple[float, ...]:

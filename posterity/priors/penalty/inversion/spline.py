@@ -10,6 +10,7 @@ from torch import Tensor
 from posterity.priors.penalty.inversion.member import Member
 
 _NEGLIGIBLE = 1e-16  # of the largest weight: nodes below change no digit
+_BUDGET = 2**18  # points at which B-splines are evaluated at once
 _FEWEST, _MOST = 120, 400  # pieces of the spline
 
 
@@ -122,11 +123,14 @@ def _trimmed(member: Member) -> tuple[Tensor, Tensor]:
 
 def _smoothing(mu: Tensor, points: Tensor, weights: Tensor, low: float, step: float, pieces: int) -> Tensor:
     """E B_j(mu_i + X) for each B-spline j, (N, pieces + 3)."""
-    index, local = _located(mu.unsqueeze(-1) + points, low, step, pieces)  # (N, Q)
-    shares = _basis(local, 0) * weights.unsqueeze(-1)  # (N, Q, 4)
-    where = index.unsqueeze(-1) + torch.arange(4) + (pieces + 3) * torch.arange(len(mu)).reshape(-1, 1, 1)
-    matrix = torch.zeros(len(mu) * (pieces + 3), dtype=torch.float64)
-    return matrix.index_add_(0, where.reshape(-1), shares.reshape(-1)).reshape(len(mu), pieces + 3)
+    count = pieces + 3
+    matrix = torch.zeros(len(mu), count, dtype=torch.float64)
+    for part, rows in zip(*(torch.split(value, max(1, _BUDGET // len(points))) for value in (mu, matrix)), strict=True):
+        index, local = _located(part.unsqueeze(-1) + points, low, step, pieces)  # (n, Q)
+        shares = _basis(local, 0) * weights.unsqueeze(-1)  # (n, Q, 4)
+        where = index.unsqueeze(-1) + torch.arange(4) + count * torch.arange(len(part)).reshape(-1, 1, 1)
+        rows.view(-1).index_add_(0, where.reshape(-1), shares.reshape(-1))
+    return matrix
 
 
 def interpolate(t: Tensor, values: Tensor) -> Spline:
