@@ -7,11 +7,9 @@ import torch
 from goldcases import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import posterity as po
-from posterity.methods import MeanField
-from posterity.numerics import Adam
 from posterity.priors import (
     Cauchy,
     Correlated,
@@ -239,7 +237,7 @@ def test_a_quartic_has_another_prior_for_another_sigma(c: float, small: float, l
 
 
 def test_a_squared_mean_gives_one_prior_for_every_fixed_sigma() -> None:
-    assert {to_prior(Sum((SquaredL2(),), (2.0,)), Gaussian(sigma)).prior for sigma in (0.1, 0.7, 3.0)} == {Normal(0.5)}
+    assert {to_prior(Sum((SquaredL2(),), (2.0,)), Gaussian(sigma)).prior for sigma in (1e-4, 0.7, 3.0)} == {Normal(0.5)}
 
 
 def test_a_skewed_family_moves_the_prior() -> None:
@@ -270,7 +268,7 @@ def test_a_bounded_penalty_does_not_integrate() -> None:
         (lambda: to_prior(L1(), "gaussian"), TypeError, "needs a family"),
         (lambda: to_prior(L1(), Dirac(), shape=()), ValueError, "shape must be that of a weight tensor"),
         (
-            lambda: to_prior(Function(lambda mu, nu: mu**2), Gaussian(1e-3)),
+            lambda: to_prior(Function(lambda mu, nu: (1.0 + mu**2).log()), Gaussian(1e-3)),
             ValueError,
             "reach must be at most 400 times",
         ),
@@ -295,40 +293,3 @@ def test_bad_input_is_explained(call: object, kind: type[Exception], message: st
     with pytest.raises(kind, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
-
-
-def fitted(prior: Prior) -> tuple[Tensor, Tensor]:
-    """Means and scales of a mean-field fit to a small regression."""
-    net = nn.Linear(2, 1, bias=False).to(torch.float64)
-    nn.init.zeros_(net.weight)
-    x = torch.tensor([[1.0, 0.2], [-0.5, 1.1], [0.3, -0.8], [1.4, 0.6], [-1.0, -0.1]], dtype=torch.float64)
-    y = x @ torch.tensor([[0.8], [-0.3]], dtype=torch.float64)
-    joint = po.Joint(net, po.likelihoods.Gaussian(0.5), prior, num_data=len(x))
-    method = MeanField(steps=60, batch_size=None, optimizer=Adam(0.05))
-    q, _ = po.infer(method, joint, (x, y), seed=3)
-    return q.mean, q.variance
-
-
-@pytest.mark.parametrize("prior", [Normal(0.7), Laplace(0.4)], ids=["normal", "laplace"])
-def test_variational_inference_does_not_tell_the_penalty_from_the_prior(prior: Prior) -> None:
-    converted = to_prior(from_prior(prior, Gaussian()), Gaussian()).prior
-    assert converted is not None
-    torch.testing.assert_close(fitted(converted), fitted(prior), rtol=0.0, atol=1e-6)
-    table = from_prior(prior, Dirac())
-    by_points = Function(table.each, "the same without a name").prior()
-    assert isinstance(by_points, Tabulated)
-    torch.testing.assert_close(fitted(by_points), fitted(prior), rtol=0.0, atol=1e-6)
-
-
-def test_variational_inference_with_an_unnamed_penalty() -> None:
-    prior = Normal(0.7)
-    converted = to_prior(unnamed(Divergence(prior, Gaussian())), Gaussian()).prior
-    assert converted is not None
-    torch.testing.assert_close(fitted(converted), fitted(prior), rtol=0.0, atol=1e-6)
-
-
-def test_variational_inference_with_a_penalty_that_was_inverted_numerically() -> None:
-    prior = Logistic(0.4)
-    converted = to_prior(unnamed(Divergence(prior, Gaussian())), Gaussian((0.2, 0.4))).prior
-    assert isinstance(converted, Tabulated)
-    torch.testing.assert_close(fitted(converted), fitted(prior), rtol=0.0, atol=1e-4)

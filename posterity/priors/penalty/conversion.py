@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from posterity.errors import positive, shown
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
@@ -100,9 +99,7 @@ def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, rea
             nearest = Divergence(penalty.prior(), family)
             found = replace(found, explanation=_varying_decay(factor, members), nearest=nearest)
     else:
-        mu = _grid(members, reach)
-        rows = [penalty.each(mu, torch.full_like(mu, member.scale)) for member in members]
-        found = invert(mu, torch.stack(rows), members)
+        found = _by_values(penalty, members, reach)
     if found.satisfies_star and found.prior is None:
         found = _with_table(found, reach)
     if found.prior is not None:
@@ -110,16 +107,21 @@ def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, rea
     return found
 
 
-def _grid(members: list[Member], reach: float) -> Tensor:
-    """Equidistant means (N,), at least two for each standard deviation of the least wide member."""
+def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict:
+    """From values of r on a grid with at least two means for each standard deviation of the least wide member."""
     finest = min(member.spread for member in members)
-    points = max(_POINTS, 2 * math.ceil(2.0 * reach / finest) + 1)
-    if points > _MOST_POINTS:
+    wanted = max(_POINTS, 2 * math.ceil(2.0 * reach / finest) + 1)
+    mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64)
+    values = torch.stack([penalty.each(mu, torch.full_like(mu, member.scale)) for member in members])
+    try:
+        return invert(mu, values, members)
+    except ValueError as error:
+        if wanted <= _MOST_POINTS:
+            raise
         raise ValueError(
             f"to_prior: reach must be at most {_MOST_POINTS // 4} times the family's least standard deviation, "
             f"{finest:g}, for the grid to see it. Got {reach:g}. Give a shorter reach, or read by points, Dirac()."
-        )
-    return torch.linspace(-reach, reach, points, dtype=torch.float64)
+        ) from error
 
 
 def _varying_decay(factor: float, members: list[Member]) -> str:
