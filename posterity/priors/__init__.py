@@ -1,5 +1,6 @@
 """Densities over network weights."""
 
+from posterity.priors import penalty
 from posterity.priors.cauchy import Cauchy
 from posterity.priors.correlated import Correlated
 from posterity.priors.fan import FanIn, Glorot, He, ScaleRule
@@ -15,6 +16,7 @@ from posterity.priors.prior import Prior
 from posterity.priors.scale_mixture import ScaleMixture
 from posterity.priors.scale_prior import HalfCauchy, LogNormal, ScalePrior
 from posterity.priors.student_t import StudentT
+from posterity.priors.tabulated import Tabulated
 
 __all__ = [
     "Cauchy",
@@ -36,5 +38,7 @@ __all__ = [
     "ScalePrior",
     "ScaleRule",
     "StudentT",
+    "Tabulated",
     "around",
+    "penalty",
 ]

@@ -1,0 +1,129 @@
+"""Penalties whose prior is known, and those that are known to have none (theory 002-09)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posterity.numerics.layout import Layout
+from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
+from posterity.priors.laplace import Laplace
+from posterity.priors.penalty.divergence import Divergence
+from posterity.priors.penalty.families import Family, Gaussian
+from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.verdict import Verdict
+from posterity.priors.prior import Prior
+
+
+def verdict_of_target(prior: Prior, family: Family) -> Verdict:
+    """That of the KL to a prior: it is this prior, with K = 0."""
+    return Verdict(
+        satisfies_star=True,
+        kappa=1.0,
+        K=0.0,
+        residual=0.0,
+        noise_amplification=0.0,
+        log_alpha=lambda t: prior.log_prob(t.unsqueeze(-1)),
+        prior=prior,
+        explanation=f"The penalty is the KL of {family} to this prior. {variance_in_words(prior, (1, 1))}",
+        nearest=None,
+        route="catalogue",
+    )
+
+
+def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
+    """The reading by maximum a posteriori: alpha = exp(-r) / kappa, where that integrates."""
+    try:
+        prior = penalty.prior()
+    except ValueError as error:
+        return _refused(str(error), math.inf if penalty.separates else math.nan, None)
+    bound = prior.bound(Layout.of({"weight": shape}))
+    zeros = torch.zeros(shape, dtype=torch.float64)
+    size = 1 if penalty.separates else _group_size(bound, shape)
+    highest = float(bound.log_prob(zeros.reshape(-1))) * size / zeros.numel()  # of one weight, or of one group
+    log_kappa = -float(penalty(zeros)) * size / zeros.numel() - highest
+
+    def log_alpha(t: Tensor) -> Tensor:
+        if isinstance(bound, GroupLassoPrior):
+            return highest - float(bound.rate) * t.abs()
+        return prior.log_prob(t.unsqueeze(-1))
+
+    subject = "one weight" if penalty.separates else f"one group of {size} weights, by its length"
+    return Verdict(
+        satisfies_star=True,
+        kappa=math.exp(log_kappa),
+        K=0.0 - log_kappa,
+        residual=0.0,
+        noise_amplification=0.0,
+        log_alpha=log_alpha,
+        prior=prior,
+        explanation=(
+            f"Penalised training with r = {penalty} finds the mode under alpha = exp(-r) / kappa; kappa is that of "
+            f"{subject}. {variance_in_words(prior, shape)}"
+        ),
+        nearest=None,
+        route="catalogue",
+    )
+
+
+def refused_means(penalty: Penalty, family: Family, shape: tuple[int, ...]) -> Verdict:
+    """Norms of the means of posteriors with a width: no prior, because a KL is smooth in the mean (theory 002-09)."""
+    nearest = _nearest(penalty, family)
+    instead = (
+        "Take the reading by points, Dirac()."
+        if nearest is None
+        else f"Nearest is the KL to its prior by points, r(mu, sigma) = {_divergence_formula(nearest)}: {nearest}."
+    )
+    gain = " (at frequency k it would take a gain of exp(sigma^2 k^2 / 2))" if isinstance(family, Gaussian) else ""
+    return _refused(
+        f"No prior has {penalty} of the means as its KL: averaging over {family} makes every KL smooth in mu, and this "
+        f"penalty has a kink at 0{gain}. {instead}",
+        math.nan,
+        nearest,
+    )
+
+
+def _refused(explanation: str, kappa: float, nearest: Penalty | None) -> Verdict:
+    return Verdict(
+        satisfies_star=False,
+        kappa=kappa,
+        K=-kappa,
+        residual=math.inf,
+        noise_amplification=math.inf,
+        log_alpha=lambda t: torch.full_like(t, math.nan),
+        prior=None,
+        explanation=explanation,
+        nearest=nearest,
+        route="catalogue",
+    )
+
+
+def _nearest(penalty: Penalty, family: Family) -> Divergence | None:
+    """The KL to the prior of the reading by points, where it can be had."""
+    try:
+        return Divergence(penalty.prior(), family)
+    except ValueError:
+        return None
+
+
+def _divergence_formula(divergence: Divergence) -> str:
+    """E r(w) - entropy + log Z, with the expectation spelt out where it has a name (theory 002-09)."""
+    target = divergence.target
+    if isinstance(target, GroupLassoPrior):
+        return f"{float(target.rate):g} E||w_g|| - entropy + log Z"
+    expected = f"{1.0 / float(target.scale):g} E|w|" if isinstance(target, Laplace) else "E r(w)"
+    return f"{expected} - entropy + log Z"
+
+
+def _group_size(prior: Prior, shape: tuple[int, ...]) -> int:
+    """n of a group-lasso prior, from Var = (n + 1) / rate^2."""
+    assert isinstance(prior, GroupLassoPrior)
+    variance = float(prior.variance(torch.zeros(math.prod(shape), dtype=torch.float64))[0])
+    return round(variance * float(prior.rate) ** 2) - 1
+
+
+def variance_in_words(prior: Prior, shape: tuple[int, ...]) -> str:
+    """One sentence on the variance of one weight of a tensor of `shape`."""
+    like = torch.zeros(math.prod(shape), dtype=torch.float64)
+    value = float(prior.bound(Layout.of({"weight": shape})).variance(like)[0])
+    return f"One weight has variance {value:.6g}." if math.isfinite(value) else "One weight has no finite variance."

@@ -1,0 +1,146 @@
+"""From a penalty to the prior that it stands for, and from a prior to its penalty."""
+
+import math
+from dataclasses import replace
+
+import torch
+
+from posterity.errors import positive, shown
+from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
+from posterity.priors.laplace import Laplace
+from posterity.priors.normal import Normal
+from posterity.priors.penalty.catalogue import refused_means, variance_in_words, verdict_of_points, verdict_of_target
+from posterity.priors.penalty.divergence import Divergence
+from posterity.priors.penalty.families import Dirac, Family, Gaussian
+from posterity.priors.penalty.group_lasso import GroupLasso
+from posterity.priors.penalty.inversion import Expansion, Member, invert, invert_expansions
+from posterity.priors.penalty.l1 import L1
+from posterity.priors.penalty.matching import checked_shape, density_of
+from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.squared_l2 import SquaredL2
+from posterity.priors.penalty.sum import Sum
+from posterity.priors.penalty.tails import extended
+from posterity.priors.penalty.verdict import Verdict
+from posterity.priors.prior import Prior
+
+_POINTS = 161
+_MOST_POINTS = 1601
+
+
+def from_prior(prior: Prior, family: Family) -> Penalty:
+    """The penalty that a prior is for posteriors of `family`: r = KL(beta_{mu, nu} || prior).
+
+    For points it is the catalogued penalty with its factor where there is one (`SquaredL2`, `L1`, `GroupLasso`), else
+    -log p. For other families it is a `Divergence`, which knows its prior.
+
+    >>> str(from_prior(Laplace(0.5), Dirac())), str(from_prior(Laplace(0.5), Gaussian()))
+    ('2 sum of |w|', 'KL(Gaussians of any scale || Laplace(scale=0.5, mean=0.0))')
+    """
+    divergence = Divergence(prior, family)
+    if isinstance(family, Dirac):
+        if isinstance(prior, Normal) and prior.mean == 0.0:
+            return Sum((SquaredL2(),), (0.5 / float(prior.scale) ** 2,))
+        if isinstance(prior, Laplace) and prior.mean == 0.0:
+            return Sum((L1(),), (1.0 / float(prior.scale),))
+        if isinstance(prior, GroupLassoPrior):
+            return Sum((GroupLasso(prior.over),), (float(prior.rate),))
+    return divergence
+
+
+def to_prior(penalty: Penalty, family: Family, *, shape: tuple[int, ...] = (1, 1), reach: float = 4.0) -> Verdict:
+    """The prior alpha with r(mu, nu) = KL(beta_{mu, nu} || alpha) + K for all mu and nu, or why there is none.
+
+    The catalogue is asked first, then polynomials and cosines are inverted exactly, all else numerically from values of
+    r between -`reach` and `reach`. `shape` is that of the weight tensor, which decides the size of groups.
+
+    >>> decay = Sum((SquaredL2(),), (2.0,))
+    >>> to_prior(decay, Gaussian(0.3)).prior.scale, to_prior(decay, Gaussian((0.2, 0.5, 1.0))).satisfies_star
+    (0.5, False)
+    """
+    if not isinstance(penalty, Penalty):
+        raise TypeError(
+            "to_prior needs a penalty: SquaredL2(), L1(), ..., or Function(r) for one of your own. "
+            f"Got {shown(penalty)}."
+        )
+    if not isinstance(family, Family):
+        raise TypeError(f"to_prior needs a family: Dirac(), Gaussian(...) or Translation(...). Got {shown(family)}.")
+    checked_shape(shape)
+    positive("reach", reach)
+    parts = penalty.parts if isinstance(penalty, Sum) else {penalty: 1.0}
+    known = _known(parts, family)
+    if known is not None:
+        return verdict_of_target(known, family)
+    if isinstance(family, Dirac):
+        return verdict_of_points(penalty, shape)
+    if any(isinstance(part, (L1, GroupLasso)) for part in parts):
+        return refused_means(penalty, family, shape)
+    if not penalty.separates:
+        raise ValueError(f"to_prior: {penalty} mixes groups of weights, which only its own family can read.")
+    return _inverted(penalty, parts, family, reach)
+
+
+def _known(parts: dict[Penalty, float], family: Family) -> Prior | None:
+    """The prior of a penalty that was made from it for this kind of family."""
+    if len(parts) != 1:
+        return None
+    ((part, factor),) = parts.items()
+    if not isinstance(part, Divergence) or factor != 1.0 or isinstance(family, Dirac):
+        return None
+    same = type(part.family) is type(family) and replace(part.family, scale=1.0) == replace(family, scale=1.0)  # type: ignore[type-var]
+    return part.target if same else None
+
+
+def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, reach: float) -> Verdict:
+    members = [Member(family, scale) for scale in family.scales]
+    if set(parts) == {SquaredL2()}:
+        factor = parts[SquaredL2()]
+        found = invert_expansions([Expansion((0.0, 0.0, factor)) for _ in members], members)
+        if isinstance(family, Gaussian) and not family.is_fixed:
+            nearest = Divergence(penalty.prior(), family)
+            found = replace(found, explanation=_varying_decay(factor, members), nearest=nearest)
+    else:
+        found = _by_values(penalty, members, reach)
+    if found.satisfies_star and found.prior is None:
+        found = _with_table(found, reach)
+    if found.prior is not None:
+        found = replace(found, explanation=f"{found.explanation} {variance_in_words(found.prior, (1, 1))}")
+    return found
+
+
+def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict:
+    """From values of r on a grid with at least two means for each standard deviation of the least wide member."""
+    finest = min(member.spread for member in members)
+    wanted = max(_POINTS, 2 * math.ceil(2.0 * reach / finest) + 1)
+    mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64)
+    values = torch.stack([penalty.each(mu, torch.full_like(mu, member.scale)) for member in members])
+    try:
+        return invert(mu, values, members)
+    except ValueError as error:
+        if wanted <= _MOST_POINTS:
+            raise
+        raise ValueError(
+            f"to_prior: reach must be at most {_MOST_POINTS // 4} times the family's least standard deviation, "
+            f"{finest:g}, for the grid to see it. Got {reach:g}. Give a shorter reach, or read by points, Dirac()."
+        ) from error
+
+
+def _varying_decay(factor: float, members: list[Member]) -> str:
+    """Why weight decay on the means is no prior when the scale is trained (theory 002-08)."""
+    constants = [factor * float(member.moments(2)[2]) - member.entropy for member in members]
+    listed = ", ".join(f"{value:.3g} at {member.scale:g}" for value, member in zip(constants, members, strict=True))
+    return (
+        f"{factor:g} mu^2 says nothing about the scale, but a KL does: A(0) = {factor:g} sigma^2 - entropy is "
+        f"{listed}, where it should be one number. With the scale fixed the prior is N(0, {0.5 / factor:g}); "
+        "with a trained scale use the KL to it."
+    )
+
+
+def _with_table(found: Verdict, reach: float) -> Verdict:
+    """The verdict with log alpha as a prior that can be fitted under."""
+    exact = found.route in ("polynomial", "trigonometric")
+    log_alpha = found.log_alpha if exact else extended(found.log_alpha, reach)
+    try:
+        return replace(found, prior=density_of(lambda w: -log_alpha(w), 1.0, "log alpha"))
+    except ValueError:
+        hint = f" Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
+        return replace(found, explanation=found.explanation + hint)

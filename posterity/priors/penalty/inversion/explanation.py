@@ -1,0 +1,124 @@
+"""What was found, in plain words."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.priors.penalty.inversion.member import Member
+
+LARGEST = 709.0  # exp of more is infinite in float64
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What an inversion found, whatever its route.
+
+    `missed` (V, N) is KL + K - r, up to its sign, for each member at each point, of the one log alpha for all. `fits`:
+    it is as small as can be told. Of each member by itself: `alone` has A at mu, (N,) each; `own_missed` (V, N) is
+    what that leaves; `each_fits`: it leaves as little as can be told.
+    """
+
+    mu: Tensor
+    values: Tensor
+    members: Sequence[Member]
+    missed: Tensor
+    log_kappa: float
+    potential: Callable[[Tensor], Tensor]
+    fits: bool = True
+    alone: Sequence[Tensor] = ()
+    own_missed: Tensor | None = None
+    each_fits: bool = True
+
+    @property
+    def residual(self) -> float:
+        """max |KL + K - r|."""
+        return float(self.missed.abs().max())
+
+    @property
+    def range(self) -> float:
+        """By how much r varies over mu, at most over the members; at least 1e-3, for penalties that hardly do."""
+        return max(float((self.values.amax(1) - self.values.amin(1)).max()), 1e-3)
+
+
+def explain(findings: Findings) -> tuple[str, str | None]:
+    """The explanation, and what to use instead where there is no prior."""
+    if not findings.fits:
+        return _no_common_prior(findings) if findings.each_fits else _not_smooth(findings)
+    if not findings.log_kappa < LARGEST:
+        return _not_integrable(findings), "add a term that grows on both sides, such as a small multiple of mu^2"
+    count = len(findings.members)
+    members = "at this width of the family" if count == 1 else f"at all {count} widths of the family alike"
+    normalised = abs(findings.log_kappa) < 1e-6
+    constant = "exactly its KL" if normalised else f"its KL plus the constant {-findings.log_kappa:.4g}"
+    return f"The penalty is {constant} to one prior, {members} (to {findings.residual:.1g}).", None
+
+
+def _no_common_prior(findings: Findings) -> tuple[str, str | None]:
+    centre = int(findings.mu.abs().argmin())
+    shown = ", ".join(f"{alone[centre]:.4g}" for alone in findings.alone)
+    scales = ", ".join(f"{member.scale:g}" for member in findings.members)
+    text = (
+        f"Each width of the family asks for another prior, so with a width that is trained there is none: log alpha, "
+        f"up to its constant, would be {shown} at mu = {_point(findings.mu[centre])} for widths {scales}."
+    )
+    shapes = [alone - alone[centre] for alone in findings.alone]
+    differ = max(float((shape - shapes[0]).abs().max()) for shape in shapes)
+    if differ <= 1e-6 * findings.range:
+        text += " They differ by constants only."
+        return text, "the same penalty plus a function of the width alone, or a width that is fixed"
+    return text, "a width that is fixed: then it is a prior of its own at each, if it integrates"
+
+
+def _not_smooth(findings: Findings) -> tuple[str, str]:
+    missed = findings.missed if findings.own_missed is None else findings.own_missed
+    row, column = divmod(int(missed.abs().argmax()), len(findings.mu))
+    member = findings.members[row]
+    frequency = 5.0 / member.spread
+    gain = float(member.gain(torch.tensor(frequency, dtype=torch.float64)))
+    text = (
+        f"The penalty is no KL of this family: whatever log alpha is, smoothing it by the family (width "
+        f"{member.scale:g}) misses the penalty, here by {float(missed.abs().max()):.2g} near mu = "
+        f"{_point(findings.mu[column])}. A KL is as smooth in mu as the family makes it; this penalty has a kink "
+        f"there, or bends more sharply than that. To undo the smoothing multiplies waves of frequency {frequency:.3g} "
+        f"by {gain:.2g}, and faster ones by far more."
+    )
+    return text, _dirac_reading(findings, row)
+
+
+def _point(mu: Tensor) -> str:
+    return f"{round(float(mu), 9) + 0.0:.3g}"
+
+
+def _dirac_reading(findings: Findings, row: int) -> str:
+    """How far r is from the KL of the prior that its shape suggests, exp(-r(w)) / Z."""
+    mu, values = findings.mu, findings.values[row]
+    points, weights = findings.members[row].nodes()
+    smoothed = _linear(mu, values, mu.unsqueeze(-1) + points) @ weights
+    gap = smoothed - values
+    half = 0.5 * float(gap.max() - gap.min())
+    return (
+        f"the KL to the prior exp(-r(w)) / Z, which is E r(mu + X) and a constant: it follows the penalty up to "
+        f"{half:.2g} either way"
+    )
+
+
+def _linear(mu: Tensor, values: Tensor, t: Tensor) -> Tensor:
+    """Straight lines between the values, and on beyond the ends."""
+    position = (t - mu[0]) / (mu[1] - mu[0])
+    index = position.floor().clamp(0, len(mu) - 2)
+    left = index.long()
+    return torch.lerp(values[left], values[left + 1], position - index)
+
+
+def _not_integrable(findings: Findings) -> str:
+    if math.isfinite(findings.log_kappa):
+        return "log alpha exists but exp of it overflows: the inversion has raised its waves beyond all numbers."
+    ends = [findings.potential(end) for end in (findings.mu[:1], findings.mu[-1:])]
+    return (
+        f"There is a log alpha, but no density: it does not fall fast enough on both sides (it is {float(ends[0]):.3g} "
+        f"at mu = {_point(findings.mu[0])} and {float(ends[1]):.3g} at mu = {_point(findings.mu[-1])}), "
+        "so kappa is infinite."
+    )

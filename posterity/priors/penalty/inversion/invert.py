@@ -1,0 +1,246 @@
+"""From the values of a penalty to a verdict on its prior."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from posterity.errors import shown
+from posterity.numerics.random import Key
+from posterity.priors.normal import Normal
+from posterity.priors.penalty.inversion.expansion import Expansion
+from posterity.priors.penalty.inversion.explanation import LARGEST, Findings, explain
+from posterity.priors.penalty.inversion.fourier import inner, invert_fourier
+from posterity.priors.penalty.inversion.integrability import expansion_log_kappa, grid_log_kappa
+from posterity.priors.penalty.inversion.member import Member
+from posterity.priors.penalty.inversion.recognition import (
+    fit_expansion,
+    recognise_polynomial,
+    recognise_trigonometric,
+)
+from posterity.priors.penalty.inversion.spline import ForwardFit, forward_fit
+from posterity.priors.penalty.inversion.trigonometric import invert_expansion, smooth_expansion
+from posterity.priors.penalty.verdict import Route, Verdict
+
+_NOISE = 1e-8  # standard deviation of what is added to r to see how it grows
+_SMOOTHNESS = 1e-12
+# Splines as rough as this are tried before a penalty is refused. Of a KL to a prior with a kink or a narrow spike they
+# leave up to 6e-8 of its range, of what is no KL more than 1e-7, unless it hardly differs from one.
+_LEAST_SMOOTHNESS = 1e-15
+# What may be left of r, over its range on the grid, for a prior to count as found. Fourier's route is blind below this.
+_ALLOWED: dict[Route, float] = {"polynomial": 1e-8, "trigonometric": 1e-8, "spline": 1e-7, "fourier": 1e-3}
+_MOST_ALLOWED = 1e-2  # for families that smooth so little that a spline cannot follow
+
+
+def log_alpha_up_to_constant(expansion: Expansion, member: Member) -> Expansion:
+    """A = -Ent - (the inverse of r): log alpha + log kappa, where r is known exactly (theory 002-06)."""
+    inverse = invert_expansion(expansion, member)
+    constant, *rest = (-value for value in inverse.coefficients)
+    cosines, sines = (tuple(-value for value in part) for part in (inverse.cosines, inverse.sines))
+    return Expansion((constant - member.entropy, *rest), inverse.frequencies, cosines, sines)
+
+
+def invert(mu: Tensor, values: Tensor, members: Sequence[Member], route: Route | None = None) -> Verdict:
+    """The verdict on r given by its values (V, N) at mu (N,), equidistant, one row for each of the V members.
+
+    Without `route` the exact ones are tried first (polynomial, then with cosines), then the spline.
+
+    >>> from posterity.priors.penalty.families import Gaussian
+    >>> mu = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)
+    >>> verdict = invert(mu, 2.0 * mu.square().unsqueeze(0), [Member(Gaussian(0.5), 0.5)])
+    >>> verdict.route, verdict.satisfies_star, round(verdict.prior.scale, 6)
+    ('polynomial', True, 0.5)
+    """
+    mu, values = _checked(mu, values, members)
+    if route == "catalogue":
+        raise ValueError("invert: the catalogue is looked up by to_prior. Give another route, or none.")
+    if route in (None, "polynomial"):
+        found = _recognised(mu, values, recognise_polynomial)
+        if found is not None or route is not None:
+            return _exact(mu, values, _known(found, "polynomial"), members)
+    if route in (None, "trigonometric"):
+        found = _recognised(mu, values, recognise_trigonometric)
+        if found is not None or route is not None:
+            return _exact(mu, values, _known(found, "polynomial with cosines"), members)
+    _check_resolution(mu, members)
+    return _by_fourier(mu, values, members) if route == "fourier" else _by_spline(mu, values, members)
+
+
+def invert_expansions(expansions: Sequence[Expansion], members: Sequence[Member], mu: Tensor | None = None) -> Verdict:
+    """The verdict on r known exactly: one polynomial with cosines for each member.
+
+    `mu` (N,) is where residual and noise are looked at, by default 81 points over 8 standard deviations (at least 8).
+    """
+    if mu is None:
+        reach = 4.0 * max(1.0, *(member.spread for member in members))
+        mu = torch.linspace(-reach, reach, 81, dtype=torch.float64)
+    values = torch.stack([expansion(mu) for expansion in expansions])
+    mu, values = _checked(mu, values, members)
+    return _exact(mu, values, expansions, members)
+
+
+def _exact(mu: Tensor, values: Tensor, expansions: Sequence[Expansion], members: Sequence[Member]) -> Verdict:
+    """By moments and characteristic functions."""
+    potentials = [
+        log_alpha_up_to_constant(expansion, member) for expansion, member in zip(expansions, members, strict=True)
+    ]
+    first = potentials[0]
+    missed = torch.stack([smooth_expansion(first, m)(mu) + m.entropy + r for m, r in zip(members, values, strict=True)])
+    noise = _noise(mu)
+    basis = len(expansions[0].coefficients) - 1, expansions[0].frequencies
+    grown = invert_expansion(fit_expansion(mu, noise, *basis), members[0])(mu)
+    route: Route = "trigonometric" if first.frequencies else "polynomial"
+    findings = Findings(mu, values, members, missed, expansion_log_kappa(first), first)
+    fits = findings.residual <= _ALLOWED[route] * findings.range
+    findings = replace(findings, fits=fits, alone=[potential(mu) for potential in potentials])
+    return _verdict(findings, route, _ratio(grown, noise))
+
+
+def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdict:
+    """By one spline for all members."""
+    targets = -values - torch.tensor([[member.entropy] for member in members], dtype=torch.float64)
+    noise = _noise(mu).expand_as(targets)
+    fit = forward_fit(mu, members)
+    both = fit.solve(torch.stack([targets.reshape(-1), noise.reshape(-1)], dim=-1), _SMOOTHNESS)
+    found, grown = fit.spline(both[:, 0]), fit.spline(both[:, 1])(mu)
+    missed = (fit.matrix @ both[:, 0]).reshape(targets.shape) - targets
+    margin = 0.5 * fit.unit  # nearer to the ends g is half a guess
+    log_kappa = grid_log_kappa(found, float(mu[0]) + margin, float(mu[-1]) - margin)
+    findings = Findings(mu, values, members, missed, log_kappa, found)
+    allowed = min(_ALLOWED["spline"] + fit.blind, _MOST_ALLOWED) * findings.range
+    findings = replace(findings, fits=_least_missed(fit, targets) <= allowed)
+    if not findings.fits:  # for the explanation: whether each member has a prior of its own
+        fits = [forward_fit(mu, [member]) for member in members]
+        alone = [fit.solve(t.unsqueeze(-1), _SMOOTHNESS)[:, 0] for fit, t in zip(fits, targets, strict=True)]
+        findings = replace(
+            findings,
+            alone=[fit.spline(a)(mu) for fit, a in zip(fits, alone, strict=True)],
+            own_missed=torch.stack([fit.matrix @ a - t for fit, a, t in zip(fits, alone, targets, strict=True)]),
+            each_fits=all(_least_missed(fit, t) <= allowed for fit, t in zip(fits, targets, strict=True)),
+        )
+    return _verdict(findings, "spline", _ratio(grown, noise))
+
+
+def _least_missed(fit: ForwardFit, targets: Tensor) -> float:
+    """What even a rough spline leaves."""
+    column = targets.reshape(-1, 1)
+    return float((fit.matrix @ fit.solve(column, _LEAST_SMOOTHNESS) - column).abs().max())
+
+
+def _by_fourier(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdict:
+    """By Fourier transforms of the penalty at the least wide member, checked against all, away from the ends."""
+    middle = inner(mu)
+    functions = [invert_fourier(mu, -r - member.entropy, member) for r, member in zip(values, members, strict=True)]
+    index = min(range(len(members)), key=lambda i: members[i].spread)
+    found, noise = functions[index], _noise(mu)
+    grown = invert_fourier(mu, noise, members[index])(mu)[middle]
+    mu, values = mu[middle], values[:, middle]
+    missed, own_missed = (
+        torch.stack([m.smooth(f, mu) + m.entropy + r for m, f, r in zip(members, tried, values, strict=True)])
+        for tried in ([found] * len(members), functions)
+    )
+    findings = Findings(mu, values, members, missed, grid_log_kappa(found, float(mu[0]), float(mu[-1])), found)
+    allowed = _ALLOWED["fourier"] * findings.range
+    findings = replace(
+        findings,
+        fits=findings.residual <= allowed,
+        alone=[function(mu) for function in functions],
+        own_missed=own_missed,
+        each_fits=float(own_missed.abs().max()) <= allowed,
+    )
+    return _verdict(findings, "fourier", _ratio(grown, noise))
+
+
+@dataclass(frozen=True, eq=False)
+class _Shifted:
+    """t -> A(t) - constant."""
+
+    potential: Callable[[Tensor], Tensor]
+    constant: float
+
+    def __call__(self, t: Tensor) -> Tensor:
+        return self.potential(t) - self.constant
+
+
+def _verdict(findings: Findings, route: Route, amplification: float) -> Verdict:
+    log_kappa = findings.log_kappa if findings.fits else math.nan
+    kappa = math.exp(log_kappa) if not log_kappa >= LARGEST else math.inf
+    good = findings.fits and 0.0 < kappa < math.inf
+    explanation, nearest = explain(findings)
+    return Verdict(
+        satisfies_star=good,
+        kappa=kappa,
+        K=-log_kappa,
+        residual=findings.residual,
+        noise_amplification=amplification,
+        log_alpha=_Shifted(findings.potential, log_kappa if math.isfinite(log_kappa) else 0.0),
+        prior=_named(findings.potential) if good else None,
+        explanation=explanation,
+        nearest=nearest,
+        route=route,
+    )
+
+
+def _named(potential: Callable[[Tensor], Tensor]) -> Normal | None:
+    """The normal prior, where A is a parabola."""
+    if not isinstance(potential, Expansion) or potential.frequencies or len(potential.coefficients) != 3:
+        return None
+    _, slope, curvature = potential.coefficients
+    return Normal(math.sqrt(-0.5 / curvature), 0.0 - 0.5 * slope / curvature)
+
+
+def _recognised(
+    mu: Tensor, values: Tensor, recognise: Callable[[Tensor, Tensor], Expansion | None]
+) -> list[Expansion] | None:
+    """One expansion for each row, or None where one row has none."""
+    found: list[Expansion] = []
+    for row in values:
+        expansion = recognise(mu, row)
+        if expansion is None:
+            return None
+        found.append(expansion)
+    return found
+
+
+def _known(found: list[Expansion] | None, name: str) -> list[Expansion]:
+    if found is None:
+        raise ValueError(f"invert: on this grid the penalty is no {name} to the last digits. Give route=None.")
+    return found
+
+
+def _noise(mu: Tensor) -> Tensor:
+    return _NOISE * Key(0).fold("penalty inversion").normal(tuple(mu.shape), torch.float64, "cpu")
+
+
+def _ratio(grown: Tensor, noise: Tensor) -> float:
+    return float(grown.abs().max() / noise.abs().max())
+
+
+def _checked(mu: Tensor, values: Tensor, members: Sequence[Member]) -> tuple[Tensor, Tensor]:
+    """Both in float64 on the CPU."""
+    if mu.dim() != 1 or len(mu) < 16 or not bool(torch.isfinite(mu).all()):
+        raise ValueError(f"invert: mu must be (N,) with at least 16 finite points. Got {shown(mu)}.")
+    mu, values = mu.detach().double().cpu(), values.detach().double().cpu()
+    steps = mu.diff()
+    if float(steps.min()) <= 0.0 or float(steps.max() - steps.min()) > 1e-4 * float(steps.mean()):
+        raise ValueError(f"invert: mu must rise in equal steps. Got steps from {steps.min():.6g} to {steps.max():.6g}.")
+    if not members or values.shape != (len(members), len(mu)):
+        raise ValueError(
+            f"invert: values must be (members, points) = ({len(members)}, {len(mu)}). Got {tuple(values.shape)}."
+        )
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError("invert: the penalty must be finite at every mu. It is not: choose another grid.")
+    return mu, values
+
+
+def _check_resolution(mu: Tensor, members: Sequence[Member]) -> None:
+    spacing, spread = float(mu[1] - mu[0]), min(member.spread for member in members)
+    if spread == 0.0:
+        raise ValueError("invert: a family without width needs no inversion: log alpha is -r. Use Dirac's reading.")
+    if spacing > 0.5 * spread * (1.0 + 1e-6):
+        raise ValueError(
+            f"invert: the grid must have steps of at most half the family's standard deviation, {0.5 * spread:.3g}, "
+            f"or a kink cannot be told from a curve. Got steps of {spacing:.3g}."
+        )

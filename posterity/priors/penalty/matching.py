@@ -1,0 +1,86 @@
+"""What penalties without a closed form share: the density exp(-factor r), and the factor that has a variance."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, positive_whole, shown
+from posterity.priors.tabulated import Tabulated
+
+_DOUBLINGS = 60
+_STEPS = 60
+
+
+def checked_shape(shape: tuple[int, ...]) -> None:
+    """Raise a ValueError unless `shape` is that of a weight tensor."""
+    if not isinstance(shape, (tuple, list)) or not shape:
+        raise ValueError(f"shape must be that of a weight tensor, (out, in, *kernel). Got {shown(shape)}.")
+    for index, size in enumerate(shape):
+        positive_whole(f"shape[{index}]", size)
+
+
+def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: str) -> Tabulated:
+    """The prior exp(-factor r(w)) / Z of single weights; `each` gives r, (G,) -> (G,), `name` is for errors."""
+    if isinstance(factor, Tensor) and factor.dim():
+        raise ValueError(
+            f"{name}: factor must be a number, because its prior has no closed form. Got {shown(factor)}. "
+            "Make one prior for each member."
+        )
+    positive("factor", factor)
+    exponent = float(factor)
+    centre, width = _place(each, exponent)
+    kink = _has_kink(each, centre, width)
+    try:
+        return Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink)
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
+            "Add a term that grows with |w|, such as SquaredL2."
+        ) from error
+
+
+def matched_factor(variance_of: Callable[[float], float], variance: float) -> float:
+    """The factor at which `variance_of(factor)`, which must fall as it grows, is `variance`; by bisection."""
+    positive("variance", variance)
+    low = high = 0.0  # logs of factors with a variance above and below the wanted one
+    for _ in range(_DOUBLINGS):
+        if variance_of(math.exp(high)) <= variance:
+            break
+        high += 1.0
+    for _ in range(_DOUBLINGS):
+        if variance_of(math.exp(low)) >= variance:
+            break
+        low -= 1.0
+    if not variance_of(math.exp(high)) <= variance <= variance_of(math.exp(low)):
+        raise ValueError(f"No factor gives the variance {variance:g}: the penalty hardly changes with the weight.")
+    for _ in range(_STEPS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if variance_of(math.exp(middle)) > variance else (low, middle)
+    return math.exp(0.5 * (low + high))
+
+
+def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[float, float]:
+    """Where r is lowest (0 where that is as good), and how far from there factor r has risen by one half."""
+    grid = torch.linspace(-30.0, 30.0, 4801, dtype=torch.float64).sinh() * 1e-9  # from 1e-11 to 5e3 on either side
+    values = factor * each(grid)
+    lowest, index = values.min(0)
+    centre = 0.0 if float(values[len(grid) // 2] - lowest) < 1e-3 else float(grid[index])
+    risen = (values > lowest + 0.5).nonzero().squeeze(-1)
+    width = float((grid[risen] - grid[index]).abs().min()) if len(risen) else 1.0
+    half = 0.02 * abs(centre)  # a step of the grid there, and more
+    while half > 1e-15 * abs(centre):  # a kink must lie at the centre to be seen as one
+        nearby = centre + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64)
+        centre = float(nearby[each(nearby).argmin()])
+        half *= 0.06
+    return centre, width
+
+
+def _has_kink(each: Callable[[Tensor], Tensor], centre: float, width: float) -> bool:
+    """Whether the slope of r jumps at the centre, as that of |w| does: then slopes differ however near they are."""
+    jumps = []
+    for step in (1e-3 * width, 1e-4 * width):
+        left, middle, right = each(torch.tensor([centre - step, centre, centre + step], dtype=torch.float64)).tolist()
+        jumps.append((right - 2.0 * middle + left) / step)
+    return bool(abs(jumps[1]) > 0.5 * abs(jumps[0]) and abs(jumps[1]) * width > 1e-6)
