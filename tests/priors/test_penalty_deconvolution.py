@@ -289,3 +289,21 @@ def test_bad_input_is_refused(mu: Tensor, values: Tensor, members: list[Member],
 def test_routes_that_do_not_lead_there(route: str, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         invert(MU, MU.abs().unsqueeze(0), [member(0.5)], route)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("log_alpha", [student, laplace, lambda t: -0.3 * t.square() - 0.2 * torch.cos(2.0 * t)])
+def test_the_residual_is_that_of_the_divergence_from_the_prior_found(log_alpha: Callable[[Tensor], Tensor]) -> None:
+    scale = 0.7
+    values = divergence(log_alpha, scale, 0.0 if log_alpha is laplace else 1.0)
+    verdict = invert(MU, values.unsqueeze(0), [member(scale)])
+    missed = divergence(verdict.log_alpha, scale, None) + verdict.K - values
+    assert float(missed.abs().max()) == pytest.approx(verdict.residual, rel=0.02, abs=1e-9)
+
+
+def test_a_verdict_reads_as_a_few_lines() -> None:
+    lines = str(invert(MU, 1.0 + 2.0 * (MU - 1.0).square().unsqueeze(0), [member(0.5)])).splitlines()
+    assert lines[0] == "penalty: is a prior (polynomial)"
+    assert "its KL plus the constant 1 to one prior" in lines[1]
+    assert lines[2].startswith("  kappa = ")
+    assert lines[3].startswith("  prior: Normal(scale=")
+    assert len(lines) == 4

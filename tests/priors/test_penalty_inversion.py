@@ -107,7 +107,7 @@ def test_weight_decay_on_the_means_is_a_prior_for_a_fixed_scale_only() -> None:
     assert "constants only" in verdict.explanation
     fixed = invert_expansions([decay], members[1:2])
     assert fixed.satisfies_star
-    assert fixed.prior == Normal(math.sqrt(0.5 / factor), -0.0)
+    assert fixed.prior == Normal(math.sqrt(0.5 / factor), 0.0)
     assert fixed.nearest is None
 
 
@@ -122,7 +122,7 @@ def test_the_corrected_corollary_is_a_prior_and_the_printed_one_is_not() -> None
     verdict = invert_expansions(right, members)
     assert verdict.satisfies_star is STAR.at("satisfies_star_correct")
     STAR.check("log_density_at_0", verdict.log_alpha(torch.zeros(1, dtype=torch.float64)).squeeze())
-    assert verdict.prior == Normal(target, -0.0)
+    assert verdict.prior == Normal(target, 0.0)
     swapped = [Expansion((0.5 / target**2, 0.0, a)) for a in constants.tolist()]
     curvatures = [log_alpha_up_to_constant(r, m).coefficients[2] for r, m in zip(swapped, members, strict=True)]
     STAR.check("theta2_coefficient_if_swapped", torch.tensor(curvatures, dtype=torch.float64))

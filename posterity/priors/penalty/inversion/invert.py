@@ -188,7 +188,7 @@ def _named(potential: Callable[[Tensor], Tensor]) -> Normal | None:
     if not isinstance(potential, Expansion) or potential.frequencies or len(potential.coefficients) != 3:
         return None
     _, slope, curvature = potential.coefficients
-    return Normal(math.sqrt(-0.5 / curvature), 0.0 - 0.5 * slope / curvature)
+    return Normal(math.sqrt(-0.5 / curvature), -0.5 * slope / curvature + 0.0)  # no -0.0
 
 
 def _recognised(

@@ -31,14 +31,14 @@ class Spline:
         return self.low + self.step * (len(self.coefficients) - 3)
 
     def __call__(self, t: Tensor) -> Tensor:
-        """g(t), (...) -> (...) in the dtype of t."""
-        points = t.double()
+        """g(t), (...) -> (...) with the dtype and device of t."""
+        points = t.to(self.coefficients)
         inside = points.clamp(self.low, self.high)
         beyond = points - inside
         if not bool(beyond.any()):
-            return self._derivative(points, 0).to(t.dtype)
+            return self._derivative(points, 0).to(t)
         value, slope, curvature = (self._derivative(inside, order) for order in range(3))
-        return (value + slope * beyond + 0.5 * curvature.clamp_max(0.0) * beyond.square()).to(t.dtype)
+        return (value + slope * beyond + 0.5 * curvature.clamp_max(0.0) * beyond.square()).to(t)
 
     def _derivative(self, t: Tensor, order: int) -> Tensor:
         index, local = _located(t, self.low, self.step, len(self.coefficients) - 3)
