@@ -1,5 +1,6 @@
 """Densities over network weights."""
 
+from posterity.priors import penalty
 from posterity.priors.cauchy import Cauchy
 from posterity.priors.correlated import Correlated
 from posterity.priors.fan import FanIn, Glorot, He, ScaleRule
@@ -37,4 +38,5 @@ __all__ = [
     "ScaleRule",
     "StudentT",
     "around",
+    "penalty",
 ]
