@@ -18,6 +18,7 @@ from posterity.priors.scale_mixture import ScaleMixture
 from posterity.priors.scale_prior import HalfCauchy, LogNormal, ScalePrior
 from posterity.priors.signal_propagation import Signals, signal_propagation
 from posterity.priors.student_t import StudentT
+from posterity.priors.tabulated import Tabulated
 
 __all__ = [
     "Cauchy",
@@ -41,6 +42,7 @@ __all__ = [
     "ScaleRule",
     "Signals",
     "StudentT",
+    "Tabulated",
     "around",
     "penalty",
     "signal_propagation",
