@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -76,7 +76,9 @@ class EdgeOfChaos(ScaleRule):
     @cached_property
     def edge(self) -> Edge:
         """sigma_w^2 and q*."""
-        return _edge(self._moments, self.bias_variance, _name(self.activation))
+        if isinstance(self.activation, str) and self.derivative is None:
+            return _named_edge(self.activation, self.bias_variance)
+        return _edge(_moments_of(self.activation, self.derivative), self.bias_variance, _name(self.activation))
 
     @property
     def weight_variance(self) -> float:
@@ -92,25 +94,37 @@ class EdgeOfChaos(ScaleRule):
     def chi(self) -> float:
         """gain^2 sigma_w^2 E phi'^2 at q*, which is gain^2."""
         q = 1.0 if math.isnan(self.q_star) else max(self.q_star, _NOTHING)
-        return self.gain**2 * self.weight_variance * float(self._moments(_double([q]))[1])
+        return (
+            self.gain**2 * self.weight_variance * float(_moments_of(self.activation, self.derivative)(_double([q]))[1])
+        )
 
     def variance(self, fan_in: int, fan_out: int) -> float:
         """gain^2 sigma_w^2 / fan_in."""
         return self.gain**2 * self.weight_variance / fan_in
 
-    def _moments(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """E phi^2 and E phi'^2 under N(0, q), (Q,) -> (Q,) each."""
-        function = activation_function(self.activation)
-        return second_moment(function, q), second_moment(self.derivative or slope_of(function), q)
+
+_Moments = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def second_moment(function: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
+def _moments_of(
+    activation: str | Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor] | None
+) -> _Moments:
+    """The function that gives E phi^2 and E phi'^2 under N(0, q), (Q,) -> (Q,) each."""
+    function = activation_function(activation)
+    slope = derivative or slope_of(function)
+    return lambda q: (_second_moment(function, q), _second_moment(slope, q))
+
+
+def _second_moment(function: Callable[[Tensor], Tensor], q: Tensor) -> Tensor:
     """E f(sqrt(q) z)^2, (Q,) -> (Q,)."""
     zero = torch.zeros_like(q)
     return normal_expectation(lambda x: function(x).square(), zero, q.sqrt(), _POINTS, width=0.0)
 
 
-_Moments = Callable[[Tensor], tuple[Tensor, Tensor]]
+@lru_cache(maxsize=256)
+def _named_edge(name: str, bias_variance: float) -> Edge:
+    """Found once, since a rule is made anew whenever its gain changes; a function of one's own may change itself."""
+    return _edge(_moments_of(name, None), bias_variance, name)
 
 
 def _edge(moments: _Moments, bias_variance: float, name: str) -> Edge:

@@ -13,6 +13,7 @@ from posterity.numerics.activations import slope_of
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 from posterity.priors import EdgeOfChaos, FanIn, He, Layerwise, Normal, signal_propagation
+from posterity.storage.values import decode, encode
 
 GOLD = load("edge_of_chaos")
 
@@ -103,6 +104,14 @@ def test_activations_without_an_edge_are_explained(activation, bias_variance, wo
 def test_a_class_is_no_activation():
     with pytest.raises(TypeError, match="a function of a tensor"):
         EdgeOfChaos(nn.Tanh)
+
+
+def test_a_named_rule_is_stored_and_comes_back():
+    tensors = {}
+    prior = Layerwise({"*.weight": EdgeOfChaos("tanh", 0.05, gain=0.5), "*": Normal(1.0)})
+    assert decode(encode(prior, tensors), tensors) == prior
+    with pytest.raises(TypeError, match="to be stored"):
+        encode(EdgeOfChaos(torch.tanh), tensors)
 
 
 def test_a_bias_variance_in_the_range_that_the_error_names_has_an_edge():

@@ -108,6 +108,11 @@ def test_only_weights_that_sum_over_inputs_are_penalised_and_shared_ones_once():
     assert layer_factors(net, SquaredL2()) == {"0.weight": 3.0, "1.weight": 3.0}
 
 
+def test_compiled_networks_have_the_names_of_their_own():
+    net = small_net()
+    assert layer_factors(torch.compile(net, backend="eager"), L1()) == layer_factors(net, L1())
+
+
 def test_transposed_convolutions_count_the_inputs_of_an_output_channel():
     assert layer_factors(nn.ConvTranspose2d(6, 10, 3), SquaredL2()) == {"weight": 27.0}
     assert layer_factors(nn.ConvTranspose2d(6, 10, 3, groups=2), SquaredL2()) == {"weight": 13.5}
