@@ -16,7 +16,7 @@ from posterity.priors.laplace import Laplace
 from posterity.priors.normal import Normal
 from posterity.priors.penalty.group_lasso import GroupLasso
 from posterity.priors.penalty.l1 import L1
-from posterity.priors.penalty.penalised import Weight, penalised, trained
+from posterity.priors.penalty.penalised import penalised, trained
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.squared_l2 import SquaredL2
 from posterity.priors.prior import Prior
@@ -70,20 +70,10 @@ def layer_factors(net: nn.Module, penalty: Penalty, rule: ScaleRule = FAN_IN) ->
     _check_penalty("layer_factors", penalty)
     if not isinstance(rule, ScaleRule):
         raise TypeError(f"layer_factors: rule must be a scale rule, such as FanIn() or He(). Got {shown(rule)}.")
-    return {name: _matched(penalty, rule, name, weight) for name, weight in penalised(net).items()}
-
-
-def _matched(penalty: Penalty, rule: ScaleRule, name: str, weight: Weight) -> float:
-    shape = tuple(weight.parameter.shape)
-    factor = penalty.factor(rule.variance(weight.fan_in, weight.fan_out), shape)
-    try:
-        positive("factor", factor)
-    except ValueError:
-        raise ValueError(
-            f"layer_factors: no factor gives the weights of '{name}' the variance of {rule}, because the prior of "
-            f"'{penalty}' has no finite one. Give factors of your own, or take a penalty whose prior has a variance."
-        ) from None
-    return factor
+    return {
+        name: penalty.factor(rule.variance(weight.fan_in, weight.fan_out), tuple(weight.parameter.shape))
+        for name, weight in penalised(net).items()
+    }
 
 
 def usual_factors(net: nn.Module, penalty: Penalty) -> dict[str, float]:
