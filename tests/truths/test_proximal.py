@@ -224,3 +224,23 @@ def test_refusals_say_what_to_do() -> None:
         fitted(MAP(5, None, Climb(), proximal=True), Laplace(), rows())
     with pytest.raises(TypeError, match=r"MAP\.proximal must be of kind bool\. Got 'yes'"):
         MAP(proximal="yes")  # type: ignore[arg-type]
+
+
+def test_a_network_loses_the_units_whose_groups_vanish() -> None:
+    torch.manual_seed(1)
+    x = normal(5, 100, 2).float()
+    y = torch.sin(2.0 * x[:, :1]) + 0.1 * normal(6, 100, 1).float()
+    prior = Layerwise({"*.bias": Normal(1.0), "4.weight": Normal(1.0), "*": GroupLasso(40.0)})
+    joint = Joint(MLP([2, 20, 20, 1]), Gaussian(0.1), prior, 100)
+    circling, exact = (
+        infer(MAP(300, 25, Adam(0.02), Cosine(), proximal=flag), joint, (x, y), progress=False)[0]
+        for flag in (False, True)
+    )
+    assert int((circling.point() == 0).sum()) == 0
+    smaller = po.model.pruned(exact.module())
+    for before, after in smaller.units.values():
+        assert 0 < after < 0.75 * before
+    assert smaller.weights[1] < 0.6 * smaller.weights[0]
+    with torch.no_grad():
+        torch.testing.assert_close(smaller.module(x), exact.predict(x).mean.float(), rtol=0.0, atol=1e-5)
+    assert float((exact.predict(x).mean - y).square().mean().sqrt()) < 0.2  # noise of 0.1
