@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from posterity.numerics import Key
 from posterity.numerics.layout import Layout
@@ -79,6 +80,15 @@ def test_members_are_what_they_are_alone(prior: Prior, shape: tuple[int, ...]) -
         alone = prior.member(index).bound(LAYOUT).proximal(z[index], step[index] if shape else step)
         torch.testing.assert_close(together[index], alone, rtol=1e-12, atol=1e-14)
         assert torch.equal(together[index] == 0, alone == 0)
+
+
+@KINKS
+def test_what_is_done_does_not_depend_on_the_numbers(prior: Prior) -> None:
+    """Tensors without numbers go through: a CUDA graph can hold the step."""
+    with FakeTensorMode():
+        theta = torch.empty(3, LAYOUT.size, dtype=torch.float64)
+        for step in (torch.empty(()), torch.empty(3, LAYOUT.size, dtype=torch.float64)):
+            assert prior.proximal(theta, step).shape == theta.shape
 
 
 @KINKS
