@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import unknown
+from posterity.model.image_chain import image_chain
 from posterity.model.inputs import Inputs, map_inputs, num_rows
-from posterity.model.linear_chain import linear_chain, run_members, takes
+from posterity.model.linear_chain import linear_chain
 from posterity.model.module import (
     Turn,
     check_one_kind,
@@ -79,7 +80,7 @@ class Network:
         self._running = {  # the buffers that batch norm writes into
             name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
         }
-        self._chain = linear_chain(self._module)
+        self._chain = linear_chain(self._module) or image_chain(self._module)
         self._in_place = any(getattr(module, "inplace", False) for module in self._module.modules())
         self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
@@ -272,16 +273,14 @@ class Network:
         train: bool,
     ) -> tuple[Tensor, Buffers]:
         """As `run`, for so many members, or None."""
+        chain = self._chain
         if count is None:
-            return self._call(weights, inputs, buffers, train)
+            return self._call(weights, inputs if chain is None else chain.laid_out(inputs), buffers, train)
         stacked = {
             name: b if b.dim() > self._buffer_dims[name] else b.expand(count, *b.shape) for name, b in buffers.items()
         }
-        chain = self._chain
-        if chain is not None and isinstance(inputs, Tensor) and inputs.dim() == (3 if per_member else 2):
-            rows = inputs if per_member else inputs.expand(count, *inputs.shape)
-            if takes(chain, rows):
-                return self._call(weights, rows, stacked, train, lambda rows: run_members(chain, rows))
+        if chain is not None and chain.takes(inputs, per_member):
+            return self._call(weights, inputs, stacked, train, lambda rows: chain.run(rows, count, per_member))
         if not self._refusals:
             try:
                 return self._mapped(weights, inputs, stacked, per_member, train)

@@ -28,9 +28,13 @@ class ResidualBlock(nn.Module):
         """The block's outputs."""
         change = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
         if self.stride > 1 or self.missing:
-            before = self.missing // 2
-            x = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.missing - before))
+            x = self.padded(x[:, :, :: self.stride, :: self.stride])
         return F.relu(x + change)
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Images (..., in_channels, H, W) with the channels that they lack."""
+        before = self.missing // 2
+        return F.pad(x, (0, 0, 0, 0, before, self.missing - before))
 
 
 class ResNet(Chain):

@@ -1,0 +1,106 @@
+import pytest
+import torch
+from drawn import normal
+from torch import nn
+
+from posterity.model.image_chain import image_chain
+from posterity.model.network import Network
+from posterity.networks import LeNet, ResNet
+from posterity.numerics.random import Key
+
+MEMBERS = 3
+
+
+def hooked():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3))
+    net[0].register_forward_hook(lambda module, args, output: 3 * output)
+    return net
+
+
+def hooked_block():
+    net = ResNet(8, width=2)
+    net[3].norm2.register_forward_hook(lambda module, args, output: 3 * output)
+    return net
+
+
+OTHERS = {
+    "linear layers": lambda: nn.Sequential(nn.Linear(3, 2), nn.ReLU()),
+    "no flattening": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()),
+    "flattening in part": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(2), nn.Linear(4, 3)),
+    "a pool first": lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(1, 2, 3), nn.Flatten()),
+    "linear on images": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(2, 2), nn.Flatten()),
+    "convolution on rows": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Conv2d(1, 2, 3)),
+    "groups": lambda: nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten()),
+    "circular": lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), nn.Flatten()),
+    "cumulative statistics": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, momentum=None), nn.Flatten()),
+    "places of maxima": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2, return_indices=True), nn.Flatten()),
+    "dropout": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Dropout2d(), nn.Flatten()),
+    "a hook": hooked,
+    "a hook in a block": hooked_block,
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_only_plain_chains_are_taken(make):
+    assert image_chain(make()) is None
+
+
+def normalised():
+    layers = (nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.AvgPool2d(2))
+    return nn.Sequential(*layers, nn.Sequential(nn.Conv2d(3, 2, 2, bias=False), nn.BatchNorm2d(2, affine=False)),
+                         nn.Tanh(), nn.Flatten(), nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))  # fmt: skip
+
+
+def frozen(*names):
+    net = normalised()
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name not in names)
+    return net
+
+
+def untracked():
+    return nn.Sequential(nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2, track_running_stats=False), nn.Flatten())
+
+
+CHAINS = {
+    "lenet": lambda: LeNet(num_classes=2, image_size=12),
+    "batch norm": normalised,
+    "residual": lambda: ResNet(8, num_classes=2, in_channels=1, width=2),
+    "frozen first layer": lambda: frozen("0.weight", "0.bias"),
+    "frozen later layer": lambda: frozen("4.0.weight"),
+    "frozen batch norm": lambda: frozen("1.weight", "1.bias"),
+    "frozen linear layer": lambda: frozen("7.weight", "9.bias"),
+    "no running statistics": untracked,
+}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("per_member", [False, True], ids=["shared rows", "rows of their own"])
+@pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS.keys())
+def test_members_have_outputs_gradients_and_statistics_of_the_module(make, per_member, train):
+    torch.manual_seed(0)
+    network = Network(make().double())
+    assert network._chain is not None
+    theta = network.initial + 0.3 * normal(Key(0), MEMBERS, network.layout.size)
+    x = normal(Key(1), *((MEMBERS, 6, 1, 12, 12) if per_member else (6, 1, 12, 12)))
+    before = x.clone()
+    leaves = [view.detach().requires_grad_() for view in network.views(theta)]
+    outputs, buffers = network.run(leaves, x, members=True, per_member=per_member, train=train)
+    pull = normal(Key(2), *outputs.shape)
+    grads = torch.autograd.grad((outputs * pull).sum(), leaves)
+    for index in range(MEMBERS):
+        own = [view.detach().requires_grad_() for view in network.views(theta[index])]
+        alone, after = network.run(own, x[index] if per_member else x, train=train)
+        torch.testing.assert_close(outputs[index], alone, rtol=1e-10, atol=1e-12)
+        for together, grad in zip(grads, torch.autograd.grad((alone * pull[index]).sum(), own), strict=True):
+            torch.testing.assert_close(together[index], grad, rtol=1e-9, atol=1e-11)
+        assert after.keys() == buffers.keys()
+        for name, value in after.items():
+            torch.testing.assert_close(buffers[name][index], value, rtol=1e-10, atol=1e-12)
+    assert torch.equal(x, before)
+
+
+def test_other_shapes_give_the_error_of_the_module():
+    network = Network(LeNet())
+    with pytest.raises(RuntimeError, match="channels"):
+        network.outputs(network.initial.expand(2, -1), torch.zeros(4, 3, 28, 28))
