@@ -157,6 +157,17 @@ def test_constants_before_padding_become_one(padding: int) -> None:
     agree(net, result.module, normal(1, *IMAGE))
 
 
+@pytest.mark.parametrize(
+    ("pool", "kept"), [(nn.AvgPool2d(3, padding=1), 4), (nn.AvgPool2d(2), 2), (nn.MaxPool2d(2), 2)]
+)
+def test_constants_that_averages_over_the_edge_change_stay(pool: nn.Module, kept: int) -> None:
+    net = randomised(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sigmoid(), pool, nn.Conv2d(4, 2, 2)), 0)
+    net[0].weight.data[:2] = 0.0
+    result = pruned(net)
+    assert result.units == {"0": (4, kept)}
+    agree(net, result.module, normal(1, *IMAGE))
+
+
 def test_a_scale_of_zero_in_batch_norm_makes_a_channel_constant() -> None:
     net = randomised(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)), 0)
     with torch.no_grad():
