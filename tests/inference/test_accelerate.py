@@ -1,5 +1,6 @@
 """Steps that are recorded and played: the same numbers as plain ones, and a word where it cannot be done."""
 
+import dataclasses
 import logging
 import math
 from contextlib import nullcontext
@@ -242,6 +243,47 @@ def test_step_sizes_may_be_tensors(optimizer: po.numerics.Optimizer) -> None:
             state = optimizer.ascend(theta, torch.tensor([1.0, -2.0, 3.0]), state, size, 2.0)
         moved.append(theta)
     torch.testing.assert_close(moved[0], moved[1])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("optimizer", [ADAM, SGD(0.01), SGD(0.01, nesterov=True)], ids=repr)
+@pytest.mark.parametrize("kind", ["laplace", "group lasso", "members"])
+def test_recorded_proximal_steps(optimizer: po.numerics.Optimizer, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    rates = torch.tensor([2.0, 9.0], device="cuda")
+    prior = {
+        "laplace": po.priors.Laplace(0.1),
+        "group lasso": po.priors.Layerwise({"*.weight": po.priors.GroupLasso(9.0), "*": po.priors.Normal()}),
+        "members": po.priors.GroupLasso(rates),
+    }[kind]
+    joint = dataclasses.replace(problem(), prior=prior)
+    start = joint.initial().expand(2, -1) if kind == "members" else None
+    played, plain = both(MAP(40, 16, optimizer, Cosine(), proximal=True), joint, caplog, start=start)
+    torch.testing.assert_close(played.point(), plain.point(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, nesterov=True), Adam(0.1)], ids=repr)
+@pytest.mark.parametrize("prior", [po.priors.Laplace(0.1), po.priors.GroupLasso(5.0)], ids=["laplace", "groups"])
+def test_step_sizes_of_proximal_steps_may_be_tensors(optimizer: po.numerics.Optimizer, prior: po.priors.Prior) -> None:
+    proximal, moved = prior.bound(po.numerics.Layout.of({"weight": (2, 2)})).proximal, []
+    for size in (0.05, torch.tensor(0.05, dtype=torch.float64)):
+        theta = torch.ones(4)
+        state = optimizer.init(theta)
+        for _ in range(4):
+            grad = torch.tensor([1.0, -2.0, 3.0, -9.0])
+            state = optimizer.ascend_proximal(theta, grad, state, size, 2.0, proximal)
+        moved.append((theta, *state))
+    for one, other in zip(*moved, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=repr)
+def test_a_proximal_step_of_size_zero_moves_nothing(optimizer: po.numerics.Optimizer) -> None:
+    for size in (0.0, torch.tensor(0.0)):
+        theta = torch.tensor([1.0, -2.0, 0.0, 4.0])
+        state = optimizer.init(theta)
+        state = optimizer.ascend_proximal(theta, torch.ones(4), state, size, 1.0, po.priors.Laplace(0.1).proximal)
+        assert theta.tolist() == [1.0, -2.0, 0.0, 4.0]
+        assert all(bool(torch.isfinite(part).all()) for part in state)
 
 
 def test_streams_are_seeded_as_the_work_would() -> None:
