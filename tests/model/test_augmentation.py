@@ -210,13 +210,13 @@ def test_a_policy_of_ones_own_is_a_number_and_a_function():
     torch.testing.assert_close(change, expected)
 
 
-def problem(rows=ROWS):
+def problem(device=None):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(
             nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)
         )
-    return po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), num_data=rows)
+    return po.Joint(net.to(device), po.likelihoods.Categorical(), po.priors.Normal(), num_data=ROWS)
 
 
 class KilledError(Exception):
@@ -291,6 +291,26 @@ def test_batch_norm_and_members_go_with_augmented_batches():
     data = as_data((x, labels()), augmentation=Compose((Crop(), Flip())))
     q, _ = po.infer(Ensemble(MAP(steps=2, batch_size=4), size=2), joint, data)
     assert q.predict(x).probs.shape == (ROWS, 3)
+
+
+@pytest.mark.cuda
+def test_recorded_steps_see_the_augmented_batches_of_plain_ones():
+    joint, data = problem("cuda"), as_data((images().cuda(), labels().cuda()), augmentation=USUAL)
+    played, plain = (
+        po.infer(MAP(steps=30, batch_size=5), joint, data, accelerate=how)[0].point() for how in ("auto", "off")
+    )
+    torch.testing.assert_close(played, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.cuda
+def test_nothing_waits_for_the_device():
+    x = images().cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = Compose((Crop(2), Crop(1, "reflect"), Flip()))(x, Key(0))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found.shape == x.shape
 
 
 def test_samplers_of_one_density_refuse_augmented_rows():
