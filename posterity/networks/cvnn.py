@@ -10,8 +10,8 @@ class ConvNet(Chain):
     """Six 3x3 convolutions with batch norm and rectifiers, for images of 28x28 or 32x32 pixels and the like.
 
     One has `width` channels, two have 2 `width`, two 4 `width` and the last 8 `width`, with 2x2 max pooling wherever
-    channels double; then the mean over the pixels that are left, and a linear layer. Takes (N, in_channels, H, W), of at
-    least 8 pixels each way, and gives logits (N, num_classes). An image of CIFAR-10 takes 34 million multiplications.
+    channels double; then the mean over the pixels that are left, and a linear layer. Takes (N, in_channels, H, W), of
+    at least 8 pixels each way, and gives logits (N, num_classes). An image of CIFAR-10 takes 34 million multiplications.
 
     >>> sum(parameter.numel() for parameter in ConvNet().parameters())
     576170
