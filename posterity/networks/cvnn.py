@@ -11,7 +11,7 @@ class ConvNet(Chain):
 
     One has `width` channels, two have 2 `width`, two 4 `width` and the last 8 `width`, with 2x2 max pooling wherever
     channels double; then the mean over the pixels that are left, and a linear layer. Takes (N, in_channels, H, W), of
-    at least 8 pixels each way, and gives logits (N, num_classes). An image of CIFAR-10 takes 34 million multiplications.
+    at least 8 pixels each way, and gives logits (N, num_classes). An image of CIFAR-10 takes 34 million products.
 
     >>> sum(parameter.numel() for parameter in ConvNet().parameters())
     576170
