@@ -54,6 +54,26 @@ class DropoutObjective:
         positive("DropoutObjective.penalty: precision", precision)
         return self._product(rate, length_scale, num_data) / precision
 
+    def length_scale(self, penalty: float, *, rate: float, precision: float, num_data: int) -> float:
+        """l of the prior N(0, l^-2) that this penalty is under noise of this precision."""
+        positive("DropoutObjective.length_scale: penalty", penalty)
+        positive("DropoutObjective.length_scale: precision", precision)
+        return math.sqrt(penalty * precision / self._product(rate, 1.0, num_data))
+
+    def rate(self, penalty: float, *, precision: float, length_scale: float, num_data: int) -> float:
+        """The dropout rate with which this penalty is that of the prior; a ValueError where none is."""
+        positive("DropoutObjective.rate: penalty", penalty)
+        positive("DropoutObjective.rate: precision", precision)
+        ratio = penalty * precision / self._product(0.0, length_scale, num_data)
+        kept = 1.0 / ratio if self.scaled_masks else ratio
+        if kept > 1.0:
+            side = "large" if not self.scaled_masks else "small"
+            raise ValueError(
+                f"DropoutObjective.rate: the penalty is too {side} for any rate: without dropout it would be "
+                f"{penalty / ratio:.6g}. Got {shown(penalty)}. Change the penalty, the length_scale or the precision."
+            )
+        return 1.0 - kept
+
     def _product(self, rate: float, length_scale: float, num_data: int) -> float:
         """precision * penalty."""
         _check_rate("DropoutObjective", rate, low=True)

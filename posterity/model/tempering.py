@@ -139,6 +139,18 @@ class Tempering:
         positive("Tempering.weight_decay: rows", rows)
         return self.eta * (rows / num_data) / prior_scale**2
 
+    def prior_scale(self, weight_decay: float | Tensor, num_data: int, rows: int = 1) -> float | Tensor:
+        """The scale of the prior N(0, scale^2) that a `weight_decay` of torch's SGD and Adam is: the way back.
+
+        >>> Tempering.bayes().prior_scale(weight_decay=0.04, num_data=100)
+        0.5
+        """
+        positive("Tempering.prior_scale: weight_decay", weight_decay)
+        positive("Tempering.prior_scale: num_data", num_data)
+        positive("Tempering.prior_scale: rows", rows)
+        scale: float | Tensor = (self.eta * (rows / num_data) / weight_decay) ** 0.5
+        return scale
+
     @property
     def num_members(self) -> int | None:
         """M when a power differs by member, else None."""

@@ -1,7 +1,9 @@
 """Densities over network weights."""
 
+from posterity.priors import penalty
 from posterity.priors.cauchy import Cauchy
 from posterity.priors.correlated import Correlated
+from posterity.priors.edge_of_chaos import EdgeOfChaos
 from posterity.priors.fan import FanIn, Glorot, He, ScaleRule
 from posterity.priors.group_lasso import GroupLasso
 from posterity.priors.hierarchical import Hierarchical
@@ -14,11 +16,14 @@ from posterity.priors.pretrained import around
 from posterity.priors.prior import Prior
 from posterity.priors.scale_mixture import ScaleMixture
 from posterity.priors.scale_prior import HalfCauchy, LogNormal, ScalePrior
+from posterity.priors.signal_propagation import Signals, signal_propagation
 from posterity.priors.student_t import StudentT
+from posterity.priors.tabulated import Tabulated
 
 __all__ = [
     "Cauchy",
     "Correlated",
+    "EdgeOfChaos",
     "FanIn",
     "Glorot",
     "GroupLasso",
@@ -35,6 +40,10 @@ __all__ = [
     "ScaleMixture",
     "ScalePrior",
     "ScaleRule",
+    "Signals",
     "StudentT",
+    "Tabulated",
     "around",
+    "penalty",
+    "signal_propagation",
 ]

@@ -3,7 +3,7 @@
 import copy
 import math
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from posterity.priors import (
     Prior,
     ScaleMixture,
     StudentT,
+    Tabulated,
     around,
 )
 from posterity.storage.values import decode, encode
@@ -109,6 +110,9 @@ CASES: dict[str, Prior] = {
     "logistic members": Logistic(MEMBERS),
     "scale mixture": ScaleMixture((0.3, 0.7), (1.5, 0.2)),
     "scale mixture members": ScaleMixture((0.2, 0.3, 0.5), (2.0, 0.7, 0.1), MEMBERS),
+    "tabulated": Tabulated.of(lambda x: -0.3 * x**4 + 0.2 * x),
+    "tabulated kink": Tabulated.of(lambda x: -0.3 * x**2 - 2.0 * x.abs(), kink=True),
+    "tabulated members": replace(Tabulated.of(lambda x: -2.0 * (1.0 + (x - 0.3) ** 2).log(), mean=0.3), scale=MEMBERS),
     "horseshoe": Horseshoe(0.5),
     "horseshoe members": Horseshoe(MEMBERS),
     "group lasso rows": GroupLasso(2.0),
@@ -139,6 +143,9 @@ ONE_WEIGHT: dict[str, Prior] = {
     "cauchy": Cauchy(0.3),
     "logistic": Logistic(0.4),
     "scale mixture": ScaleMixture((0.5, 0.5), (1.0, 0.05), 1.4),
+    "tabulated": Tabulated.of(lambda x: -0.3 * x**4 + 0.2 * x),
+    "tabulated kink": Tabulated.of(lambda x: -0.3 * x**2 - 2.0 * x.abs(), kink=True),
+    "tabulated tails": Tabulated.of(lambda x: -(1.0 + x**2).log()),
     "horseshoe": Horseshoe(0.3),
     "group lasso": GroupLasso(1.8),
     "hierarchical": Hierarchical(Normal(0.6), LogNormal(0.5, 1.5)),

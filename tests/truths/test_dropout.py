@@ -7,6 +7,8 @@ import pytest
 import torch
 from drawn import normal
 from goldcases import load
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import posterity as po
@@ -178,6 +180,32 @@ def test_precision_is_gold_in_every_convention():
         assert mean_loss.precision(row["lam"], **setting) == pytest.approx(whole / 3)
         scaled = DropoutObjective().precision(row["lam"], **setting)
         assert scaled == pytest.approx(half / (1 - row["p"]) ** 2)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rate=st.floats(0.01, 0.95),
+    length_scale=st.floats(0.01, 100.0),
+    precision=st.floats(1e-3, 1e3),
+    scaled_masks=st.booleans(),
+)
+def test_rate_and_length_scale_come_back_from_the_penalty(rate, length_scale, precision, scaled_masks):
+    objective = DropoutObjective(weight_decay=True, outputs=2, scaled_masks=scaled_masks)
+    penalty = objective.penalty(precision, rate=rate, length_scale=length_scale, num_data=70)
+    prior = objective.length_scale(penalty, rate=rate, precision=precision, num_data=70)
+    assert prior == pytest.approx(length_scale, rel=1e-10)
+    found = objective.rate(penalty, precision=precision, length_scale=length_scale, num_data=70)
+    assert found == pytest.approx(rate, rel=1e-10)
+
+
+@pytest.mark.parametrize(("scaled_masks", "factor"), [(True, 0.5), (False, 2.0)])
+def test_penalties_of_no_rate_are_refused(scaled_masks, factor):
+    objective = DropoutObjective(scaled_masks=scaled_masks)
+    setting = {"length_scale": 1.0, "num_data": 10}
+    without = objective.penalty(3.0, rate=0.0, **setting)
+    assert objective.rate(without, precision=3.0, **setting) == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match="for any rate"):
+        objective.rate(factor * without, precision=3.0, **setting)
 
 
 @pytest.mark.parametrize("scaled_masks", [True, False])

@@ -1,24 +1,17 @@
 """Smooth activations, by quadrature."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from posterity.errors import unknown
 from posterity.evidence.wide.activation import Activation, Moments
+from posterity.numerics.activations import ACTIVATIONS
 from posterity.numerics.complex_logarithm import complex_expm1
 from posterity.numerics.quadrature import crowded_nodes, normal_expectation
 
-_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "sigmoid": torch.sigmoid,
-    "gelu": F.gelu,
-    "silu": F.silu,
-}
+_FUNCTIONS = {name: ACTIVATIONS[name] for name in ("tanh", "erf", "sigmoid", "gelu", "silu")}
 _NODES = 401  # of the trapezoid rule for characteristic functions
 
 

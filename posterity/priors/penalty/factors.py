@@ -1,0 +1,174 @@
+"""The factor of a penalty in each layer: from the variance of a prior, as usual, or of a given prior."""
+
+from collections.abc import Mapping
+from math import isfinite, sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from posterity.errors import positive, positive_whole, shown, unknown
+from posterity.numerics.layout import Layout
+from posterity.priors.fan import FanIn, ScaleRule
+from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
+from posterity.priors.independent import Independent
+from posterity.priors.laplace import Laplace
+from posterity.priors.normal import Normal
+from posterity.priors.penalty.group_lasso import GroupLasso
+from posterity.priors.penalty.l1 import L1
+from posterity.priors.penalty.penalised import penalised, trained
+from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.squared_l2 import SquaredL2
+from posterity.priors.prior import Prior
+from posterity.priors.scale_family import by_tensor
+
+FAN_IN = FanIn()  # the rule where none is given
+
+
+class Factors(NamedTuple):
+    """A penalty, and lambda_l for each tensor that it is on."""
+
+    penalty: Penalty
+    factors: dict[str, float]
+
+
+def lambda_theory(num_data: int) -> float:
+    """lambda_Th = 1 / num_data: the factor of sum_l lambda_l r(w_l) beside a mean of -log p over `num_data` rows.
+
+    With it penalised training is the mode of a posterior: num_data times the loss is -log p(data, weights).
+
+    >>> lambda_theory(50)
+    0.02
+    """
+    positive_whole("lambda_theory: num_data", num_data, "of rows")
+    return 1.0 / num_data
+
+
+def layer_factors(net: nn.Module, penalty: Penalty, rule: ScaleRule = FAN_IN) -> dict[str, float]:
+    """lambda_l by name, with which each weight has the variance of `rule` (`FanIn()`) under the penalty's prior.
+
+    **Math**: for variance v: 1 / (2 v) for `SquaredL2`, sqrt(2 / v) for `L1`, sqrt((n + 1) / v) for groups of n. With
+    `FanIn()` v = 1 / P for P incoming weights (in * kernel of a convolution); `Glorot()`, `He()` and
+    `EdgeOfChaos(activation)` are other rules.
+
+    **Limit**: the variance of one weight alone is matched. Penalised are trained tensors (out, in, ...) whose layer
+    sums over inputs, shared ones once; biases, norms and embeddings are not. A transposed convolution stores
+    (in, out / groups, *kernel): its incoming weights are counted as those of an output channel, whatever the stride,
+    and the rows of a group lasso are its input channels.
+
+    **Cost**: one number a tensor.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
+
+    >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 10))
+    >>> layer_factors(net, SquaredL2())
+    {'0.weight': 13.5, '2.weight': 16.0}
+    """
+    _check_penalty("layer_factors", penalty)
+    if not isinstance(rule, ScaleRule):
+        raise TypeError(f"layer_factors: rule must be a scale rule, such as FanIn() or He(). Got {shown(rule)}.")
+    return {
+        name: penalty.factor(rule.variance(weight.fan_in, weight.fan_out), tuple(weight.parameter.shape))
+        for name, weight in penalised(net).items()
+    }
+
+
+def usual_factors(net: nn.Module, penalty: Penalty) -> dict[str, float]:
+    """lambda_l by name as they are chosen without a prior: sqrt(n) for groups of n weights, else 1.
+
+    Groups as in Alvarez and Salzmann (2016), Learning the number of neurons in deep networks.
+
+    >>> usual_factors(nn.Linear(9, 2), GroupLasso()), usual_factors(nn.Linear(9, 2), L1())
+    ({'weight': 3.0}, {'weight': 1.0})
+    """
+    _check_penalty("usual_factors", penalty)
+    weights = penalised(net)
+    if not isinstance(penalty, GroupLasso):
+        return dict.fromkeys(weights, 1.0)
+    squares = {name: penalty.factor(1.0, tuple(weight.parameter.shape)) ** 2 for name, weight in weights.items()}
+    return {name: sqrt(round(square) - 1) for name, square in squares.items()}  # a prior of rate 1 has variance n + 1
+
+
+def factors_of(prior: Prior, net: nn.Module) -> Factors:
+    """The penalty, and lambda_l by name, whose prior this one is: the way back from `prior_of`.
+
+    Takes a prior of zero mean that gives all penalised tensors `Normal`, `Laplace` or `GroupLasso`, as `Layerwise` does
+    by name or by rule. What biases and norms have does not matter. Of a prior with members take `prior.member(i)`.
+
+    >>> from posterity.priors import Layerwise
+    >>> factors_of(Layerwise({"*weight": Laplace(0.25), "*": Normal()}), nn.Linear(9, 2))
+    Factors(penalty=L1(), factors={'weight': 4.0})
+    """
+    if not isinstance(prior, Prior):
+        raise TypeError(f"factors_of: prior must be a prior, such as Layerwise(...). Got {shown(prior)}.")
+    weights = penalised(net)
+    layout = Layout.of({name: parameter.shape for name, parameter in trained(net).items()})
+    found = {
+        part.name: _factor_of(own, part.name)
+        for own, part in zip(by_tensor(prior, layout), layout, strict=True)
+        if part.name in weights
+    }
+    penalties = {penalty for penalty, _ in found.values()}
+    if len(penalties) > 1:
+        raise ValueError(
+            f"factors_of: all penalised tensors must have one kind of prior. Got {', '.join(map(repr, penalties))}. "
+            "Write your loss with one penalty for each, or give one kind."
+        )
+    return Factors(penalties.pop(), {name: factor for name, (_, factor) in found.items()})
+
+
+def _factor_of(prior: Prior, name: str) -> tuple[Penalty, float]:
+    if isinstance(prior, GroupLassoPrior):
+        return GroupLasso(prior.over), _number(prior.rate, name)
+    if not isinstance(prior, (Normal, Laplace)):
+        raise ValueError(
+            f"factors_of: the prior of '{name}' must be Normal, Laplace or GroupLasso, whose -log p is a multiple of a "
+            f"penalty. Got {shown(prior)}. Make a penalty of it by priors.penalty.from_prior."
+        )
+    if not bool((torch.as_tensor(prior.mean) == 0.0).all()):
+        raise ValueError(f"factors_of: the prior of '{name}' must have mean 0. Got {shown(prior.mean)}.")
+    scale = _number(prior.scale, name)
+    return (SquaredL2(), 0.5 / scale**2) if isinstance(prior, Normal) else (L1(), 1.0 / scale)
+
+
+def _number(value: float | Tensor, name: str) -> float:
+    """The one number that a hyper-parameter is for all weights of a tensor."""
+    values = torch.as_tensor(value, dtype=torch.float64).reshape(-1)
+    if not bool((values == values[0]).all()):
+        raise ValueError(
+            f"factors_of: all weights of '{name}' must have one scale. Got {shown(value)}. Of a prior with members "
+            "take prior.member(i)."
+        )
+    return float(values[0])
+
+
+def resolved(owner: str, net: nn.Module, penalty: Penalty, rule: ScaleRule | Mapping[str, float]) -> dict[str, float]:
+    """lambda_l by name from a rule, or given by name and checked."""
+    _check_penalty(owner, penalty)
+    if not isinstance(rule, Mapping):
+        return layer_factors(net, penalty, rule)
+    names = tuple(trained(net))
+    for name, factor in rule.items():
+        if name not in names:
+            raise ValueError(f"{owner}: {unknown('trained tensor', name, names)}")
+        positive(f"{owner}: factor of '{name}'", factor)
+    return dict(rule)
+
+
+def _check_penalty(owner: str, penalty: object) -> None:
+    if isinstance(penalty, Independent) and not isfinite(penalty.standard_variance):
+        raise ValueError(
+            f"{owner}: {shown(penalty)} has no finite variance, so that no factor matches that of a layer's rule. Use "
+            "StudentT with degrees above 2, or scales of your own (Layerwise)."
+        )
+    if isinstance(penalty, Prior):
+        raise TypeError(
+            f"{owner}: penalty must be a penalty, such as SquaredL2() or L1(). Got the prior {shown(penalty)}. "
+            "priors.penalty.from_prior makes a penalty of it; its factors are 1."
+        )
+    if not isinstance(penalty, Penalty):
+        hint = f" Call it: {penalty.__name__}()." if isinstance(penalty, type) else ""
+        raise TypeError(f"{owner}: penalty must be a penalty, such as SquaredL2() or L1(). Got {shown(penalty)}.{hint}")

@@ -1,0 +1,240 @@
+"""Families of posteriors of one weight: a density moved by mu, as wide as nu says."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, shown
+
+_POINTS = 2001
+_REACH = 9.0  # standard deviations on either side of a normal: the mass beyond is 2e-19
+_HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
+
+
+class Family(ABC):
+    """Densities beta_{mu, nu} of w = mu + X, where X has a density that nu (a scale) alone decides.
+
+    `scales` are the values of nu in use: one where nu is fixed, several where it is trained.
+    """
+
+    @property
+    @abstractmethod
+    def scales(self) -> tuple[float, ...]:
+        """The values of nu in use."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether nu has one value only."""
+        return len(self.scales) == 1
+
+    @abstractmethod
+    def entropy(self, scale: float) -> float:
+        """-E log beta_nu(X) at nu = `scale`, in nats."""
+
+    @abstractmethod
+    def moments(self, scale: float, order: int) -> tuple[float, ...]:
+        """E X^k for k = 0 ... `order`."""
+
+    @abstractmethod
+    def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
+        """Points x and weights that sum to 1, (Q,) each in float64, with E f(X) = sum of weights f(x)."""
+
+    def characteristic(self, frequency: Tensor, scale: float) -> Tensor:
+        """E exp(i k X) at each frequency k, complex: (...) -> (...)."""
+        points, weights = self.nodes(scale)
+        phase = frequency.double().unsqueeze(-1) * points
+        return torch.complex((phase.cos() * weights).sum(-1), (phase.sin() * weights).sum(-1))
+
+
+@dataclass(frozen=True)
+class Dirac(Family):
+    """A point without width: w = mu. The reading of a penalty by maximum a posteriori.
+
+    >>> Dirac().scales, Dirac().moments(0.0, 2)
+    ((0.0,), (1.0, 0.0, 0.0))
+    """
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """(0,)."""
+        return (0.0,)
+
+    def entropy(self, scale: float) -> float:
+        """0 by convention: the part of the KL that does not depend on mu, which is infinite, is left out."""
+        return 0.0
+
+    def moments(self, scale: float, order: int) -> tuple[float, ...]:
+        """1, 0, 0, ..."""
+        return (1.0, *(0.0,) * order)
+
+    def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
+        """One point."""
+        return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+
+    def __str__(self) -> str:
+        return "points"
+
+
+@dataclass(frozen=True)
+class Gaussian(Family):
+    """N(mu, sigma^2); `scale` is sigma where it is fixed, or several sigmas where it is trained.
+
+    >>> Gaussian(0.5).is_fixed, Gaussian((0.2, 0.5, 1.0)).is_fixed, Gaussian(2.0).moments(2.0, 4)
+    (True, False, (1.0, 0.0, 4.0, 0.0, 48.0))
+    """
+
+    scale: float | tuple[float, ...] = (0.2, 0.5, 1.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", _checked_scales("Gaussian.scale", self.scale))
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The standard deviations."""
+        return self.scale if isinstance(self.scale, tuple) else (self.scale,)
+
+    def entropy(self, scale: float) -> float:
+        """log(2 pi e sigma^2) / 2."""
+        return _HALF_LOG_TWO_PI_E + math.log(scale)
+
+    def moments(self, scale: float, order: int) -> tuple[float, ...]:
+        """sigma^k (k - 1)!! for even k, 0 for odd."""
+        found = [1.0, 0.0]
+        for k in range(2, order + 1):
+            found.append((k - 1) * scale**2 * found[k - 2])
+        return tuple(found[: order + 1])
+
+    def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
+        """The trapezoid rule over nine standard deviations on either side."""
+        points = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64)
+        weights = torch.exp(-0.5 * points.square())
+        return scale * points, weights / weights.sum()
+
+    def characteristic(self, frequency: Tensor, scale: float) -> Tensor:
+        """exp(-k^2 sigma^2 / 2)."""
+        value = torch.exp(-0.5 * (scale * frequency.double()).square())
+        return torch.complex(value, torch.zeros_like(value))
+
+    def __str__(self) -> str:
+        if self.is_fixed:
+            return f"Gaussians of fixed scale {self.scales[0]:g}"
+        return "Gaussians of any scale"
+
+
+@dataclass(frozen=True)
+class Translation(Family):
+    """w = mu + nu Z with Z of any density, given as a function or by its moments.
+
+    `density` takes points (Q,) in float64 and gives the density there (Q,), up to its normaliser; it is read between
+    `lowest` and `highest`, beyond which it must be negligible. Or `standard_moments` are E Z^k for k = 0, 1, ..., and
+    `standard_entropy` is -E log of Z's density; polynomial penalties up to that order need no more.
+    `scale` is nu where it is fixed, or several where it is trained.
+
+    >>> triangle = Translation(lambda z: (1.0 - z.abs()).clamp_min(0.0), lowest=-1.0, highest=1.0)
+    >>> [round(moment, 4) for moment in triangle.moments(1.0, 2)], round(triangle.entropy(1.0), 4)
+    ([1.0, 0.0, 0.1667], 0.5)
+    >>> Translation(standard_moments=(1.0, 0.0, 1.0), standard_entropy=1.4).moments(2.0, 2)
+    (1.0, 0.0, 4.0)
+    """
+
+    density: Callable[[Tensor], Tensor] | None = None
+    lowest: float = -20.0
+    highest: float = 20.0
+    standard_moments: tuple[float, ...] | None = None
+    standard_entropy: float | None = None
+    scale: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", _checked_scales("Translation.scale", self.scale))
+        if (self.density is None) == (self.standard_moments is None):
+            raise ValueError("Translation must be given by density or by standard_moments. Give one of the two.")
+        if not self.lowest < self.highest:
+            raise ValueError(
+                f"Translation.lowest must be below Translation.highest. Got {self.lowest} and {self.highest}."
+            )
+        if self.standard_moments is not None:
+            self._check_moments(self.standard_moments)
+        else:
+            self._rule  # noqa: B018  # a density that is none is refused now, not when it is used
+
+    def _check_moments(self, moments: tuple[float, ...]) -> None:
+        good = isinstance(moments, (tuple, list)) and len(moments) >= 3 and moments[0] == 1.0
+        if not good or not all(map(math.isfinite, moments)) or moments[2] <= moments[1] ** 2:
+            raise ValueError(
+                "Translation.standard_moments must be (1, E Z, E Z^2, ...), finite and with a positive variance. "
+                f"Got {shown(moments)}."
+            )
+        if self.standard_entropy is None or not math.isfinite(self.standard_entropy):
+            raise ValueError(
+                "Translation.standard_entropy must be a number where the density is given by its moments. "
+                f"Got {shown(self.standard_entropy)}."
+            )
+        object.__setattr__(self, "standard_moments", tuple(map(float, moments)))
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The values of nu in use."""
+        return self.scale if isinstance(self.scale, tuple) else (self.scale,)
+
+    @cached_property
+    def _rule(self) -> tuple[Tensor, Tensor]:
+        """Points z and weights that sum to 1, (Q,) each."""
+        assert self.density is not None
+        points = torch.linspace(self.lowest, self.highest, _POINTS, dtype=torch.float64)
+        values = self.density(points)
+        good = isinstance(values, Tensor) and values.shape == points.shape
+        if not good or not bool(torch.isfinite(values).all() & (values >= 0.0).all()) or float(values.sum()) <= 0.0:
+            raise ValueError(
+                "Translation.density must give a density, finite and at least 0, for each of the points (Q,). "
+                f"Got {shown(values)}."
+            )
+        return points, values.double() / values.double().sum()
+
+    def entropy(self, scale: float) -> float:
+        """That of Z plus log nu."""
+        if self.standard_entropy is not None:
+            return self.standard_entropy + math.log(scale)
+        points, weights = self._rule
+        spacing = float(points[1] - points[0])
+        return float(-torch.xlogy(weights, weights / spacing).sum()) + math.log(scale)
+
+    def moments(self, scale: float, order: int) -> tuple[float, ...]:
+        """nu^k E Z^k."""
+        if self.standard_moments is not None:
+            if order >= len(self.standard_moments):
+                raise ValueError(
+                    f"Translation.standard_moments must go up to order {order} for this penalty. "
+                    f"Got {len(self.standard_moments) - 1}. Give more of them, or the density."
+                )
+            return tuple(scale**k * value for k, value in enumerate(self.standard_moments[: order + 1]))
+        points, weights = self._rule
+        return tuple(scale**k * float((weights * points**k).sum()) for k in range(order + 1))
+
+    def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
+        """The trapezoid rule between `lowest` and `highest`, times nu."""
+        if self.density is None:
+            raise ValueError(
+                "Translation: this penalty is no polynomial, so moments do not decide. Give Translation its density."
+            )
+        points, weights = self._rule
+        return scale * points, weights
+
+    def __str__(self) -> str:
+        return f"translates of {'one density' if self.is_fixed else 'a density of any scale'}"
+
+
+def _checked_scales(name: str, scale: object) -> float | tuple[float, ...]:
+    """One positive number, or several that differ."""
+    if not isinstance(scale, (tuple, list)):
+        positive(name, scale, "or a tuple of such numbers")
+        return float(scale)  # type: ignore[arg-type]
+    for index, value in enumerate(scale):
+        positive(f"{name}[{index}]", value)
+    if not scale or len(set(scale)) < len(scale):
+        raise ValueError(f"{name} must be a positive number, or several that differ. Got {shown(scale)}.")
+    return tuple(map(float, scale)) if len(scale) > 1 else float(scale[0])

@@ -1,0 +1,65 @@
+"""The sum of the lengths of groups of weights: the group lasso."""
+
+import math
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, shown
+from posterity.numerics.layout import Layout
+from posterity.priors.group_lasso import Grouping
+from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
+from posterity.priors.members import check_members
+from posterity.priors.penalty.penalty import Penalty
+
+
+@dataclass(frozen=True)
+class GroupLasso(Penalty):
+    """The sum over groups g of ||w_g||; the groups are those of `priors.GroupLasso`.
+
+    Of a weight (out, in, *kernel) a group is, by `over`, the incoming weights of a neuron or output channel ("rows"),
+    the outgoing weights of an input at one kernel position ("columns") or at all of them ("channels"). Each entry of a
+    tensor of one axis is a group of its own.
+
+    >>> weight = torch.tensor([[3.0, -4.0], [0.0, 3.0]])
+    >>> GroupLasso()(weight), GroupLasso("columns")(weight)
+    (tensor(8.), tensor(8.))
+    >>> GroupLasso().factor(0.5, (10, 1)), GroupLasso("columns").factor(0.5, (7, 3))
+    (2.0, 4.0)
+    """
+
+    over: Grouping = "rows"
+
+    def __post_init__(self) -> None:
+        if self.over not in get_args(Grouping):
+            raise ValueError(f"GroupLasso.over must be 'rows', 'columns' or 'channels'. Got {shown(self.over)}.")
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """The sum over g of ||w_g||."""
+        if weight.dim() < 2:
+            return weight.abs().sum()
+        if self.over == "columns":
+            groups = weight.flatten(1).T  # (in * kernel, out)
+        else:
+            groups = (weight if self.over == "rows" else weight.transpose(0, 1)).flatten(1)
+        lengths: Tensor = torch.linalg.vector_norm(groups, dim=1)
+        return lengths.sum()
+
+    def prior(self, factor: float | Tensor = 1.0) -> GroupLassoPrior:
+        """`priors.GroupLasso(factor, over)`: each length is Gamma(n, factor), each direction uniform."""
+        check_members("factor", factor)
+        return GroupLassoPrior(factor, self.over)
+
+    def factor(self, variance: float, shape: tuple[int, ...]) -> float:
+        """sqrt((n + 1) / variance) for groups of n weights."""
+        positive("variance", variance)
+        like = torch.zeros(math.prod(shape), dtype=torch.float64)
+        at_one = self.prior().bound(Layout.of({"weight": shape})).variance(like[:1].expand(like.shape))[0]
+        return math.sqrt(float(at_one) / variance)
+
+    @property
+    def formula(self) -> str:
+        """In plain text."""
+        return f"sum of ||w_g|| over {self.over}"

@@ -1,0 +1,50 @@
+"""What is known about a penalty once its prior has been asked for."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from posterity.priors.prior import Prior
+
+Route = Literal["catalogue", "polynomial", "trigonometric", "spline", "fourier"]
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, and for which.
+
+    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges; `K` = -log kappa.
+    `residual`: max |KL + K - r| over the grid. `noise_amplification`: by how much a small error of r grows in log
+    alpha (0 where nothing was inverted numerically). `log_alpha`: t (...) -> log alpha(t) (...), normalised where
+    kappa is finite (else A itself). `prior`: alpha as a prior of this library, where it is one of them.
+    `explanation`: the finding in plain words. `nearest`: what to use instead, where there is no prior.
+    """
+
+    satisfies_star: bool
+    kappa: float
+    K: float
+    residual: float
+    noise_amplification: float
+    log_alpha: Callable[[Tensor], Tensor]
+    prior: Prior | None
+    explanation: str
+    nearest: object | None
+    route: Route
+
+    def __str__(self) -> str:
+        heading = "is a prior" if self.satisfies_star else "is no prior"
+        kappa = f"{self.kappa:.6g}" if math.isfinite(self.kappa) else "infinite"
+        lines = [
+            f"penalty: {heading} ({self.route})",
+            f"  {self.explanation}",
+            f"  kappa = {kappa}, K = {self.K:.6g}, residual = {self.residual:.2g}, "
+            f"noise amplification = {self.noise_amplification:.2g}",
+        ]
+        if self.prior is not None:
+            lines.append(f"  prior: {self.prior}")
+        if self.nearest is not None:
+            lines.append(f"  nearest: {self.nearest}")
+        return "\n".join(lines)

@@ -1,0 +1,263 @@
+"""A prior known by a table of its log density: what has no name."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, shown
+from posterity.numerics.random import Key
+from posterity.priors.independent import Independent
+
+_DEPTH = 1e5  # nats below the mode where a table may end: posteriors reach far below what draws do
+_FARTHEST = 20.0  # asinh of the farthest node, in widths, for tails that fall as a power
+_FEWEST = 13
+
+
+class _Table(NamedTuple):
+    """What the interpolation needs, in float64 on one device; t = asinh(x / width)."""
+
+    pieces: Tensor  # (G - 1, 4), coefficients of 1, u, u^2, u^3 in each cell, normalised
+    cumulated: Tensor  # (G,), the mass below each node
+
+
+class _Sums(NamedTuple):
+    """Integrals of exp(log_density), by a quadrature rule in t and with the tails in closed form."""
+
+    log_mass: float
+    below: float  # the share of the mass below the first node
+    above: float
+    variance: float
+
+
+@dataclass(frozen=True, eq=False)
+class Tabulated(Independent):
+    """Independent weights with a density that is given by a table.
+
+    **Math**: w = mean + scale x. `log_density` (G,) is log p0(x) up to a constant at the nodes x = width sinh(t), for t
+    equidistant between -`reach` and `reach`; between them it is a piecewise cubic in t with continuous slope, beyond
+    them linear in t, which is a power of |x|. With `kink` the slope may jump at x = 0. The constant that makes it
+    integrate to 1 is found here. `scale` is a number or (M,) with one for each member.
+
+    **Limit**: the density is exact at the nodes up to its constant, and in error by the fourth power of their distance
+    between them (1e-9 for a log density of curvature 1 and 2001 nodes). Features narrower than `width` and away from
+    the mean are seen only as finely as the nodes lie there. Tails must fall faster than 1 / |x|. `cross_entropy` is by
+    quadrature, to 1e-7. Not log-concave in general: `precision` may be negative.
+
+    **Cost**: a table look-up for each weight; `cross_entropy` makes 401 of them, and its gradient as many again.
+
+    **References**: none; it is what `posterity.priors.penalty.to_prior` gives where a prior has no name.
+
+    **Example**:
+
+    >>> prior = Tabulated.of(lambda x: -0.25 * x**4)
+    >>> prior.log_prob(torch.tensor([0.0, 1.0])) + 2.0 * math.log(math.gamma(0.25) / math.sqrt(2.0))
+    tensor(-0.2500)
+    >>> prior.variance(torch.zeros(1))
+    tensor([0.6760])
+    """
+
+    log_density: Tensor
+    reach: float
+    width: float = 1.0
+    mean: float = 0.0
+    scale: float | Tensor = 1.0
+    kink: bool = False
+
+    quadrature_points = 401
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive("Tabulated.reach", self.reach)
+        positive("Tabulated.width", self.width)
+        values = self.log_density
+        good = isinstance(values, Tensor) and values.dim() == 1 and len(values) >= _FEWEST and len(values) % 4 == 1
+        if not good or not bool(torch.isfinite(values).all()):
+            raise ValueError(
+                f"Tabulated.log_density must be finite values (G,), at least {_FEWEST} and one more "
+                f"than a multiple of 4. Got {shown(values)}."
+            )
+        if not isinstance(self.mean, (int, float)) or isinstance(self.mean, bool) or not math.isfinite(self.mean):
+            raise ValueError(f"Tabulated.mean must be a finite number. Got {shown(self.mean)}.")
+        first, last = self._end_slopes()
+        if not (first > 1.0 and last < -1.0):
+            raise ValueError(
+                "Tabulated.log_density must fall faster than -log|x| at both ends, or it does not integrate. "
+                f"Got slopes {first:.3g} and {last:.3g} in log|x|. Give a longer reach, or add a confining term."
+            )
+
+    @staticmethod
+    def of(
+        log_density: Callable[[Tensor], Tensor],
+        width: float = 1.0,
+        mean: float = 0.0,
+        *,
+        kink: bool = False,
+        points: int = 2001,
+    ) -> "Tabulated":
+        """The prior of a log density, a function of weights (G,) in float64, tabulated as far as it matters.
+
+        `width` is the distance over which it varies, `mean` where it is centred; a ValueError where it does not
+        integrate.
+        """
+        positive("Tabulated.width", width)
+        grid = torch.linspace(0.0, _FARTHEST, 401, dtype=torch.float64)
+        sides = torch.stack([log_density(mean + sign * width * grid.sinh()) for sign in (-1.0, 1.0)])  # (2, 401)
+        sides = torch.where(torch.isnan(sides), -math.inf, sides)
+        deep = (sides < sides.max() - _DEPTH).all(0).nonzero()
+        reach = float(grid[int(deep[0])]) if len(deep) else _FARTHEST
+        nodes = torch.linspace(-1.0, 1.0, points, dtype=torch.float64) * reach
+        values = log_density(mean + width * nodes.sinh())
+        return Tabulated((values - values.max()).clamp_min(-1e9), reach, width, mean, kink=kink)
+
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """log p0(x), from the table."""
+        cell, position, beyond = self._located(x)
+        piece = self._table(x.device).pieces[cell]  # (..., 4)
+        inside = piece[..., 0] + position * (piece[..., 1] + position * (piece[..., 2] + position * piece[..., 3]))
+        return (inside + self._outer_slope(beyond) * beyond).to(x.dtype)
+
+    def standard_precision(self, x: Tensor) -> Tensor:
+        """Minus the second derivative of log p0, by the chain rule from that in t."""
+        cell, position, beyond = self._located(x)
+        piece = self._table(x.device).pieces[cell]
+        within = beyond == 0.0
+        slope = (piece[..., 1] + position * (2.0 * piece[..., 2] + position * 3.0 * piece[..., 3])) / self._spacing
+        slope = torch.where(within, slope, self._outer_slope(beyond))
+        bend = (2.0 * piece[..., 2] + 6.0 * position * piece[..., 3]) / self._spacing**2
+        square = x.double().square() + self.width**2
+        # With t = asinh(x / width): dt/dx = square^(-1/2) and d2t/dx2 = -x square^(-3/2).
+        second = torch.where(within, bend, 0.0) / square - slope * x.double() / square**1.5
+        return -second.to(x.dtype)
+
+    def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
+        """By inversion of the distribution function, which is taken as linear in t within each cell."""
+        uniform = key.uniform(shape, torch.float64, device).clamp_min(2.0**-54)
+        mass = self._table(device).cumulated
+        cell = torch.searchsorted(mass, uniform, right=True).clamp(1, len(mass) - 1) - 1
+        share = (uniform - mass[cell]) / (mass[cell + 1] - mass[cell]).clamp_min(1e-300)
+        nodes = (cell + share.clamp(0.0, 1.0)) * self._spacing - self.reach
+        first, last = self._end_slopes()
+        sums = self._sums
+        below = -self.reach + (uniform / max(sums.below, 1e-300)).log() / (first - 1.0)
+        above = self.reach - ((1.0 - uniform) / max(sums.above, 1e-300)).clamp_min(1e-300).log() / (-last - 1.0)
+        nodes = torch.where(uniform < sums.below, below, torch.where(uniform > 1.0 - sums.above, above, nodes))
+        return self.width * nodes.sinh()
+
+    @property
+    def standard_variance(self) -> float:
+        """Var x, by quadrature; inf where a tail falls no faster than |x|^-3."""
+        return self._sums.variance
+
+    @property
+    def standard_width(self) -> float:
+        """`width`, or 0 with a kink."""
+        return 0.0 if self.kink else self.width
+
+    @property
+    def log_mass(self) -> float:
+        """log of the integral of exp(log_density) over x."""
+        return self._sums.log_mass
+
+    @property
+    def _spacing(self) -> float:
+        return 2.0 * self.reach / (len(self.log_density) - 1)
+
+    def _located(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The cell of each x, the position in it between 0 and 1, and how far t lies beyond the table."""
+        place = torch.asinh(x.double() / self.width)
+        inside = place.clamp(-self.reach, self.reach)
+        steps = (inside + self.reach) / self._spacing
+        cell = steps.detach().floor().long().clamp(0, len(self.log_density) - 2)
+        return cell, steps - cell, place - inside
+
+    def _outer_slope(self, beyond: Tensor) -> Tensor:
+        """d log p0 / dt beyond the table; 0 within, where the slopes there would only add rounding."""
+        first, last = self._end_slopes()
+        return first * (beyond < 0.0) + last * (beyond > 0.0)
+
+    def _end_slopes(self) -> tuple[float, float]:
+        """d log p0 / dt at the first and at the last node."""
+        cached: tuple[float, float] | None = self.__dict__.get("_slopes")
+        if cached is None:
+            values = self.log_density.double().cpu()
+            weights = torch.tensor([-25.0, 48.0, -36.0, 16.0, -3.0], dtype=torch.float64) / (12.0 * self._spacing)
+            cached = float((weights * values[:5]).sum()), -float((weights * values[-5:].flip(0)).sum())
+            self.__dict__["_slopes"] = cached
+        return cached
+
+    @property
+    def _sums(self) -> _Sums:
+        cached: _Sums | None = self.__dict__.get("_integrals")
+        if cached is None:
+            cached = self.__dict__["_integrals"] = _integrals(self)
+        return cached
+
+    def _table(self, device: torch.device) -> _Table:
+        """The table on a device, made once and outside of any inference mode."""
+        tables: dict[torch.device, _Table] = self.__dict__.setdefault("_tables", {})
+        if device not in tables:
+            with torch.inference_mode(False), torch.no_grad():
+                made = _Table(*(part.to(device) for part in _tabulate(self)))
+            if any(type(part) is not Tensor for part in made):
+                return made  # made under a trace: it must not outlive it
+            tables[device] = made
+        return tables[device]
+
+
+def _measure(prior: Tabulated) -> tuple[Tensor, Tensor, float]:
+    """x and the density times dx/dt at the nodes, both (G,), and the highest log density."""
+    values = prior.log_density.detach().double().cpu()
+    nodes = torch.linspace(-prior.reach, prior.reach, len(values), dtype=torch.float64)
+    highest = float(values.max())
+    return prior.width * nodes.sinh(), (values - highest).exp() * prior.width * nodes.cosh(), highest
+
+
+def _integrals(prior: Tabulated) -> _Sums:
+    points, density, highest = _measure(prior)
+    weights = torch.full_like(points, prior._spacing)
+    if prior.kink:  # Simpson's rule on either side of it, where the trapezoid rule is only of second order
+        weights *= 2.0 / 3.0
+        weights[1::2] *= 2.0
+    weights[[0, -1]] *= 0.5
+    first, last = prior._end_slopes()
+    # Beyond the last node the density is as x^slope, so that E x^k is a power's integral.
+    tails = [
+        [
+            float(density[end]) * float(points[end]) ** k / (rate - 1.0 - k) if rate > 1.0 + k else math.inf
+            for k in range(3)
+        ]
+        for end, rate in ((0, first), (-1, -last))
+    ]
+    moments = [float((weights * density * points**k).sum()) + tails[0][k] + tails[1][k] for k in range(3)]
+    mass = moments[0]
+    variance = moments[2] / mass - (moments[1] / mass) ** 2 if all(map(math.isfinite, moments)) else math.inf
+    return _Sums(math.log(mass) + highest, tails[0][0] / mass, tails[1][0] / mass, variance)
+
+
+def _tabulate(prior: Tabulated) -> tuple[Tensor, Tensor]:
+    """The cubic pieces (G - 1, 4) of the normalised log density, and the mass below each node (G,)."""
+    values = prior.log_density.detach().double().cpu() - prior.log_mass
+    middle = len(values) // 2
+    segments = [values[: middle + 1], values[middle:]] if prior.kink else [values]
+    pieces = torch.cat([_hermite_pieces(segment) for segment in segments])
+    _, density, highest = _measure(prior)
+    density = density * math.exp(highest - prior.log_mass)
+    cells = 0.5 * prior._spacing * (density[1:] + density[:-1])
+    return pieces, torch.cat([cells.new_zeros(1), cells.cumsum(0)]) + prior._sums.below
+
+
+def _hermite_pieces(values: Tensor) -> Tensor:
+    """Cubics through values at unit distance, with slopes from five of them: (n,) -> (n - 1, 4)."""
+    slopes = torch.empty_like(values)
+    slopes[2:-2] = (values[:-4] - 8.0 * values[1:-3] + 8.0 * values[3:-1] - values[4:]) / 12.0
+    for index, weights in enumerate(([-25.0, 48.0, -36.0, 16.0, -3.0], [-3.0, -10.0, 18.0, -6.0, 1.0])):
+        stencil = torch.tensor(weights, dtype=torch.float64) / 12.0
+        slopes[index] = (stencil * values[:5]).sum()
+        slopes[-1 - index] = -(stencil * values[-5:].flip(0)).sum()
+    step = values[1:] - values[:-1]
+    left, right = slopes[:-1], slopes[1:]
+    return torch.stack([values[:-1], left, 3.0 * step - 2.0 * left - right, left + right - 2.0 * step], dim=-1)
