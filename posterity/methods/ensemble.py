@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -245,7 +245,9 @@ def _of(joint: Target, index: int) -> Target:
 
 def _own(data: Data, index: int) -> Data:
     """The data as one member sees them."""
-    return Reordered(TensorData(data.rows.member(index)), _label(index)) if isinstance(data, TensorData) else data
+    if not isinstance(data, TensorData):
+        return data
+    return Reordered(replace(data, rows=data.rows.member(index)), _label(index))
 
 
 def _label(index: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import Diverged, fraction, positive, shown
+from posterity.errors import BadData, Diverged, fraction, positive, shown
 from posterity.inference.finite import FAR
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes, theta_bytes
@@ -121,6 +121,11 @@ class Sampler(Chains):
 
     def batches(self, data: Data, key: Key) -> Feed:
         """All rows, for every transition; those of a loader are read once and held."""
+        if data.augmentation is not None:
+            raise BadData(
+                f"{type(self).__name__} samples one density, and augmented rows make another in every step. Pass the "
+                "data without augmentation, or use SGLD or SGHMC on mini-batches."
+            )
         return in_memory(data).minibatches(None, self.warmup + self.draws * self.thin, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> SamplerState:

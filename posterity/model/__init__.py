@@ -1,5 +1,6 @@
 """The problem: a network, its data, and the log density they make."""
 
+from posterity.model.augmentation import Augmentation, Compose, Crop, Flip
 from posterity.model.constraints import Constraint, Interval, Ordered, Positive, Real, Simplex
 from posterity.model.data import Batch, Data, Feed, as_data
 from posterity.model.density import Density
@@ -11,11 +12,15 @@ from posterity.model.units import neurons, parameters
 
 __all__ = [
     "LITERATURE",
+    "Augmentation",
     "Batch",
+    "Compose",
     "Constraint",
+    "Crop",
     "Data",
     "Density",
     "Feed",
+    "Flip",
     "Interval",
     "Joint",
     "Network",

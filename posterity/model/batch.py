@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown
+from posterity.model.augmentation import Augmentation, check_images
 from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.numerics.random import Key
 
@@ -59,6 +60,15 @@ class Batch(NamedTuple):
         weights = None if self.weights is None else function(self.weights)
         return Batch(map_inputs(function, self.inputs), function(self.targets), weights, self.per_member)
 
+    def augmented(self, augmentation: Augmentation | None, key: Key | Sequence[Key], step: int) -> "Batch":
+        """The batch of a step, its images changed by the policy if there is one; `key`: that of the feed, or M keys."""
+        if augmentation is None:
+            return self
+        check_images(augmentation, self.inputs, self.per_member)
+        assert isinstance(self.inputs, Tensor)
+        own = [each.fold("augmentation").fold(step) for each in ([key] if isinstance(key, Key) else key)]
+        return self._replace(inputs=augmentation(self.inputs, own))
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -92,9 +102,14 @@ class Feed:
 
 
 class Data(ABC):
-    """Rows to learn from, and the orders in which a method may ask for them."""
+    """Rows to learn from, and the orders in which a method may ask for them.
+
+    Where they have an `augmentation`, that changes the images of mini-batches, by draws that are keyed by the step;
+    full passes (curvature, M-steps, scores) see the rows as they are.
+    """
 
     num_data: int
+    augmentation: Augmentation | None = None
 
     @abstractmethod
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
@@ -115,6 +130,10 @@ class Data(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A short text that differs when the data differ."""
+
+    def _marked(self, fingerprint: str) -> str:
+        """The fingerprint of the rows with the policy, if there is one."""
+        return fingerprint if self.augmentation is None else f"{fingerprint} augmented by {self.augmentation!r}"
 
 
 def batch_tensors(batch: Batch) -> tuple[Tensor, ...]:

@@ -1,5 +1,7 @@
 """Data that fit a problem."""
 
+from dataclasses import replace
+
 from posterity.errors import BadData
 from posterity.model.data import Data, NoData, StreamData, TensorData
 from posterity.model.density import Density
@@ -20,11 +22,9 @@ def checked(joint: Joint | Density, data: Data) -> Data:
             f"scaled wrongly. Make the Joint with num_data={data.num_data}."
         )
     if isinstance(data, TensorData):
-        return TensorData(batch)
-    if isinstance(data, OwnOrders):
-        return OwnOrders(TensorData(batch), data.keys)
-    if isinstance(data, Reordered):
-        return Reordered(TensorData(batch), data.label)
+        return replace(data, rows=batch)
+    if isinstance(data, (OwnOrders, Reordered)):
+        return replace(data, data=replace(data.data, rows=batch))
     assert isinstance(data, StreamData)
     example = joint.example_output(batch)
     return data.prepared(lambda rows: joint.prepared(rows, example))

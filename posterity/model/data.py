@@ -1,7 +1,7 @@
 """Data behind one face: tensors, arrays, datasets and loaders."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from posterity.datasets.dataset import LabelledData
 from posterity.errors import BadData, shown
+from posterity.model.augmentation import Augmentation, check_images
 from posterity.model.batch import Batch, Data, Feed, as_batch, as_inputs, batch_tensors
 from posterity.model.stream import StreamData, check_loader
 from posterity.numerics.random import Key
@@ -20,10 +21,12 @@ __all__ = ["Batch", "Data", "Feed", "NoData", "StreamData", "TensorData", "as_da
 class TensorData(Data):
     """Rows held in memory. A pass drops the last incomplete batch; the next order gives its rows their turn.
 
-    Takes a `Batch` of all rows. Batches have one shape, so that a step can be captured or compiled.
+    Takes a `Batch` of all rows, and the policy by which images are augmented, if any. Batches have one shape, so that a
+    step can be captured or compiled.
     """
 
     rows: Batch
+    augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_data", self.rows.size)
@@ -35,8 +38,9 @@ class TensorData(Data):
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
         """See `Data`. With `size` None or at least the number of rows, every batch is all rows in order."""
+        policy = self.augmentation
         if size is None or size >= self.num_data:
-            return Feed(steps, lambda start: (self.rows for _ in range(start, steps)))
+            return Feed(steps, lambda start: (self.rows.augmented(policy, key, step) for step in range(start, steps)))
         each = self.num_data // size
         device, axis = self.rows.targets.device, self._axis
 
@@ -46,7 +50,8 @@ class TensorData(Data):
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
                 for place in range(first, last):
                     index = order[place * size : (place + 1) * size]
-                    yield self.rows.map(lambda tensor, index=index: tensor.index_select(axis, index))  # type: ignore[misc]
+                    batch = self.rows.map(lambda tensor, index=index: tensor.index_select(axis, index))  # type: ignore[misc]
+                    yield batch.augmented(policy, key, epoch * each + place)
 
         return Feed(steps, from_step)
 
@@ -67,15 +72,15 @@ class TensorData(Data):
 
     def to(self, device: torch.device) -> "TensorData":
         """See `Data`; the rows are moved once."""
-        return TensorData(self.rows.map(lambda tensor: tensor.to(device)))
+        return replace(self, rows=self.rows.map(lambda tensor: tensor.to(device)))
 
     def first(self) -> Batch:
         """All rows."""
         return self.rows
 
     def fingerprint(self) -> str:
-        """Hash of every byte."""
-        return self.rows.fingerprint()
+        """Hash of every byte, and the policy."""
+        return self._marked(self.rows.fingerprint())
 
 
 @dataclass(frozen=True)
@@ -105,14 +110,35 @@ class NoData(Data):
         return "none"
 
 
-def as_data(data: object, *, per_member: bool = False) -> Data:
+def as_data(data: object, *, per_member: bool = False, augmentation: Augmentation | None = None) -> Data:
     """`Data` from (inputs, targets[, weights]) tensors or arrays, a `Dataset`, a `DataLoader`, `Data` or None.
 
-    `per_member` says that all tensors have a leading member axis, (M, N, ...).
+    `per_member` says that all tensors have a leading member axis, (M, N, ...). `augmentation` changes the images of
+    mini-batches, and of nothing else; `num_data` is the number of rows all the same.
 
     >>> as_data((torch.zeros(5, 2), torch.zeros(5, 1))).num_data
     5
     """
+    found = _as_data(data, per_member)
+    return found if augmentation is None else _augmented(found, augmentation)
+
+
+def _augmented(data: Data, augmentation: object) -> Data:
+    if not isinstance(augmentation, Augmentation):
+        hint = (
+            f" Call it: {augmentation.__name__}()." if isinstance(augmentation, type) else " Use Compose for several."
+        )
+        raise TypeError(f"augmentation must be a policy such as Crop(4). Got {shown(augmentation)}.{hint}")
+    if not isinstance(data, (TensorData, StreamData)):
+        raise BadData(
+            f"Augmentation needs rows of images, and {type(data).__name__} has none. Pass tensors or a loader."
+        )
+    first = data.first()
+    check_images(augmentation, first.inputs, first.per_member)
+    return replace(data, augmentation=augmentation)
+
+
+def _as_data(data: object, per_member: bool) -> Data:
     if data is None:
         return NoData()
     if isinstance(data, Data):
@@ -148,7 +174,7 @@ def in_memory(data: Data) -> Data:
     pieces = [piece for piece in data.passes(None).from_step(0) if piece is not None]
     columns = [batch_tensors(piece) for piece in pieces]
     whole = iter([torch.cat(parts) for parts in zip(*columns, strict=True)])
-    return TensorData(pieces[0].map(lambda _: next(whole)))
+    return TensorData(pieces[0].map(lambda _: next(whole)), data.augmentation)
 
 
 def _not_empty(data: Data) -> Data:

@@ -15,8 +15,9 @@ from posterity.numerics.random import Key
 class OwnOrders(Data):
     """Rows in memory that each member sees newly shuffled by a key of its own.
 
-    Takes the data and a function from a key to the keys of the members. Mini-batches have a member axis, (M, n, ...);
-    batches of all rows, and passes over them in their own order, are those of the data.
+    Takes the data and a function from a key to the keys of the members. Mini-batches have a member axis, (M, n, ...),
+    as all batches that are augmented, by draws of each member's own; batches of all rows, and passes over them in their
+    own order, are those of the data.
 
     >>> data = TensorData(Batch(torch.arange(6.0).unsqueeze(1), torch.arange(6)))
     >>> orders = OwnOrders(data, lambda key: [key.fold(member) for member in range(2)])
@@ -29,13 +30,19 @@ class OwnOrders(Data):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_data", self.data.num_data)
+        object.__setattr__(self, "augmentation", self.data.augmentation)
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
         """See `Data`; a row of `order` is the order of a member."""
-        rows, count = self.data.rows, self.num_data
+        rows, count, policy, keys = self.data.rows, self.num_data, self.augmentation, self.keys(key)
         if size is None or size >= count:
-            return self.data.minibatches(size, steps, key)
-        keys, each, device = self.keys(key), count // size, rows.targets.device
+            if policy is None:
+                return self.data.minibatches(size, steps, key)
+            if not rows.per_member:
+                rows = rows.map(lambda tensor: tensor.expand(len(keys), *tensor.shape))._replace(per_member=True)
+            every = rows
+            return Feed(steps, lambda start: (every.augmented(policy, keys, t) for t in range(start, steps)))
+        each, device = count // size, rows.targets.device
         if rows.per_member:  # members one behind the other
             rows = rows.map(lambda tensor: tensor.flatten(0, 1))._replace(per_member=False)
         members = torch.arange(len(keys), device="cpu").unsqueeze(1) * (count if self.data.rows.per_member else 0)
@@ -49,9 +56,9 @@ class OwnOrders(Data):
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
                 # By batch, then by member: the rows of a batch lie behind each other.
                 orders = (orders + members)[:, : each * size].view(len(keys), each, size).transpose(0, 1)
-                for index in orders.reshape(each, -1).to(device)[first:last]:
+                for place, index in enumerate(orders.reshape(each, -1).to(device)[first:last], first):
                     batch = rows.map(lambda tensor, index=index: taken(tensor, index))  # type: ignore[misc]
-                    yield batch._replace(per_member=True)
+                    yield batch._replace(per_member=True).augmented(policy, keys, epoch * each + place)
 
         return Feed(steps, from_step)
 
@@ -81,6 +88,7 @@ class Reordered(Data):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_data", self.data.num_data)
+        object.__setattr__(self, "augmentation", self.data.augmentation)
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
         """See `Data`."""

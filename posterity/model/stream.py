@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 from posterity.errors import BadData
+from posterity.model.augmentation import Augmentation
 from posterity.model.batch import Batch, Data, Feed, as_batch
 from posterity.numerics.random import Key
 
@@ -38,6 +39,7 @@ class StreamData(Data):
     num_data: int
     device: torch.device = CPU
     prepare: Callable[[Batch], Batch] | None = None
+    augmentation: Augmentation | None = None
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
         """See `Data`. A `Dataset`'s pass drops the last incomplete batch; what a loader drops is its own choice."""
@@ -46,7 +48,8 @@ class StreamData(Data):
         def from_step(start: int) -> Iterator[Batch]:
             for epoch in range(start // each, -(-steps // each)):
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
-                yield from islice(self._pass(size, key.fold(epoch), each), first, last)
+                for place, batch in enumerate(islice(self._pass(size, key.fold(epoch), each), first, last), first):
+                    yield batch.augmented(self.augmentation, key, epoch * each + place)
 
         return Feed(steps, from_step)
 
@@ -81,9 +84,10 @@ class StreamData(Data):
         return next(self._pass(FIRST_ROWS, None, 1))
 
     def fingerprint(self) -> str:
-        """Kind, length, a loader's batch size, and the bytes of the first batch: the other rows are not read."""
+        """Kind, length, a loader's batch size, the first batch's bytes (no other rows are read), and the policy."""
         batches = f" in batches of {self.source.batch_size}" if isinstance(self.source, DataLoader) else ""
-        return f"{type(self.source).__name__} of {self.num_data} rows{batches}, first {self.first().fingerprint()}"
+        kind = f"{type(self.source).__name__} of {self.num_data} rows{batches}"
+        return self._marked(f"{kind}, first {self.first().fingerprint()}")
 
     def refuse_unrepeatable(self) -> None:
         """BadData for a loader whose workers carry random states from pass to pass, which no resume can bring back."""

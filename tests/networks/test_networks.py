@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from posterity.networks import MLP, LeNet, MeanFieldNetwork, ResNet
+from posterity.networks import MLP, VGG, ConvNet, LeNet, MeanFieldNetwork, ResNet
 from posterity.numerics import Key
 
 NETWORKS = [
@@ -18,6 +18,10 @@ NETWORKS = [
     (LeNet(in_channels=3, image_size=33), (3, 33, 33), 10),
     (ResNet(depth=8, num_classes=3, in_channels=2, width=5), (2, 9, 12), 3),
     (ResNet(width=2), (3, 32, 32), 10),
+    (VGG(11, num_classes=3, in_channels=2, width=4), (2, 32, 32), 3),
+    (VGG(19, batch_norm=False, width=2), (3, 32, 32), 10),
+    (ConvNet(num_classes=3, in_channels=1, width=4), (1, 28, 28), 3),
+    (ConvNet(width=2), (3, 32, 32), 10),
     (MeanFieldNetwork(3, width=7, outputs=2, activation="erf"), (3,), 2),
 ]
 

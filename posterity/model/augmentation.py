@@ -1,0 +1,183 @@
+"""Images changed at random before each training step, on the device where they lie."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posterity.errors import BadData, positive_whole, shown
+from posterity.numerics.random import Key
+
+Padding = Literal["zeros", "reflect"]
+
+
+class Augmentation(ABC):
+    """A random change of images: a policy, given to data by `as_data(..., augmentation=...)`.
+
+    Called with images (n, C, H, W) and a key, it gives new ones of the same shape, each changed by draws of its own; of
+    members, (M, n, C, H, W), one key makes one set of draws for all, and M keys a set for each. The same key makes the
+    same images on the same kind of device. Nothing waits for the device.
+
+    A policy of one's own is a frozen dataclass that says how many uniform numbers an image takes (`numbers`) and what
+    they do (`applied`).
+
+    **Limit**: mini-batches alone are augmented. `num_data` stays the number of rows, so that a step has the likelihood
+    of one changed copy of each row; over many steps that is the mean log-likelihood of the copies, which is the
+    log-likelihood of no model of the data. Posteriors of augmented data are therefore not quite Bayesian, and those of
+    lower temperature often predict better, for which augmentation is one of the reasons that are given.
+
+    **References**: Wenzel et al. (2020), How good is the Bayes posterior in deep neural networks really?;
+    Izmailov et al. (2021), What are Bayesian neural network posteriors really like?; Nabarro et al. (2022),
+    Data augmentation in Bayesian neural networks and the cold posterior effect.
+    """
+
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """How many uniform numbers the change of one image takes."""
+
+    @abstractmethod
+    def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """Images (n, C, H, W), changed as numbers (n, `numbers`) on [0, 1) say."""
+
+    @property
+    def least_side(self) -> int:
+        """How many pixels an image must have each way."""
+        return 1
+
+    def __call__(self, images: Tensor, key: Key | Sequence[Key]) -> Tensor:
+        """New images; see the class."""
+        check_images(self, images)
+        keys = [key] if isinstance(key, Key) else list(key)
+        members = images.shape[:-4]  # () or (M,)
+        if len(keys) > 1 and members != (len(keys),):
+            raise ValueError(f"There must be one key, or one for each member. Got {len(keys)} for {_shape(images)}.")
+        shape = (images.shape[-4], self.numbers)
+        draws = torch.stack([each.uniform(shape, torch.float32, images.device) for each in keys])
+        draws = draws.expand(*(members or (1,)), *shape).flatten(0, 1)  # (M n, numbers)
+        return self.applied(images.reshape(-1, *images.shape[-3:]), draws).view(images.shape)
+
+
+@dataclass(frozen=True)
+class Crop(Augmentation):
+    """A window of the image's own size out of the image with `padding` pixels around, at a place drawn uniformly.
+
+    So the image moves by -padding .. padding pixels, upright and sideways. The pixels around are zeros (black, for
+    images in [0, 1]), or the image mirrored at its edge (`mode="reflect"`).
+
+    >>> Crop(1)(torch.ones(5, 3, 8, 8), Key(0)).shape
+    torch.Size([5, 3, 8, 8])
+    """
+
+    padding: int = 4
+    mode: Padding = "zeros"
+
+    def __post_init__(self) -> None:
+        positive_whole("Crop.padding", self.padding)
+        if self.mode not in get_args(Padding):
+            raise ValueError(f"Crop.mode must be 'zeros' or 'reflect'. Got {shown(self.mode)}.")
+
+    @property
+    def numbers(self) -> int:
+        """A row and a column."""
+        return 2
+
+    @property
+    def least_side(self) -> int:
+        """See `Augmentation`: a mirror needs the pixels that it shows, and the edge."""
+        return self.padding + 1 if self.mode == "reflect" else 1
+
+    def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """See `Augmentation`."""
+        mode = "constant" if self.mode == "zeros" else "reflect"
+        padded = F.pad(images, (self.padding,) * 4, mode=mode)
+        # A view of every window of every image, from which one is copied: (n, C, places, places, H, W).
+        windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
+        # Of float32 numbers below 1, none comes to 2 padding + 1 by rounding.
+        row, column = (uniforms * (2 * self.padding + 1)).long().unbind(-1)
+        return windows[torch.arange(len(images), device=images.device), :, row, column]
+
+
+@dataclass(frozen=True)
+class Flip(Augmentation):
+    """The image mirrored left to right, with a probability.
+
+    >>> bool((Flip(1.0)(torch.arange(4.0).view(1, 1, 1, 4), Key(0)) == torch.tensor([3.0, 2.0, 1.0, 0.0])).all())
+    True
+    """
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        given = self.probability
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0.0 < given <= 1.0:
+            raise ValueError(f"Flip.probability must be above 0 and at most 1. Got {shown(given)}.")
+
+    @property
+    def numbers(self) -> int:
+        """One, for whether."""
+        return 1
+
+    def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """See `Augmentation`."""
+        return torch.where((uniforms < self.probability).view(-1, 1, 1, 1), images.flip(-1), images)
+
+
+@dataclass(frozen=True)
+class Compose(Augmentation):
+    """Several policies, one after the other, each with draws of its own.
+
+    >>> usual = Compose((Crop(4), Flip()))  # of CIFAR-10
+    >>> usual.numbers
+    3
+    """
+
+    policies: tuple[Augmentation, ...]
+
+    def __post_init__(self) -> None:
+        given = self.policies
+        if not isinstance(given, (tuple, list)) or not given or not all(isinstance(p, Augmentation) for p in given):
+            raise ValueError(f"Compose.policies must be policies such as (Crop(4), Flip()). Got {shown(given)}.")
+        object.__setattr__(self, "policies", tuple(given))
+
+    @property
+    def numbers(self) -> int:
+        """Those of all."""
+        return sum(policy.numbers for policy in self.policies)
+
+    @property
+    def least_side(self) -> int:
+        """The largest."""
+        return max(policy.least_side for policy in self.policies)
+
+    def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
+        """See `Augmentation`."""
+        each = torch.split(uniforms, [policy.numbers for policy in self.policies], dim=-1)
+        for policy, own in zip(self.policies, each, strict=True):
+            images = policy.applied(images, own)
+        return images
+
+
+def check_images(policy: Augmentation, images: object, per_member: bool | None = None) -> None:
+    """BadData unless these are images that the policy can change, with a member axis or without (None: either)."""
+    lead = {None: (4, 5), False: (4,), True: (5,)}[per_member]
+    if not isinstance(images, Tensor) or images.dim() not in lead or not images.is_floating_point():
+        wanted = "members, rows, channels, height, width" if per_member else "rows, channels, height, width"
+        came = f"{_shape(images)} of {images.dtype}" if isinstance(images, Tensor) else f"several {shown(type(images))}"
+        raise BadData(
+            f"Augmentation needs images, one tensor of floating point ({wanted}), as inputs. Got {came}. "
+            "Reshape the inputs, or leave augmentation out."
+        )
+    if min(images.shape[-2:]) < policy.least_side:
+        raise BadData(
+            f"{policy} needs images of at least {policy.least_side} pixels each way. Got {_shape(images)}. "
+            "Use less padding."
+        )
+
+
+def _shape(images: Tensor) -> str:
+    return f"shape {tuple(images.shape)}"

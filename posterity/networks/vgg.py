@@ -1,0 +1,58 @@
+"""Plain deep convolutional networks for small images."""
+
+from torch import nn
+
+from posterity.errors import shown
+from posterity.networks.chain import Chain
+
+CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}  # of each stage
+
+
+class VGG(Chain):
+    """The network of Simonyan and Zisserman for 32x32 images, of `depth` 11, 13, 16 or 19.
+
+    Five stages of 3x3 convolutions with `width` times 1, 2, 4, 8 and 8 channels, each layer with batch norm (unless
+    `batch_norm` is False, when it has a bias instead) and a rectifier, each stage followed by 2x2 max pooling; then, of
+    the one pixel that is left, a single linear layer in place of the three that the original has for large images, and
+    `depth` counts. Takes (N, in_channels, 32, 32) and gives logits (N, num_classes). Without batch norm the deeper ones
+    need better first weights than torch's, by which signals fade from layer to layer. Reference: Simonyan and Zisserman
+    (2015), Very deep convolutional networks for large-scale image recognition, table 1, columns A, B, D and E.
+
+    >>> sum(parameter.numel() for parameter in VGG().parameters())
+    20035018
+    """
+
+    def __init__(
+        self,
+        depth: int = 19,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        batch_norm: bool = True,
+        width: int = 64,
+    ) -> None:
+        config = {
+            "depth": depth,
+            "num_classes": num_classes,
+            "in_channels": in_channels,
+            "batch_norm": batch_norm,
+            "width": width,
+        }
+        for name in ("num_classes", "in_channels", "width"):
+            value = config[name]
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"VGG.{name} must be a whole number of at least 1. Got {shown(value)}.")
+        if isinstance(depth, bool) or depth not in CONVOLUTIONS:
+            raise ValueError(f"VGG.depth must be 11, 13, 16 or 19. Got {shown(depth)}.")
+        if not isinstance(batch_norm, bool):
+            raise ValueError(f"VGG.batch_norm must be True or False. Got {shown(batch_norm)}.")
+        layers: list[nn.Module] = []
+        before = in_channels
+        for stage, count in enumerate(CONVOLUTIONS[depth]):
+            after = width * 2 ** min(stage, 3)
+            for _ in range(count):
+                layers.append(nn.Conv2d(before, after, 3, padding=1, bias=not batch_norm))
+                layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
+                before = after
+            layers.append(nn.MaxPool2d(2))
+        layers += [nn.Flatten(), nn.Linear(before, num_classes)]
+        super().__init__(layers, config)
