@@ -7,6 +7,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.literature import LITERATURE, Reported
 from posterity.model.network import Network
+from posterity.model.pruning import Pruned, dead_units, pruned, unused_inputs
 from posterity.model.tempering import Tempering
 from posterity.model.units import neurons, parameters
 
@@ -26,11 +27,15 @@ __all__ = [
     "Network",
     "Ordered",
     "Positive",
+    "Pruned",
     "Real",
     "Reported",
     "Simplex",
     "Tempering",
     "as_data",
+    "dead_units",
     "neurons",
     "parameters",
+    "pruned",
+    "unused_inputs",
 ]

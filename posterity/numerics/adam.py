@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import fraction, positive
-from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.optimizer import Optimizer, Proximal
 
 
 class AdamState(NamedTuple):
@@ -23,13 +23,15 @@ class Adam(Optimizer):
     """Adam, as one fused kernel over the flat vector.
 
     **Math**: m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2; theta <- theta + step_size m^ / (sqrt(v^) + epsilon),
-    with bias-corrected m^, v^.
+    with bias-corrected m^, v^. A proximal step follows it in the same metric, step_size / (sqrt(v^) + epsilon) for each
+    weight; m^ and v^ are of the smooth part alone.
 
     **Limit**: the steps do not shrink by themselves near a mode; use a schedule to converge.
 
     **Cost**: one pass over theta, the gradient and two moments.
 
-    **References**: Kingma and Ba (2015), Algorithm 1.
+    **References**: Kingma and Ba (2015), Algorithm 1; Yun, Lozano and Yang (2021), Adaptive proximal gradient methods
+    for structured neural networks, Algorithm 1.
 
     **Example**:
 
@@ -78,4 +80,22 @@ class Adam(Optimizer):
             maximize=True,
             grad_scale=torch.full((), divisor, dtype=torch.float32, device=theta.device),
         )
+        return state
+
+    def ascend_proximal(
+        self,
+        theta: Tensor,
+        grad: Tensor,
+        state: AdamState,
+        step_size: float | Tensor,
+        divisor: float,
+        proximal: Proximal,
+    ) -> AdamState:
+        """One fused step, and the proximal step with its step sizes by weight."""
+        state = self.ascend(theta, grad, state, step_size, divisor)
+        spread = 1.0 - self.beta2 ** state.steps.double()  # float32 would lose the first steps' digits
+        metric = (state.second / spread.to(theta.dtype)).sqrt_().add_(self.epsilon)
+        # The kernel's own step size: one that differs in the last digits would move the point of rest.
+        steps = (step_size.float() if isinstance(step_size, Tensor) else step_size) / metric
+        theta.copy_(proximal(theta, steps))
         return state

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import fraction, positive
-from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.optimizer import Optimizer, Proximal
 
 
 class SGDState(NamedTuple):
@@ -21,12 +21,13 @@ class SGD(Optimizer):
     """Gradient ascent with heavy-ball or Nesterov momentum, as in `torch.optim.SGD`.
 
     **Math**: v <- momentum v + g; theta <- theta + step_size v (or step_size (g + momentum v) with `nesterov`).
+    A proximal step takes the subgradient p of the penalty at which it ends, and v <- momentum v + g - p.
 
     **Limit**: converges linearly to a strongly convex mode with a constant step size below 2 (1 + momentum) / L.
 
     **Cost**: two passes over theta.
 
-    **References**: Polyak (1964); Sutskever et al. (2013).
+    **References**: Polyak (1964); Sutskever et al. (2013); Ochs et al. (2014), iPiano, Algorithm 1.
 
     **Example**:
 
@@ -58,4 +59,23 @@ class SGD(Optimizer):
             theta.addcmul_(way, step_size)
         else:
             theta.add_(way, alpha=step_size)
+        return state
+
+    def ascend_proximal(
+        self,
+        theta: Tensor,
+        grad: Tensor,
+        state: SGDState,
+        step_size: float | Tensor,
+        divisor: float,
+        proximal: Proximal,
+    ) -> SGDState:
+        """One step of the smooth part and a proximal one, whose subgradient the velocity takes up."""
+        state = self.ascend(theta, grad, state, step_size, divisor)
+        step = step_size * (1.0 + self.momentum) if self.nesterov else step_size  # p is in g and in v
+        reached = proximal(theta, step)
+        least = torch.finfo(theta.dtype).tiny  # a step of size 0 moves nothing, and has no subgradient
+        taken = (theta - reached) / (step.clamp_min(least) if isinstance(step, Tensor) else max(step, least))
+        state.velocity.sub_(taken)
+        theta.copy_(reached)
         return state

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from posterity.model.density import Density
+from posterity.model.filled import filled
 from posterity.model.inputs import Inputs
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
@@ -53,6 +54,13 @@ class Point(Posterior):
     def point(self) -> Tensor:
         """theta."""
         return self.theta
+
+    def module(self) -> nn.Module:
+        """A new module in evaluation mode with these weights: for `model.pruned`, or to go on without this library."""
+        self._alone()
+        if not isinstance(self.joint, Joint):
+            raise TypeError("Point.module needs the point of a Joint: a Density has no module.")
+        return filled(self.joint.network, self.theta, self.buffers)
 
     def sample(self, draws: int, key: Key) -> Tensor:
         """theta, `draws` times."""

@@ -208,6 +208,22 @@ class _Blocks(Prior):
         scales = self._pieces(scale)
         return _total([p.cross_entropy(m, s) for (p, m), (_, s) in zip(self._pieces(mean), scales, strict=True)])
 
+    @property
+    def nonsmooth(self) -> bool:
+        return any(prior.nonsmooth for prior in self.priors)
+
+    def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = (prior.smooth_value_and_grad(piece) for prior, piece in self._pieces(theta))
+        values, grads = zip(*pairs, strict=True)
+        return _total(values), torch.cat(grads, dim=-1)
+
+    def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
+        pieces = self._pieces(theta)
+        steps: list[float | Tensor] = [step] * len(pieces)
+        if isinstance(step, Tensor) and step.dim() and step.shape[-1] > 1:  # one for each weight
+            steps = [piece for _, piece in self._pieces(step)]
+        return torch.cat([prior.proximal(z, s) for (prior, z), s in zip(pieces, steps, strict=True)], dim=-1)
+
     def precision(self, theta: Tensor) -> Tensor:
         return torch.cat([prior.precision(piece) for prior, piece in self._pieces(theta)], dim=-1)
 

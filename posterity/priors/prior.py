@@ -88,6 +88,23 @@ class Prior(ABC):
             (grad,) = torch.autograd.grad(value.sum(), leaf)
         return value.detach(), grad
 
+    @property
+    def nonsmooth(self) -> bool:
+        """Whether -log p has kinks, at which a mode may lie exactly: what `proximal` steps by."""
+        return False
+
+    def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(theta), whole, and the gradient of its part without kinks, as new tensors."""
+        return self.value_and_grad(theta)
+
+    def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
+        """argmin over w of sum of (w - theta)^2 / (2 step) - log p_k(w), where p_k is the part of p with kinks.
+
+        `step` is a number, (M, 1), or (..., P) with one for each weight; theta is (..., P). Where p has no kinks
+        that is theta itself: its gradient goes with the data's.
+        """
+        return theta
+
     @abstractmethod
     def precision(self, theta: Tensor) -> Tensor:
         """Diagonal of the Hessian of -log p at theta, (..., P) -> (..., P)."""

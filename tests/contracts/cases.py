@@ -55,7 +55,8 @@ from posterity.methods.gradients import (
 )
 from posterity.methods.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP, ConcreteDropout
-from posterity.numerics import SGD, Cosine, Cycles, Key, Warmup
+from posterity.numerics import SGD, Adam, Cosine, Cycles, Key, Warmup
+from posterity.priors import Laplace as LaplacePrior
 from posterity.priors import Normal
 
 ROWS, COLUMNS = 20, 3
@@ -98,6 +99,11 @@ def noisy_regression(dtype: torch.dtype) -> Joint:
 
 def classification(dtype: torch.dtype) -> Joint:
     return Joint(network([COLUMNS, 4, 2], dtype), Categorical(), Normal(0.7), ROWS)
+
+
+def sparse_regression(dtype: torch.dtype) -> Joint:
+    """Under a prior with a kink."""
+    return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(0.3, learn=True), LaplacePrior(0.1), ROWS)
 
 
 def linear_regression(dtype: torch.dtype) -> Joint:
@@ -150,6 +156,15 @@ CASES = [
         MAP(steps=11, batch_size=6, optimizer=SGD(0.05), schedule=Cosine(warmup=0.2)),
         classification,
         labels,
+        draws=True,
+        every_row=False,
+    ),
+    Case("map by proximal steps", MAP(11, None, Adam(0.05), proximal=True), sparse_regression, numbers),
+    Case(
+        "map by proximal sgd",
+        MAP(steps=11, batch_size=6, optimizer=SGD(0.05), schedule=Cosine(warmup=0.2), proximal=True),
+        sparse_regression,
+        numbers,
         draws=True,
         every_row=False,
     ),
