@@ -15,6 +15,7 @@ from posterity.cli.study_logistic import logistic
 from posterity.cli.study_mixtures import mixtures
 from posterity.cli.study_moons import moons
 from posterity.cli.study_posteriors import posteriors
+from posterity.cli.study_temperature import temperature
 from posterity.cli.study_uci import uci
 
 
@@ -45,5 +46,6 @@ for one in (
     mixtures,
     hyperparameters,
     collapse,
+    temperature,
 ):
     study.command()(one)

@@ -1,0 +1,183 @@
+"""`posterity study temperature`: the tempered ELBO of a network against eta, tau and width."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from posterity.cli import options as o
+from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, words, write_results
+
+if TYPE_CHECKING:
+    from posterity.studies.temperature import Study
+
+GRID = "Numbers with commas between them, or low:high:count for an even grid of their logarithms."
+
+
+def temperature(
+    data: Annotated[
+        str, typer.Option(metavar="NAME", help="mnist, fashion-mnist, cifar-10, two-moons or blobs.")
+    ] = "mnist",
+    net: Annotated[str, typer.Option(metavar="NAME", help="one-hidden, mlp, lenet or resnet-20.")] = "one-hidden",
+    widths: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="With commas between them, as 50,200,800. resnet-20: 16.")
+    ] = None,
+    etas: Annotated[str | None, typer.Option(metavar="GRID", help=f"Weights of the KL. {GRID}")] = None,
+    taus: Annotated[
+        str | None,
+        typer.Option(metavar="GRID", help="More of them, eta = tau p/N for p rows, N neurons or parameters."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Fits with other first weights and orders of rows.")] = 3,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="bayes-by-backprop, ivon or sghmc.")
+    ] = "bayes-by-backprop",
+    epochs: Annotated[int | None, typer.Option(metavar="N", help="Passes over the rows. Default: by network.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Steps of a fit, instead of passes.")] = None,
+    rows: Annotated[int | None, typer.Option(metavar="N", help="Training rows used. Default: all.")] = None,
+    held_out: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Training rows to choose the best eta by. Default: a twelfth of them."),
+    ] = None,
+    ood: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Foreign rows: mnist, fashion-mnist, kmnist, cifar-10 or uniform (noise). Default: by data set.",
+        ),
+    ] = None,
+    pixels: Annotated[
+        str, typer.Option(metavar="NAME", help="raw, or standard: mean 0 and variance 1 by channel.")
+    ] = "raw",
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Rows in a step. Default: by network.")] = None,
+    step_size: Annotated[
+        float | None, typer.Option(metavar="X", help="First step size. Default: by network and method.")
+    ] = None,
+    prior_variance: Annotated[float, typer.Option(metavar="V", help="Of every weight.")] = 0.2,
+    draws: Annotated[int, typer.Option(metavar="N", help="Draws of the weights for predictions.")] = 32,
+    device: o.Device = "auto",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="float32 or float64.")] = "float32",
+    out: Out = Path("study-temperature"),
+    seed: Seed = 0,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Accuracy, NLL, calibration and more against the temperature of the ELBO; goes on where it was interrupted."""
+    from posterity.cli.errors import option_values
+    from posterity.cli.output import console, log, print_json
+
+    check_seed(seed)
+    check_folder(out)
+    from posterity.cli.tasks import find_device
+    from posterity.studies.temperature import Settings, draw, temperature
+
+    with option_values("study temperature"):
+        settings = Settings(
+            data,
+            net,
+            _widths(widths),
+            _grid("--etas", etas),
+            _grid("--taus", taus),
+            seeds,
+            method,
+            epochs,
+            steps,
+            rows,
+            held_out,
+            ood,
+            pixels,
+            batch_size,
+            step_size,
+            prior_variance,
+            draws,
+            seed,
+            find_device(device).type,
+            dtype,
+        )
+        read = settings.read()
+    with one_thread():
+        found = temperature(settings, read, folder=out, report=lambda line: log(line, quiet=quiet))
+        document = found.document()
+    figures = draw(found, out)
+    given = {
+        "--data": data,
+        "--net": net,
+        "--widths": widths,
+        "--etas": etas,
+        "--taus": taus,
+        "--seeds": seeds,
+        "--method": method,
+        "--epochs": epochs,
+        "--steps": steps,
+        "--rows": rows,
+        "--held-out": held_out,
+        "--ood": ood,
+        "--pixels": pixels,
+        "--batch-size": batch_size,
+        "--step-size": step_size,
+        "--prior-variance": prior_variance,
+        "--draws": draws,
+        "--device": settings.device,
+        "--dtype": dtype,
+        "--seed": seed,
+    }
+    options = [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
+    document = write_results("temperature", out, options, figures, document)
+    if as_json:
+        print_json(document)
+    else:
+        _print(console(), found, out)
+
+
+def _widths(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    try:
+        found = tuple(int(word) for word in words(text))
+    except ValueError as error:
+        raise ValueError(f"--widths must be whole numbers with commas between them. Got '{text}'.") from error
+    if not found:
+        raise ValueError("--widths must have at least one number. Got none.")
+    return found
+
+
+def _grid(option: str, text: str | None) -> tuple[float, ...]:
+    """The numbers that an option names, as 1,0.1 or low:high:count."""
+    if text is None:
+        return ()
+    from posterity.studies.temperature import log_grid
+
+    parts = [word.strip() for word in text.split(":")]
+    try:
+        bounds = (float(parts[0]), float(parts[1]), int(parts[2])) if len(parts) == 3 else None
+        listed = tuple(float(word) for word in words(text)) if bounds is None else ()
+    except ValueError as error:
+        message = f"{option} must be numbers with commas between them, or low:high:count. Got '{text}'."
+        raise ValueError(message) from error
+    found = listed if bounds is None else log_grid(*bounds)
+    if not found:
+        raise ValueError(f"{option} must have at least one number. Got none.")
+    return tuple(dict.fromkeys(found))
+
+
+def _print(out: Any, found: "Study", folder: Path) -> None:
+    from rich.text import Text
+
+    from posterity.studies.temperature import METRICS
+
+    settings = found.settings
+    for width in found.widths:
+        name = settings.architecture.label + ("" if width.width is None else f", width {width.width}")
+        out.print(
+            Text(f"{settings.data}, {name}: {width.units:,} {settings.architecture.units}", "bold"), soft_wrap=True
+        )
+        rows = table("eta", "tau", *METRICS.values(), "sigma")
+        for row in found.rows(width):
+            numbers = [f"{row.scores[key][0]:.4f}" for key in METRICS]
+            rows.add_row(f"{row.eta:.2g}", f"{row.tau:.2g}", *numbers, f"{row.scores['mean_sigma'][0]:.3f}")
+        out.print(rows)
+    out.print(
+        Text(f"Means over {settings.seeds} seeds, test rows; sigma: mean standard deviation of a weight.", "dim"),
+        soft_wrap=True,
+    )
+    for line in (*found.notes(), f"figures and results.json: {folder}"):
+        out.print(Text(line), soft_wrap=True)
