@@ -175,9 +175,7 @@ def _print(out: Any, found: "Study", folder: Path) -> None:
             numbers = [f"{row.scores[key][0]:.4f}" for key in METRICS]
             rows.add_row(f"{row.eta:.2g}", f"{row.tau:.2g}", *numbers, f"{row.scores['mean_sigma'][0]:.3f}")
         out.print(rows)
-    out.print(
-        Text(f"Means over {settings.seeds} seeds, test rows; sigma: mean standard deviation of a weight.", "dim"),
-        soft_wrap=True,
-    )
+    seeds = f"Means over {settings.seeds} seeds" if settings.seeds > 1 else "One seed"
+    out.print(Text(f"{seeds}, test rows; sigma: mean standard deviation of a weight.", "dim"), soft_wrap=True)
     for line in (*found.notes(), f"figures and results.json: {folder}"):
         out.print(Text(line), soft_wrap=True)

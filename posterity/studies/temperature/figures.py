@@ -43,10 +43,11 @@ def _figure(study: Study, path: Path, place: Place, label: str, *, bayes_line: b
     figure, axes = panels(2, 3, size=(3.7, 2.9))
     colours = _shades(len(study.widths))
     for axis, (key, name) in zip(axes, PANELS, strict=False):
-        for width, colour in zip(study.widths, colours, strict=True):
-            _curve(axis, study.rows(width), key, place, colour)
+        for number, (width, colour) in enumerate(zip(study.widths, colours, strict=True)):
+            thick = 1.2 + 0.6 * (len(study.widths) - 1 - number)  # curves that coincide are all seen
+            _curve(axis, study.rows(width), key, place, colour, thick)
             if key == "nll":
-                _curve(axis, study.rows(width), "gibbs_nll", place, colour, linestyle="dashed")
+                _curve(axis, study.rows(width), "gibbs_nll", place, colour, thick, "dashed")
             _marks(axis, study, width, key, place, marks=not bayes_line)
         level = {"accuracy": 1 / study.classes, "confidence": 1 / study.classes, "nll": math.log(study.classes)}
         height = 0.5 if key == "ood_auroc" else level.get(key)
@@ -60,11 +61,11 @@ def _figure(study: Study, path: Path, place: Place, label: str, *, bayes_line: b
     last = axes[len(PANELS)]
     if any("kl_per_unit" in row.scores for width in study.widths for row in study.rows(width)):
         for width, colour in zip(study.widths, colours, strict=True):
-            _curve(last, study.rows(width), "kl_per_unit", place, colour)
+            _curve(last, study.rows(width), "kl_per_unit", place, colour, 1.2)
             _marks(last, study, width, "kl_per_unit", place, marks=not bayes_line)
         last.set_yscale("log")
         unit = study.settings.architecture.units.removesuffix("s")
-        _finish(last, f"KL(q || prior) of a {unit}, nats", label, bayes_line=bayes_line)
+        _finish(last, f"KL(q || prior) / {unit}, nats", label, bayes_line=bayes_line)
     else:
         last.set_axis_off()
     _legend(study, axes, colours, bayes_line=bayes_line)
@@ -72,11 +73,13 @@ def _figure(study: Study, path: Path, place: Place, label: str, *, bayes_line: b
     save(figure, path)
 
 
-def _curve(axis: "Axes", rows: list[Row], key: str, place: Place, colour: str, linestyle: str = "solid") -> None:
+def _curve(
+    axis: "Axes", rows: list[Row], key: str, place: Place, colour: str, thick: float, linestyle: str = "solid"
+) -> None:
     """Means with a band of a standard deviation over seeds to either side."""
     where = [place(row) for row in rows]
     means = [row.scores[key][0] for row in rows]
-    axis.plot(where, means, color=colour, linestyle=linestyle, linewidth=1.4, marker="o", markersize=2.5)
+    axis.plot(where, means, color=colour, linestyle=linestyle, linewidth=thick, marker="o", markersize=2.5)
     if any(row.scores[key][1] for row in rows):
         spreads = [row.scores[key][1] or 0.0 for row in rows]
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]

@@ -141,8 +141,8 @@ class Study:
             "classes": self.classes,
             "units_are": settings.architecture.units,
             "foreign_rows": describe_foreign(settings.data, settings.foreign),
-            "seeds_differ_in": "first weights, the order of the training rows and draws of predictions; the noise of training is one for all",
-            "widths": [asdict(width) for width in self.widths],
+            "seeds_differ_in": "first weights, order of training rows, draws of predictions; not the noise of training",
+            "widths": [{**asdict(width), "etas": list(width.etas)} for width in self.widths],
             "rows": [_as_json(row) for width in self.widths for row in self.rows(width)],
             "best_by_held_out_nll": [
                 {"width": width.width, "eta": row.eta, "tau": row.tau, "test": _as_json(row)["scores"]}

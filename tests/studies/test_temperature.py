@@ -1,0 +1,396 @@
+"""The study of temperature: fits together and alone, going on, what is chosen and compared, rows, figures."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from posterity.datasets import DataSet, LabelledData
+from posterity.errors import BadData, BadFolder, Diverged
+from posterity.model.data import as_data
+from posterity.posteriors import Gaussian
+from posterity.studies.temperature import Settings, data, draw, log_grid, runs, temperature
+from posterity.studies.temperature.figures import against_eta, against_tau
+from posterity.studies.temperature.protocol import problem
+from posterity.studies.temperature.runs import Cell, Result
+from posterity.studies.temperature.study import Study, Width
+
+pytestmark = pytest.mark.cpu
+TINY = Settings(
+    "two-moons", "one-hidden", (3, 5), (0.1,), (0.01,), seeds=2, steps=6, batch_size=16, draws=4, dtype="float64"
+)
+
+
+def images(count, channels, side, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 10
+    return LabelledData(torch.rand((count, channels, side, side), generator=generator), labels)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    names = tuple("0123456789")
+    grey = DataSet("mnist", "classification", images(48, 1, 28), images(20, 1, 28, 1), names)
+    colour = DataSet("cifar-10", "classification", images(48, 3, 32), images(20, 3, 32, 1), names)
+    monkeypatch.setattr(data, "mnist", lambda name: grey)
+    monkeypatch.setattr(data, "mnist_test", lambda name: grey.test)
+    monkeypatch.setattr(data, "cifar10", lambda: colour)
+    monkeypatch.setattr(data, "cifar10_test", lambda: colour.test)
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """How many fits each call of `infer` has made."""
+    sizes, infer = [], runs.infer
+
+    def counted(method, joint, *words, **options):
+        sizes.append(joint.num_members or 1)
+        return infer(method, joint, *words, **options)
+
+    monkeypatch.setattr(runs, "infer", counted)
+    return sizes
+
+
+def at_most(monkeypatch, most):
+    """Let memory have room for so many fits."""
+
+    class Room:
+        def __init__(self, method, joint, rows):
+            self.fits = (joint.num_members or 1) <= most
+
+    monkeypatch.setattr(runs, "plan", Room)
+
+
+def same(one, other, tolerance):
+    assert [each.cell for each in one.results] == [each.cell for each in other.results]
+    for left, right in zip(one.results, other.results, strict=True):
+        assert left.scores == pytest.approx(right.scores, rel=tolerance, abs=tolerance)
+
+
+@pytest.mark.parametrize("method", ["bayes-by-backprop", "ivon"])
+@pytest.mark.parametrize("most", [1, 4])
+def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeypatch, fitted, method, most):
+    settings = replace(TINY, method=method, widths=(5,))
+    together = temperature(settings, folder=tmp_path / "all")
+    assert fitted == [6]  # 0.1, tau 0.01 and 1, of two seeds
+    at_most(monkeypatch, most)
+    lines = []
+    parts = temperature(settings, folder=tmp_path / "parts", report=lines.append)
+    assert fitted[1:] == ([1] * 6 if most == 1 else [3, 3])
+    assert any("memory has no room" in line for line in lines)
+    same(together, parts, 1e-9)
+
+
+def test_members_with_batch_norm_are_what_they_would_be_alone(tmp_path, monkeypatch):
+    settings = Settings(
+        "cifar-10", "resnet-20", (1,), (0.1,), seeds=1, steps=2, batch_size=4, draws=2, dtype="float64", rows=8
+    )
+    together = temperature(settings, folder=tmp_path / "all")
+    at_most(monkeypatch, 1)
+    same(together, temperature(settings, folder=tmp_path / "one"), 1e-8)
+    assert {one.cell.eta for one in together.results} == {0.1, 1.0}
+
+
+def test_seeds_differ_and_temperatures_of_a_seed_begin_alike(tmp_path):
+    rows = TINY.read()
+    own = problem(5, rows, TINY)
+    key = runs.Key(0)
+    starts = own.start([0, 0, 1], key)
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
+    orders = runs._orders([0, 0, 1])(key)
+    assert orders[0].seed == orders[1].seed != orders[2].seed
+    found = temperature(replace(TINY, widths=(3,), steps=1), rows, folder=tmp_path)
+    assert len({one.scores["nll"] for one in found.results}) == len(found.results)
+
+
+def test_a_seed_predicts_with_the_same_draws_at_all_temperatures(tmp_path, monkeypatch):
+    seen, predict = [], Gaussian.predict
+
+    def noted(self, inputs, **options):
+        seen.append(options["seed"])
+        return predict(self, inputs, **options)
+
+    monkeypatch.setattr(Gaussian, "predict", noted)
+    temperature(replace(TINY, widths=(3,)), folder=tmp_path)
+    assert len(seen) == 3 * 6  # test, foreign and held-out rows
+    assert len(set(seen[:9])) == len(set(seen[9:])) == 1
+    assert seen[0] != seen[9]
+
+
+def test_sghmc_samples_a_chain_for_each_fit(tmp_path, fitted):
+    found = temperature(replace(TINY, widths=(3,), seeds=1, method="sghmc", steps=20), folder=tmp_path)
+    assert fitted == [1, 1, 1]
+    assert all("kl" not in one.scores and one.scores["mean_sigma"] > 0 for one in found.results)
+    against_eta(found, tmp_path / "eta.png")  # without a KL
+    assert (tmp_path / "eta.png").exists()
+
+
+def test_an_interrupted_sweep_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
+    whole = temperature(TINY, folder=tmp_path / "whole")
+
+    def stop(line):
+        if line.startswith("width 5, eta 1, seed 0"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        temperature(TINY, folder=tmp_path / "part", report=stop)
+    assert len(list((tmp_path / "part" / "runs").rglob("*.json"))) == 9  # 6 of the first width
+    lines = []
+    resumed = temperature(TINY, folder=tmp_path / "part", report=lines.append)
+    assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
+    assert "width 3: 6 of 6 fits are there already" in lines
+    assert "width 5: takes up 6 fits that were interrupted" in lines  # and they are at their end, by a checkpoint
+    assert not (tmp_path / "part" / "checkpoints").exists()
+    count = len(fitted)
+    assert temperature(TINY, folder=tmp_path / "part").results == resumed.results
+    assert len(fitted) == count
+
+
+def test_a_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    from posterity.inference.callbacks import Callback
+
+    settings = replace(TINY, widths=(3,))
+    whole = temperature(settings, folder=tmp_path / "whole")
+    infer, steps = runs.infer, []
+
+    class Stop(Callback):
+        def after_step(self, run):
+            steps.append(run.step)
+            if run.step == 4 and len(steps) == 4:
+                raise KeyboardInterrupt
+
+    def stopped(*words, checkpoint, **options):
+        return infer(*words, checkpoint=replace(checkpoint, steps=1), callbacks=[Stop()], **options)
+
+    monkeypatch.setattr(runs, "infer", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        temperature(settings, folder=tmp_path / "part")
+    resumed = temperature(settings, folder=tmp_path / "part")
+    assert steps == [1, 2, 3, 4, 4, 5, 6]  # the third was stored
+    assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
+
+
+def test_more_of_the_grid_goes_on_in_the_same_folder_and_other_settings_do_not(tmp_path, fitted):
+    temperature(TINY, folder=tmp_path)
+    temperature(replace(TINY, seeds=3, etas=(0.1, 0.5), widths=(3,)), folder=tmp_path)
+    assert fitted == [6, 6, 6]  # 12 less the 6 that were there
+    with pytest.raises(BadFolder, match=r"prior_variance: 0\.2, now 0\.3"):
+        temperature(replace(TINY, prior_variance=0.3), folder=tmp_path)
+
+
+def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
+    infer = runs.infer
+
+    def diverging(method, joint, *words, **options):
+        if bool((torch.as_tensor(joint.tempering.eta) == 1.0).any()):
+            raise Diverged("The loss is not finite at step 3.\nMore.", step=3, tensor="loss")
+        return infer(method, joint, *words, **options)
+
+    monkeypatch.setattr(runs, "infer", diverging)
+    lines = []
+    settings = replace(TINY, widths=(3,), seeds=1)
+    found = temperature(settings, folder=tmp_path, report=lines.append)
+    assert found.failed == (Cell(3, 1.0, 0),)
+    assert [one.cell.eta for one in found.results] == [0.1, pytest.approx(0.01 * found.num_data / 3)]
+    assert "width 3, eta 1, seed 0: no result. The loss is not finite at step 3." in lines
+    assert any("go in halves" in line for line in lines)
+    document = found.document()
+    assert document["diverged"] == [{"width": 3, "eta": 1.0, "seed": 0}]
+    assert document["accuracy_at_eta_1"] == []
+
+
+def test_temperatures_are_the_etas_those_of_taus_and_one():
+    settings = replace(TINY, etas=(0.1, 10.0), taus=(0.01, 0.1))
+    assert settings.temperatures(100, 10) == (0.1, 1.0, 10.0)  # eta = 10 tau, and none twice
+    assert settings.temperatures(100, 7) == (0.1, 0.01 * 100 / 7, 1.0, 0.1 * 100 / 7, 10.0)
+    for net, widths in (("one-hidden", (50,)), ("resnet-20", ())):
+        usual = Settings(net=net, widths=widths).temperatures(50_000, 270_000)
+        assert len(usual) >= 13
+        assert 1.0 in usual
+        assert usual[-1] / usual[0] >= 0.99e6
+    assert replace(TINY, etas=(2.0,), taus=()).temperatures(100, 7) == (1.0, 2.0)
+
+
+def test_units_are_neurons_or_parameters():
+    assert problem(5, TINY.read(), TINY).units == 5
+    other = replace(TINY, net="mlp")
+    assert problem(5, other.read(), other).units == 5 * 3 + 2 * 6
+    assert problem(5, TINY.read(), TINY).tau(2.0) == pytest.approx(2.0 * 5 / 458)
+
+
+def made(scores, settings=TINY):
+    """A study of given scores by width, eta and seed, with 100 rows."""
+    etas = {width: tuple(sorted({eta for w, eta, _ in scores if w == width})) for width, _, _ in scores}
+    widths = tuple(Width(width, width, own) for width, own in etas.items())
+    usual = {"accuracy": 0.5, "nll": 0.4, "gibbs_nll": 0.5, "ece": 0.1, "confidence": 0.5, "ood_auroc": 0.6}
+    results = tuple(
+        Result(Cell(*cell), {**usual, "kl_per_unit": 1.0, "mean_sigma": 0.1, **own}, 1.0)
+        for cell, own in scores.items()
+    )
+    return Study(settings, 100, 10, 2, widths, results)
+
+
+def test_the_best_temperature_is_that_of_held_out_rows():
+    nll = {0.1: (0.5, 0.1), 1.0: (0.4, 0.2), 10.0: (0.6, 0.05)}
+    found = made(
+        {
+            (5, eta, seed): {"held_out_nll": held + 0.2 * seed, "nll": test}
+            for eta, (held, test) in nll.items()
+            for seed in (0, 1)
+        }
+    )
+    best = found.best(found.widths[0])
+    assert (best.eta, best.tau, best.seeds) == (1.0, pytest.approx(0.05), 2)
+    assert best.scores["held_out_nll"] == (pytest.approx(0.5), pytest.approx(0.2 / 2**0.5))
+    assert found.document()["best_by_held_out_nll"][0]["eta"] == 1.0
+    nothing = made({(5, 1.0, 0): {}})
+    assert nothing.best(nothing.widths[0]) is None
+    assert nothing.document()["best_by_held_out_nll"] == []
+
+
+def test_widths_are_compared_at_equal_tau():
+    settings = replace(TINY, widths=(50, 200, 400), taus=(0.2, 2.0))
+    accuracies = {
+        (50, 0.4, 0): 0.1, (200, 0.1, 0): 0.9, (200, 0.1, 1): 0.8, (400, 0.05, 0): 0.83,
+        (200, 1.0, 0): 0.5, (400, 0.5, 0): 0.7, (50, 4.0, 0): 0.5, (400, 1.0, 0): 0.3, (50, 1.0, 0): 0.9,
+    }  # fmt: skip
+    found = made(
+        {cell: {"accuracy": value, "nll": 0.69 if cell[1] >= 0.5 else 0.3} for cell, value in accuracies.items()},
+        settings,
+    )
+    spread = found.document()["accuracy_spread_at_equal_tau"]
+    assert [(one["tau"], one["learnt"]) for one in spread["by_tau"]] == [(0.2, True), (2.0, False)]
+    assert (spread["largest"], spread["largest_where_all_have_learnt"]) == (pytest.approx(0.2), pytest.approx(0.02))
+    assert found.document()["accuracy_at_eta_1"] == [
+        {"width": 50, "accuracy": 0.9}, {"width": 200, "accuracy": 0.5}, {"width": 400, "accuracy": 0.3}
+    ]  # fmt: skip
+    assert "differ by 20.00 points at most, and by 2.00 where all have learnt something" in found.notes()[-1]
+
+
+def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
+    found = temperature(TINY, folder=tmp_path)
+    document = found.document()
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert len(document["fits"]) == 12
+    assert len(document["rows"]) == 6
+    for row in document["rows"]:
+        assert row["tau"] == pytest.approx(row["eta"] * row["width"] / 458)
+        assert row["scores"]["gibbs_nll"]["mean"] >= row["scores"]["nll"]["mean"]
+        assert row["scores"]["kl"]["mean"] == pytest.approx(row["width"] * row["scores"]["kl_per_unit"]["mean"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert draw(found, tmp_path) == ["eta.png", "tau.png"]
+        against_tau(replace(found, widths=found.widths[:1]), tmp_path / "single.png")
+    for name in ("eta.png", "tau.png", "single.png"):
+        assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_rows_are_held_out_cut_and_scaled():
+    rows = replace(TINY, rows=100, held_out=50, pixels="standard").read()
+    assert (len(rows.train), len(rows.held_out), rows.classes) == (100, 50, 2)
+    assert rows.train.inputs.mean(0).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert rows.train.inputs.std(0).tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
+    plain = replace(TINY, rows=100, held_out=50).read()
+    assert not set(map(tuple, plain.train.inputs.tolist())) & set(map(tuple, plain.held_out.inputs.tolist()))
+    assert replace(TINY, held_out=0).read().held_out is None
+    low, high = float(plain.train.inputs.min()), float(plain.train.inputs.max())
+    assert float(plain.foreign.min()) < low
+    assert float(plain.foreign.max()) > high
+
+
+@pytest.mark.parametrize(
+    ("name", "net", "ood", "shape"),
+    [
+        ("mnist", "one-hidden", None, (784,)),
+        ("mnist", "lenet", "cifar-10", (1, 28, 28)),
+        ("cifar-10", "resnet-20", None, (3, 32, 32)),
+        ("cifar-10", "one-hidden", "uniform", (3072,)),
+    ],
+)
+def test_foreign_rows_have_the_shape_of_the_others(name, net, ood, shape):
+    widths = (5,) if net == "one-hidden" else ()
+    settings = Settings(name, net, widths, ood=ood)
+    rows = settings.read()
+    assert rows.shape == tuple(rows.test.inputs.shape[1:]) == tuple(rows.foreign.shape[1:]) == shape
+    assert (
+        problem(settings.all_widths[0], rows, settings).joint.example_output(as_data(rows.train.pair).first()).shape[-1]
+        == 10
+    )
+    if name == "cifar-10" and ood is None:  # a grey image in the middle, three times
+        assert bool((rows.foreign[:, :, :2] == 0).all())
+        assert torch.equal(rows.foreign[:, 0], rows.foreign[:, 2])
+        assert "padded" in data.describe_foreign(name, settings.foreign)
+
+
+def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
+    black = DataSet(
+        "mnist",
+        "classification",
+        LabelledData(torch.zeros(24, 1, 28, 28), torch.arange(24) % 10),
+        images(5, 1, 28),
+        tuple("0123456789"),
+    )
+    monkeypatch.setattr(data, "mnist", lambda name: black)
+    with pytest.raises(BadData, match="do not vary"):
+        Settings("mnist", "lenet", pixels="standard", ood="uniform").read()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": "mnits"}, "Did you mean 'mnist'"),
+        ({"net": "resnet"}, "Did you mean 'resnet-20'"),
+        ({"method": "sgmc"}, "Did you mean 'sghmc'"),
+        ({"ood": "knist"}, "Did you mean 'kmnist'"),
+        ({"pixels": "row"}, "Did you mean 'raw'"),
+        ({"dtype": "float16"}, "number type"),
+        ({"etas": (0.0,)}, r"Settings.etas must be a positive number. Got 0\.0"),
+        ({"taus": (float("nan"),)}, "Settings.taus"),
+        ({"etas": (float("inf"),)}, "Settings.etas"),
+        ({"widths": ()}, "needs widths"),
+        ({"widths": (0,)}, "Settings.widths"),
+        ({"net": "lenet", "data": "mnist"}, "one size only"),
+        ({"net": "resnet-20"}, "takes images"),
+        ({"seeds": 0}, "Settings.seeds"),
+        ({"steps": 0}, "Settings.steps"),
+        ({"epochs": 2}, "steps or epochs, not both"),
+        ({"held_out": -1}, "Settings.held_out"),
+        ({"prior_variance": 0.0}, "Settings.prior_variance"),
+        ({"step_size": -1.0}, "Settings.step_size"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        replace(TINY, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"held_out": 500}, "must leave some of the 500"),
+        ({"rows": 459}, "at most the 458"),
+        ({"ood": "mnist"}, "Use ood 'uniform'"),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(change, said):
+    with pytest.raises(ValueError, match=said):
+        replace(TINY, **change).read()
+
+
+def test_the_length_of_a_fit():
+    alone = replace(TINY, steps=None)
+    assert alone.inference(458).steps == 2000
+    assert replace(alone, epochs=3).inference(458).steps == 3 * 28
+    assert replace(alone, data="mnist").inference(60_000).steps == 30 * (60_000 // 16)
+    assert replace(alone, batch_size=None).inference(100).batch_size == 100
+
+
+def test_grids_of_logarithms():
+    assert log_grid(1e-3, 1.0, 4) == (1e-3, 1e-2, 1e-1, 1.0)
+    assert log_grid(2.0, 2.0, 1) == (2.0,)
+    for bad in ((0.0, 1.0, 3), (1.0, 0.1, 3), (0.1, 1.0, 1), (0.1, float("inf"), 3), (0.1, 1.0, 0)):
+        with pytest.raises(ValueError, match="log_grid"):
+            log_grid(*bad)
