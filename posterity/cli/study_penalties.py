@@ -46,7 +46,12 @@ def penalties(
         int | None, typer.Option(metavar="N", help="Channels of the first layers. Default: by network and data.")
     ] = None,
     batch_size: Annotated[int, typer.Option(metavar="N", help="Rows in a step.")] = 128,
-    step_size: Annotated[float, typer.Option(metavar="X", help="Largest step size of SGD with momentum 0.9.")] = 0.1,
+    step_size: Annotated[
+        float | None, typer.Option(metavar="X", help="Largest of SGD. Default: 0.1, without batch norm 0.02.")
+    ] = None,
+    batch_norm: Annotated[
+        bool, typer.Option("--batch-norm/--no-batch-norm", help="Behind convolutions; else they have biases.")
+    ] = True,
     augment: Annotated[
         bool | None,
         typer.Option(
@@ -92,6 +97,7 @@ def penalties(
             width,
             batch_size,
             step_size,
+            batch_norm,
             augment,
             held_out,
             precision,
@@ -125,6 +131,7 @@ def penalties(
         "--seed": seed,
     }
     options = [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
+    options += [] if batch_norm else ["--no-batch-norm"]
     options += [] if augment is None else ["--augment" if augment else "--no-augment"]
     document = write_results("penalties", out, options, figures, document)
     if as_json:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from posterity.errors import Diverged
-from posterity.model import Joint
 from posterity.model.batch import Data
 from posterity.model.data import TensorData
 from posterity.model.orders import OwnOrders, Reordered
@@ -86,6 +85,26 @@ class GroupedRuns(ABC, Generic[C]):
     @abstractmethod
     def told(self, scores: dict[str, float]) -> str:
         """The scores that a line about a fit has."""
+
+    def results(self, cells: Sequence[C], most: int | None = None) -> tuple[list[Result[C]], list[C]]:
+        """Of all cells, those there already and the others fitted; and the cells whose fits diverged."""
+        found = self.there(cells)
+        failed: list[C] = []
+        for group in self.groups(cells, [cell for cell in cells if cell not in found], most):
+            for cell, one in self.fitted(group):
+                if one is None:
+                    failed.append(cell)
+                else:
+                    found[cell] = one
+        self.tidied()
+        return [found[cell] for cell in cells if cell in found], failed
+
+    def there(self, cells: Sequence[C]) -> dict[C, Result[C]]:
+        """The results that are there already."""
+        found = {cell: one for cell in cells if (one := self.stored(cell)) is not None}
+        if found:
+            self.report(f"{self.prefix}{len(found)} of {len(cells)} fits are there already")
+        return found
 
     def stored(self, cell: C) -> Result[C] | None:
         """The result of the cell if it is there; BadFolder if it is damaged or of other settings."""
@@ -197,9 +216,9 @@ def own_orders(rows: TensorData, seeds: Sequence[int]) -> Data:
     return OwnOrders(rows, lambda key: [key.fold(_order(seed)) for seed in seeds])
 
 
-def first_weights(joint: Joint, seeds: Sequence[int], key: Key) -> Tensor:
-    """Fresh weights of each seed's own, (P,) for one or a row for each."""
-    each = {seed: joint.fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
+def first_weights(fresh: Callable[[Key], Tensor], seeds: Sequence[int], key: Key) -> Tensor:
+    """What `fresh` draws for each seed by its own key, (P,) for one or a row for each."""
+    each = {seed: fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
     return each[seeds[0]] if len(seeds) == 1 else torch.stack([each[seed] for seed in seeds])
 
 

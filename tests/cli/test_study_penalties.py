@@ -56,7 +56,7 @@ def test_the_table_the_folder_and_going_on(run, tmp_path):
     assert stored["command"] == (
         f"posterity study penalties --out {folder.name} --data mnist --net cvnn --penalties l2,rows "
         "--setups usual,bayesian --ratios 0.1,1 --seeds 1 --epochs 1 --rows 20 --width 1 --batch-size 10 "
-        "--step-size 0.1 --held-out 20 --precision float32 --jobs 1 --device cpu --seed 3 --no-augment"
+        "--held-out 20 --precision float32 --jobs 1 --device cpu --seed 3 --no-augment"
     )
     again = run("study", "penalties", *TINY, "--no-augment", "--out", folder, "--seed", "3", "--json")
     assert again.err.splitlines() == [f"{name}: 4 of 4 fits are there already" for name in ("l2", "rows")]
@@ -125,7 +125,19 @@ def test_defaults_are_those_of_the_settings():
 
     given = {name: one.default for name, one in inspect.signature(penalties).parameters.items()}
     settings = package.Settings()
-    for name in ("data", "net", "seeds", "epochs", "rows", "width", "batch_size", "step_size", "augment", "held_out"):
+    for name in (
+        "data",
+        "net",
+        "seeds",
+        "epochs",
+        "rows",
+        "width",
+        "batch_size",
+        "step_size",
+        "batch_norm",
+        "augment",
+        "held_out",
+    ):
         assert given[name] == getattr(settings, name)
     assert tuple(given["penalties"].split(",")) == settings.penalties
     assert tuple(given["setups"].split(",")) == settings.setups

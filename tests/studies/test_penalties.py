@@ -1,6 +1,7 @@
 """The study of penalties: groups, lambdas, choices, and what is left of networks."""
 
 import json
+import pickle
 import warnings
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from posterity.errors import BadFolder, Diverged
 from posterity.numerics.random import Key
 from posterity.priors.penalty import layer_factors, penalty_term, usual_factors
 from posterity.studies.groups import Result
-from posterity.studies.penalties import Cell, Settings, Study, draw, penalties, protocol, runs
+from posterity.studies.penalties import Cell, Settings, Study, draw, penalties, protocol, runs, study
 from posterity.studies.penalties.problem import problem
 from posterity.studies.penalties.protocol import PENALTIES
 from posterity.studies.penalties.study import Part
@@ -89,6 +90,12 @@ def test_members_have_the_rates_of_their_setups():
     expected = (usual_factors(own.module, PENALTIES["rows"]), layer_factors(own.module, PENALTIES["rows"]))
     for name in expected[0]:
         assert prior.rules[name].rate.tolist() == pytest.approx([0.5 * expected[0][name], 2.0 * expected[1][name]])
+    plain = replace(TINY, batch_norm=False)
+    bare = problem("rows", rows, plain)
+    layout = bare.joint(cells[:1]).network.layout
+    for part, view in zip(layout, layout.views(bare.start([0], plain)), strict=True):
+        assert bool((view == 0).all()) == part.name.endswith("bias")
+    assert float(bare.start([0], plain).std()) < 1.0
     starts = own.start([0, 0, 1], TINY)
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
@@ -148,6 +155,27 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
         penalties(replace(TINY, step_size=0.2), folder=tmp_path / "part")
     with pytest.raises(BadFolder, match="precision"):
         penalties(replace(TINY, precision="bf16"), folder=tmp_path / "part")
+
+
+def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fitted):
+    tasks = []
+
+    def one_after_the_other(work, jobs):
+        assert jobs == 3
+        tasks.extend(work)
+        for task in work:
+            yield pickle.loads(pickle.dumps(task))()
+
+    whole = penalties(TINY, folder=tmp_path / "whole")
+    monkeypatch.setattr(study, "run_all", one_after_the_other)
+    lines = []
+    found = penalties(TINY, folder=tmp_path / "parts", report=lines.append, jobs=3)
+    assert len(tasks) == 4  # two penalties of eight fits, at most six in a group
+    assert fitted[2:] == [6, 2, 6, 2]
+    assert [one.cell for one in found.results] == [one.cell for one in whole.results]
+    for left, right in zip(found.results, whole.results, strict=True):
+        assert left.scores == pytest.approx(right.scores, rel=1e-3, abs=1e-4)
+    assert sum(" % of filters left" in line for line in lines) == 16
 
 
 def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):

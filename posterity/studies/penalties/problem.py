@@ -3,6 +3,8 @@
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import sqrt
 from pathlib import Path
 
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor, nn
 
 from posterity.likelihoods import Categorical
 from posterity.model import Joint
+from posterity.model.network import Network
 from posterity.numerics.random import Key
-from posterity.priors import FanIn, Layerwise, Prior
+from posterity.priors import FanIn, He, Layerwise, Prior
 from posterity.priors.fan import ScaleRule
 from posterity.priors.penalty import lambda_theory, layer_factors, usual_factors
+from posterity.priors.penalty.penalised import penalised
 from posterity.priors.penalty.training import WIDE
 from posterity.studies.grids import half_power, merged
 from posterity.studies.groups import first_weights
@@ -79,12 +83,10 @@ class Problem:
 
     def start(self, seeds: Sequence[int], settings: Settings) -> Tensor:
         """First weights, (P,) for one seed or a row for each."""
-        return first_weights(self.joint([Cell(self.penalty, "bayesian", 1.0, 0)]), seeds, start_key(settings))
-
-
-def start_key(settings: Settings) -> Key:
-    """The key of first weights."""
-    return Key(settings.seed).fold("penalties").fold("start")
+        network = self.joint([Cell(self.penalty, "bayesian", 1.0, 0)]).network
+        key = Key(settings.seed).fold("penalties").fold("start")
+        fresh = network.fresh if settings.batch_norm else partial(_he, self.module, network)
+        return first_weights(fresh, seeds, key)
 
 
 def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
@@ -93,7 +95,7 @@ def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
     with torch.random.fork_rng(devices=[]):  # weights that nobody sees: every fit has fresh ones
         torch.default_generator.manual_seed(0)
         channels = rows.train.inputs.shape[1]
-        module = settings.architecture.make(rows.classes, channels, settings.channels_wide)
+        module = settings.architecture.make(rows.classes, channels, settings.channels_wide, settings.batch_norm)
     module = module.to(settings.device)
     factors = {"usual": usual_factors(module, kind), "bayesian": layer_factors(module, kind, FanIn())}
     bare = Problem(penalty, module, factors, 1.0, rows)
@@ -106,3 +108,16 @@ def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
         for setup, own in factors.items()
     }
     return Problem(penalty, module, factors, total["bayesian"] / total["usual"], rows)
+
+
+def _he(module: nn.Module, network: Network, key: Key) -> Tensor:
+    """Weights (P,) of variance 2 / fan-in, drawn on the CPU to be the same wherever the network is; biases 0."""
+    weights = penalised(module)
+    pieces = []
+    for part in network.layout:
+        if part.name in weights:
+            scale = sqrt(He().variance(weights[part.name].fan_in, weights[part.name].fan_out))
+            pieces.append(scale * key.fold(part.name).normal((part.size,), torch.float32))
+        else:
+            pieces.append(torch.zeros(part.size, device="cpu"))
+    return torch.cat(pieces).to(network.initial)

@@ -38,10 +38,13 @@ SWEPT = ("penalties", "setups", "ratios", "lambdas", "seeds")  # what the number
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network of the study: `make` takes classes, channels and width; `side` is the least of its images."""
+    """A network of the study: `make` takes classes, channels, width and whether it has batch norm.
+
+    `side` is the least of its images.
+    """
 
     label: str
-    make: Callable[[int, int, int], nn.Module]
+    make: Callable[[int, int, int, bool], nn.Module]
     width: int
     epochs: int
     side: int
@@ -51,14 +54,14 @@ NETWORKS: Mapping[str, Architecture] = MappingProxyType(
     {
         "cvnn": Architecture(
             "small convolutional network",
-            lambda classes, channels, width: ConvNet(classes, channels, width),
+            lambda classes, channels, width, norm: ConvNet(classes, channels, width, norm),
             width=32,
             epochs=20,
             side=28,
         ),
         "vgg19": Architecture(
             "VGG-19",
-            lambda classes, channels, width: VGG(19, classes, channels, width=width),
+            lambda classes, channels, width, norm: VGG(19, classes, channels, norm, width),
             width=64,
             epochs=60,
             side=32,
@@ -91,8 +94,9 @@ class Settings:
 
     Fits take proximal steps with Nesterov's momentum, in step sizes that rise over a tenth of the run and fall on a
     cosine. A seed has its own first weights, order of the rows and changes of the images, which all its lambdas and
-    both setups share. Images are scaled to mean 0 and variance 1 by channel. With `precision` "bf16" convolutions and
-    products of training are computed in that type; weights and predictions are of float32.
+    both setups share. First weights are torch's, or without `batch_norm` normal of variance 2 / fan-in, by which
+    signals do not fade from layer to layer. Images are scaled to mean 0 and variance 1 by channel. With `precision`
+    "bf16" convolutions and products of training are computed in that type; weights and predictions are of float32.
     """
 
     data: str = "mnist"
@@ -106,7 +110,8 @@ class Settings:
     rows: int | None = None
     width: int | None = None
     batch_size: int = 128
-    step_size: float = 0.1
+    step_size: float | None = None
+    batch_norm: bool = True
     augment: bool | None = None
     held_out: int | None = None
     precision: str = "float32"
@@ -130,7 +135,7 @@ class Settings:
             positive_whole(f"Settings.{name}", 1 if getattr(self, name) is None else getattr(self, name))
         for name in ("seeds", "batch_size"):
             positive_whole(f"Settings.{name}", getattr(self, name))
-        positive("Settings.step_size", self.step_size)
+        positive("Settings.step_size", 1.0 if self.step_size is None else self.step_size)
         for name in ("ratios", "lambdas"):
             for value in getattr(self, name):
                 positive(f"Settings.{name}", value)
@@ -153,6 +158,11 @@ class Settings:
         return self.width or self.architecture.width
 
     @property
+    def steps_of(self) -> float:
+        """The largest step size; without batch norm a long one leads astray."""
+        return self.step_size or (0.1 if self.batch_norm else 0.02)
+
+    @property
     def augmentation(self) -> Augmentation | None:
         """What changes training images: crop and flip for CIFAR-10 unless told otherwise, crop alone for others."""
         wanted = self.data == "cifar-10" if self.augment is None else self.augment
@@ -168,7 +178,7 @@ class Settings:
     def common(self) -> dict[str, Any]:
         """Those on which the numbers of a single fit depend."""
         kept = {name: value for name, value in self.config().items() if name not in SWEPT}
-        return kept | {"width": self.channels_wide, "augment": repr(self.augmentation)}
+        return kept | {"width": self.channels_wide, "augment": repr(self.augmentation), "step_size": self.steps_of}
 
     def read(self) -> Rows:
         """The images; BadData where the data set is absent, ValueError where it has fewer than are asked for."""
@@ -190,5 +200,5 @@ class Settings:
         """The method of every fit with a penalty on so many rows."""
         batch = min(self.batch_size, num_data)
         steps = (self.epochs or self.architecture.epochs) * (num_data // batch)
-        sgd = SGD(self.step_size, 0.9, nesterov=True)
+        sgd = SGD(self.steps_of, 0.9, nesterov=True)
         return MAP(steps, batch, sgd, Cosine(0.1), proximal=PENALTIES[penalty].prior().nonsmooth)

@@ -2,7 +2,7 @@
 
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from posterity.studies.parallel import run_all
 from posterity.studies.penalties.problem import Cell, problem
 from posterity.studies.penalties.protocol import Rows, Settings
 from posterity.studies.penalties.published import PUBLISHED, Published
-from posterity.studies.penalties.runs import Runs, fit_here, fit_there
+from posterity.studies.penalties.runs import Outcome, Runs, fit_here, fit_there
 from posterity.studies.penalties.scores import VANISHED
 
 CLOSE = 0.003  # of accuracy: 0.3 points
@@ -220,21 +220,13 @@ def penalties(
     cells = {runs: runs.cells() for runs in each}
     found: dict[Cell, Result[Cell]] = {}
     for runs, own in cells.items():
-        there = {cell: one for cell in own if (one := runs.stored(cell)) is not None}
-        found |= there
-        if there:
-            report(f"{runs.prefix}{len(there)} of {len(own)} fits are there already")
+        found |= runs.there(own)
     missing = {runs: [cell for cell in own if cell not in found] for runs, own in cells.items()}
     total = sum(map(len, missing.values()))
     most = None if jobs == 1 else max(1, math.ceil(total / jobs))
     groups = ((runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most))
     failed: list[Cell] = []
-    here, there_ = partial(fit_here), partial(fit_there, settings)
-    if jobs == 1:
-        work = (partial(here, runs, group) for runs, group in groups)
-    else:
-        work = (partial(there_, runs.name, group, folder) for runs, group in groups)
-    for outcome, lines in run_all(list(work), jobs):
+    for outcome, lines in run_all([_task(runs, group, jobs) for runs, group in groups], jobs):
         for line in lines:
             report(line)
         for cell, one in outcome:
@@ -255,6 +247,12 @@ def penalties(
     ]
     results = tuple(found[cell] for own in cells.values() for cell in own if cell in found)
     return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), results, tuple(failed))
+
+
+def _task(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Outcome, list[str]]]:
+    if jobs == 1:
+        return partial(fit_here, runs, group)
+    return partial(fit_there, runs.settings, runs.name, group, runs.folder)
 
 
 def _on_held_out(row: Row) -> tuple[float, float]:
