@@ -160,7 +160,7 @@ class Settings:
     @property
     def steps_of(self) -> float:
         """The largest step size; without batch norm a long one leads astray."""
-        return self.step_size or (0.1 if self.batch_norm else 0.02)
+        return self.step_size or (0.1 if self.batch_norm else 0.05)
 
     @property
     def augmentation(self) -> Augmentation | None:
