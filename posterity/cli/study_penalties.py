@@ -146,25 +146,29 @@ def _print(out: Any, found: "Study", folder: Path) -> None:
     settings = found.settings
     name = f"{settings.data}, {settings.architecture.label} of width {settings.channels_wide}"
     out.print(Text(f"{name}, n = {found.num_data:,}: test accuracy in per cent", "bold"), soft_wrap=True)
-    printed = any(line["published"] for line in found.table())
-    columns = ("lambda*", "at lambda*", "at lambda_Th", "lambda_Th / lambda*")
-    rows = table("penalty, setup", *columns, *(("in print", "at lambda_Th", "ratio") if printed else ()))
-    for line in found.table():
+    lines = found.table()
+    columns = ("at lambda*", "at lambda_Th", "lambda_Th / lambda*")
+    rows = table("penalty, setup", "lambda*", *columns)
+    for line in lines:
         ratio = line["theory_over_best"]
-        numbers = [
-            f"{line['lambda_best']:.2g}",
-            _percent(line["accuracy_at_best"]),
-            _percent(line["accuracy_at_theory"]),
-            "" if ratio is None else f"{ratio:.3g}",
-        ]
-        rows.add_row(
-            f"{line['penalty']}, {line['setup']}", *numbers, *(_published(line["published"]) if printed else ())
-        )
+        numbers = (_percent(line["accuracy_at_best"]), _percent(line["accuracy_at_theory"]))
+        rows.add_row(_name(line), f"{line['lambda_best']:.2g}", *numbers, "" if ratio is None else f"{ratio:.3g}")
     out.print(rows)
+    seeds = f"Mean ± standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "One seed"
     choice = f"lambda* has the best accuracy on {found.held_out:,} held-out training rows."
-    out.print(Text(f"Mean ± standard deviation over {settings.seeds} seeds. {choice}", "dim"), soft_wrap=True)
+    out.print(Text(f"{seeds}. {choice}", "dim"), soft_wrap=True)
+    if any(line["published"] for line in lines):
+        out.print(Text("As the authors had it, with networks and settings of their own", "bold"), soft_wrap=True)
+        rows = table("penalty, setup", *columns)
+        for line in lines:
+            rows.add_row(_name(line), *_published(line["published"]))
+        out.print(rows)
     for note in (*found.notes(), f"figures and results.json: {folder}"):
         out.print(Text(note), soft_wrap=True)
+
+
+def _name(line: dict[str, Any]) -> str:
+    return f"{line['penalty']}, {line['setup']}"
 
 
 def _percent(pair: dict[str, float | None] | None) -> str:

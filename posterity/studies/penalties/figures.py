@@ -73,12 +73,12 @@ def accuracy(study: Study, path: Path) -> None:
 
 
 def pruning(study: Study, path: Path) -> None:
-    """Test accuracy against the filters, and against the weights, that are left."""
+    """Test accuracy against the filters, and against the weights, that are left; of fits that kept all the best."""
     figure, axes = panels(1, 2, size=(4.6, 3.4), sharey=True)
     levels = []
     for part in study.parts:
         for setup in study.settings.setups:
-            rows, style = study.rows(part.penalty, setup), SETUP_STYLES[setup][1]
+            rows, style = _pruned(study.rows(part.penalty, setup)), SETUP_STYLES[setup][1]
             levels += [100 * row.scores["accuracy"][0] for row in rows]
             for axis, key in zip(axes, ("filters_left", "weights_left"), strict=True):
                 where = [100 * row.scores[key][0] for row in rows]
@@ -128,6 +128,13 @@ def _curve(axis: "Axes", where: list[float], rows: list[Row], colour: str, style
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
         axis.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _pruned(rows: list[Row]) -> list[Row]:
+    """Rows that lost filters, and before them the one of the best held-out accuracy among those that lost none."""
+    whole = [row for row in rows if row.scores["filters_left"][0] == 1.0]
+    best = max(whole, key=lambda row: row.scores["held_out_accuracy"][0], default=None)
+    return [row for row in rows if row is best or row not in whole]
 
 
 def _frame(levels: list[float]) -> tuple[float, float]:

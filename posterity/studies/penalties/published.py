@@ -1,4 +1,4 @@
-"""The table of the experiment in print, for networks and penalties of the same names."""
+"""The authors' table of the experiment, for networks and penalties of the same names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ def _rows(
     return found | {(net, "bayesian", name): Published(*numbers) for name, *numbers in rows}
 
 
-# Wolinski, Charpiat and Ollivier (2020): CIFAR-10; by network, setup and penalty.
+# By network, setup and penalty, from slides on Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian
+# priors and penalties in variational inference. They name no data set; that of the paper is CIFAR-10.
 PUBLISHED: Mapping[tuple[str, str, str], Published] = MappingProxyType(
     {
         **_rows(

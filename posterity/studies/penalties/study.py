@@ -101,7 +101,7 @@ class Study:
         return min(close, key=lambda row: (row.scores["filters_left"][0], -_on_held_out(row)[0]))
 
     def published(self, penalty: str, setup: str) -> Published | None:
-        """The numbers in print, for CIFAR-10."""
+        """The authors' numbers, for CIFAR-10."""
         return PUBLISHED.get((self.settings.net, setup, penalty)) if self.settings.data == "cifar-10" else None
 
     def notes(self) -> list[str]:
@@ -135,7 +135,7 @@ class Study:
         return max(one.scores[key] for one in cells)
 
     def table(self) -> list[dict[str, Any]]:
-        """A line for each penalty and setup: what is at lambda* and at lambda_Th, and what is in print."""
+        """A line for each penalty and setup: what is at lambda* and at lambda_Th, and the authors' numbers."""
         found = []
         for part in self.parts:
             for setup in self.settings.setups:
