@@ -144,7 +144,7 @@ def _print(out: Any, found: "Study", folder: Path) -> None:
     from rich.text import Text
 
     settings = found.settings
-    name = f"{settings.data}, {settings.architecture.label} of width {settings.channels_wide}"
+    name = f"{settings.data}, {settings.architecture.label} of width {settings.actual_width}"
     out.print(Text(f"{name}, n = {found.num_data:,}: test accuracy in per cent", "bold"), soft_wrap=True)
     lines = found.table()
     columns = ("at lambda*", "at lambda_Th", "lambda_Th / lambda*")

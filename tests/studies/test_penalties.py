@@ -334,8 +334,8 @@ def test_settings_that_cannot_be_are_refused(change, said):
 
 def test_what_is_usual():
     grey, colour = Settings(), Settings(data="cifar-10")
-    assert (grey.augmentation, grey.channels_wide) == (None, 8)
-    assert (colour.augmentation.numbers, colour.channels_wide) == (3, 32)
+    assert (grey.augmentation, grey.actual_width) == (None, 8)
+    assert (colour.augmentation.numbers, colour.actual_width) == (3, 32)
     assert replace(colour, augment=False).augmentation is None
     assert colour.inference("l2", 45_000).steps == 20 * (45_000 // 128)
     assert not colour.inference("l2", 45_000).proximal

@@ -95,7 +95,7 @@ def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
     with torch.random.fork_rng(devices=[]):  # weights that nobody sees: every fit has fresh ones
         torch.default_generator.manual_seed(0)
         channels = rows.train.inputs.shape[1]
-        module = settings.architecture.make(rows.classes, channels, settings.channels_wide, settings.batch_norm)
+        module = settings.architecture.make(rows.classes, channels, settings.actual_width, settings.batch_norm)
     module = module.to(settings.device)
     factors = {"usual": usual_factors(module, kind), "bayesian": layer_factors(module, kind, FanIn())}
     bare = Problem(penalty, module, factors, 1.0, rows)

@@ -95,7 +95,8 @@ class Settings:
     Fits take proximal steps with Nesterov's momentum, in step sizes that rise over a tenth of the run and fall on a
     cosine. A seed has its own first weights, order of the rows and changes of the images, which all its lambdas and
     both setups share. First weights are torch's, or without `batch_norm` normal of variance 2 / fan-in, by which
-    signals do not fade from layer to layer. Images are scaled to mean 0 and variance 1 by channel. With `precision`
+    signals do not fade from layer to layer. Behind batch norm the length of a filter does not matter to the outputs, so
+    that the penalty of a row shrinks it and seldom ends it: for pruning by rows leave batch norm out. Images are scaled to mean 0 and variance 1 by channel. With `precision`
     "bf16" convolutions and products of training are computed in that type; weights and predictions are of float32.
     """
 
@@ -153,12 +154,12 @@ class Settings:
         return merged((1.0, *(self.ratios or RATIOS)))
 
     @property
-    def channels_wide(self) -> int:
+    def actual_width(self) -> int:
         """The width of the network."""
         return self.width or self.architecture.width
 
     @property
-    def steps_of(self) -> float:
+    def actual_step_size(self) -> float:
         """The largest step size; without batch norm a long one leads astray."""
         return self.step_size or (0.1 if self.batch_norm else 0.05)
 
@@ -178,7 +179,11 @@ class Settings:
     def common(self) -> dict[str, Any]:
         """Those on which the numbers of a single fit depend."""
         kept = {name: value for name, value in self.config().items() if name not in SWEPT}
-        return kept | {"width": self.channels_wide, "augment": repr(self.augmentation), "step_size": self.steps_of}
+        return kept | {
+            "width": self.actual_width,
+            "augment": repr(self.augmentation),
+            "step_size": self.actual_step_size,
+        }
 
     def read(self) -> Rows:
         """The images; BadData where the data set is absent, ValueError where it has fewer than are asked for."""
@@ -200,5 +205,5 @@ class Settings:
         """The method of every fit with a penalty on so many rows."""
         batch = min(self.batch_size, num_data)
         steps = (self.epochs or self.architecture.epochs) * (num_data // batch)
-        sgd = SGD(self.steps_of, 0.9, nesterov=True)
+        sgd = SGD(self.actual_step_size, 0.9, nesterov=True)
         return MAP(steps, batch, sgd, Cosine(0.1), proximal=PENALTIES[penalty].prior().nonsmooth)

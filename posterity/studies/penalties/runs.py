@@ -11,6 +11,7 @@ import torch
 
 from posterity import __version__
 from posterity.inference import Checkpoint, infer, plan
+from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Point, Posterior
@@ -100,7 +101,7 @@ class Runs(GroupedRuns[Cell]):
         )
 
     @property
-    def _method(self) -> Any:
+    def _method(self) -> MAP:
         return self.settings.inference(self.problem.penalty, self.problem.num_data)
 
     @property

@@ -169,7 +169,7 @@ class Study:
             "threads": torch.get_num_threads(),
             "inference": {part.penalty: repr(settings.inference(part.penalty, self.num_data)) for part in self.parts},
             "augmentation": repr(settings.augmentation),
-            "width": settings.channels_wide,
+            "width": settings.actual_width,
             "num_data": self.num_data,
             "held_out": self.held_out,
             "lambda_theory": lambda_theory(self.num_data),
