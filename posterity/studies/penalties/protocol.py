@@ -160,6 +160,11 @@ class Settings:
         return self.width or self.architecture.width
 
     @property
+    def actual_epochs(self) -> int:
+        """Passes over the rows."""
+        return self.epochs or self.architecture.epochs
+
+    @property
     def actual_step_size(self) -> float:
         """The largest step size; without batch norm a long one leads astray."""
         return self.step_size or (0.1 if self.batch_norm else 0.05)
@@ -181,6 +186,7 @@ class Settings:
         """Those on which the numbers of a single fit depend."""
         kept = {name: value for name, value in self.config().items() if name not in SWEPT}
         return kept | {
+            "epochs": self.actual_epochs,
             "width": self.actual_width,
             "augment": repr(self.augmentation),
             "step_size": self.actual_step_size,
@@ -205,6 +211,6 @@ class Settings:
     def inference(self, penalty: str, num_data: int) -> MAP:
         """The method of every fit with a penalty on so many rows."""
         batch = min(self.batch_size, num_data)
-        steps = (self.epochs or self.architecture.epochs) * (num_data // batch)
+        steps = self.actual_epochs * (num_data // batch)
         sgd = SGD(self.actual_step_size, 0.9, nesterov=True)
         return MAP(steps, batch, sgd, Cosine(0.1), proximal=PENALTIES[penalty].prior().nonsmooth)
