@@ -47,7 +47,7 @@ def penalties(
     ] = None,
     batch_size: Annotated[int, typer.Option(metavar="N", help="Rows in a step.")] = 128,
     step_size: Annotated[
-        float | None, typer.Option(metavar="X", help="Largest of SGD. Default: 0.1, without batch norm 0.05.")
+        float | None, typer.Option(metavar="X", help="Largest of SGD. Default: 0.1, without batch norm 0.02.")
     ] = None,
     batch_norm: Annotated[
         bool, typer.Option("--batch-norm/--no-batch-norm", help="Behind convolutions; else they have biases.")

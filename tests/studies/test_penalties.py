@@ -300,6 +300,15 @@ def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_study_in_which_nothing_came_of_it_is_drawn_and_written(tmp_path):
+    nothing = replace(made({("rows", "bayesian", 1.0, 0): {}}), results=(), failed=(Cell("rows", "bayesian", 1.0, 0),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(nothing, tmp_path)
+    assert nothing.table() == nothing.document()["pruning_at_equal_accuracy"] == []
+    assert nothing.notes() == ["rows, bayesian, lambda = 1 lambda_Th, seed 0: diverged, no result"]
+
+
 def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
     rows = TINY.read()
     assert (len(rows.train), len(rows.held_out), len(rows.test), rows.classes) == (24, 10, 20, 10)

@@ -87,10 +87,10 @@ def pruning(study: Study, path: Path) -> None:
         axis.set_xlabel(name, fontsize=10)
         plain(axis)
     axes[0].set_xlim(103, -3)
-    axes[1].set_xscale("log")
-    axes[1].invert_xaxis()
     if levels:
         axes[0].set_ylim(*_frame(levels))
+        axes[1].set_xscale("log")
+    axes[1].invert_xaxis()
     axes[0].set_ylabel("test accuracy, %", fontsize=10)
     _legend_of_penalties(study, axes[0])
     figure.suptitle(_title(study), fontsize=11)

@@ -167,7 +167,7 @@ class Settings:
     @property
     def actual_step_size(self) -> float:
         """The largest step size; without batch norm a long one leads astray."""
-        return self.step_size or (0.1 if self.batch_norm else 0.05)
+        return self.step_size or (0.1 if self.batch_norm else 0.02)
 
     @property
     def augmentation(self) -> Augmentation | None:
