@@ -14,6 +14,7 @@ from posterity.cli.study_images import images
 from posterity.cli.study_logistic import logistic
 from posterity.cli.study_mixtures import mixtures
 from posterity.cli.study_moons import moons
+from posterity.cli.study_penalties import penalties
 from posterity.cli.study_posteriors import posteriors
 from posterity.cli.study_temperature import temperature
 from posterity.cli.study_uci import uci
@@ -47,5 +48,6 @@ for one in (
     hyperparameters,
     collapse,
     temperature,
+    penalties,
 ):
     study.command()(one)

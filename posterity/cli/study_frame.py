@@ -17,6 +17,7 @@ import posterity
 
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where figures and results.json go.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Fixes everything random.")]
+GRID = "Numbers with commas between them, or low:high:count for an even grid of their logarithms."
 
 
 def check_seed(seed: int) -> None:
@@ -97,3 +98,22 @@ def table(first: str, *numbers: str) -> Any:
 def words(text: str) -> tuple[str, ...]:
     """The names in a list with commas, each once."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def grid(option: str, text: str | None) -> tuple[float, ...]:
+    """The numbers that an option names, as 1,0.1 or low:high:count; none where it is not given."""
+    if text is None:
+        return ()
+    from posterity.studies.grids import log_grid
+
+    parts = [word.strip() for word in text.split(":")]
+    try:
+        bounds = (float(parts[0]), float(parts[1]), int(parts[2])) if len(parts) == 3 else None
+        listed = tuple(float(word) for word in words(text)) if bounds is None else ()
+    except ValueError as error:
+        message = f"{option} must be numbers with commas between them, or low:high:count. Got '{text}'."
+        raise ValueError(message) from error
+    found = listed if bounds is None else log_grid(*bounds)
+    if not found:
+        raise ValueError(f"{option} must have at least one number. Got none.")
+    return tuple(dict.fromkeys(found))

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, words, write_results
+from posterity.cli.study_frame import (
+    GRID,
+    Out,
+    Seed,
+    check_folder,
+    check_seed,
+    grid,
+    one_thread,
+    table,
+    words,
+    write_results,
+)
 
 if TYPE_CHECKING:
     from posterity.studies.temperature import Study
-
-GRID = "Numbers with commas between them, or low:high:count for an even grid of their logarithms."
 
 
 def temperature(
@@ -81,8 +90,8 @@ def temperature(
             data,
             net,
             _widths(widths),
-            _grid("--etas", etas),
-            _grid("--taus", taus),
+            grid("--etas", etas),
+            grid("--taus", taus),
             seeds,
             method,
             epochs,
@@ -146,25 +155,6 @@ def _widths(text: str | None) -> tuple[int, ...]:
     if not found:
         raise ValueError("--widths must have at least one number. Got none.")
     return found
-
-
-def _grid(option: str, text: str | None) -> tuple[float, ...]:
-    """The numbers that an option names, as 1,0.1 or low:high:count."""
-    if text is None:
-        return ()
-    from posterity.studies.temperature import log_grid
-
-    parts = [word.strip() for word in text.split(":")]
-    try:
-        bounds = (float(parts[0]), float(parts[1]), int(parts[2])) if len(parts) == 3 else None
-        listed = tuple(float(word) for word in words(text)) if bounds is None else ()
-    except ValueError as error:
-        message = f"{option} must be numbers with commas between them, or low:high:count. Got '{text}'."
-        raise ValueError(message) from error
-    found = listed if bounds is None else log_grid(*bounds)
-    if not found:
-        raise ValueError(f"{option} must have at least one number. Got none.")
-    return tuple(dict.fromkeys(found))
 
 
 def _print(out: Any, found: "Study", folder: Path) -> None:

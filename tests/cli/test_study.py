@@ -61,7 +61,7 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     assert "'logistic'" in error
     assert hint == (
         "hint: the studies are logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures, "
-        "hyperparameters, collapse, temperature."
+        "hyperparameters, collapse, temperature, penalties."
     )
 
 

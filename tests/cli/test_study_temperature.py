@@ -5,8 +5,9 @@ import json
 import pytest
 
 from posterity.cli.study_temperature import temperature
+from posterity.studies import groups
 from posterity.studies import temperature as package
-from posterity.studies.temperature import Settings, runs
+from posterity.studies.temperature import Settings
 
 pytestmark = pytest.mark.cpu
 TINY = (
@@ -43,7 +44,7 @@ def test_the_table_the_folder_and_going_on(run, tmp_path):
 
 
 def test_an_interrupt_keeps_what_is_finished(run, tmp_path, monkeypatch):
-    write, count = runs.write_result, 0
+    write, count = groups.write_result, 0
 
     def stopping(*words):
         nonlocal count
@@ -52,7 +53,7 @@ def test_an_interrupt_keeps_what_is_finished(run, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         write(*words)
 
-    monkeypatch.setattr(runs, "write_result", stopping)
+    monkeypatch.setattr(groups, "write_result", stopping)
     assert run("study", "temperature", *TINY, "--out", tmp_path / "study").code == 130
     assert len(list((tmp_path / "study" / "runs").rglob("*.json"))) == 2
     result = run("study", "temperature", *TINY, "--out", tmp_path / "study")

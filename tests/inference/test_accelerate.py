@@ -104,7 +104,7 @@ def test_recorded_steps_are_plain_ones(method: Method, caplog: pytest.LogCapture
 @pytest.mark.cuda
 @pytest.mark.parametrize("method", [METHODS["map"], METHODS["mean field"]], ids=["map", "mean field"])
 @pytest.mark.parametrize("kind", ["batch norm", "members", "part"])
-def test_recorded_steps_of_other_problems(method: Method, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_recorded_actual_step_size_other_problems(method: Method, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     members = po.Tempering(1.0, torch.tensor([1.0, 0.3], device="cuda"))
     joint = {
         "batch norm": lambda: problem(norms()),

@@ -59,6 +59,13 @@ def test_the_small_net_takes_images_of_several_sizes(channels, side):
     assert ConvNet(in_channels=channels, width=3)(torch.zeros(2, channels, side, side)).shape == (2, 10)
 
 
+def test_the_small_net_has_biases_in_place_of_batch_norm():
+    kinds = [type(layer) for layer in ConvNet(width=2, batch_norm=False)]
+    assert (kinds.count(nn.Conv2d), kinds.count(nn.BatchNorm2d)) == (6, 0)
+    assert all(layer.bias is not None for layer in ConvNet(width=2, batch_norm=False) if isinstance(layer, nn.Conv2d))
+    assert all(layer.bias is None for layer in ConvNet(width=2) if isinstance(layer, nn.Conv2d))
+
+
 def test_the_small_net_is_cheap():
     assert round(products(ConvNet(), (3, 32, 32)) / 1e6) == 34
 
@@ -117,6 +124,7 @@ def test_members_give_what_each_gives_alone_at_once(make, train, caplog):
         (lambda: VGG(batch_norm=1), r"^VGG\.batch_norm must be True or False\. Got 1\.$"),
         (lambda: ConvNet(width=0), r"^ConvNet\.width must be a whole number of at least 1\. Got 0\.$"),
         (lambda: ConvNet(in_channels=True), r"^ConvNet\.in_channels must be"),
+        (lambda: ConvNet(batch_norm=None), r"^ConvNet\.batch_norm must be True or False\. Got None\.$"),
     ],
 )
 def test_odd_sizes_are_refused(make, message):

@@ -11,10 +11,12 @@ from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadData, BadFolder, Diverged
 from posterity.model.data import as_data
 from posterity.posteriors import Gaussian
-from posterity.studies.temperature import Settings, data, draw, log_grid, runs, temperature
+from posterity.studies.grids import log_grid
+from posterity.studies.groups import Result, own_orders
+from posterity.studies.temperature import Settings, data, draw, runs, temperature
 from posterity.studies.temperature.figures import against_eta, against_tau
 from posterity.studies.temperature.protocol import problem
-from posterity.studies.temperature.runs import Cell, Result
+from posterity.studies.temperature.runs import Cell
 from posterity.studies.temperature.study import Study, Width
 
 pytestmark = pytest.mark.cpu
@@ -100,7 +102,7 @@ def test_seeds_differ_and_temperatures_of_a_seed_begin_alike(tmp_path):
     starts = own.start([0, 0, 1], key)
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
-    orders = runs._orders([0, 0, 1])(key)
+    orders = own_orders(as_data(rows.train.pair), [0, 0, 1]).keys(key)
     assert orders[0].seed == orders[1].seed != orders[2].seed
     found = temperature(replace(TINY, widths=(3,), steps=1), rows, folder=tmp_path)
     assert len({one.scores["nll"] for one in found.results}) == len(found.results)

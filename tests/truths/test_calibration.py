@@ -34,7 +34,7 @@ def test_exact_samplers_are_calibrated(name, model):
 
 
 @pytest.mark.parametrize("kind", [Langevin, partial(SGLD, batch_size=5)])
-def test_small_steps_of_langevin_dynamics_are_nearly_calibrated_and_large_ones_are_not(kind):
+def test_small_actual_step_size_langevin_dynamics_are_nearly_calibrated_and_large_ones_are_not(kind):
     small, large = (kind(warmup=150, thin=25, step_size=size) for size in (0.03, 0.4))
     assert calibrate(small, MODELS["logistic"](), replicates=200, seed=2).smallest > 1e-4
     assert calibrate(large, MODELS["logistic"](), replicates=200, seed=2).smallest < 1e-4

@@ -3,7 +3,7 @@
 from posterity.studies.temperature.data import DATA_SETS
 from posterity.studies.temperature.figures import draw
 from posterity.studies.temperature.networks import ARCHITECTURES, Architecture
-from posterity.studies.temperature.protocol import METHODS, Settings, log_grid
+from posterity.studies.temperature.protocol import METHODS, Settings
 from posterity.studies.temperature.study import METRICS, Row, Study, temperature
 
 __all__ = [
@@ -16,6 +16,5 @@ __all__ = [
     "Settings",
     "Study",
     "draw",
-    "log_grid",
     "temperature",
 ]

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterity.datasets import TOYS, DataSet, LabelledData, cifar10, cifar10_test, load, mnist, mnist_test
-from posterity.errors import BadData, unknown
+from posterity.errors import unknown
 from posterity.numerics.random import Key
+from posterity.studies.rows import moments, split_rows
 
 IMAGES = ("mnist", "fashion-mnist", "cifar-10")
 DATA_SETS = (*IMAGES, "two-moons", "blobs")
@@ -51,18 +52,10 @@ def read_rows(
     variance 1 over the training rows. Foreign rows are scaled likewise.
     """
     whole = _data_set(name, seed)
-    train, held = whole.train, None
-    count = round(len(train) / 12) if held_out is None else held_out
-    if count:
-        if count >= len(train):
-            raise ValueError(f"held_out must leave some of the {len(train)} training rows. Got {count}.")
-        rest, held = whole.validation_split(count / len(train), seed)
-        train = rest.train
-    if rows is not None and rows > len(train):
-        raise ValueError(f"rows must be at most the {len(train)} training rows that are not held out. Got {rows}.")
-    train = LabelledData(train.inputs[:rows], train.targets[:rows])
+    count = round(len(whole.train) / 12) if held_out is None else held_out
+    train, held = split_rows(whole, rows=rows, held_out=count, seed=seed)
     other = _foreign(foreign, train.inputs, len(whole.test), seed)
-    mean, scale = _moments(train.inputs) if standard else (torch.zeros(()), torch.ones(()))
+    mean, scale = moments(train.inputs, "Use pixels 'raw'.") if standard else (torch.zeros(()), torch.ones(()))
 
     def prepared(inputs: Tensor) -> Tensor:
         scaled = ((inputs - mean) / scale).to(device, dtype)
@@ -109,13 +102,3 @@ def _foreign(name: str, like: Tensor, count: int, seed: int) -> Tensor:
         return images
     grey = images.mean(1, keepdim=True)
     return grey.expand(-1, like.shape[1], -1, -1).contiguous()
-
-
-def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation by channel, or by column of a table, shaped for the inputs."""
-    axes = [axis for axis in range(inputs.dim()) if axis != 1]
-    mean = inputs.double().mean(axes, keepdim=True)
-    scale = inputs.double().std(axes, keepdim=True)
-    if not bool((scale > 0).all()):
-        raise BadData("The training inputs do not vary in some channel, so they cannot be scaled. Use pixels 'raw'.")
-    return mean.float(), scale.float()

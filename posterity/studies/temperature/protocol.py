@@ -19,6 +19,8 @@ from posterity.numerics.adam import Adam
 from posterity.numerics.random import Key
 from posterity.numerics.schedules import Cosine
 from posterity.priors import Normal
+from posterity.studies.grids import log_grid, merged
+from posterity.studies.groups import first_weights
 from posterity.studies.temperature.data import DATA_SETS, FOREIGN, IMAGES, USUAL_FOREIGN, Rows, read_rows
 from posterity.studies.temperature.networks import ARCHITECTURES, Architecture
 
@@ -26,7 +28,6 @@ METHODS = ("bayes-by-backprop", "ivon", "sghmc")
 PIXELS = ("raw", "standard")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 LEAST_STEPS = 2000  # of a fit whose length is not given
-ALIKE = 1e-9  # relative: temperatures that differ by rounding are one
 SWEPT = ("widths", "etas", "taus", "seeds")  # what the numbers of a single fit do not depend on
 
 
@@ -130,11 +131,7 @@ class Settings:
         """All etas of a network of so many units, ascending; those that differ by rounding once."""
         usual = self.architecture.etas if not self.taus else None
         given = self.etas or (log_grid(*usual) if usual else ())
-        found: list[float] = []
-        for eta in (1.0, *given, *(tau * num_data / units for tau in self.all_taus)):
-            if nearest(found, eta) is None:
-                found.append(eta)
-        return tuple(sorted(found))
+        return merged((1.0, *given, *(tau * num_data / units for tau in self.all_taus)))
 
     def draws_of(self, units: int) -> int:
         """Draws for the predictions of a network of so many units."""
@@ -213,8 +210,7 @@ class Problem:
 
     def start(self, seeds: Sequence[int], key: Key) -> Tensor:
         """First weights, (P,) for one seed or a row for each."""
-        each = {seed: self.joint.fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
-        return each[seeds[0]] if len(seeds) == 1 else torch.stack([each[seed] for seed in seeds])
+        return first_weights(self.joint.fresh, seeds, key)
 
 
 def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
@@ -227,25 +223,3 @@ def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
     prior = Normal(math.sqrt(settings.prior_variance))
     joint = Joint(module, Categorical(), prior, len(rows.train))
     return Problem(width, joint, architecture.count(joint.network), rows)
-
-
-def nearest(etas: Sequence[float], eta: float) -> float | None:
-    """The one of them that is eta but for rounding, None where there is none."""
-    return next((one for one in etas if math.isclose(one, eta, rel_tol=ALIKE)), None)
-
-
-def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
-    """`count` numbers from `low` to `high` whose logarithms are evenly spaced; powers of ten come out as such.
-
-    >>> log_grid(0.01, 1.0, 3)
-    (0.01, 0.1, 1.0)
-    """
-    positive("log_grid: low", low)
-    positive("log_grid: high", high)
-    positive_whole("log_grid: count", count)
-    if low > high or (count == 1) != (low == high):
-        raise ValueError(f"log_grid: low must be below high, and count at least 2. Got {low:g}, {high:g}, {count}.")
-    if count == 1:
-        return (low,)
-    ratio = math.log10(high / low) / (count - 1)
-    return tuple(float(f"{low * 10 ** (ratio * place):.12g}") for place in range(count))

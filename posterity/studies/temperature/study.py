@@ -5,15 +5,16 @@ import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
 from posterity.model.data import as_data
+from posterity.studies.grids import mean_and_spread, nearest
+from posterity.studies.groups import Result
 from posterity.studies.temperature.data import Rows, describe_foreign
-from posterity.studies.temperature.protocol import Settings, nearest, problem
-from posterity.studies.temperature.runs import Cell, Result, Runs
+from posterity.studies.temperature.protocol import Settings, problem
+from posterity.studies.temperature.runs import Cell, Runs
 
 METRICS = {
     "accuracy": "acc.",
@@ -65,7 +66,7 @@ class Study:
     held_out: int
     classes: int
     widths: tuple[Width, ...]
-    results: tuple[Result, ...]
+    results: tuple[Result[Cell], ...]
     failed: tuple[Cell, ...] = ()
 
     def rows(self, width: Width) -> list[Row]:
@@ -182,12 +183,14 @@ def temperature(
     rows = settings.read() if rows is None else rows
     fingerprint = as_data(rows.train.pair).fingerprint()
     widths: list[Width] = []
-    results: list[Result] = []
+    results: list[Result[Cell]] = []
     failed: list[Cell] = []
     for width in settings.all_widths:
         own = problem(width, rows, settings)
         widths.append(Width(width, own.units, settings.temperatures(own.num_data, own.units)))
-        found, lost = Runs(own, folder, settings, report, fingerprint).results()
+        runs = Runs(own, folder, settings, report, fingerprint)
+        most = None if settings.inference(own.num_data).takes_members else 1
+        found, lost = runs.results(runs.cells(), most)
         results += found
         failed += lost
     held_out = 0 if rows.held_out is None else len(rows.held_out)
@@ -197,12 +200,3 @@ def temperature(
 def _as_json(row: Row) -> dict[str, Any]:
     scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
     return {**asdict(row), "scores": scores}
-
-
-def mean_and_spread(values: list[float]) -> tuple[float, float | None]:
-    """The mean, and the sample standard deviation, None for a single value.
-
-    >>> mean_and_spread([1.0, 2.0, 3.0])
-    (2.0, 1.0)
-    """
-    return fmean(values), stdev(values) if len(values) > 1 else None

@@ -1,0 +1,63 @@
+"""Grids of logarithms, and means over seeds."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from posterity.errors import positive, positive_whole
+
+ALIKE = 1e-9  # relative: numbers of a grid that differ by rounding are one
+
+
+def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
+    """`count` numbers from `low` to `high` whose logarithms are evenly spaced; powers of ten come out as such.
+
+    >>> log_grid(0.01, 1.0, 3)
+    (0.01, 0.1, 1.0)
+    """
+    positive("log_grid: low", low)
+    positive("log_grid: high", high)
+    positive_whole("log_grid: count", count)
+    if low > high or (count == 1) != (low == high):
+        raise ValueError(f"log_grid: low must be below high, and count at least 2. Got {low:g}, {high:g}, {count}.")
+    if count == 1:
+        return (low,)
+    ratio = math.log10(high / low) / (count - 1)
+    return tuple(float(f"{low * 10 ** (ratio * place):.12g}") for place in range(count))
+
+
+def half_power(value: float) -> float:
+    """The half power of ten nearest to a positive number, on the scale of logarithms.
+
+    >>> half_power(0.02), half_power(0.8)
+    (0.0316227766017, 1.0)
+    """
+    positive("half_power: value", value)
+    return float(f"{10.0 ** (round(2.0 * math.log10(value)) / 2.0):.12g}")
+
+
+def merged(values: Sequence[float]) -> tuple[float, ...]:
+    """The numbers, ascending; of those that differ by rounding the first.
+
+    >>> merged([2.0, 1.0, 2.0 + 1e-12])
+    (1.0, 2.0)
+    """
+    found: list[float] = []
+    for value in values:
+        if nearest(found, value) is None:
+            found.append(value)
+    return tuple(sorted(found))
+
+
+def nearest(values: Sequence[float], value: float) -> float | None:
+    """The one of them that is `value` but for rounding, None where there is none."""
+    return next((one for one in values if math.isclose(one, value, rel_tol=ALIKE)), None)
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and the sample standard deviation, None for a single value.
+
+    >>> mean_and_spread([1.0, 2.0, 3.0])
+    (2.0, 1.0)
+    """
+    return fmean(values), stdev(values) if len(values) > 1 else None

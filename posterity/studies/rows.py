@@ -1,0 +1,38 @@
+"""The rows of a study: those that train, those held out, and the test rows."""
+
+import torch
+from torch import Tensor
+
+from posterity.datasets import DataSet, LabelledData
+from posterity.errors import BadData
+
+
+def split_rows(
+    whole: DataSet, *, rows: int | None, held_out: int, seed: int
+) -> tuple[LabelledData, LabelledData | None]:
+    """Training rows, and `held_out` of them apart (None for none).
+
+    Those held out are chosen by the seed; the first `rows` of the others, in the order of the data set, train.
+    """
+    train, held = whole.train, None
+    if held_out:
+        if held_out >= len(train):
+            raise ValueError(f"held_out must leave some of the {len(train)} training rows. Got {held_out}.")
+        rest, held = whole.validation_split(held_out / len(train), seed)
+        train = rest.train
+    if rows is not None and rows > len(train):
+        raise ValueError(f"rows must be at most the {len(train)} training rows that are not held out. Got {rows}.")
+    return LabelledData(train.inputs[:rows], train.targets[:rows]), held
+
+
+def moments(inputs: Tensor, instead: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation by channel, or by column of a table, shaped for the inputs.
+
+    BadData where some do not vary; `instead` says what to do then.
+    """
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    mean = inputs.mean(axes, keepdim=True, dtype=torch.float64)
+    scale = inputs.double().std(axes, keepdim=True)
+    if not bool((scale > 0).all()):
+        raise BadData(f"The training inputs do not vary in some channel, so they cannot be scaled. {instead}")
+    return mean.float(), scale.float()
