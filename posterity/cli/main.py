@@ -15,6 +15,7 @@ from posterity.cli.doctor import doctor
 from posterity.cli.evaluate import evaluate
 from posterity.cli.fit import fit
 from posterity.cli.output import error_line, hint_line, log
+from posterity.cli.penalty import penalty
 from posterity.cli.plan import plan
 from posterity.cli.predict import predict
 from posterity.cli.study import study
@@ -24,7 +25,7 @@ USAGE = 2
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
-for verb in (compare, fit, predict, evaluate, plan, data, doctor):
+for verb in (compare, fit, predict, evaluate, plan, penalty, data, doctor):
     app.command()(verb)
 app.add_typer(study, name="study")
 

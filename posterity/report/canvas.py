@@ -51,9 +51,9 @@ def gentle(name: str, low: float, high: float) -> "Colormap":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write the figure as a PNG file, whole or not at all."""
+    """Write the figure in the format that the path ends in (.png, .pdf, .svg), whole or not at all."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.12)
+    figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), bbox_inches="tight", pad_inches=0.12)
     write_file(path, buffer.getvalue())
 
 

@@ -183,6 +183,15 @@ def test_points_know_the_normaliser_of_a_group() -> None:
     assert "variance 0.333333" in verdict.explanation
 
 
+def test_a_normaliser_beyond_the_largest_number_is_known_by_its_logarithm() -> None:
+    n = 400
+    found = to_prior(GroupLasso(), Dirac(), shape=(3, n))
+    log_sphere = math.log(2.0) + 0.5 * n * math.log(math.pi) - math.lgamma(0.5 * n)
+    assert found.satisfies_star
+    assert found.kappa == math.inf
+    torch.testing.assert_close(found.K, -(log_sphere + math.lgamma(n)))
+
+
 @given(scales, means, st.floats(0.1, 2.0), st.floats(-2.0, 2.0))
 @settings(deadline=None, max_examples=25)
 def test_an_unnamed_kl_to_a_normal_is_recognised(scale: float, mean: float, sigma: float, shift: float) -> None:

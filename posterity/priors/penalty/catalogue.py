@@ -10,6 +10,7 @@ from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.penalty.divergence import Divergence
 from posterity.priors.penalty.families import Family, Gaussian
+from posterity.priors.penalty.inversion.explanation import LARGEST
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.verdict import Verdict
 from posterity.priors.prior import Prior
@@ -51,7 +52,7 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
     subject = "one weight" if penalty.separates else f"one group of {size} weights, by its length"
     return Verdict(
         satisfies_star=True,
-        kappa=math.exp(log_kappa),
+        kappa=math.exp(log_kappa) if log_kappa < LARGEST else math.inf,  # as it may be for groups of hundreds
         K=0.0 - log_kappa,
         residual=0.0,
         noise_amplification=0.0,

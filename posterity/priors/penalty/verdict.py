@@ -16,8 +16,8 @@ Route = Literal["catalogue", "polynomial", "trigonometric", "spline", "fourier"]
 class Verdict:
     """Whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, and for which.
 
-    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges, nan where there is
-    no one A; `K` = -log kappa.
+    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges (or is beyond
+    the largest number: then `K` is finite), nan where there is no one A; `K` = -log kappa.
     `residual`: max |KL + K - r| over the grid. `noise_amplification`: by how much a small error of r grows in log
     alpha (0 where nothing was inverted numerically). `log_alpha`: t (...) -> log alpha(t) (...), normalised where
     kappa is finite (else A itself, or the closest that was found). `prior`: alpha as a prior of this library, where it

@@ -1,0 +1,228 @@
+"""What `posterity penalty` finds out about a penalty, ready to be told."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.cli.penalty_formulas import density_of_verdict, divergence_from, name_of
+from posterity.cli.penalty_words import asked_family, asked_penalty, asked_prior, asked_shape
+from posterity.numerics.layout import Layout
+from posterity.priors import GroupLasso, Prior
+from posterity.priors.penalty import Dirac, Divergence, Family, Gaussian, Penalty, Sum, Verdict, from_prior, to_prior
+from posterity.priors.penalty import GroupLasso as GroupPenalty
+
+_PLACES = (0.0, 0.5, 1.0, 2.0)
+_GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64)
+
+
+def finite(value: float) -> float | None:
+    """The number for JSON, which has no others."""
+    return value if math.isfinite(value) else None
+
+
+def read(
+    name: str | None, factor: float, prior: str | None, family: str | None, sigma: str | None, shape: str | None
+) -> "Reading":
+    """What a family makes of a penalty by name or formula, or of the one that a prior is."""
+    sizes = asked_shape(shape)
+    if prior is not None:
+        if factor != 1.0:
+            raise ValueError(f"--factor is for a PENALTY: a prior has its scale. Got {factor:g} with --prior.")
+        target = asked_prior(prior)
+        reader = asked_family(family, sigma, "gaussian")
+        penalty = from_prior(target, reader)
+        by_points = from_prior(target, Dirac())
+        kind = by_points.terms[0] if isinstance(by_points, Sum) else by_points
+        return Reading(kind, penalty, reader, sizes, True, to_prior(penalty, reader, shape=sizes))
+    assert name is not None
+    asked = asked_penalty(name, factor)
+    reader = asked_family(family, sigma, asked.reader)
+    if asked.kind.separates:
+        for scale in reader.scales:  # a formula that is not finite is a wrong formula, whoever reads it
+            asked.kind.each(_GRID, torch.full_like(_GRID, scale))
+    elif len(sizes) < 2:
+        raise ValueError(f"--shape must have at least two numbers, (out, in, kernel), for groups. Got '{shape}'.")
+    return Reading(asked.kind, asked.penalty, reader, sizes, False, to_prior(asked.penalty, reader, shape=sizes))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A penalty as a family reads it; `kind` is it without its factor, `shape` that of the weight tensor."""
+
+    kind: Penalty
+    penalty: Penalty
+    family: Family
+    shape: tuple[int, ...]
+    prior_given: bool
+    verdict: Verdict
+
+    @property
+    def points(self) -> bool:
+        """Whether posteriors without width read it."""
+        return isinstance(self.family, Dirac)
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """The shape of one group of weights; (1, 1) where each counts alone."""
+        if not isinstance(self.kind, GroupPenalty):
+            return (1, 1)
+        out, kernel = self.shape[0], math.prod(self.shape[2:])
+        sizes = {"rows": (1, self.shape[1] * kernel), "columns": (out, 1), "channels": (out * kernel, 1)}
+        return sizes[self.kind.over]
+
+    @cached_property
+    def nearest(self) -> Divergence | None:
+        """The KL that the penalty is but for K, or is near to; None for points, and where there is none."""
+        if self.points or self.prior_given:
+            return None
+        if isinstance(self.verdict.nearest, Divergence):
+            return self.verdict.nearest
+        try:
+            return Divergence(self.verdict.prior or self.penalty.prior(), self.family)
+        except ValueError:
+            return None
+
+    @cached_property
+    def alone(self) -> dict[float, Verdict]:
+        """Where a trained sigma leaves no prior: those that there are with sigma fixed."""
+        if self.verdict.satisfies_star or self.family.is_fixed:
+            return {}
+        found = {scale: to_prior(self.penalty, Gaussian(scale), shape=self.shape) for scale in self.family.scales}
+        return {scale: one for scale, one in found.items() if one.satisfies_star}
+
+    @property
+    def place(self) -> str:
+        """What the penalty is a function of."""
+        return "mu" if self.penalty.separates else "||mu_g||"
+
+    def headline(self) -> str:
+        """The finding in a line."""
+        if self.prior_given:
+            assert self.verdict.prior is not None
+            return f"prior {name_of(self.verdict.prior)}, as a penalty on {self.family}"
+        found = "a prior" if self.verdict.satisfies_star else "no prior"
+        return f"r = {self.penalty}, read by {self.family}: {found}"
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """All else in lines, each with a word before it."""
+        verdict = self.verdict
+        if not self.penalty.separates:
+            yield "groups", f"of {math.prod(self.group)} weights, in a tensor of shape {self.shape}"
+        if verdict.prior is not None:
+            yield "prior", name_of(verdict.prior)
+            yield "density", f"p(w) = {self.density or 'known by its values only'}"
+            yield "variance", self._variance_in_words(verdict.prior)
+        if self.prior_given:
+            yield "by points", str(from_prior(verdict.prior, Dirac()))  # type: ignore[arg-type]
+        if self.prior_given and not self.points:
+            yield "KL", f"r(mu, sigma) = {divergence_from(verdict.prior)}"  # type: ignore[arg-type]
+        if not self.prior_given:
+            yield "why" if verdict.prior is not None else "why not", verdict.explanation
+            if isinstance(verdict.nearest, Divergence):
+                yield "nearest", f"{verdict.nearest}: {divergence_from(verdict.nearest.target)}"
+            elif verdict.nearest is not None:
+                yield "nearest", str(verdict.nearest)
+            for scale, one in self.alone.items():
+                density = density_of_verdict(self.penalty, one, points=False) or "known by its values only"
+                yield f"sigma {scale:g}", f"p(w) = {density}"
+            yield "numbers", self._numbers()
+
+    @cached_property
+    def density(self) -> str | None:
+        """The formula of the prior's density, where it is known."""
+        return density_of_verdict(self.penalty, self.verdict, points=self.points)
+
+    def _numbers(self) -> str:
+        verdict = self.verdict
+        told = f"r = KL + K for one prior: {'yes' if verdict.satisfies_star else 'no'}"
+        if math.isfinite(verdict.K):
+            kappa = f"{verdict.kappa:.6g}" if math.isfinite(verdict.kappa) else f"exp({-verdict.K:.6g})"
+            told += f"; kappa {kappa}, K {verdict.K:.6g}"
+        elif math.isinf(verdict.kappa):
+            told += "; kappa infinite"
+        if math.isfinite(verdict.residual):
+            told += f", residual {verdict.residual:.2g}, noise amplification {verdict.noise_amplification:.2g}"
+        return f"{told}; route: {verdict.route}"
+
+    def variance(self, prior: Prior) -> float:
+        """That of one weight of a tensor of the shape."""
+        like = torch.zeros(math.prod(self.shape), dtype=torch.float64)
+        return float(prior.bound(Layout.of({"weight": self.shape})).variance(like)[0])
+
+    def _variance_in_words(self, prior: Prior) -> str:
+        value = self.variance(prior)
+        return f"{value:.6g} of one weight" if math.isfinite(value) else "none that is finite"
+
+    def values(self) -> list[tuple[float, list[float]]]:
+        """The penalty at some lengths of the mean, for each sigma."""
+        from posterity.report.penalties import penalty_along
+
+        places = torch.tensor(_PLACES, dtype=torch.float64)
+        columns = [penalty_along(self.penalty, places, scale, self.group).tolist() for scale in self.family.scales]
+        return [(place, list(row)) for place, row in zip(_PLACES, zip(*columns, strict=True), strict=True)]
+
+    def draw(self, path: Path) -> None:
+        """The penalty, the KL, and the density."""
+        from posterity.report.penalties import penalty_figure
+
+        of = "the prior"
+        priors: dict[str, Callable[[Tensor], Tensor]] = {}
+        if self.verdict.prior is not None:
+            priors = {of: partial(self._log_density, self.verdict.prior)}
+        elif self.alone:
+            of = "the priors of fixed scales"
+            priors = {f"$\\sigma$ = {scale:g}": one.log_alpha for scale, one in self.alone.items()}
+        elif self.nearest is not None:
+            of = "exp(-r) / Z"
+            priors = {of: partial(self._log_density, self.nearest.target)}
+        penalty_figure(
+            self.penalty,
+            self.family,
+            priors,
+            path,
+            nearest=self.nearest,
+            near_to="the prior" if self.verdict.satisfies_star else "exp(-r) / Z",
+            of=of,
+            group=self.group,
+            title=self.headline(),
+        )
+
+    def _log_density(self, prior: Prior, lengths: Tensor) -> Tensor:
+        if not isinstance(prior, GroupLasso):
+            return prior.log_prob(lengths.unsqueeze(-1))
+        size = math.prod(self.group)
+        theta = (lengths / math.sqrt(size)).unsqueeze(-1).expand(-1, size)
+        return prior.bound(Layout.of({"weight": self.group})).log_prob(theta)
+
+    def document(self) -> dict[str, Any]:
+        """All of it for JSON; numbers that are not finite are null."""
+        verdict, prior = self.verdict, self.verdict.prior
+        nearest = verdict.nearest
+        return {
+            "penalty": str(self.penalty),
+            "family": str(self.family),
+            "sigmas": [] if self.points else list(self.family.scales),
+            "shape": list(self.shape),
+            "satisfies_star": verdict.satisfies_star,
+            "kappa": finite(verdict.kappa),
+            "K": finite(verdict.K),
+            "residual": finite(verdict.residual),
+            "noise_amplification": finite(verdict.noise_amplification),
+            "route": verdict.route,
+            "explanation": verdict.explanation,
+            "prior": None
+            if prior is None
+            else {"name": name_of(prior), "density": self.density, "variance": finite(self.variance(prior))},
+            "nearest": None if nearest is None else str(nearest),
+            "kl": divergence_from(prior) if prior is not None and not self.points else None,
+            "priors_at_fixed_sigma": {
+                f"{scale:g}": density_of_verdict(self.penalty, one, points=False) for scale, one in self.alone.items()
+            },
+            "values": [{"mu": place, "r": row} for place, row in self.values()] if self.prior_given else None,
+        }

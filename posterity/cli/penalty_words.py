@@ -1,0 +1,162 @@
+"""What `posterity penalty` takes by name: penalties, priors, families, networks and rules."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from posterity.cli.expressions import expression
+from posterity.errors import positive, positive_whole, unknown
+from posterity.networks import MLP, VGG, ConvNet, LeNet, ResNet
+from posterity.priors import (
+    Cauchy,
+    EdgeOfChaos,
+    FanIn,
+    Glorot,
+    GroupLasso,
+    He,
+    Horseshoe,
+    Laplace,
+    Logistic,
+    Normal,
+    Prior,
+    ScaleRule,
+    StudentT,
+)
+from posterity.priors import penalty as pen
+
+PENALTIES: dict[str, pen.Penalty] = {
+    "l2": pen.SquaredL2(),
+    "l1": pen.L1(),
+    "rows": pen.GroupLasso("rows"),
+    "columns": pen.GroupLasso("columns"),
+    "channels": pen.GroupLasso("channels"),
+}
+PRIORS: dict[str, tuple[int, Callable[..., Prior]]] = {  # by the count of numbers after the colon
+    "normal": (1, Normal),
+    "laplace": (1, Laplace),
+    "student-t": (2, StudentT),
+    "cauchy": (1, Cauchy),
+    "logistic": (1, Logistic),
+    "horseshoe": (1, Horseshoe),
+    "rows": (1, lambda rate: GroupLasso(rate, "rows")),
+    "columns": (1, lambda rate: GroupLasso(rate, "columns")),
+    "channels": (1, lambda rate: GroupLasso(rate, "channels")),
+}
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "lenet": LeNet,
+    "cvnn": ConvNet,
+    "vgg19": lambda: VGG(19),
+    "resnet-20": lambda: ResNet(20),
+}
+RULES: dict[str, Callable[[], ScaleRule]] = {"fan-in": FanIn, "glorot": Glorot, "he": He}
+Reader = Literal["dirac", "gaussian"]
+
+
+class Asked(NamedTuple):
+    """A penalty by name or formula, without and with its factor, and the family that reads it where none is named."""
+
+    kind: pen.Penalty
+    penalty: pen.Penalty
+    reader: Reader
+
+
+def asked_penalty(text: str, factor: float) -> Asked:
+    """The penalty that was named or written, times its factor."""
+    positive("--factor", factor)
+    known = PENALTIES.get(text.strip().lower())
+    if known is not None:
+        return Asked(known, pen.Sum((known,), (factor,)), "dirac")
+    if text.strip().isidentifier() and text.strip() != "mu":
+        raise ValueError(f"{unknown('penalty', text.strip(), PENALTIES)} Or give a formula, as 'mu^4'.")
+    found = expression(text)
+    kind = pen.Function(found.value, found.text)
+    return Asked(kind, pen.Sum((kind,), (factor,)), "gaussian" if "sigma" in found.uses else "dirac")
+
+
+def asked_prior(text: str) -> Prior:
+    """The prior that NAME:NUMBERS names."""
+    name, colon, rest = text.strip().lower().partition(":")
+    if name not in PRIORS:
+        raise ValueError(unknown("prior", name, PRIORS))
+    count, make = PRIORS[name]
+    given = numbers("--prior", rest) if colon else ()
+    if len(given) != count:
+        wanted = "student-t:DEGREES,SCALE" if count == 2 else f"{name}:NUMBER"
+        raise ValueError(f"--prior must be {wanted}. Got '{text}'.")
+    for value in given:
+        positive("--prior's number", value)
+    return make(*given)
+
+
+def asked_family(name: str | None, sigma: str | None, otherwise: Reader) -> pen.Family:
+    """The family that reads the penalty: points, or Gaussians of one sigma or of several."""
+    if name is not None and name not in ("dirac", "gaussian"):
+        raise ValueError(unknown("family", name, ("dirac", "gaussian")))
+    reader = name or ("gaussian" if sigma is not None else otherwise)
+    if reader == "dirac":
+        if sigma is not None:
+            raise ValueError("--sigma is for --family gaussian: points have no width. Leave one of the two away.")
+        return pen.Dirac()
+    if sigma is None:
+        return pen.Gaussian()
+    scales = numbers("--sigma", sigma)
+    for value in scales:
+        positive("--sigma", value, "or several that differ")
+    return pen.Gaussian(scales)
+
+
+def asked_network(text: str) -> nn.Module:
+    """The network that was named, without memory for its weights: only shapes count."""
+    name, _, rest = text.strip().lower().partition(":")
+    with torch.device("meta"):
+        if name == "mlp":
+            sizes = whole_numbers("--net mlp", rest)
+            return MLP(sizes)
+        if name not in NETWORKS or rest:
+            names = unknown("network", text, NETWORKS)
+            raise ValueError(f"{names} Or mlp:784,300,10, with sizes from inputs to outputs.")
+        return NETWORKS[name]()
+
+
+def asked_rule(text: str) -> ScaleRule:
+    """The rule for variances that was named."""
+    name, _, rest = text.strip().lower().partition(":")
+    if name == "edge-of-chaos":
+        return asked_edge("--rule edge-of-chaos", rest)
+    if name not in RULES or rest:
+        raise ValueError(unknown("rule", text, (*RULES, "edge-of-chaos:tanh")))
+    return RULES[name]()
+
+
+def asked_edge(option: str, text: str) -> EdgeOfChaos:
+    """The edge of chaos of ACTIVATION or ACTIVATION,BIAS_VARIANCE."""
+    name, _, rest = text.partition(",")
+    if not name.strip():
+        raise ValueError(f"{option} needs an activation, as tanh or relu. Got none.")
+    return EdgeOfChaos(name.strip(), numbers(option, rest)[0] if rest else 0.0)
+
+
+def asked_shape(text: str | None) -> tuple[int, ...]:
+    """The shape of a weight tensor."""
+    return (10, 10) if text is None else whole_numbers("--shape", text)
+
+
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Positive whole numbers with commas between them."""
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{option} needs whole numbers with commas between them. Got '{text}'.") from error
+    for value in found:
+        positive_whole(option, value)
+    return found
+
+
+def numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError as error:
+        raise ValueError(f"{option} needs numbers with commas between them. Got '{text}'.") from error
