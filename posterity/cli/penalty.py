@@ -23,7 +23,9 @@ def penalty(
             show_default=False,
         ),
     ] = None,
-    factor: Annotated[float, typer.Option(metavar="X", help="What the penalty is multiplied with.")] = 1.0,
+    factor: Annotated[
+        float | None, typer.Option(metavar="X", help="What the penalty is multiplied with. Default: 1.")
+    ] = None,
     prior: Annotated[
         str | None,
         typer.Option(
@@ -55,11 +57,12 @@ def penalty(
         ),
     ] = None,
     rule: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAME", help="Prior variance of a layer: fan-in, glorot, he or edge-of-chaos:tanh (any activation)."
+            metavar="NAME",
+            help="Prior variance of a layer: fan-in (the default), glorot, he or edge-of-chaos:tanh (any activation).",
         ),
-    ] = "fan-in",
+    ] = None,
     rows: Annotated[
         int | None, typer.Option(metavar="N", help="Training rows, for lambda_Th = 1/N and weight decay.")
     ] = None,
@@ -87,10 +90,13 @@ def penalty(
             "Try 'posterity penalty l1', 'posterity penalty --prior laplace:0.5' or 'posterity penalty --help'.",
         )
     if edge_of_chaos is not None:
-        if net is not None:
-            raise UsageError(
-                "--edge-of-chaos has no layers to tell of.", f"Try 'penalty l2 --net {net} --rule edge-of-chaos:tanh'."
-            )
+        others = {"--factor": factor, "--family": family, "--sigma": sigma, "--shape": shape, "--net": net}
+        for option, value in {**others, "--rule": rule, "--rows": rows}.items():
+            if value is not None:
+                raise UsageError(
+                    f"{option} has no meaning with --edge-of-chaos, which is about networks of any width.",
+                    "Leave it out; for factors of layers try 'penalty l2 --net lenet --rule edge-of-chaos:tanh'.",
+                )
         _edge(edge_of_chaos, plot, as_json)
         return
     from posterity.cli.penalty_layers import layers_of
@@ -98,10 +104,11 @@ def penalty(
 
     with option_values("penalty"):
         _check_figure(plot)
-        reading = read(name, factor, prior, family, sigma, shape)
-        layers = None if net is None else layers_of(reading.kind, net, rule, rows)
-        if net is None and rows is not None:
-            raise ValueError("--rows is for --net, whose layers have factors. Name one, as --net lenet.")
+        for option, value in (("--rows", rows), ("--rule", rule)):
+            if net is None and value is not None:
+                raise ValueError(f"{option} is for --net, whose layers have factors. Name one, as --net lenet.")
+        reading = read(name, 1.0 if factor is None else factor, prior, family, sigma, shape)
+        layers = None if net is None else layers_of(reading.kind, net, rule or "fan-in", rows)
         if plot is not None:
             _drawn(lambda: reading.draw(plot))
     _tell(reading, layers, plot, as_json)

@@ -200,7 +200,9 @@ def test_the_edge_of_chaos(run, found, tmp_path, monkeypatch):
         (("l2", "--plot", "x.bmp"), "must be a .png, .pdf or .svg file"),
         (("l2", "--plot", "{file}/x.png"), "Cannot write"),
         (("--edge-of-chaos", "tahn"), "Unknown activation 'tahn'"),
-        (("--edge-of-chaos", "tanh", "--net", "lenet"), "no layers"),
+        (("--edge-of-chaos", "tanh", "--net", "lenet"), "--net has no meaning with --edge-of-chaos"),
+        (("--edge-of-chaos", "tanh", "--sigma", "1"), "--sigma has no meaning with --edge-of-chaos"),
+        (("l2", "--rule", "he"), "--rule is for --net"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line_and_a_hint(run, tmp_path, words, said):
