@@ -206,6 +206,12 @@ def test_what_is_no_function_of_mean_and_scale_is_refused(name: str) -> None:
         (lambda: Gaussian(-1.0), ValueError, "Gaussian.scale must be a positive number"),
         (lambda: Translation(), ValueError, "Give one of the two"),
         (lambda: Translation(lambda z: z), ValueError, "Translation.density must give a density"),
+        (
+            lambda: Translation(lambda z: (z.abs() < 1.0).double()),
+            ValueError,
+            "must not jump .* Let lowest or highest be",
+        ),
+        (lambda: Translation(lambda z: torch.exp(-z) * (z > 0.0)), ValueError, "between -?[0-9.e-]+ and 0.02"),
         (lambda: Translation(standard_moments=(1.0, 0.0, 1.0)), ValueError, "standard_entropy must be a number"),
         (lambda: Translation(standard_moments=(1.0, 2.0, 1.0), standard_entropy=0.0), ValueError, "positive variance"),
         (lambda: Tabulated(torch.zeros(13), 2.0), ValueError, "does not integrate"),
@@ -236,3 +242,32 @@ def test_families_agree_with_their_own_quadrature(scale: float) -> None:
     found = densities["normal"].characteristic(frequency, scale)
     torch.testing.assert_close(found, exact.characteristic(frequency, scale), rtol=1e-9, atol=1e-12)
     assert Dirac().is_fixed
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+@pytest.mark.parametrize(
+    ("density", "lowest", "highest", "moments", "entropy", "continuous"),
+    [
+        (torch.ones_like, -1.0, 1.0, (1.0, 0.0, 1.0 / 3.0, 0.0, 0.2), math.log(2.0), False),
+        (lambda z: (z.abs() < 1.0).float(), -1.0, 1.0, (1.0, 0.0, 1.0 / 3.0, 0.0, 0.2), math.log(2.0), False),
+        (lambda z: torch.exp(-z) * (z > 0.0), 0.0, 40.0, (1.0, 1.0, 2.0, 6.0, 24.0), 1.0, False),
+        (lambda z: z**5, 0.0, 1.0, tuple(6.0 / (6.0 + k) for k in range(5)), 5.0 / 6.0 - math.log(6.0), False),
+        (lambda z: torch.exp(-z.abs()), -40.0, 40.0, (1.0, 0.0, 2.0, 0.0, 24.0), 1.0 + math.log(2.0), True),
+    ],
+    ids=["uniform", "open uniform", "exponential", "power", "laplace"],
+)
+def test_densities_with_an_edge_have_their_moments_and_entropy(
+    density: object,
+    lowest: float,
+    highest: float,
+    moments: tuple[float, ...],
+    entropy: float,
+    continuous: bool,
+    scale: float,
+) -> None:
+    family = Translation(density, lowest, highest, scale=scale)  # type: ignore[arg-type]
+    tolerance = 3e-4 if continuous else 1e-9  # a kink within is left to the trapezoid rule
+    wanted = [scale**k * moment for k, moment in enumerate(moments)]
+    assert family.moments(scale, 4) == pytest.approx(wanted, rel=tolerance, abs=1e-12)
+    assert family.entropy(scale) == pytest.approx(entropy + math.log(scale), abs=tolerance)
+    assert family.is_continuous is continuous
