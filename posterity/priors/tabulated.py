@@ -110,18 +110,24 @@ class Tabulated(Independent):
         grid = torch.linspace(0.0, _FARTHEST, 401, dtype=torch.float64)
         sides = torch.stack([log_density(mean + sign * width * grid.sinh()) for sign in (-1.0, 1.0)])  # (2, 401)
         sides = torch.where(torch.isnan(sides), -math.inf, sides)
-        deep = (sides < sides.max() - _DEPTH).all(0).nonzero()
-        reach = float(grid[int(deep[0])]) if len(deep) else _FARTHEST
+        shallow = (sides >= sides.max() - _DEPTH) * torch.arange(len(grid))
+        ends = grid[(shallow.amax(1) + 1).clamp_max(len(grid) - 1)]  # (2,), from where on each side is deep enough
+        reach = float(ends.max())
         # A wave has any slope at the last node: over many e-folds of |x| it must fall as well.
         falls = (sides[:, -100:].mean(-1) - sides[:, -200:-100].mean(-1)) / float(grid[100])
-        if not len(deep) and bool((falls > -1.0).any()):
+        if bool(((falls > -1.0) & (shallow[:, -1] > 0)).any()):
             raise ValueError(
                 "Tabulated.of: the log density must fall faster than -log|x| on both sides, or it does not integrate. "
                 f"Got slopes {-float(falls[0]):.3g} and {float(falls[1]):.3g} in log|x|. Add a confining term."
             )
         nodes = torch.linspace(-1.0, 1.0, points, dtype=torch.float64) * reach
-        values = log_density(mean + width * nodes.sinh())
-        return Tabulated((values - values.max()).clamp_min(-1e9), reach, width, mean, kink=kink)
+        values = log_density(mean + width * nodes.clamp(-float(ends[0]), float(ends[1])).sinh())
+        values = (values - values.max()).clamp_min(-1e9)
+        for end in ends.flip(0):  # a side that is deep before the other goes on as a power, from there
+            last = int((nodes <= end).nonzero()[-1])
+            values[last:] = values[last] + torch.arange(points - last) * (values[last] - values[last - 1])
+            values = values.flip(0)
+        return Tabulated(values, reach, width, mean, kink=kink)
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
         """log p0(x), from the table."""

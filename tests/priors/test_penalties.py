@@ -151,6 +151,17 @@ def test_a_penalty_may_grow_beyond_the_largest_number() -> None:
     assert float(table.log_prob(torch.zeros(1).double())) == pytest.approx(-1.0 - math.log(0.8420488764), abs=1e-8)
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 20.0])
+def test_a_penalty_may_grow_much_faster_on_one_side(scale: float, sign: float) -> None:
+    """w = sign scale log(g) with g of a unit exponential: -log p is exp(x) - x, and Var x is pi^2 / 6."""
+    found = Function(lambda mu, nu: (sign * mu / scale).exp() - sign * mu / scale).prior()
+    assert found.standard_variance == pytest.approx(math.pi**2 / 6.0 * scale**2, rel=1e-6)
+    x = torch.tensor([[-30.0], [-3.0], [0.0], [1.0], [3.0]], dtype=torch.float64)
+    wanted = (x - x.exp()).squeeze(-1) - math.log(scale)
+    torch.testing.assert_close(found.log_prob(sign * scale * x), wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_members_of_a_divergence() -> None:
     together = torch.tensor([0.5, 2.0], dtype=torch.float64)
     for prior in (Normal(0.6, 0.4), Laplace(0.6), GroupLassoPrior(2.0)):
