@@ -282,6 +282,7 @@ def test_bad_input_is_refused(mu: Tensor, values: Tensor, members: list[Member],
     ("route", "match"),
     [
         ("catalogue", "looked up by to_prior"),
+        ("furier", "Unknown route 'furier'. Did you mean 'fourier'"),
         ("polynomial", "is no polynomial to the last digits"),
         ("trigonometric", "is no polynomial with cosines"),
     ],
