@@ -69,10 +69,15 @@ def to_prior(penalty: Penalty, family: Family, *, shape: tuple[int, ...] = (1, 1
     parts = penalty.parts if isinstance(penalty, Sum) else {penalty: 1.0}
     known = _known(parts, family)
     if known is not None:
-        return verdict_of_target(known, family)
+        return verdict_of_target(known, family, shape)
     if isinstance(family, Dirac):
         return verdict_of_points(penalty, shape)
     if any(isinstance(part, (L1, GroupLasso)) for part in parts):
+        if not family.is_continuous:
+            raise ValueError(
+                f"to_prior: the density of {family} has an edge, and can make the kink of {penalty} out of a log alpha "
+                "with jumps, which is not looked for. Give a density that falls to 0 at both ends, or read by Dirac()."
+            )
         return refused_means(penalty, family, shape)
     if not penalty.separates:
         raise ValueError(f"to_prior: {penalty} mixes groups of weights, which only its own family can read.")
