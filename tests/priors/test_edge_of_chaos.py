@@ -101,6 +101,18 @@ def test_activations_without_an_edge_are_explained(activation, bias_variance, wo
         EdgeOfChaos(activation, bias_variance)
 
 
+def test_an_edge_is_found_in_inference_mode():
+    with torch.inference_mode():
+        found = EdgeOfChaos(lambda x: torch.tanh(x), 0.05).weight_variance
+    assert found == EdgeOfChaos("tanh", 0.05).weight_variance
+
+
+def test_parameters_of_another_number_type_are_explained():
+    with pytest.raises(ValueError, match=r"float64.*module\.double\(\)"):
+        EdgeOfChaos(nn.PReLU())
+    assert EdgeOfChaos(nn.PReLU().double()).weight_variance == pytest.approx(2.0 / (1.0 + 0.25**2), rel=1e-9)
+
+
 def test_a_class_is_no_activation():
     with pytest.raises(TypeError, match="a function of a tensor"):
         EdgeOfChaos(nn.Tanh)
