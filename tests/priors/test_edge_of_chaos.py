@@ -145,6 +145,12 @@ def test_the_recursion_is_that_of_closed_forms(start):
         assert float(rectified.mean_field_correlation[layer]) == pytest.approx(r, rel=2e-5)
 
 
+def test_opposite_inputs_stay_opposite_under_an_odd_activation():
+    signals = signal_propagation("tanh", 1.5, width=50, depth=5, correlation=-1.0)
+    torch.testing.assert_close(signals.mean_field_correlation, -torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(signals.correlation, -torch.ones(6, dtype=torch.float64))
+
+
 def test_a_wide_network_follows_the_recursion():
     signals = signal_propagation("tanh", 1.5, 0.05, width=1000, depth=3, correlation=0.3, key=Key(3))
     assert float(signals.correlation[0]) == pytest.approx(0.3, rel=1e-12)
