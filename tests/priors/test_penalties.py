@@ -151,6 +151,15 @@ def test_a_penalty_may_grow_beyond_the_largest_number() -> None:
     assert float(table.log_prob(torch.zeros(1).double())) == pytest.approx(-1.0 - math.log(0.8420488764), abs=1e-8)
 
 
+@pytest.mark.parametrize("depth", [1.0, 100.0, 400.0])
+def test_two_narrow_wells_are_both_seen(depth: float) -> None:
+    found = Function(lambda mu, nu: depth * (mu.square() - 4.0).square(), "two wells").prior()
+    grid = torch.linspace(-4.0, 4.0, 400_001, dtype=torch.float64)
+    density = torch.exp(-depth * (grid.square() - 4.0).square())
+    wanted = float((density * grid.square()).sum() / density.sum())
+    assert found.standard_variance == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 20.0])
 def test_a_penalty_may_grow_much_faster_on_one_side(scale: float, sign: float) -> None:
@@ -201,6 +210,11 @@ def test_what_is_no_function_of_mean_and_scale_is_refused(name: str) -> None:
         (lambda: Function(lambda mu, nu: mu.tanh() ** 2, "tanh(w)^2").prior(), ValueError, "kappa is infinite"),
         (lambda: Function(lambda mu, nu: torch.zeros_like(mu)).factor(1.0, (1, 1)), ValueError, "kappa is infinite"),
         (lambda: Function(lambda mu, nu: -mu.square()).prior(), ValueError, "kappa is infinite"),
+        (
+            lambda: Function(lambda mu, nu: 1e4 * (mu.square() - 4.0).square(), "wells").prior(),
+            ValueError,
+            "too narrow for a table",
+        ),
         (lambda: QUARTIC.prior(torch.ones(2)), ValueError, "factor must be a number"),
         (lambda: SquaredL2().prior(-1.0), ValueError, "factor must be a positive number"),
         (lambda: L1().factor(0.0, (1, 2)), ValueError, "variance must be a positive number"),
