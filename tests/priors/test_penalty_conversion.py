@@ -280,6 +280,11 @@ def test_a_bounded_penalty_does_not_integrate() -> None:
             "reach must be at most 400 times",
         ),
         (lambda: to_prior(L1(), Translation(torch.ones_like, -1.0, 1.0)), ValueError, "has an edge, .* Dirac"),
+        (
+            lambda: to_prior(unnamed(Divergence(Logistic(0.4), Gaussian())), Gaussian(3.0)),
+            ValueError,
+            "reach must be at least 2 times .* Give reach=9",
+        ),
         (lambda: to_prior(L1(), Gaussian(0.3), reach=-1.0), ValueError, "reach must be a positive number"),
         (lambda: from_prior(0.5, Dirac()), TypeError, "needs a prior"),
         (lambda: from_prior(Normal(), None), TypeError, "needs a family"),

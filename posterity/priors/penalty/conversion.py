@@ -25,6 +25,7 @@ from posterity.priors.prior import Prior
 
 _POINTS = 161
 _MOST_POINTS = 1601
+_LEAST_REACH = 2.0
 
 
 def from_prior(prior: Prior, family: Family) -> Penalty:
@@ -119,7 +120,7 @@ def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict
     mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64)
     values = torch.stack([penalty.each(mu, torch.full_like(mu, member.scale)) for member in members])
     try:
-        return invert(mu, values, members)
+        found = invert(mu, values, members)
     except ValueError as error:
         if wanted <= _MOST_POINTS:
             raise
@@ -127,6 +128,13 @@ def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict
             f"to_prior: reach must be at most {_MOST_POINTS // 4} times the family's least standard deviation, "
             f"{finest:g}, for the grid to see it. Got {reach:g}. Give a shorter reach, or read by points, Dirac()."
         ) from error
+    widest = max(member.spread for member in members)
+    if found.route != "polynomial" and reach < _LEAST_REACH * widest:
+        raise ValueError(
+            f"to_prior: reach must be at least {_LEAST_REACH:g} times the family's standard deviation, {widest:g}, or "
+            f"the penalty is too smooth over the grid to tell its prior. Got {reach:g}. Give reach={3.0 * widest:g}."
+        )
+    return found
 
 
 def _varying_decay(factor: float, members: list[Member]) -> str:
