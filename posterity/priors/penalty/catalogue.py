@@ -11,6 +11,7 @@ from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.penalty.divergence import Divergence
 from posterity.priors.penalty.families import Family, Gaussian
+from posterity.priors.penalty.matching import NotIntegrable
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.verdict import Verdict
 from posterity.priors.prior import Prior
@@ -33,11 +34,14 @@ def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> V
 
 
 def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
-    """The reading by maximum a posteriori: alpha = exp(-r) / kappa, where that integrates."""
+    """The reading by maximum a posteriori: alpha = exp(-r) / kappa, where that integrates.
+
+    A ValueError where it may, but no prior of this library is it.
+    """
     try:
         prior = penalty.prior()
-    except ValueError as error:
-        return _refused(str(error), math.inf if penalty.separates else math.nan, None)
+    except NotIntegrable as error:
+        return _refused(str(error), math.inf, None)
     size = 1 if penalty.separates else _group_size(prior, shape)
     log_alpha = _log_density(prior, shape)
     zeros = torch.zeros(shape, dtype=torch.float64)

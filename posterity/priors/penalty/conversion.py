@@ -15,7 +15,7 @@ from posterity.priors.penalty.families import Dirac, Family, Gaussian
 from posterity.priors.penalty.group_lasso import GroupLasso
 from posterity.priors.penalty.inversion import Expansion, Member, invert, invert_expansions
 from posterity.priors.penalty.l1 import L1
-from posterity.priors.penalty.matching import checked_shape, density_of
+from posterity.priors.penalty.matching import NotIntegrable, checked_shape, density_of
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.squared_l2 import SquaredL2
 from posterity.priors.penalty.sum import Sum
@@ -154,6 +154,8 @@ def _with_table(found: Verdict, reach: float) -> Verdict:
     log_alpha = found.log_alpha if exact else extended(found.log_alpha, reach)
     try:
         return replace(found, prior=density_of(lambda w: -log_alpha(w), 1.0, "log alpha"))
-    except ValueError:
-        hint = f" Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
-        return replace(found, explanation=found.explanation + hint)
+    except NotIntegrable:
+        hint = f"Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
+    except ValueError as error:
+        hint = str(error)
+    return replace(found, explanation=f"{found.explanation} {hint}")

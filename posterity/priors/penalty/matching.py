@@ -16,6 +16,10 @@ _DOUBLINGS = 60
 _STEPS = 60
 
 
+class NotIntegrable(ValueError):
+    """exp(-r) has no finite integral."""
+
+
 def checked_shape(shape: tuple[int, ...]) -> None:
     """Raise a ValueError unless `shape` is that of a weight tensor."""
     if not isinstance(shape, (tuple, list)) or not shape:
@@ -39,7 +43,7 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
         try:
             found = Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink, points=points)
         except ValueError as error:
-            raise ValueError(
+            raise NotIntegrable(
                 f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
                 "Add a term that grows with |w|, such as SquaredL2."
             ) from error
