@@ -171,6 +171,10 @@ def test_a_penalty_may_grow_much_faster_on_one_side(scale: float, sign: float) -
     torch.testing.assert_close(found.log_prob(sign * scale * x), wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_a_function_may_work_in_place() -> None:
+    assert Function(lambda mu, nu: mu.mul_(mu)).prior().standard_variance == pytest.approx(0.5)
+
+
 def test_members_of_a_divergence() -> None:
     together = torch.tensor([0.5, 2.0], dtype=torch.float64)
     for prior in (Normal(0.6, 0.4), Laplace(0.6), GroupLassoPrior(2.0)):
