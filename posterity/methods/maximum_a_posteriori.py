@@ -39,14 +39,14 @@ class MAP(Method):
     is minus the (batch estimate of the) log density in nats per datum. With a N(0, s^2) prior it is training with
     weight decay 1 / s^2 on the summed loss; the likelihood's learnt noise is fitted along with the weights.
 
-    Under `Laplace` and `GroupLasso` priors (also as parts of `Layerwise`) the mode has weights that are exactly zero,
-    which gradient steps only circle. With `proximal` each step goes along the gradient of all that is smooth, to z,
-    and then to theta = argmin over w of sum of d_i (w_i - z_i)^2 / 2 - (pp / num_data) log p_k(w), p_k the part of the
-    prior with kinks and 1 / d the optimiser's step size (`Adam`: by weight, step_size / (sqrt(v^) + epsilon)). For
-    `Laplace` that is z moved towards the mean by (pp / num_data) / (scale d_i), and no further. For a group of
-    `GroupLasso`, with k = rate pp / num_data, it is zero if ||d z|| <= k, else w_i = d_i z_i / (d_i + k / ||w||). Steps
-    rest at stationary points of the log density and nowhere else. The trace has the fraction of "zeros" among weights,
-    and `model.pruned` the smaller network.
+    Under `Laplace` and `GroupLasso` priors, and tables with a kink such as that of an elastic net (also as parts of
+    `Layerwise`), the mode has weights that are exactly zero, which gradient steps only circle. With `proximal` each
+    step goes along the gradient of all that is smooth, to z, and then to theta = argmin over w of sum of d_i (w_i -
+    z_i)^2 / 2 - (pp / num_data) log p_k(w), p_k the part of the prior with kinks and 1 / d the optimiser's step size
+    (`Adam`: by weight, step_size / (sqrt(v^) + epsilon)). For `Laplace` that is z moved towards the mean by (pp /
+    num_data) / (scale d_i), and no further. For a group of `GroupLasso`, with k = rate pp / num_data, it is zero if ||d
+    z|| <= k, else w_i = d_i z_i / (d_i + k / ||w||). Steps rest at stationary points of the log density and nowhere
+    else. The trace has the fraction of "zeros" among weights, and `model.pruned` the smaller network.
 
     **Limit**: a local mode; `Adam` reaches it only with a schedule that goes to zero. Priors without kinks change
     nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in `Adam`, step_size /

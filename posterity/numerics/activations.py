@@ -40,8 +40,14 @@ def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callabl
             f"Got {shown(activation)}."
         )
     places = torch.tensor([[-1.5, 0.5, 1.0]], dtype=torch.float64)
-    with torch.no_grad():
-        values = activation(places.clone())
+    try:
+        with torch.no_grad():
+            values = activation(places.clone())
+    except RuntimeError as error:
+        raise ValueError(
+            f"An activation must take tensors of float64. Got an error: {str(error).splitlines()[0]} "
+            "Give a module with parameters as module.double()."
+        ) from error
     if not isinstance(values, Tensor) or values.shape != places.shape or not values.isfinite().all():
         raise ValueError(
             "An activation must give a finite number for each entry of its input. "
@@ -58,8 +64,8 @@ def slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     """
 
     def slope(values: Tensor) -> Tensor:
-        with torch.enable_grad():
-            leaf = values.detach().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = values.detach().clone().requires_grad_()  # a copy, since one made in inference mode has no graph
             outputs = function(leaf.clone())  # a copy, since it may work in place
             if not outputs.requires_grad:
                 return torch.zeros_like(values)

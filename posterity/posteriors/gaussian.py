@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.model.density import Density
-from posterity.model.inputs import Inputs, num_rows
+from posterity.model.inputs import Inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.precision import Precision
@@ -19,6 +19,8 @@ from posterity.posteriors.posterior import Posterior
 LARGE = {"cpu": 1 << 19, "cuda": 1 << 26}
 # Rows times draws that one pass takes: a processor is busy with one draw, and a GPU has room for their activations.
 AT_ONCE = {"cpu": 1, "cuda": 1 << 16}
+# Numbers of all these rows: large ones, images, have activations in proportion, and a batch size may be there for them.
+NUMBERS_AT_ONCE = 1 << 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +133,9 @@ class Gaussian(Posterior):
         assert isinstance(self.joint, Joint)
         joint, buffers = self.joint, self.buffers or None
         some = self._some(draws, key, self.mean, passing=not torch.is_grad_enabled())  # a graph keeps the weights
-        together = max(1, AT_ONCE.get(joint.device.type, 1) // max(1, num_rows(inputs)))
+        numbers = sum(value.numel() for value in named_tensors(inputs).values())
+        rows = AT_ONCE.get(joint.device.type, 1) // max(1, num_rows(inputs))
+        together = max(1, min(rows, NUMBERS_AT_ONCE // max(1, numbers)))
         parts: list[Tensor] = []
         for deviations in some:
             weights = self._moved(deviations)

@@ -42,7 +42,8 @@ class EdgeOfChaos(ScaleRule):
     **Limit**: wide layers. Expectations by the trapezoid rule, to 1e-10 for functions smooth but at zero; jumps of the
     slope elsewhere leave errors up to 1e-3. Not every activation has an edge at every `bias_variance`: ReLU has it
     at 0 alone, GELU and SiLU not at 0, softplus nowhere; that is a ValueError which says what there is. Biases are
-    not the rule's: give them `Normal(sqrt(bias_variance))`.
+    not the rule's: give them `Normal(sqrt(bias_variance))`. Posteriors are stored with rules of named activations
+    only; `FanIn(gain=sqrt(rule.weight_variance))` stands for one of a function.
 
     **Cost**: some hundred expectations of 2000 nodes once; then one number a tensor.
 

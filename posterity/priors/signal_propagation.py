@@ -103,7 +103,7 @@ def _next(
     variance = weight_variance * float(square) + bias_variance
     if variance == 0.0:
         return 0.0, c
-    return variance, min(1.0, (weight_variance * float(both) + bias_variance) / variance)
+    return variance, max(-1.0, min(1.0, (weight_variance * float(both) + bias_variance) / variance))
 
 
 def _drawn(

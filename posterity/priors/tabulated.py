@@ -10,11 +10,14 @@ from torch import Tensor
 
 from posterity.errors import positive, shown
 from posterity.numerics.random import Key
+from posterity.numerics.shrinkage import soft_threshold
 from posterity.priors.independent import Independent
+from posterity.priors.members import column
 
 _DEPTH = 1e5  # nats below the mode where a table may end: posteriors reach far below what draws do
 _FARTHEST = 20.0  # asinh of the farthest node, in widths, for tails that fall as a power
 _FEWEST = 13
+_FIRST = [-25.0, 48.0, -36.0, 16.0, -3.0]  # weights of 12 times the slope at the first of five equidistant values
 
 
 class _Table(NamedTuple):
@@ -39,8 +42,9 @@ class Tabulated(Independent):
 
     **Math**: w = mean + scale x. `log_density` (G,) is log p0(x) up to a constant at the nodes x = width sinh(t), for t
     equidistant between -`reach` and `reach`; between them it is a piecewise cubic in t with continuous slope, beyond
-    them linear in t, which is a power of |x|. With `kink` the slope may jump at x = 0. The constant that makes it
-    integrate to 1 is found here. `scale` is a number or (M,) with one for each member.
+    them linear in t, which is a power of |x|. With `kink` the slope may jump at x = 0; where it falls there, the part
+    of log p with a kink, by which `MAP(proximal=True)` steps, is -c |x| with c half the jump. The constant that makes
+    it integrate to 1 is found here. `scale` is a number or (M,) with one for each member.
 
     **Limit**: the density is exact at the nodes up to its constant, and in error by the fourth power of their distance
     between them (1e-9 for a log density of curvature 1 and 2001 nodes). Features narrower than `width` and away from
@@ -110,18 +114,24 @@ class Tabulated(Independent):
         grid = torch.linspace(0.0, _FARTHEST, 401, dtype=torch.float64)
         sides = torch.stack([log_density(mean + sign * width * grid.sinh()) for sign in (-1.0, 1.0)])  # (2, 401)
         sides = torch.where(torch.isnan(sides), -math.inf, sides)
-        deep = (sides < sides.max() - _DEPTH).all(0).nonzero()
-        reach = float(grid[int(deep[0])]) if len(deep) else _FARTHEST
+        shallow = (sides >= sides.max() - _DEPTH) * torch.arange(len(grid))
+        ends = grid[(shallow.amax(1) + 1).clamp_max(len(grid) - 1)]  # (2,), from where on each side is deep enough
+        reach = float(ends.max())
         # A wave has any slope at the last node: over many e-folds of |x| it must fall as well.
         falls = (sides[:, -100:].mean(-1) - sides[:, -200:-100].mean(-1)) / float(grid[100])
-        if not len(deep) and bool((falls > -1.0).any()):
+        if bool(((falls > -1.0) & (shallow[:, -1] > 0)).any()):
             raise ValueError(
                 "Tabulated.of: the log density must fall faster than -log|x| on both sides, or it does not integrate. "
                 f"Got slopes {-float(falls[0]):.3g} and {float(falls[1]):.3g} in log|x|. Add a confining term."
             )
         nodes = torch.linspace(-1.0, 1.0, points, dtype=torch.float64) * reach
-        values = log_density(mean + width * nodes.sinh())
-        return Tabulated((values - values.max()).clamp_min(-1e9), reach, width, mean, kink=kink)
+        values = log_density(mean + width * nodes.clamp(-float(ends[0]), float(ends[1])).sinh())
+        values = (values - values.max()).clamp_min(-1e9)
+        for end in ends.flip(0):  # a side that is deep before the other goes on as a power, from there
+            last = int((nodes <= end).nonzero()[-1])
+            values[last:] = values[last] + torch.arange(points - last) * (values[last] - values[last - 1])
+            values = values.flip(0)
+        return Tabulated(values, reach, width, mean, kink=kink)
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
         """log p0(x), from the table."""
@@ -129,6 +139,27 @@ class Tabulated(Independent):
         piece = self._table(x.device).pieces[cell]  # (..., 4)
         inside = piece[..., 0] + position * (piece[..., 1] + position * (piece[..., 2] + position * piece[..., 3]))
         return (inside + self._outer_slope(beyond) * beyond).to(x.dtype)
+
+    @property
+    def nonsmooth(self) -> bool:
+        """At the mean, where the slope falls there."""
+        return self._kink_slopes()[0] > 0.0
+
+    def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """log p(theta), and the gradient of log p + c |x|."""
+        value, grad = self.value_and_grad(theta)
+        half_jump, middle = self._kink_slopes()
+        if half_jump <= 0.0:
+            return value, grad
+        away, scale = theta - self.mean, column(self, "scale", theta.shape, theta)
+        return value, torch.where(away == 0, middle / scale, grad + half_jump / scale * away.sign())
+
+    def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
+        """Moved towards the mean by step c / scale, and no further."""
+        half_jump, _ = self._kink_slopes()
+        if half_jump <= 0.0:
+            return theta
+        return soft_threshold(theta, step * half_jump / column(self, "scale", theta.shape, theta), self.mean)
 
     def standard_precision(self, x: Tensor) -> Tensor:
         """Minus the second derivative of log p0, by the chain rule from that in t."""
@@ -194,9 +225,19 @@ class Tabulated(Independent):
         cached: tuple[float, float] | None = self.__dict__.get("_slopes")
         if cached is None:
             values = self.log_density.double().cpu()
-            weights = torch.tensor([-25.0, 48.0, -36.0, 16.0, -3.0], dtype=torch.float64) / (12.0 * self._spacing)
-            cached = float((weights * values[:5]).sum()), -float((weights * values[-5:].flip(0)).sum())
+            cached = _end_slope(values[:5]) / self._spacing, -_end_slope(values[-5:].flip(0)) / self._spacing
             self.__dict__["_slopes"] = cached
+        return cached
+
+    def _kink_slopes(self) -> tuple[float, float]:
+        """Half of the jump of -d log p0 / dx at 0, and the mean of its slopes on both sides; zeros without a kink."""
+        cached: tuple[float, float] | None = self.__dict__.get("_kinks")
+        if cached is None:
+            values, centre = self.log_density.double().cpu(), len(self.log_density) // 2
+            step = self._spacing * self.width  # dx at 0
+            right = _end_slope(values[centre : centre + 5]) / step
+            left = -_end_slope(values[centre - 4 : centre + 1].flip(0)) / step
+            cached = self.__dict__["_kinks"] = (0.5 * (left - right), 0.5 * (left + right)) if self.kink else (0.0, 0.0)
         return cached
 
     @property
@@ -216,6 +257,11 @@ class Tabulated(Independent):
                 return made  # made under a trace: it must not outlive it
             tables[device] = made
         return tables[device]
+
+
+def _end_slope(values: Tensor) -> float:
+    """The slope at the first of five values at unit distance."""
+    return float((torch.tensor(_FIRST, dtype=torch.float64) * values).sum()) / 12.0
 
 
 def _measure(prior: Tabulated) -> tuple[Tensor, Tensor, float]:
@@ -264,7 +310,7 @@ def _hermite_pieces(values: Tensor) -> Tensor:
     """Cubics through values at unit distance, with slopes from five of them: (n,) -> (n - 1, 4)."""
     slopes = torch.empty_like(values)
     slopes[2:-2] = (values[:-4] - 8.0 * values[1:-3] + 8.0 * values[3:-1] - values[4:]) / 12.0
-    for index, weights in enumerate(([-25.0, 48.0, -36.0, 16.0, -3.0], [-3.0, -10.0, 18.0, -6.0, 1.0])):
+    for index, weights in enumerate((_FIRST, [-3.0, -10.0, 18.0, -6.0, 1.0])):
         stencil = torch.tensor(weights, dtype=torch.float64) / 12.0
         slopes[index] = (stencil * values[:5]).sum()
         slopes[-1 - index] = -(stencil * values[-5:].flip(0)).sum()

@@ -432,3 +432,16 @@ def test_draws_as_members_of_one_pass_are_those_of_single_passes(monkeypatch):
     single = q.outputs(x, 5, Key(1))
     monkeypatch.setitem(po.posteriors.gaussian.AT_ONCE, x.device.type, 14)
     torch.testing.assert_close(q.outputs(x, 5, Key(1)), single, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("numbers", "calls"), [(1 << 25, 1), (2 * 7 * 16, 3), (1, 5)])
+def test_large_rows_are_not_run_together(numbers, calls, monkeypatch):
+    joint = po.Joint(torch.nn.Linear(16, 3), po.likelihoods.Categorical(), po.priors.Normal(), num_data=1)
+    q = Gaussian(joint, joint.initial(), DiagonalPrecision(torch.ones(joint.size)))
+    seen = []
+    inner = po.Joint.outputs
+    monkeypatch.setattr(po.Joint, "outputs", lambda *args: (seen.append(1), inner(*args))[1])
+    monkeypatch.setitem(po.posteriors.gaussian.AT_ONCE, q.mean.device.type, 1 << 16)
+    monkeypatch.setattr(po.posteriors.gaussian, "NUMBERS_AT_ONCE", numbers)
+    assert q.outputs(torch.zeros(7, 16), 5, Key(1)).shape == (5, 7, 3)
+    assert len(seen) == calls

@@ -101,6 +101,18 @@ def test_activations_without_an_edge_are_explained(activation, bias_variance, wo
         EdgeOfChaos(activation, bias_variance)
 
 
+def test_an_edge_is_found_in_inference_mode():
+    with torch.inference_mode():
+        found = EdgeOfChaos(lambda x: torch.tanh(x), 0.05).weight_variance
+    assert found == EdgeOfChaos("tanh", 0.05).weight_variance
+
+
+def test_parameters_of_another_number_type_are_explained():
+    with pytest.raises(ValueError, match=r"float64.*module\.double\(\)"):
+        EdgeOfChaos(nn.PReLU())
+    assert EdgeOfChaos(nn.PReLU().double()).weight_variance == pytest.approx(2.0 / (1.0 + 0.25**2), rel=1e-9)
+
+
 def test_a_class_is_no_activation():
     with pytest.raises(TypeError, match="a function of a tensor"):
         EdgeOfChaos(nn.Tanh)
@@ -131,6 +143,12 @@ def test_the_recursion_is_that_of_closed_forms(start):
         assert float(signals.mean_field_variance[layer]) == pytest.approx(q, rel=1e-10)
         assert float(signals.mean_field_correlation[layer]) == pytest.approx(c, rel=1e-10)
         assert float(rectified.mean_field_correlation[layer]) == pytest.approx(r, rel=2e-5)
+
+
+def test_opposite_inputs_stay_opposite_under_an_odd_activation():
+    signals = signal_propagation("tanh", 1.5, width=50, depth=5, correlation=-1.0)
+    torch.testing.assert_close(signals.mean_field_correlation, -torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(signals.correlation, -torch.ones(6, dtype=torch.float64))
 
 
 def test_a_wide_network_follows_the_recursion():

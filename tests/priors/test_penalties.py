@@ -151,6 +151,30 @@ def test_a_penalty_may_grow_beyond_the_largest_number() -> None:
     assert float(table.log_prob(torch.zeros(1).double())) == pytest.approx(-1.0 - math.log(0.8420488764), abs=1e-8)
 
 
+@pytest.mark.parametrize("depth", [1.0, 100.0, 400.0])
+def test_two_narrow_wells_are_both_seen(depth: float) -> None:
+    found = Function(lambda mu, nu: depth * (mu.square() - 4.0).square(), "two wells").prior()
+    grid = torch.linspace(-4.0, 4.0, 400_001, dtype=torch.float64)
+    density = torch.exp(-depth * (grid.square() - 4.0).square())
+    wanted = float((density * grid.square()).sum() / density.sum())
+    assert found.standard_variance == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("scale", [0.3, 1.0, 20.0])
+def test_a_penalty_may_grow_much_faster_on_one_side(scale: float, sign: float) -> None:
+    """w = sign scale log(g) with g of a unit exponential: -log p is exp(x) - x, and Var x is pi^2 / 6."""
+    found = Function(lambda mu, nu: (sign * mu / scale).exp() - sign * mu / scale).prior()
+    assert found.standard_variance == pytest.approx(math.pi**2 / 6.0 * scale**2, rel=1e-6)
+    x = torch.tensor([[-30.0], [-3.0], [0.0], [1.0], [3.0]], dtype=torch.float64)
+    wanted = (x - x.exp()).squeeze(-1) - math.log(scale)
+    torch.testing.assert_close(found.log_prob(sign * scale * x), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_function_may_work_in_place() -> None:
+    assert Function(lambda mu, nu: mu.mul_(mu)).prior().standard_variance == pytest.approx(0.5)
+
+
 def test_members_of_a_divergence() -> None:
     together = torch.tensor([0.5, 2.0], dtype=torch.float64)
     for prior in (Normal(0.6, 0.4), Laplace(0.6), GroupLassoPrior(2.0)):
@@ -190,6 +214,11 @@ def test_what_is_no_function_of_mean_and_scale_is_refused(name: str) -> None:
         (lambda: Function(lambda mu, nu: mu.tanh() ** 2, "tanh(w)^2").prior(), ValueError, "kappa is infinite"),
         (lambda: Function(lambda mu, nu: torch.zeros_like(mu)).factor(1.0, (1, 1)), ValueError, "kappa is infinite"),
         (lambda: Function(lambda mu, nu: -mu.square()).prior(), ValueError, "kappa is infinite"),
+        (
+            lambda: Function(lambda mu, nu: 1e4 * (mu.square() - 4.0).square(), "wells").prior(),
+            ValueError,
+            "too narrow for a table",
+        ),
         (lambda: QUARTIC.prior(torch.ones(2)), ValueError, "factor must be a number"),
         (lambda: SquaredL2().prior(-1.0), ValueError, "factor must be a positive number"),
         (lambda: L1().factor(0.0, (1, 2)), ValueError, "variance must be a positive number"),
@@ -206,6 +235,12 @@ def test_what_is_no_function_of_mean_and_scale_is_refused(name: str) -> None:
         (lambda: Gaussian(-1.0), ValueError, "Gaussian.scale must be a positive number"),
         (lambda: Translation(), ValueError, "Give one of the two"),
         (lambda: Translation(lambda z: z), ValueError, "Translation.density must give a density"),
+        (
+            lambda: Translation(lambda z: (z.abs() < 1.0).double()),
+            ValueError,
+            "must not jump .* Let lowest or highest be",
+        ),
+        (lambda: Translation(lambda z: torch.exp(-z) * (z > 0.0)), ValueError, "between -?[0-9.e-]+ and 0.02"),
         (lambda: Translation(standard_moments=(1.0, 0.0, 1.0)), ValueError, "standard_entropy must be a number"),
         (lambda: Translation(standard_moments=(1.0, 2.0, 1.0), standard_entropy=0.0), ValueError, "positive variance"),
         (lambda: Tabulated(torch.zeros(13), 2.0), ValueError, "does not integrate"),
@@ -236,3 +271,32 @@ def test_families_agree_with_their_own_quadrature(scale: float) -> None:
     found = densities["normal"].characteristic(frequency, scale)
     torch.testing.assert_close(found, exact.characteristic(frequency, scale), rtol=1e-9, atol=1e-12)
     assert Dirac().is_fixed
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+@pytest.mark.parametrize(
+    ("density", "lowest", "highest", "moments", "entropy", "continuous"),
+    [
+        (torch.ones_like, -1.0, 1.0, (1.0, 0.0, 1.0 / 3.0, 0.0, 0.2), math.log(2.0), False),
+        (lambda z: (z.abs() < 1.0).float(), -1.0, 1.0, (1.0, 0.0, 1.0 / 3.0, 0.0, 0.2), math.log(2.0), False),
+        (lambda z: torch.exp(-z) * (z > 0.0), 0.0, 40.0, (1.0, 1.0, 2.0, 6.0, 24.0), 1.0, False),
+        (lambda z: z**5, 0.0, 1.0, tuple(6.0 / (6.0 + k) for k in range(5)), 5.0 / 6.0 - math.log(6.0), False),
+        (lambda z: torch.exp(-z.abs()), -40.0, 40.0, (1.0, 0.0, 2.0, 0.0, 24.0), 1.0 + math.log(2.0), True),
+    ],
+    ids=["uniform", "open uniform", "exponential", "power", "laplace"],
+)
+def test_densities_with_an_edge_have_their_moments_and_entropy(
+    density: object,
+    lowest: float,
+    highest: float,
+    moments: tuple[float, ...],
+    entropy: float,
+    continuous: bool,
+    scale: float,
+) -> None:
+    family = Translation(density, lowest, highest, scale=scale)  # type: ignore[arg-type]
+    tolerance = 3e-4 if continuous else 1e-9  # a kink within is left to the trapezoid rule
+    wanted = [scale**k * moment for k, moment in enumerate(moments)]
+    assert family.moments(scale, 4) == pytest.approx(wanted, rel=tolerance, abs=1e-12)
+    assert family.entropy(scale) == pytest.approx(entropy + math.log(scale), abs=tolerance)
+    assert family.is_continuous is continuous

@@ -192,6 +192,20 @@ def test_a_normaliser_beyond_the_largest_number_is_known_by_its_logarithm() -> N
     torch.testing.assert_close(found.K, -(log_sphere + math.lgamma(n)))
 
 
+def test_the_kl_to_a_group_prior_gives_the_density_of_a_group() -> None:
+    verdict = to_prior(from_prior(GroupLassoPrior(3.0), Gaussian()), Gaussian(), shape=(5, 2))
+    lengths = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    torch.testing.assert_close(verdict.log_alpha(lengths), -3.0 * lengths - math.log(2.0 * math.pi / 9.0))
+    assert "variance 0.333333" in verdict.explanation
+
+
+def test_a_density_too_narrow_for_a_table_is_one_all_the_same() -> None:
+    verdict = to_prior(Function(lambda mu, nu: 1e4 * (mu.square() - 4.0).square()), Gaussian(1e-3))
+    assert verdict.satisfies_star
+    assert verdict.prior is None
+    assert "too narrow for a table" in verdict.explanation
+
+
 @given(scales, means, st.floats(0.1, 2.0), st.floats(-2.0, 2.0))
 @settings(deadline=None, max_examples=25)
 def test_an_unnamed_kl_to_a_normal_is_recognised(scale: float, mean: float, sigma: float, shift: float) -> None:
@@ -281,6 +295,15 @@ def test_a_bounded_penalty_does_not_integrate() -> None:
             ValueError,
             "reach must be at most 400 times",
         ),
+        (lambda: to_prior(L1(), Translation(torch.ones_like, -1.0, 1.0)), ValueError, "has an edge, .* Dirac"),
+        (
+            lambda: to_prior(unnamed(Divergence(Logistic(0.4), Gaussian())), Gaussian(3.0)),
+            ValueError,
+            "reach must be at least 2 times .* Give reach=9",
+        ),
+        (lambda: to_prior(Sum((L1(), GroupLasso())), Dirac()), ValueError, "no prior of this library .* not both"),
+        (lambda: to_prior(Function(lambda mu, nu: mu + torch.rand_like(mu)), Dirac()), ValueError, "two answers"),
+        (lambda: to_prior(Function(lambda mu, nu: mu.log()), Dirac()), ValueError, "must be finite"),
         (lambda: to_prior(L1(), Gaussian(0.3), reach=-1.0), ValueError, "reach must be a positive number"),
         (lambda: from_prior(0.5, Dirac()), TypeError, "needs a prior"),
         (lambda: from_prior(Normal(), None), TypeError, "needs a family"),

@@ -185,6 +185,17 @@ def test_kappa_of_polynomials_with_cosines(shift: float) -> None:
     GOLD.check("quadratic_plus_cosine.logZ", expansion_log_kappa(waves))
 
 
+@pytest.mark.parametrize("depth", [1.0, 1e3, 1e6, 1e8])
+@pytest.mark.parametrize("place", [4.0, 5.123])
+def test_kappa_of_narrow_wells(place: float, depth: float) -> None:
+    """The integral of exp(-depth (t^2 - place)^2), twice that over one of its wells."""
+    found = expansion_log_kappa(Expansion((-depth * place**2, 0.0, 2.0 * depth * place, 0.0, -depth)))
+    half = 12.0 / math.sqrt(8.0 * depth * place)
+    grid = torch.linspace(max(0.0, place**0.5 - half), place**0.5 + half, 100_001, dtype=torch.float64)
+    wanted = torch.logsumexp(-depth * (grid.square() - place).square(), dim=0) + (2.0 * (grid[1] - grid[0])).log()
+    assert found == pytest.approx(float(wanted), abs=1e-5)  # A loses digits: its terms are of the size of depth
+
+
 @pytest.mark.parametrize("amplitude", [0.3, 3.0, 30.0, 300.0])
 def test_kappa_of_high_waves(amplitude: float) -> None:
     """The integral of exp(-t^2 / 2 + A cos(2 pi t)): for high waves a sum over their peaks, each nearly Gaussian."""
@@ -282,6 +293,7 @@ def test_bad_input_is_refused(mu: Tensor, values: Tensor, members: list[Member],
     ("route", "match"),
     [
         ("catalogue", "looked up by to_prior"),
+        ("furier", "Unknown route 'furier'. Did you mean 'fourier'"),
         ("polynomial", "is no polynomial to the last digits"),
         ("trigonometric", "is no polynomial with cosines"),
     ],

@@ -19,6 +19,7 @@ from posterity.priors.penalty import (
     L1,
     GroupLasso,
     SquaredL2,
+    Sum,
     coupled_weight_decay,
     decoupled_weight_decay,
     factors_of,
@@ -231,6 +232,21 @@ def test_groups_carry_the_factors_of_penalties_that_are_no_weight_decay():
     assert [group["weight_decay"] for group in groups] == pytest.approx([0.0, 1.0 / 5000.0, 0.0])
     assert [group["factor"] for group in groups] == pytest.approx([math.sqrt(6.0) / 25.0, 0.0, math.sqrt(8.0) / 25.0])
     assert torch.optim.AdamW(groups).param_groups[0]["factor"] == groups[0]["factor"]
+
+
+def test_a_sum_of_one_kind_is_that_kind_with_a_factor():
+    twice = Sum((SquaredL2(),), (2.0,))
+    for rule in (FanIn(), {"0.weight": 3.0, "2.weight": 0.5}):
+        decays, wanted = (
+            [group["weight_decay"] for group in param_groups(small_net(), penalty, 20, factors)]
+            for penalty, factors in (
+                (twice, rule),
+                (SquaredL2(), rule if isinstance(rule, FanIn) else {name: 2.0 * own for name, own in rule.items()}),
+            )
+        )
+        assert decays == pytest.approx(wanted, rel=1e-12)
+    groups = Sum((GroupLasso("columns"),), (0.3,))
+    assert usual_factors(small_net(), groups) == usual_factors(small_net(), GroupLasso("columns"))
 
 
 def test_weight_decay_under_fan_in_is_the_number_of_inputs_over_that_of_rows():

@@ -1,5 +1,7 @@
 """Proximal steps of priors: members, step sizes by weight, blocks, and that no other point is better."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from posterity.numerics import Key
 from posterity.numerics.layout import Layout
-from posterity.priors import Cauchy, GroupLasso, Laplace, Layerwise, Normal, Prior, StudentT
+from posterity.priors import Cauchy, GroupLasso, Laplace, Layerwise, Normal, Prior, StudentT, Tabulated
 
 LAYOUT = Layout.of({"0.weight": (4, 3, 2, 2), "0.bias": (4,), "2.weight": (2, 4)})
 BLOCKS = Layerwise({"0.weight": GroupLasso(1.5, "channels"), "0.bias": Normal(0.5), "2.weight": Laplace(0.4, 0.1)})
@@ -105,7 +107,34 @@ def test_gradients_of_the_smooth_part_are_those_of_blocks_without_kinks(prior: P
     assert prior.nonsmooth
 
 
-@pytest.mark.parametrize("prior", [Normal(0.3), StudentT(4.0, 0.5), Cauchy(0.2), Layerwise.of(Normal(2.0))])
+@pytest.mark.parametrize("scale", [1.0, torch.tensor([0.5, 2.0])])
+@pytest.mark.parametrize("centre", [0.0, 0.7])
+def test_a_table_with_a_kink_is_split_into_a_laplace_and_a_smooth_part(centre: float, scale: float | Tensor) -> None:
+    """-log p is 2 |x| + 3 x^2 + 0.5 x for x = (w - centre) / scale."""
+    prior = Tabulated.of(lambda x: -2.0 * x.abs() - 3.0 * x.square() - 0.5 * x, width=0.4, kink=True)
+    prior = replace(prior, mean=centre, scale=scale)
+    theta = normal(9, 2, LAYOUT.size) + centre
+    theta[:, :5] = centre
+    x = (theta - centre) / torch.as_tensor(scale).reshape(-1, 1)
+    value, grad = prior.smooth_value_and_grad(theta)
+    torch.testing.assert_close(value, prior.log_prob(theta))
+    torch.testing.assert_close(grad * torch.as_tensor(scale).reshape(-1, 1), -6.0 * x - 0.5, rtol=1e-5, atol=1e-6)
+    laplace = Laplace(torch.as_tensor(scale, dtype=torch.float64) / 2.0, centre)
+    torch.testing.assert_close(prior.proximal(theta, 0.3), laplace.proximal(theta, 0.3), rtol=1e-7, atol=1e-8)
+    assert prior.nonsmooth
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        Normal(0.3),
+        StudentT(4.0, 0.5),
+        Cauchy(0.2),
+        Layerwise.of(Normal(2.0)),
+        Tabulated.of(lambda x: -(x**4)),
+        Tabulated.of(lambda x: x.abs() - x.square(), kink=True),  # a dip, at which no mode lies
+    ],
+)
 def test_priors_without_kinks_leave_theta_to_the_gradient(prior: Prior) -> None:
     bound, theta = prior.bound(LAYOUT), normal(8, LAYOUT.size)
     assert not bound.nonsmooth

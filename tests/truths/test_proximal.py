@@ -15,6 +15,7 @@ from posterity.methods import MAP
 from posterity.networks import MLP
 from posterity.numerics import SGD, Adam, Cosine, Key, Optimizer
 from posterity.priors import GroupLasso, Laplace, Layerwise, Normal, Prior
+from posterity.priors.penalty import L1, SquaredL2, Sum
 
 ROWS, COLUMNS = 60, 8
 FITS = {
@@ -78,6 +79,18 @@ def test_lasso_of_orthogonal_rows_is_a_soft_threshold(fit: MAP) -> None:
     found = fitted(fit, Laplace(1.0 / rate), (x, y))
     torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-6)
     assert torch.equal(found == 0, expected == 0)
+    assert 0 < int((found == 0).sum()) < COLUMNS
+
+
+@every_fit
+def test_elastic_net_of_orthogonal_rows_shrinks_a_soft_threshold(fit: MAP) -> None:
+    x, y = orthogonal_rows(1)
+    rate, decay = 15.0, 20.0
+    least_squares = (x.T @ y / ROWS)[:, 0]
+    threshold = least_squares.sign() * (least_squares.abs() - rate / ROWS).clamp_min(0.0)
+    found = fitted(fit, Sum((L1(), SquaredL2()), (rate, decay)).prior(), (x, y))
+    torch.testing.assert_close(found, threshold / (1.0 + 2.0 * decay / ROWS), rtol=0.0, atol=1e-6)
+    assert torch.equal(found == 0, threshold == 0)
     assert 0 < int((found == 0).sum()) < COLUMNS
 
 

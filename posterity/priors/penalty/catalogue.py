@@ -1,6 +1,7 @@
 """Penalties whose prior is known, and those that are known to have none (theory 002-09)."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,44 +12,41 @@ from posterity.priors.laplace import Laplace
 from posterity.priors.penalty.divergence import Divergence
 from posterity.priors.penalty.families import Family, Gaussian
 from posterity.priors.penalty.inversion.explanation import LARGEST
+from posterity.priors.penalty.matching import NotIntegrable
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.verdict import Verdict
 from posterity.priors.prior import Prior
 
 
-def verdict_of_target(prior: Prior, family: Family) -> Verdict:
-    """That of the KL to a prior: it is this prior, with K = 0."""
+def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> Verdict:
+    """That of the KL to a prior: it is this prior, with K = 0; log alpha is of one weight, or of a group by length."""
     return Verdict(
         satisfies_star=True,
         kappa=1.0,
         K=0.0,
         residual=0.0,
         noise_amplification=0.0,
-        log_alpha=lambda t: prior.log_prob(t.unsqueeze(-1)),
+        log_alpha=_log_density(prior, shape),
         prior=prior,
-        explanation=f"The penalty is the KL of {family} to this prior. {variance_in_words(prior, (1, 1))}",
+        explanation=f"The penalty is the KL of {family} to this prior. {variance_in_words(prior, shape)}",
         nearest=None,
         route="catalogue",
     )
 
 
 def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
-    """The reading by maximum a posteriori: alpha = exp(-r) / kappa, where that integrates."""
+    """The reading by maximum a posteriori: alpha = exp(-r) / kappa, where that integrates.
+
+    A ValueError where it may, but no prior of this library is it.
+    """
     try:
         prior = penalty.prior()
-    except ValueError as error:
-        return _refused(str(error), math.inf if penalty.separates else math.nan, None)
-    bound = prior.bound(Layout.of({"weight": shape}))
+    except NotIntegrable as error:
+        return _refused(str(error), math.inf, None)
+    size = 1 if penalty.separates else _group_size(prior, shape)
+    log_alpha = _log_density(prior, shape)
     zeros = torch.zeros(shape, dtype=torch.float64)
-    size = 1 if penalty.separates else _group_size(bound, shape)
-    highest = float(bound.log_prob(zeros.reshape(-1))) * size / zeros.numel()  # of one weight, or of one group
-    log_kappa = -float(penalty(zeros)) * size / zeros.numel() - highest
-
-    def log_alpha(t: Tensor) -> Tensor:
-        if isinstance(bound, GroupLassoPrior):
-            return highest - float(bound.rate) * t.abs()
-        return prior.log_prob(t.unsqueeze(-1))
-
+    log_kappa = -float(penalty(zeros)) * size / zeros.numel() - float(log_alpha(zeros.new_zeros(())))
     subject = "one weight" if penalty.separates else f"one group of {size} weights, by its length"
     return Verdict(
         satisfies_star=True,
@@ -116,10 +114,20 @@ def _divergence_formula(divergence: Divergence) -> str:
     return f"{expected} - entropy + log Z"
 
 
+def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """t -> log p of a weight t, or of one group of a tensor of `shape` whose length is |t|."""
+    if not isinstance(prior, GroupLassoPrior):
+        return lambda t: prior.log_prob(t.unsqueeze(-1))
+    zeros = torch.zeros(math.prod(shape), dtype=torch.float64)
+    highest = float(prior.bound(Layout.of({"weight": shape})).log_prob(zeros)) * _group_size(prior, shape) / len(zeros)
+    return lambda t: highest - float(prior.rate) * t.abs()
+
+
 def _group_size(prior: Prior, shape: tuple[int, ...]) -> int:
     """n of a group-lasso prior, from Var = (n + 1) / rate^2."""
     assert isinstance(prior, GroupLassoPrior)
-    variance = float(prior.variance(torch.zeros(math.prod(shape), dtype=torch.float64))[0])
+    like = torch.zeros(math.prod(shape), dtype=torch.float64)
+    variance = float(prior.bound(Layout.of({"weight": shape})).variance(like)[0])
     return round(variance * float(prior.rate) ** 2) - 1
 
 

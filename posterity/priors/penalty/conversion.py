@@ -15,7 +15,7 @@ from posterity.priors.penalty.families import Dirac, Family, Gaussian
 from posterity.priors.penalty.group_lasso import GroupLasso
 from posterity.priors.penalty.inversion import Expansion, Member, invert, invert_expansions
 from posterity.priors.penalty.l1 import L1
-from posterity.priors.penalty.matching import checked_shape, density_of
+from posterity.priors.penalty.matching import NotIntegrable, checked_shape, density_of
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.squared_l2 import SquaredL2
 from posterity.priors.penalty.sum import Sum
@@ -25,6 +25,7 @@ from posterity.priors.prior import Prior
 
 _POINTS = 161
 _MOST_POINTS = 1601
+_LEAST_REACH = 2.0
 
 
 def from_prior(prior: Prior, family: Family) -> Penalty:
@@ -69,10 +70,15 @@ def to_prior(penalty: Penalty, family: Family, *, shape: tuple[int, ...] = (1, 1
     parts = penalty.parts if isinstance(penalty, Sum) else {penalty: 1.0}
     known = _known(parts, family)
     if known is not None:
-        return verdict_of_target(known, family)
+        return verdict_of_target(known, family, shape)
     if isinstance(family, Dirac):
         return verdict_of_points(penalty, shape)
     if any(isinstance(part, (L1, GroupLasso)) for part in parts):
+        if not family.is_continuous:
+            raise ValueError(
+                f"to_prior: the density of {family} has an edge, and can make the kink of {penalty} out of a log alpha "
+                "with jumps, which is not looked for. Give a density that falls to 0 at both ends, or read by Dirac()."
+            )
         return refused_means(penalty, family, shape)
     if not penalty.separates:
         raise ValueError(f"to_prior: {penalty} mixes groups of weights, which only its own family can read.")
@@ -114,7 +120,7 @@ def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict
     mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64)
     values = torch.stack([penalty.each(mu, torch.full_like(mu, member.scale)) for member in members])
     try:
-        return invert(mu, values, members)
+        found = invert(mu, values, members)
     except ValueError as error:
         if wanted <= _MOST_POINTS:
             raise
@@ -122,6 +128,13 @@ def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict
             f"to_prior: reach must be at most {_MOST_POINTS // 4} times the family's least standard deviation, "
             f"{finest:g}, for the grid to see it. Got {reach:g}. Give a shorter reach, or read by points, Dirac()."
         ) from error
+    widest = max(member.spread for member in members)
+    if found.route != "polynomial" and reach < _LEAST_REACH * widest:
+        raise ValueError(
+            f"to_prior: reach must be at least {_LEAST_REACH:g} times the family's standard deviation, {widest:g}, or "
+            f"the penalty is too smooth over the grid to tell its prior. Got {reach:g}. Give reach={3.0 * widest:g}."
+        )
+    return found
 
 
 def _varying_decay(factor: float, members: list[Member]) -> str:
@@ -141,6 +154,8 @@ def _with_table(found: Verdict, reach: float) -> Verdict:
     log_alpha = found.log_alpha if exact else extended(found.log_alpha, reach)
     try:
         return replace(found, prior=density_of(lambda w: -log_alpha(w), 1.0, "log alpha"))
-    except ValueError:
-        hint = f" Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
-        return replace(found, explanation=found.explanation + hint)
+    except NotIntegrable:
+        hint = f"Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
+    except ValueError as error:
+        hint = str(error)
+    return replace(found, explanation=f"{found.explanation} {hint}")

@@ -19,6 +19,7 @@ from posterity.priors.penalty.l1 import L1
 from posterity.priors.penalty.penalised import penalised, trained
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.squared_l2 import SquaredL2
+from posterity.priors.penalty.sum import kind_of
 from posterity.priors.prior import Prior
 from posterity.priors.scale_family import by_tensor
 
@@ -86,9 +87,10 @@ def usual_factors(net: nn.Module, penalty: Penalty) -> dict[str, float]:
     """
     _check_penalty("usual_factors", penalty)
     weights = penalised(net)
-    if not isinstance(penalty, GroupLasso):
+    kind, _ = kind_of(penalty)
+    if not isinstance(kind, GroupLasso):
         return dict.fromkeys(weights, 1.0)
-    squares = {name: penalty.factor(1.0, tuple(weight.parameter.shape)) ** 2 for name, weight in weights.items()}
+    squares = {name: kind.factor(1.0, tuple(weight.parameter.shape)) ** 2 for name, weight in weights.items()}
     return {name: sqrt(round(square) - 1) for name, square in squares.items()}  # a prior of rate 1 has variance n + 1
 
 

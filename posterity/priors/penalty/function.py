@@ -87,7 +87,7 @@ class Function(Penalty):
 
     def _evaluated(self, mean: Tensor, scale: Tensor) -> Tensor:
         try:
-            values = self.r(mean, scale)
+            values = self.r(mean.clone(), scale.clone())  # it may work in place
         except TypeError as error:
             raise TypeError(f"Function.r must take two tensors, mu and nu. Got an error: {error}.") from error
         if not isinstance(values, Tensor) or values.shape != mean.shape:

@@ -22,7 +22,8 @@ class GroupLasso(Penalty):
 
     Of a weight (out, in, *kernel) a group is, by `over`, the incoming weights of a neuron or output channel ("rows"),
     the outgoing weights of an input at one kernel position ("columns") or at all of them ("channels"). Each entry of a
-    tensor of one axis is a group of its own.
+    tensor of one axis is a group of its own. Where a convolution has groups, so that `in` counts those of each, columns
+    and channels run through inputs that stand at one place in all of them.
 
     >>> weight = torch.tensor([[3.0, -4.0], [0.0, 3.0]])
     >>> GroupLasso()(weight), GroupLasso("columns")(weight)

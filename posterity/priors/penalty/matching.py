@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,8 +10,14 @@ from torch import Tensor
 from posterity.errors import positive, positive_whole, shown
 from posterity.priors.tabulated import Tabulated
 
+_POINTS = (2001, 8001, 32001)  # of a table: the fewest of which every other one gives the same normaliser
+_MASS = 1e-5
 _DOUBLINGS = 60
 _STEPS = 60
+
+
+class NotIntegrable(ValueError):
+    """exp(-r) has no finite integral."""
 
 
 def checked_shape(shape: tuple[int, ...]) -> None:
@@ -32,13 +39,19 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
     exponent = float(factor)
     centre, width = _place(each, exponent)
     kink = _has_kink(each, centre, width)
-    try:
-        return Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink)
-    except ValueError as error:
-        raise ValueError(
-            f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
-            "Add a term that grows with |w|, such as SquaredL2."
-        ) from error
+    for points in _POINTS:
+        try:
+            found = Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink, points=points)
+        except ValueError as error:
+            raise NotIntegrable(
+                f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
+                "Add a term that grows with |w|, such as SquaredL2."
+            ) from error
+        if abs(replace(found, log_density=found.log_density[::2]).log_mass - found.log_mass) < _MASS:
+            return found
+    raise ValueError(
+        f"{name}: exp(-r) has features too narrow for a table of {points} nodes. Give a lower factor, or another r."
+    )
 
 
 def matched_factor(variance_of: Callable[[float], float], variance: float) -> float:

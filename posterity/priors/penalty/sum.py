@@ -67,8 +67,8 @@ class Sum(Penalty):
 
     def prior(self, factor: float | Tensor = 1.0) -> Prior:
         """That of the one term where there is one; else exp(-factor r) / Z by a table."""
-        if len(self.parts) == 1:
-            ((term, own),) = self.parts.items()
+        term, own = kind_of(self)
+        if term is not self:
             return term.prior(own * factor)
         if not self.separates:
             raise ValueError(
@@ -80,8 +80,8 @@ class Sum(Penalty):
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
         """That of the one term, over its own factor; else by bisection."""
         checked_shape(shape)
-        if len(self.parts) == 1:
-            ((term, own),) = self.parts.items()
+        term, own = kind_of(self)
+        if term is not self:
             return term.factor(variance, shape) / own
         like = torch.zeros(1, dtype=torch.float64)
         return matched_factor(lambda factor: float(self.prior(factor).variance(like)), variance)
@@ -90,3 +90,11 @@ class Sum(Penalty):
     def formula(self) -> str:
         """In plain text."""
         return " + ".join(str(term) if factor == 1.0 else f"{factor:g} {term}" for term, factor in self.parts.items())
+
+
+def kind_of(penalty: Penalty) -> tuple[Penalty, float]:
+    """The penalty and the factor that a sum of one kind of term is; any other penalty, and 1."""
+    if isinstance(penalty, Sum) and len(penalty.parts) == 1:
+        ((term, factor),) = penalty.parts.items()
+        return term, factor
+    return penalty, 1.0

@@ -16,6 +16,7 @@ from posterity.priors.penalty.factors import FAN_IN, lambda_theory, resolved
 from posterity.priors.penalty.penalised import trained
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.squared_l2 import SquaredL2
+from posterity.priors.penalty.sum import kind_of
 from posterity.priors.prior import Prior
 
 WIDE = Normal(10.0)  # for tensors that are not penalised: proper, and hardly felt
@@ -102,14 +103,14 @@ def param_groups(
             "param_groups: others must be a Normal of one scale and mean 0, which weight decay can be. "
             f"Got {shown(others)}."
         )
-    weight = float(strength) * lambda_theory(num_data)
+    weight, (kind, own) = float(strength) * lambda_theory(num_data), kind_of(penalty)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in trained(net).items():
         decay, factor = 0.0, 0.0
         if name not in factors:
             decay = lambda_theory(num_data) / float(others.scale) ** 2
-        elif isinstance(penalty, SquaredL2):
-            decay = 2.0 * weight * factors[name]
+        elif isinstance(kind, SquaredL2):
+            decay = 2.0 * weight * own * factors[name]
         else:
             factor = weight * factors[name]
         group = groups.setdefault((decay, factor), {"params": [], "names": [], "weight_decay": decay, "factor": factor})

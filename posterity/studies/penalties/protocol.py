@@ -95,10 +95,8 @@ class Settings:
     Fits take proximal steps with Nesterov's momentum, in step sizes that rise over a tenth of the run and fall on a
     cosine. A seed has its own first weights, order of the rows and changes of the images, which all its lambdas and
     both setups share. First weights are torch's, or without `batch_norm` normal of variance 2 / fan-in, by which
-    signals do not fade from layer to layer. Behind batch norm the length of a filter does not matter to the outputs, so
-    that filters shrink together and vanish in long runs only. Images are scaled to mean 0 and variance 1 by channel.
-    With `precision` "bf16" convolutions and products of training are computed in that type; weights and predictions
-    are of float32.
+    signals do not fade from layer to layer. Images are scaled to mean 0 and variance 1 by channel. With `precision`
+    "bf16" convolutions and products of training are computed in that type; weights and predictions are of float32.
     """
 
     data: str = "mnist"

@@ -32,7 +32,9 @@ def expansion_log_kappa(potential: Expansion) -> float:
     likely = grid[values >= values.max() - 2.0 * waves - _NATS]
     spacing = 2.0 * reach / (_POINTS - 1)
     low, upper = float(likely.min()) - spacing, float(likely.max()) + spacing
-    bend = sum(k**2 * math.hypot(*pair) for k, *pair in _waves(potential))  # a peak of exp(A) is as wide as its -1/2
+    curvature = Expansion(tuple(n * (n - 1) * value for n, value in enumerate(coefficients))[2:])
+    waving = sum(k**2 * math.hypot(*pair) for k, *pair in _waves(potential))
+    bend = waving + float(curvature(likely).abs().max())  # a peak of exp(A) is as wide as its -1/2
     points = min(max(_POINTS, math.ceil(4.0 * (upper - low) * math.sqrt(bend))), _MOST_POINTS)
     return _log_integral(potential, low, upper, points)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posterity.errors import shown
+from posterity.errors import shown, unknown
 from posterity.numerics.random import Key
 from posterity.priors.normal import Normal
 from posterity.priors.penalty.inversion.expansion import Expansion
@@ -45,7 +45,9 @@ def log_alpha_up_to_constant(expansion: Expansion, member: Member) -> Expansion:
 def invert(mu: Tensor, values: Tensor, members: Sequence[Member], route: Route | None = None) -> Verdict:
     """The verdict on r given by its values (V, N) at mu (N,), equidistant, one row for each of the V members.
 
-    Without `route` the exact ones are tried first (polynomial, then with cosines), then the spline.
+    Without `route` the exact ones are tried first (polynomial, then with cosines), then the spline. "fourier" is there
+    to compare with: what a penalty has that is below 1e-3 of its range it cannot see, so that it takes some for priors
+    that are none (Huber's at a width of 0.3). Whether there is a prior is for the others to say.
 
     >>> from posterity.priors.penalty.families import Gaussian
     >>> mu = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)
@@ -56,6 +58,8 @@ def invert(mu: Tensor, values: Tensor, members: Sequence[Member], route: Route |
     mu, values = _checked(mu, values, members)
     if route == "catalogue":
         raise ValueError("invert: the catalogue is looked up by to_prior. Give another route, or none.")
+    if route not in (None, *_ALLOWED):
+        raise ValueError(f"invert: {unknown('route', str(route), _ALLOWED)}")
     if route in (None, "polynomial"):
         found = _recognised(mu, values, recognise_polynomial)
         if found is not None or route is not None:
