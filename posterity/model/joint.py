@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch_likelihood import batch_log_likelihood
 from posterity.model.checks import check_finite, check_inputs, checked_patterns, example_output
 from posterity.model.data import Batch
+from posterity.model.in_turn import in_turn
 from posterity.model.inputs import Inputs
 from posterity.model.network import Buffers, Network
 from posterity.model.saved import like_saved
@@ -275,6 +276,9 @@ class Joint:
         """The tempered log-likelihood and the buffers; its gradient is added to `grad`, through views."""
         if theta.dim() == 1:
             return self._add_data_grad_at(Seat.at(self.network, theta, grad), batch, buffers, train)
+        if self.network.one_by_one:
+            ones = [partial(self.member(index)._add_data_grad, train=train) for index in range(len(theta))]
+            return in_turn(self.network, theta, batch, buffers, grad, ones)
         weights, raw = self.split(theta.detach())
         leaves = [view.requires_grad_() for view in self.network.views(weights)]
         places = self.network.views(grad[..., : self.num_weights])

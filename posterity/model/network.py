@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from posterity.errors import unknown
-from posterity.model.image_chain import image_chain
+from posterity.model.image_chain import ImageChain, image_chain
 from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.linear_chain import linear_chain
 from posterity.model.module import (
@@ -21,6 +20,7 @@ from posterity.model.module import (
     check_one_kind,
     copied,
     fresh_weights,
+    plain_attention,
     private,
     recurrent_rates,
     unique,
@@ -164,8 +164,17 @@ class Network:
 
     def member(self, index: int) -> "Network":
         """The network with the buffers of one member (itself when members share them)."""
-        own = {name: b[index] for name, b in self.buffers.items() if b.dim() > self._buffer_dims[name]}
-        return self.replace(buffers={**self.buffers, **own}) if own else self
+        shared = all(b.dim() == self._buffer_dims[name] for name, b in self.buffers.items())
+        return self if shared else self.replace(buffers=self.buffers_of(self.buffers, index))
+
+    def buffers_of(self, buffers: Buffers, index: int) -> Buffers:
+        """Those of one member, out of such with a leading axis M or without."""
+        return {name: b[index] if b.dim() > self._buffer_dims[name] else b for name, b in buffers.items()}
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether members are quicker one after the other than together: convolutions on a processor."""
+        return isinstance(self._chain, ImageChain) and self.device.type == "cpu"
 
     def matching(self, pattern: str) -> tuple[Slice, ...]:
         """The slices of theta that match a shell pattern such as `head.*` by any of the names of a tied weight."""
@@ -279,9 +288,9 @@ class Network:
         stacked = {
             name: b if b.dim() > self._buffer_dims[name] else b.expand(count, *b.shape) for name, b in buffers.items()
         }
-        if chain is not None and chain.takes(inputs, per_member):
+        if chain is not None and chain.takes(inputs, per_member) and not self.one_by_one:
             return self._call(weights, inputs, stacked, train, lambda rows: chain.run(rows, count, per_member))
-        if not self._refusals:
+        if not self._refusals and not self.one_by_one:
             try:
                 return self._mapped(weights, inputs, stacked, per_member, train)
             except (RuntimeError, ValueError) as error:
@@ -315,19 +324,14 @@ class Network:
     def _mapped(
         self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
-        """All members at once; without the fused attention kernels, for which vmap has no rule."""
+        """All members at once."""
         one = torch.func.vmap(
             lambda w, x, b: self._call(w, x, b, train),
             in_dims=(0, 0 if per_member else None, 0),
             randomness="same" if self._dropping else "error",
         )
-        fused = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            with sdpa_kernel(SDPBackend.MATH):
-                outputs, after = one(tuple(weights), inputs, buffers)
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fused)
+        with plain_attention():
+            outputs, after = one(tuple(weights), inputs, buffers)
         return outputs, after
 
     def _loop(

@@ -3,10 +3,14 @@ import torch
 from drawn import normal
 from torch import nn
 
+from posterity.likelihoods import Categorical
+from posterity.model import Joint, Tempering
+from posterity.model.data import Batch
 from posterity.model.image_chain import image_chain
 from posterity.model.network import Network
 from posterity.networks import LeNet, ResNet
 from posterity.numerics.random import Key
+from posterity.priors import Normal
 
 MEMBERS = 3
 
@@ -74,10 +78,12 @@ CHAINS = {
 }
 
 
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["together", "one by one"])
 @pytest.mark.parametrize("train", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("per_member", [False, True], ids=["shared rows", "rows of their own"])
 @pytest.mark.parametrize("make", CHAINS.values(), ids=CHAINS.keys())
-def test_members_have_outputs_gradients_and_statistics_of_the_module(make, per_member, train):
+def test_members_have_outputs_gradients_and_statistics_of_the_module(make, per_member, train, one_by_one, monkeypatch):
+    monkeypatch.setattr(Network, "one_by_one", one_by_one)
     torch.manual_seed(0)
     network = Network(make().double())
     assert network._chain is not None
@@ -98,6 +104,25 @@ def test_members_have_outputs_gradients_and_statistics_of_the_module(make, per_m
         for name, value in after.items():
             torch.testing.assert_close(buffers[name][index], value, rtol=1e-10, atol=1e-12)
     assert torch.equal(x, before)
+
+
+def test_members_in_turn_have_values_and_gradients_of_members_together(monkeypatch):
+    torch.manual_seed(0)
+    etas = torch.tensor([0.1, 1.0, 2.0], dtype=torch.float64)
+    joint = Joint(normalised().double(), Categorical(), Normal(), 50, Tempering.tempered(etas))
+    theta = joint.initial() + 0.3 * normal(Key(0), MEMBERS, joint.size)
+    buffers = {name: torch.stack([b, b + 1, b + 2]) for name, b in joint.network.buffers.items()}
+    for per_member in (False, True):
+        x = normal(Key(1), *((MEMBERS, 6, 1, 12, 12) if per_member else (6, 1, 12, 12)))
+        batch = Batch(x, torch.zeros(x.shape[:-3], dtype=torch.int64), per_member=per_member)
+        found = {}
+        for one_by_one in (False, True):
+            monkeypatch.setattr(Network, "one_by_one", one_by_one)
+            found[one_by_one] = joint.value_and_grad(theta, batch, buffers)
+        for together, in_turn in zip(found[False][:2], found[True][:2], strict=True):
+            torch.testing.assert_close(in_turn, together, rtol=1e-9, atol=1e-11)
+        for name, value in found[False][2].items():
+            torch.testing.assert_close(found[True][2][name], value, rtol=1e-10, atol=1e-12)
 
 
 def test_other_shapes_give_the_error_of_the_module():
