@@ -50,8 +50,8 @@ class MAP(Method):
 
     **Limit**: a local mode; `Adam` reaches it only with a schedule that goes to zero. Priors without kinks change
     nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in `Adam`, step_size /
-    epsilon, and is zero at once. Where batch norm follows, the length of a group hardly matters to the function: groups
-    shrink, and few vanish unless the penalty is strong or on the norm's own scales, too.
+    epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring
+    it there, step size by step size.
 
     **Cost**: one forward and one backward pass a step; two moments of the size of theta. A proximal step adds a few
     passes over theta, or some tens for `GroupLasso` with `Adam`.

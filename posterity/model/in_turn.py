@@ -17,8 +17,8 @@ def in_turn(
 ) -> tuple[Tensor, Buffers]:
     """Values (M,) and buffers of the members of theta (M, P), to whose gradients (M, P) each of `ones` adds its own.
 
-    It takes a member's theta (P,), batch, buffers and place for the gradient. A processor keeps what one member's
-    layers leave in its cache, which that of all members together does not fit into.
+    It takes a member's theta (P,), batch, buffers and place for the gradient. Only one member's activations are there
+    at a time.
     """
     buffers = network.buffers if buffers is None else buffers
     found = [

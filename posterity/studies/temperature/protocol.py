@@ -42,8 +42,7 @@ class Settings:
     of the rows; all its temperatures begin at the same weights. The noise of training is one for all fits.
 
     Predictions average over `draws` of the weights; with `neuron_draws`, at least over so many draws as make this many
-    times neurons: outputs that are averages over neurons then have the same Monte Carlo noise whatever the width. Where
-    it has collapsed to the prior, a narrow network's labels are else those of the noise.
+    times neurons: outputs that are averages over neurons then have the same Monte Carlo noise whatever the width.
 
     `steps`, or else `epochs`, is the length of a fit; without either as many epochs as is usual, and 2,000 steps at
     least. `sghmc` samples one chain, half of its steps as warm-up.
