@@ -25,6 +25,17 @@ class GroupLasso(Penalty):
     tensor of one axis is a group of its own. Where a convolution has groups, so that `in` counts those of each, columns
     and channels run through inputs that stand at one place in all of them.
 
+    **Math**: by points, exp(-lambda ||w_g||) / Z_n for each group of n weights; the variance of one is
+    (n + 1) / lambda^2, so that lambda = sqrt((n + 1) / v) for a variance v.
+
+    **Limit**: exact by points. On the means of Gaussians it is the KL to no prior: a KL is smooth in them.
+
+    **Cost**: one pass over the weights.
+
+    **References**: Yuan and Lin (2006), Model selection and estimation in regression with grouped variables.
+
+    **Example**:
+
     >>> weight = torch.tensor([[3.0, -4.0], [0.0, 3.0]])
     >>> GroupLasso()(weight), GroupLasso("columns")(weight)
     (tensor(8.), tensor(8.))

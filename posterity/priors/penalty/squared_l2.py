@@ -15,6 +15,17 @@ from posterity.priors.penalty.penalty import Penalty
 class SquaredL2(Penalty):
     """The sum of squares of all weights, r(w) = |w|^2.
 
+    **Math**: by points, exp(-lambda r) / Z is N(0, 1 / (2 lambda)), so that lambda = 1 / (2 v) for a variance v. On the
+    means of Gaussians of a fixed scale it is the KL to the same prior, up to a constant.
+
+    **Limit**: exact. With a scale that is trained it is the KL to no prior, since that has the scale in it.
+
+    **Cost**: one pass over the weights.
+
+    **References**: Bishop (2006), section 5.5.
+
+    **Example**:
+
     >>> import torch
     >>> SquaredL2()(torch.tensor([[3.0, -4.0]])), SquaredL2().prior(0.5).scale, SquaredL2().factor(1.0, (1, 2))
     (tensor(25.), 1.0, 0.5)
