@@ -1,12 +1,13 @@
 """`posterity study calibration`: whether methods are right on average over data that the model itself makes."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, words, write_results
+from posterity.cli.study_frame import Frame, Out, Seed, add_heading, one_thread, table, words
 
 if TYPE_CHECKING:
     from posterity.studies.calibration import Study
@@ -29,55 +30,44 @@ def calibration(
 ) -> None:
     """Simulation-based calibration: ranks of true values among posterior draws, all replicates in one batch."""
     from posterity.cli.errors import option_values
-    from posterity.cli.output import console, log, print_json
 
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("calibration", out, seed, quiet, as_json)
     from posterity.studies.calibration import calibration, check, draw
 
+    names, kinds = words(models), words(methods)
     with option_values("study calibration"):
-        check(words(models), words(methods), replicates, draws)
+        check(names, kinds, replicates, draws)
     with one_thread():
-        found = calibration(
-            words(models), words(methods), replicates, draws, seed, report=lambda line: log(line, quiet=quiet)
-        )
-        log(f"drawing into {out}", quiet=quiet)
-        figures = draw(found, out)
-    options = ["--models", ",".join(words(models)), "--methods", ",".join(words(methods))]
-    options += ["--replicates", str(replicates), "--draws", str(draws), "--seed", str(seed)]
-    document = write_results("calibration", out, options, figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), found, out)
+        found = calibration(names, kinds, replicates, draws, seed, report=frame.log)
+    options = {
+        "--models": ",".join(names),
+        "--methods": ",".join(kinds),
+        "--replicates": replicates,
+        "--draws": draws,
+    }
+    frame.finish(found, draw, _print, options)
 
 
-def _print(out: Any, found: "Study", folder: Path) -> None:
+def _print(out: Any, found: "Study") -> None:
     from rich.text import Text
 
     from posterity.studies.calibration.study import THRESHOLD
 
     one = found.rows[0].found
     out.print(Text(f"Ranks of true values among {one.draws} draws, {one.replicates:,} replicates", "bold"))
-    rows = table("", "smallest p", "of", "lag 1", "accepted", "")
-    for column in rows.columns:
-        column.no_wrap = True
-    last = None
-    for row in found.rows:
-        if row.model != last:
-            if last:
-                rows.add_section()
-            rows.add_row(Text(row.model, "bold"))
-            last = row.model
-        calibrated = row.found
-        rows.add_row(
-            f"  {row.method}",
-            f"{calibrated.smallest:.2g}",
-            row.worst,
-            f"{max(calibrated.autocorrelations.values()):.2f}",
-            "" if calibrated.accept is None else f"{calibrated.accept:.2f}",
-            Text("passes") if row.passes else Text("fails", "red"),
-        )
+    rows = table("", "smallest p", "of", "lag 1", "accepted", "", wrap=False)
+    for model, part in groupby(found.rows, lambda row: row.model):
+        add_heading(rows, model)
+        for row in part:
+            calibrated = row.found
+            rows.add_row(
+                f"  {row.method}",
+                f"{calibrated.smallest:.2g}",
+                row.worst,
+                f"{max(calibrated.autocorrelations.values()):.2f}",
+                "" if calibrated.accept is None else f"{calibrated.accept:.2f}",
+                Text("passes") if row.passes else Text("fails", "red"),
+            )
     out.print(rows)
     out.print(
         Text(
@@ -86,4 +76,3 @@ def _print(out: Any, found: "Study", folder: Path) -> None:
             "dim",
         )
     )
-    out.print(Text(f"figures and results.json: {folder}"), soft_wrap=True)

@@ -4,33 +4,25 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import Found, Frame, Out, Seed, one_thread, table
 
 
 def collapse(
     out: Out = Path("study-collapse"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
 ) -> None:
     """How wide networks fall back to their prior at eta = 1, and do not at eta = tau p/N: slopes against theory."""
-    from posterity.cli.output import console, log, print_json
-
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("collapse", out, seed, quiet, as_json)
     from posterity.studies.collapse import collapse, draw
 
     with one_thread():
-        found = collapse(seed, report=lambda line: log(line, quiet=quiet))
-        log(f"drawing into {out}", quiet=quiet)
-        figures = draw(found, out)
-    document = write_results("collapse", out, ["--seed", str(seed)], figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), document, out)
+        found = collapse(seed, report=frame.log)
+    frame.finish(found, draw, _print)
 
 
-def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+def _print(out: Any, found: Found) -> None:
     from rich.text import Text
 
+    document = found.document()
     out.print(Text("eta = 1: KL(q* || P0) of the network", "bold"))
     out.print(_by_width(document))
     out.print(_laws(document))
@@ -54,7 +46,6 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
     out.print()
     out.print(Text(f"Confidence of the averaged prediction, {document['confidence']['classes']} classes", "bold"))
     out.print(_confidence(document))
-    out.print(Text(f"figures and results.json: {folder}"), soft_wrap=True)
 
 
 def _by_width(document: dict[str, Any]) -> Any:

@@ -4,32 +4,24 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import Found, Frame, Out, Seed, one_thread, table
 
 
 def dropout(out: Out = Path("study-dropout"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False) -> None:
     """MC dropout on a curve and on two moons, all masks of a tiny network, the KL condition."""
-    from posterity.cli.output import console, log, print_json
-
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("dropout", out, seed, quiet, as_json)
     from posterity.studies.dropout import draw, dropout
 
-    log("computing: a curve, two moons, all masks, divergences", quiet=quiet)
+    frame.log("computing: a curve, two moons, all masks, divergences")
     with one_thread():
         found = dropout(seed)
-        log(f"drawing into {out}", quiet=quiet)
-        figures = draw(found, out)
-    document = write_results("dropout", out, ["--seed", str(seed)], figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), document, out)
+    frame.finish(found, draw, _print)
 
 
-def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+def _print(out: Any, found: Found) -> None:
     from rich.text import Text
 
+    document = found.document()
     curve, moons, tiny = document["regression"], document["classification"], document["enumeration"]
     out.print(Text(f"y = sin(x) + x, {curve['rows']} rows on 1 < |x| < 4: standard deviation of f", "bold"))
     out.print(_curves(curve))
@@ -53,7 +45,6 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
         f"{convention['weight_decay_of_the_same_model_with_squared_error']:.3e}",
         "KL of the exact predictive from the Gaussian with its moments: "
         f"{tiny['kl_from_the_moment_matched_gaussian']:.4f} nats",
-        f"figures and results.json: {folder}",
     )
     for line in lines:
         out.print(Text(line), soft_wrap=True)

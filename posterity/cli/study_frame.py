@@ -4,12 +4,13 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 
@@ -18,6 +19,72 @@ import posterity
 Out = Annotated[Path, typer.Option(metavar="FOLDER", help="Where figures and results.json go.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="Fixes everything random.")]
 GRID = "Numbers with commas between them, or low:high:count for an even grid of their logarithms."
+
+
+class Found(Protocol):
+    """What a study found."""
+
+    def document(self) -> dict[str, Any]:
+        """Every number of it, ready for JSON."""
+        ...
+
+
+F = TypeVar("F", bound=Found)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What is the same around every study; a seed or folder that cannot be used is refused before all else."""
+
+    name: str
+    folder: Path
+    seed: int
+    quiet: bool
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        check_folder(self.folder)
+
+    def log(self, line: str) -> None:
+        """A line about the progress."""
+        from posterity.cli.output import log
+
+        log(line, quiet=self.quiet)
+
+    def finish(
+        self,
+        found: F,
+        draw: Callable[[F, Path], Sequence[str]],
+        show: Callable[[Any, F], None],
+        options: Mapping[str, object] | None = None,
+    ) -> None:
+        """Draw, write results.json, and print it, or what `show` prints on a console.
+
+        `options` are those that, beside the folder and the seed, give these results again: a value of True stands for
+        a flag, one of None or False for an option that is not given.
+        """
+        from rich.text import Text
+
+        from posterity.cli.output import console, print_json
+
+        self.log(f"drawing into {self.folder}")
+        with one_thread():
+            figures = draw(found, self.folder)
+            numbers = found.document()
+        given = [
+            word
+            for name, value in {**(options or {}), "--seed": self.seed}.items()
+            if value is not None and value is not False
+            for word in ((name,) if value is True else (name, str(value)))
+        ]
+        document = write_results(self.name, self.folder, given, figures, numbers)
+        if self.as_json:
+            print_json(document)
+            return
+        out = console()
+        show(out, found)
+        out.print(Text(f"figures and results.json: {self.folder}"), soft_wrap=True)
 
 
 def check_seed(seed: int) -> None:
@@ -83,16 +150,25 @@ def _told(folder: Path) -> str:
     return folder.name if folder.is_absolute() else str(folder)
 
 
-def table(first: str, *numbers: str) -> Any:
-    """An empty table with one column of words and further ones of numbers."""
+def table(first: str, *numbers: str, wrap: bool = True) -> Any:
+    """An empty table with one column of words and further ones of numbers, whose text goes on in a next line or not."""
     from rich import box
     from rich.table import Table
 
     empty = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     empty.add_column(first, no_wrap=True)
     for heading in numbers:
-        empty.add_column(heading, justify="right")
+        empty.add_column(heading, justify="right", no_wrap=not wrap)
     return empty
+
+
+def add_heading(rows: Any, name: str) -> None:
+    """Begin a part of the table, under a bold name."""
+    from rich.text import Text
+
+    if rows.row_count:
+        rows.add_section()
+    rows.add_row(Text(name, "bold"))
 
 
 def words(text: str) -> tuple[str, ...]:

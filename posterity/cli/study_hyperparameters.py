@@ -1,13 +1,14 @@
 """`posterity study hyperparameters`: prior and noise by variational EM, against the best of a grid."""
 
 import os
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, words, write_results
+from posterity.cli.study_frame import Frame, Out, Seed, add_heading, one_thread, table, words
 
 if TYPE_CHECKING:
     from posterity.studies.hyperparameters import Study
@@ -28,10 +29,8 @@ def hyperparameters(
 ) -> None:
     """Prior and noise by variational EM, without held-out rows, against the best of 49 pairs on the test rows."""
     from posterity.cli.errors import option_values
-    from posterity.cli.output import console, log, print_json
 
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("hyperparameters", out, seed, quiet, as_json)
     from posterity.studies.hyperparameters import STEPS, check, default_settings, draw, hyperparameters
 
     jobs = (os.cpu_count() or 1) if jobs is None else jobs
@@ -40,41 +39,26 @@ def hyperparameters(
         settings = default_settings(STEPS if steps is None else steps, seed)
         check(names, kinds, splits, jobs)
     with one_thread():
-        found = hyperparameters(
-            names,
-            kinds,
-            folder=out,
-            splits=splits,
-            settings=settings,
-            jobs=jobs,
-            report=lambda line: log(line, quiet=quiet),
-        )
-    figures = draw(found, out)
-    options = ["--datasets", ",".join(names), "--methods", ",".join(kinds), "--steps", str(settings.steps)]
-    options += [] if splits is None else ["--splits", str(splits)]
-    document = write_results("hyperparameters", out, [*options, "--seed", str(seed)], figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), found, out)
+        found = hyperparameters(names, kinds, folder=out, splits=splits, settings=settings, jobs=jobs, report=frame.log)
+    options = {
+        "--datasets": ",".join(names),
+        "--methods": ",".join(kinds),
+        "--steps": settings.steps,
+        "--splits": splits,
+    }
+    frame.finish(found, draw, _print, options)
 
 
-def _print(out: Any, found: "Study", folder: Path) -> None:
+def _print(out: Any, found: "Study") -> None:
     from rich.text import Text
 
     out.print(Text("Prior and noise by variational EM, against the best of a grid", "bold"))
-    rows = table("", "best of grid", "variational EM", "difference", "splits")
-    for column in rows.columns:
-        column.no_wrap = True
-    last = None
-    for one in found.comparisons:
-        if one.data_set != last:
-            if last:
-                rows.add_section()
-            rows.add_row(Text(one.data_set, "bold"))
-            last = one.data_set
-        rows.add_row(f"  {one.method}", str(one.best), str(one.em), str(one.difference), str(one.splits))
+    rows = table("", "best of grid", "variational EM", "difference", "splits", wrap=False)
+    for data_set, part in groupby(found.comparisons, lambda one: one.data_set):
+        add_heading(rows, data_set)
+        for one in part:
+            rows.add_row(f"  {one.method}", str(one.best), str(one.em), str(one.difference), str(one.splits))
     out.print(rows)
     out.print(Text("Test NLL in units of the target, mean ± standard error over splits.", "dim"))
-    for line in (*found.notes(), f"figures and results.json: {folder}"):
+    for line in found.notes():
         out.print(Text(line), soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import GRID, Frame, Out, Seed, grid, one_thread, table, words
 
 if TYPE_CHECKING:
     from posterity.studies.images import Study
@@ -16,7 +16,7 @@ def images(
     data: Annotated[str, typer.Option(metavar="NAME", help="mnist or fashion-mnist.")] = "mnist",
     networks: Annotated[str, typer.Option(metavar="NAMES", help="Of mlp and lenet.")] = "mlp,lenet",
     etas: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Weights of the KL to choose from, with commas between them.")
+        str, typer.Option(metavar="GRID", help=f"Weights of the KL to choose from. {GRID}")
     ] = "1,0.5,0.3,0.2,0.1",
     seeds: Annotated[int, typer.Option(metavar="N", help="Fits of MAP and of the chosen eta.")] = 3,
     steps: Annotated[
@@ -30,39 +30,31 @@ def images(
 ) -> None:
     """Images by MAP and by mean-field inference, its KL weight chosen on held-out images; goes on where it stopped."""
     from posterity.cli.errors import option_values
-    from posterity.cli.output import console, log, print_json
 
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("images", out, seed, quiet, as_json)
     from posterity.cli.tasks import find_device
     from posterity.studies.images import Settings, check, draw, images
 
-    names = tuple(dict.fromkeys(word.strip() for word in networks.split(",") if word.strip()))
+    names = words(networks)
     with option_values("study images"):
-        settings = Settings(data, _numbers(etas), seeds=seeds, steps=steps, seed=seed, device=find_device(device).type)
+        settings = Settings(
+            data, grid("--etas", etas), seeds=seeds, steps=steps, seed=seed, device=find_device(device).type
+        )
         check(names)
     with one_thread():
-        found = images(names, folder=out, settings=settings, report=lambda line: log(line, quiet=quiet))
-        document = found.document()
-    figures = draw(found, out)
-    options = ["--data", data, "--networks", ",".join(names), "--etas", ",".join(f"{eta:g}" for eta in settings.etas)]
-    options += [] if steps is None else ["--steps", str(steps)]
-    options += ["--seeds", str(seeds), "--device", settings.device, "--seed", str(seed)]
-    document = write_results("images", out, options, figures, document)
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), found, out)
+        found = images(names, folder=out, settings=settings, report=frame.log)
+    options = {
+        "--data": data,
+        "--networks": ",".join(names),
+        "--etas": etas,
+        "--steps": steps,
+        "--seeds": seeds,
+        "--device": settings.device,
+    }
+    frame.finish(found, draw, _print, options)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(word) for word in text.split(",") if word.strip()))
-    except ValueError as error:
-        raise ValueError(f"--etas must be numbers with commas between them, as 1,0.1,0.01. Got '{text}'.") from error
-
-
-def _print(out: Any, found: "Study", folder: Path) -> None:
+def _print(out: Any, found: "Study") -> None:
     from rich.text import Text
 
     from posterity.studies.images import METRICS, NETWORKS
@@ -79,5 +71,5 @@ def _print(out: Any, found: "Study", folder: Path) -> None:
         out.print(rows)
     choice = f"eta chosen by the NLL of the first seed on {settings.held_out} held-out training images."
     out.print(Text(f"Mean ± standard deviation over {settings.seeds} seeds; {choice}", "dim"), soft_wrap=True)
-    for line in (*found.notes(), f"figures and results.json: {folder}"):
+    for line in found.notes():
         out.print(Text(line), soft_wrap=True)

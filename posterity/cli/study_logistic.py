@@ -4,34 +4,26 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import Found, Frame, Out, Seed, one_thread, table
 
 
 def logistic(
     out: Out = Path("study-logistic"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
 ) -> None:
     """Logistic regression by MAP, Laplace, variational and exact inference: figures and numbers in a folder."""
-    from posterity.cli.output import console, log, print_json
-
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("logistic", out, seed, quiet, as_json)
     from posterity.studies.logistic import draw, logistic
 
-    log("computing: fits, exact posterior, rays, three classes", quiet=quiet)
+    frame.log("computing: fits, exact posterior, rays, three classes")
     with one_thread():
         found = logistic(seed)
-        log(f"drawing into {out}", quiet=quiet)
-        figures = draw(found, out)
-    document = write_results("logistic", out, ["--seed", str(seed)], figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), document, out)
+    frame.finish(found, draw, _print)
 
 
-def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+def _print(out: Any, found: Found) -> None:
     from rich.text import Text
 
+    document = found.document()
     out.print(Text("Bayesian logistic regression, 10 rows, 2 weights", "bold"))
     out.print(_methods(document))
     out.print(Text("Error: distance from the exact posterior over the map. Far away: radius 30.", "dim"))
@@ -55,7 +47,6 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
         "three classes, mean distance from the exact softmax integral: mean-field probit "
         f"{classes['Laplace, mean-field probit']:.4f}, Monte Carlo {classes['Laplace, Monte Carlo']:.4f}, "
         f"MAP {classes['MAP']:.4f}",
-        f"figures and results.json: {folder}",
     )
     for line in lines:
         out.print(Text(line), soft_wrap=True)

@@ -4,35 +4,27 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import Found, Frame, Out, Seed, one_thread, table
 
 
 def mixtures(
     out: Out = Path("study-mixtures"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
 ) -> None:
     """EM and its bound on two clusters, labels, restarts, numbers of components, and the prior of a network."""
-    from posterity.cli.output import console, log, print_json
-
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("mixtures", out, seed, quiet, as_json)
     from posterity.studies.mixtures import draw, mixtures
 
     with one_thread():
-        found = mixtures(seed, report=lambda line: log(line, quiet=quiet))
-        log(f"drawing into {out}", quiet=quiet)
-        figures = draw(found, out)
-    document = write_results("mixtures", out, ["--seed", str(seed)], figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), document, out)
+        found = mixtures(seed, report=frame.log)
+    frame.finish(found, draw, _print)
 
 
-def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+def _print(out: Any, found: Found) -> None:
     from rich.text import Text
 
     from posterity.studies.results import with_error
 
+    document = found.document()
     example, labels, clusters, priors = (document[name] for name in ("example", "labels", "clusters", "priors"))
     out.print(Text(f"Two normal densities, {example['points']} points", "bold"))
     out.print(_values(example))
@@ -64,7 +56,6 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
     out.print(Text(f"Prior of a network, {priors['data_sets']} data sets of {priors['rows']} rows", "bold"))
     out.print(_priors(priors))
     out.print(Text("Above best: test NLL minus that of the fixed scale that is best on the same test rows.", "dim"))
-    out.print(Text(f"figures and results.json: {folder}"), soft_wrap=True)
 
 
 def _values(example: dict[str, Any]) -> Any:

@@ -4,36 +4,26 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import Found, Frame, Out, Seed, one_thread, table
 
 
 def moons(out: Out = Path("study-moons"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False) -> None:
     """Two moons by seven methods and five seeds: NLL, calibration, entropy on the data and far away."""
-    from posterity.cli.output import console, log, print_json
-
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("moons", out, seed, quiet, as_json)
     from posterity.studies.moons import draw, moons
 
-    log("computing: five seeds, seven methods each", quiet=quiet)
+    frame.log("computing: five seeds, seven methods each")
     with one_thread():
         found = moons(seed)
-        log(f"drawing into {out}", quiet=quiet)
-        figures = draw(found, out)
-    document = write_results("moons", out, ["--seed", str(seed)], figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), document, out)
+    frame.finish(found, draw, _print)
 
 
-def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+def _print(out: Any, found: Found) -> None:
     from rich.text import Text
 
+    document = found.document()
     out.print(Text(f"Two moons, {document['rows']} rows, {len(document['seeds'])} seeds", "bold"))
-    rows = table("method", "test NLL", "ECE", "on data", "far away")
-    for column in rows.columns:
-        column.no_wrap = True
+    rows = table("method", "test NLL", "ECE", "on data", "far away", wrap=False)
     for row in document["methods"]:
         keys = ("test_nll", "calibration_error", "entropy_on_the_data", "entropy_on_the_ring")
         rows.add_row(row["method"], *(_shown(row[key]) for key in keys))
@@ -45,7 +35,6 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
             "dim",
         )
     )
-    out.print(Text(f"figures and results.json: {folder}"), soft_wrap=True)
 
 
 def _shown(value: dict[str, float]) -> str:

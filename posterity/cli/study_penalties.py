@@ -8,15 +8,13 @@ import typer
 from posterity.cli import options as o
 from posterity.cli.study_frame import (
     GRID,
+    Frame,
     Out,
     Seed,
-    check_folder,
-    check_seed,
     grid,
     one_thread,
     table,
     words,
-    write_results,
 )
 
 if TYPE_CHECKING:
@@ -73,10 +71,8 @@ def penalties(
 ) -> None:
     """Accuracy against lambda for penalties with Bayesian and usual layer factors; goes on where it was interrupted."""
     from posterity.cli.errors import option_values
-    from posterity.cli.output import console, log, print_json
 
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("penalties", out, seed, quiet, as_json)
     from posterity.cli.tasks import find_device
     from posterity.errors import positive_whole
     from posterity.studies.penalties import Settings, draw
@@ -108,10 +104,8 @@ def penalties(
             raise ValueError(f"--jobs must be 1 on the device {settings.device}. Got {jobs}.")
         read = settings.read()
     with one_thread():
-        found = study(settings, read, folder=out, report=lambda line: log(line, quiet=quiet), jobs=jobs)
-        document = found.document()
-    figures = draw(found, out)
-    given = {
+        found = study(settings, read, folder=out, report=frame.log, jobs=jobs)
+    options = {
         "--data": data,
         "--net": net,
         "--penalties": ",".join(settings.penalties),
@@ -128,19 +122,14 @@ def penalties(
         "--precision": precision,
         "--jobs": jobs,
         "--device": settings.device,
-        "--seed": seed,
+        "--no-batch-norm": not batch_norm,
+        "--augment": augment is True,
+        "--no-augment": augment is False,
     }
-    options = [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
-    options += [] if batch_norm else ["--no-batch-norm"]
-    options += [] if augment is None else ["--augment" if augment else "--no-augment"]
-    document = write_results("penalties", out, options, figures, document)
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), found, out)
+    frame.finish(found, draw, _print, options)
 
 
-def _print(out: Any, found: "Study", folder: Path) -> None:
+def _print(out: Any, found: "Study") -> None:
     from rich.text import Text
 
     settings = found.settings
@@ -163,7 +152,7 @@ def _print(out: Any, found: "Study", folder: Path) -> None:
         for line in lines:
             rows.add_row(_name(line), *_published(line["published"]))
         out.print(rows)
-    for note in (*found.notes(), f"figures and results.json: {folder}"):
+    for note in found.notes():
         out.print(Text(note), soft_wrap=True)
 
 

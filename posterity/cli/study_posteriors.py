@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from posterity.cli import options as o
-from posterity.cli.study_frame import Out, Seed, check_folder, check_seed, one_thread, table, write_results
+from posterity.cli.study_frame import Found, Frame, Out, Seed, one_thread, table
 
 LONGEST = 25  # letters of a name in the table
 
@@ -13,31 +13,23 @@ def posteriors(
     out: Out = Path("study-posteriors"), seed: Seed = 0, quiet: o.Quiet = False, as_json: o.Json = False
 ) -> None:
     """NUTS on eleven posteriors of posteriordb and German credit: errors against reference draws, and diagnostics."""
-    from posterity.cli.output import console, log, print_json
-
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("posteriors", out, seed, quiet, as_json)
     from posterity.studies.posteriors import Study, draw, posteriors
     from posterity.studies.posteriors.study import CHAINS, DRAWS, WARMUP
 
     rows = []
     with one_thread():
         for row in posteriors(seed):
-            log(f"{row.posterior} as {row.form}: {row.seconds:.0f} s", quiet=quiet)
+            frame.log(f"{row.posterior} as {row.form}: {row.seconds:.0f} s")
             rows.append(row)
         found = Study(seed, CHAINS, WARMUP, DRAWS, tuple(rows))
-        log(f"drawing into {out}", quiet=quiet)
-        figures = draw(found, out)
-    document = write_results("posteriors", out, ["--seed", str(seed)], figures, found.document())
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), document, out)
+    frame.finish(found, draw, _print)
 
 
-def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
+def _print(out: Any, found: Found) -> None:
     from rich.text import Text
 
+    document = found.document()
     limits = document["limits"]
     settings = f"{document['chains']} chains of {document['warmup']} + {document['draws']} transitions"
     out.print(Text(f"NUTS, {settings}", "bold"))
@@ -63,7 +55,6 @@ def _print(out: Any, document: dict[str, Any], folder: Path) -> None:
             "dim",
         )
     )
-    out.print(Text(f"figure and results.json: {folder}"), soft_wrap=True)
 
 
 def _short(name: str) -> str:

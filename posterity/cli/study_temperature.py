@@ -8,15 +8,13 @@ import typer
 from posterity.cli import options as o
 from posterity.cli.study_frame import (
     GRID,
+    Frame,
     Out,
     Seed,
-    check_folder,
-    check_seed,
     grid,
     one_thread,
     table,
     words,
-    write_results,
 )
 
 if TYPE_CHECKING:
@@ -78,10 +76,8 @@ def temperature(
 ) -> None:
     """Accuracy, NLL, calibration and more against the temperature of the ELBO; goes on where it was interrupted."""
     from posterity.cli.errors import option_values
-    from posterity.cli.output import console, log, print_json
 
-    check_seed(seed)
-    check_folder(out)
+    frame = Frame("temperature", out, seed, quiet, as_json)
     from posterity.cli.tasks import find_device
     from posterity.studies.temperature import Settings, draw, temperature
 
@@ -111,10 +107,8 @@ def temperature(
         )
         read = settings.read()
     with one_thread():
-        found = temperature(settings, read, folder=out, report=lambda line: log(line, quiet=quiet))
-        document = found.document()
-    figures = draw(found, out)
-    given = {
+        found = temperature(settings, read, folder=out, report=frame.log)
+    options = {
         "--data": data,
         "--net": net,
         "--widths": widths,
@@ -135,14 +129,8 @@ def temperature(
         "--neuron-draws": neuron_draws,
         "--device": settings.device,
         "--dtype": dtype,
-        "--seed": seed,
     }
-    options = [word for name, value in given.items() if value is not None for word in (name, f"{value}")]
-    document = write_results("temperature", out, options, figures, document)
-    if as_json:
-        print_json(document)
-    else:
-        _print(console(), found, out)
+    frame.finish(found, draw, _print, options)
 
 
 def _widths(text: str | None) -> tuple[int, ...]:
@@ -157,7 +145,7 @@ def _widths(text: str | None) -> tuple[int, ...]:
     return found
 
 
-def _print(out: Any, found: "Study", folder: Path) -> None:
+def _print(out: Any, found: "Study") -> None:
     from rich.text import Text
 
     from posterity.studies.temperature import METRICS
@@ -175,5 +163,5 @@ def _print(out: Any, found: "Study", folder: Path) -> None:
         out.print(rows)
     seeds = f"Means over {settings.seeds} seeds" if settings.seeds > 1 else "One seed"
     out.print(Text(f"{seeds}, test rows; sigma: mean standard deviation of a weight.", "dim"), soft_wrap=True)
-    for line in (*found.notes(), f"figures and results.json: {folder}"):
+    for line in found.notes():
         out.print(Text(line), soft_wrap=True)

@@ -1,10 +1,13 @@
-"""The command line run inside the test, and run folders to try it on."""
+"""The command line run inside the test, run folders to try it on, and what every study does."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+from datetime import datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -67,3 +70,113 @@ def content():
         }
 
     return read
+
+
+def _remembering(compute):
+    """The function, called at the first call only."""
+    kept = []
+
+    def call(*words, **options):
+        if not kept:
+            kept.append(compute(*words, **options))
+        return kept[0]
+
+    return call
+
+
+@pytest.fixture
+def study(run, tmp_path, monkeypatch):
+    """A function that runs a study twice, checks what holds of all of them, and gives what the first run told.
+
+    The first run is shown, in the folder of its own accord; the second is JSON, quiet, and goes into another folder, or
+    into the same where a study goes on from what is there. `told` are the options in the command that is stored. Both
+    runs compute, unless `once`.
+    """
+
+    def call(name, *options, seed, told="", goes_on=False, once=False):
+        package, here = import_module(f"posterity.studies.{name}"), tmp_path / "here"
+        here.mkdir()
+        monkeypatch.chdir(here)
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(package, "draw", lambda found, folder: ["figure.png"])
+        if once:
+            monkeypatch.setattr(package, name, _remembering(getattr(package, name)))
+        words = ("study", name, *options, "--seed", seed)
+        first = run(*words)
+        assert first.code == 0
+        assert first.out.splitlines()[-1] == f"figures and results.json: study-{name}"
+        assert "…" not in first.out
+        assert first.err.splitlines()[-1] == f"drawing into study-{name}"
+        assert os.listdir(here) == [f"study-{name}"]
+        stored = json.loads((here / f"study-{name}" / "results.json").read_text())
+        assert stored["study"] == name
+        assert stored["command"] == " ".join(f"posterity study {name} --out study-{name} {told} --seed {seed}".split())
+        assert stored["figures"] == ["figure.png"]
+        assert set(stored["versions"]) == {"posterity", "python", "torch", "matplotlib"}
+        assert datetime.fromisoformat(stored["date"]).utcoffset() == timedelta(0)
+        assert stored["machine"]["cpu"]
+        assert stored["machine"]["cores"] == os.cpu_count()
+        folder = (here if goes_on else tmp_path / "a" / "new") / f"study-{name}"
+        second = run(*words, "--out", folder, "--json", "--quiet")
+        assert second.code == 0
+        assert second.err == ""
+        document = json.loads(second.out)
+        assert document == json.loads((folder / "results.json").read_text())
+        assert {**document, "date": stored["date"]} == stored
+        return SimpleNamespace(out=first.out, shown=" ".join(first.out.split()), err=first.err, stored=stored)
+
+    return call
+
+
+@pytest.fixture
+def interrupted(run, tmp_path, monkeypatch):
+    """A function that interrupts a study at its third result and checks that it goes on.
+
+    `writer` is the module of the study that writes results. Gives the lines about the progress of the run that goes on,
+    and of one more, which finds everything there.
+    """
+
+    def call(name, *options, writer):
+        folder, write, count = tmp_path / "study", writer.write_result, iter(range(3))
+
+        def stopping(*words):
+            if next(count) == 2:
+                raise KeyboardInterrupt
+            write(*words)
+
+        monkeypatch.setattr(import_module(f"posterity.studies.{name}"), "draw", lambda found, folder: ["figure.png"])
+        words = ("study", name, *options, "--out", folder, "--seed")
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "write_result", stopping)
+            assert run(*words, "3").code == 130
+        assert len(list((folder / "runs").rglob("*.json"))) == 2
+        second = run(*words, "3", "--json")
+        assert second.code == 0
+        third = run(*words, "3", "--json")
+        assert third.code == 0
+        before, after = json.loads(second.out), json.loads(third.out)
+        assert {**after, "date": before["date"]} == before
+        other = run(*words, "4")
+        assert other.code == 4
+        assert len(other.err.splitlines()) == 1
+        assert "made with other settings. Its seed: 3, now 4." in other.err
+        return tuple(one.err.splitlines()[:-1] for one in (second, third))
+
+    return call
+
+
+@pytest.fixture
+def refused(run, tmp_path, monkeypatch):
+    """A function that has a study refuse its options before anything is computed, and gives the line that says why."""
+
+    def call(name, *options):
+        package = import_module(f"posterity.studies.{name}")
+        monkeypatch.setattr(package, name, lambda *_, **__: pytest.fail("computed"))
+        result = run("study", name, "--out", tmp_path / "study", *options)
+        assert result.code == 2
+        error, hint = result.err.splitlines()
+        assert hint.startswith("hint: ")
+        assert not (tmp_path / "study").exists()
+        return error
+
+    return call

@@ -6,7 +6,6 @@ import pytest
 
 import posterity as po
 from posterity.posteriors import Dropout
-from posterity.studies import dropout as package
 from posterity.studies.dropout import classification, enumeration, regression
 
 pytestmark = pytest.mark.cpu
@@ -54,19 +53,11 @@ def test_what_is_refused(run, tmp_path, words, message):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_study(run, tmp_path, monkeypatch):
+def test_the_study(study, monkeypatch):
     for module in (regression, classification, enumeration):
         monkeypatch.setattr(module, "STEPS", 30)
     monkeypatch.setattr(enumeration, "REPEATS", 20)
-    monkeypatch.setattr(package, "draw", lambda study, folder: ["moons.png"])
-    result = run("study", "dropout", "--out", tmp_path / "study", "--seed", "3")
-    assert result.code == 0
-    shown = " ".join(result.out.split())
-    assert "MC dropout, learnt" in shown
-    assert "0.5 0.1 4.96 7.66" in shown
-    assert "all 32 masks" in shown
-    assert "…" not in result.out
-    stored = json.loads((tmp_path / "study" / "results.json").read_text())
-    assert stored["study"] == "dropout"
-    assert stored["command"] == "posterity study dropout --out study --seed 3"
-    assert stored["figures"] == ["moons.png"]
+    found = study("dropout", seed=3, once=True)
+    assert "MC dropout, learnt" in found.shown
+    assert "0.5 0.1 4.96 7.66" in found.shown
+    assert "all 32 masks" in found.shown

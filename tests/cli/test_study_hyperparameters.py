@@ -1,48 +1,39 @@
-"""`posterity study hyperparameters`: the table, the folder, and what is refused."""
-
-import json
+"""`posterity study hyperparameters`: the table, the folder, going on, and what is refused."""
 
 import pytest
 from ucitable import write_energy
 
 from posterity.cli.study_hyperparameters import NAMES
 from posterity.studies import hyperparameters as package
-from posterity.studies.hyperparameters import recipes
+from posterity.studies.hyperparameters import recipes, runs
 
 pytestmark = pytest.mark.cpu
-TINY = ("--datasets", "energy", "--steps", "20", "--jobs", "1")
+TINY = ("--datasets", "energy", "--steps", "20", "--splits", "2", "--jobs", "1")
 
 
 @pytest.fixture
 def energy(tmp_path, monkeypatch):
     write_energy(tmp_path / "data", monkeypatch)
-    monkeypatch.setattr(package, "draw", lambda study, folder: ["grid.png"])
     monkeypatch.setattr(recipes, "ROUNDS", 2)
 
 
 @pytest.mark.usefixtures("energy")
-def test_the_table_the_folder_and_going_on(run, tmp_path):
-    folder = tmp_path / "study"
-    first = run("study", "hyperparameters", *TINY, "--splits", "2", "--out", folder, "--seed", "3")
-    assert first.code == 0
-    shown = " ".join(first.out.split())
-    assert "best of grid variational EM difference splits" in shown
-    assert "energy Laplace " in shown
-    assert "energy, Laplace: variational EM is " in shown
-    assert f"figures and results.json: {folder}" in shown
-    assert "…" not in first.out
-    assert first.err.splitlines()[-1].startswith("4/4 energy, Laplace, grid, split 1: best NLL ")
-    stored = json.loads((folder / "results.json").read_text())
-    assert stored["command"] == (
-        f"posterity study hyperparameters --out {folder.name} --datasets energy --methods laplace --steps 20 "
-        "--splits 2 --seed 3"
-    )
-    assert stored["figures"] == ["grid.png"]
-    again = run("study", "hyperparameters", *TINY, "--splits", "2", "--out", folder, "--seed", "3", "--json")
-    assert again.err.splitlines() == ["4 of 4 results are there already"]
-    document = json.loads(again.out)
-    assert document["fits"] == stored["fits"]
-    assert document["comparisons"] == stored["comparisons"]
+def test_the_table_and_the_folder(study):
+    told = "--datasets energy --methods laplace --steps 20 --splits 2"
+    found = study("hyperparameters", *TINY, told=told, seed=3, goes_on=True)
+    assert "best of grid variational EM difference splits" in found.shown
+    assert "energy Laplace " in found.shown
+    assert "energy, Laplace: variational EM is " in found.shown
+    assert found.err.splitlines()[-2].startswith("4/4 energy, Laplace, grid, split 1: best NLL ")
+    assert found.stored["fits"]
+    assert found.stored["comparisons"]
+
+
+@pytest.mark.usefixtures("energy")
+def test_goes_on_where_it_was_interrupted(interrupted):
+    resumed, there = interrupted("hyperparameters", *TINY, writer=runs)
+    assert resumed[0] == "2 of 4 results are there already"
+    assert there == ["4 of 4 results are there already"]
 
 
 @pytest.mark.parametrize(
@@ -54,16 +45,10 @@ def test_the_table_the_folder_and_going_on(run, tmp_path):
         (("--splits", "0"), "splits must be a positive whole number. Got 0."),
         (("--jobs", "0"), "jobs must be a positive whole number. Got 0."),
         (("--steps", "0"), "steps must be a positive whole number. Got 0."),
-        (("--seed", "-1"), "Got -1."),
     ],
 )
-def test_what_cannot_be_used_is_said_in_one_line_and_a_hint(run, tmp_path, words, said):
-    result = run("study", "hyperparameters", *words, "--out", tmp_path / "study")
-    assert result.code == 2
-    error, hint = result.err.splitlines()
-    assert said in error
-    assert hint.startswith("hint: ")
-    assert not (tmp_path / "study").exists()
+def test_what_cannot_be_used_is_refused(refused, words, said):
+    assert said in refused("hyperparameters", *words)
 
 
 def test_the_help_names_the_methods_and_defaults_there_are(run):

@@ -1,16 +1,14 @@
 """The study as a whole: fits, the choice of eta, means over seeds, and one document."""
 
-import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
-
-import torch
 
 from posterity.errors import unknown
 from posterity.posteriors import Posterior
+from posterity.report.machine import processor
+from posterity.studies.grids import mean_and_spread
 from posterity.studies.images.protocol import NETWORKS, Images, Settings, read_images
 from posterity.studies.images.runs import Cell, Result, fit, start, stored
 
@@ -72,17 +70,13 @@ class Study:
         """Every number of the study, ready for JSON."""
         return {
             "settings": self.settings.config(),
-            "machine": {"device": _device(self.settings.device), "threads": torch.get_num_threads()},
+            **processor(self.settings.device),
             "eta_is_chosen_by": f"NLL of the first seed on {self.settings.held_out} held-out training images",
             "chosen": self.chosen,
             "methods": [_as_json(row) for network in self.chosen for row in self.rows(network)],
             "fits": [{**asdict(one.cell), **one.scores, "seconds": one.seconds} for one in self.results],
             "notes": self.notes(),
         }
-
-
-def _device(name: str) -> str:
-    return platform.machine() if name == "cpu" else torch.cuda.get_device_name(name)
 
 
 def images(
@@ -148,12 +142,3 @@ def _row(network: str, method: str, eta: float | None, results: Sequence[Result]
 def _as_json(row: Row) -> dict[str, Any]:
     scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
     return {**asdict(row), "scores": scores}
-
-
-def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and the sample standard deviation, None for a single value.
-
-    >>> mean_and_spread([1.0, 2.0, 3.0])
-    (2.0, 1.0)
-    """
-    return fmean(values), stdev(values) if len(values) > 1 else None

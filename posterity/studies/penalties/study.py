@@ -1,17 +1,15 @@
 """The study as a whole: fits of all penalties, means over seeds, the best lambdas, and one document."""
 
 import math
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posterity.model.data import as_data
 from posterity.priors.penalty import lambda_theory
+from posterity.report.machine import processor
 from posterity.studies.grids import mean_and_spread
 from posterity.studies.groups import Result
 from posterity.studies.parallel import run_all
@@ -165,8 +163,7 @@ class Study:
         rows = [row for part in self.parts for setup in settings.setups for row in self.rows(part.penalty, setup)]
         return {
             "settings": settings.config(),
-            "device": platform.machine() if settings.device == "cpu" else torch.cuda.get_device_name(settings.device),
-            "threads": torch.get_num_threads(),
+            **processor(settings.device),
             "inference": {part.penalty: repr(settings.inference(part.penalty, self.num_data)) for part in self.parts},
             "augmentation": repr(settings.augmentation),
             "width": settings.actual_width,

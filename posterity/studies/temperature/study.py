@@ -1,15 +1,13 @@
 """The study as a whole: fits of all widths, means over seeds, the best temperatures, and one document."""
 
 import math
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posterity.model.data import as_data
+from posterity.report.machine import processor
 from posterity.studies.grids import mean_and_spread, nearest
 from posterity.studies.groups import Result
 from posterity.studies.temperature.data import Rows, describe_foreign
@@ -134,8 +132,7 @@ class Study:
         bayes = [(width, self.row(width, 1.0)) for width in self.widths]
         return {
             "settings": settings.config(),
-            "device": platform.machine() if settings.device == "cpu" else torch.cuda.get_device_name(settings.device),
-            "threads": torch.get_num_threads(),
+            **processor(settings.device),
             "inference": repr(settings.inference(self.num_data)),
             "num_data": self.num_data,
             "held_out": self.held_out,
