@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from posterity.numerics.jacobian import CACHED, Explicit, Jacobian, chunk_size
+from posterity.numerics.jacobian import CACHED, Explicit, Jacobian, Outline, chunk_size
 from posterity.numerics.layer_jacobians import Matrix
 
 
@@ -59,14 +59,10 @@ class Convolution(Jacobian):
     turned: tuple[Tensor, Tensor] | None = None
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.gradients.shape[1]
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return self.gradients.shape[0]
+    def outline(self) -> Outline:
+        """R = G O I, the bias counted in I."""
+        outputs, rows, groups, out, _ = self.gradients.shape
+        return Outline.like(self.gradients, rows, outputs, groups * out * self.width)
 
     @property
     def positions(self) -> int:
@@ -82,21 +78,6 @@ class Convolution(Jacobian):
         for length in self.window.kernel:
             kernel *= length
         return self.images.shape[1] // self.window.groups * kernel + int(self.bias)
-
-    @property
-    def size(self) -> int:
-        """G O I, the bias counted in I."""
-        return self.gradients.shape[2] * self.gradients.shape[3] * self.width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the gradients."""
-        return self.gradients.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the gradients."""
-        return self.gradients.device
 
     def rows(self) -> Tensor:
         """Sum over pixels of the outer products."""

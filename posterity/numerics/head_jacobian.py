@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics import jacobian
-from posterity.numerics.jacobian import Jacobian
+from posterity.numerics.jacobian import Jacobian, Outline
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,29 +28,10 @@ class Head(Jacobian):
     basis: Tensor | None = None
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.features.shape[0]
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return self.outputs
-
-    @property
-    def size(self) -> int:
-        """D I, the bias counted in I."""
-        return self.outputs * (self.features.shape[1] + int(self.bias))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the features."""
-        return self.features.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the features."""
-        return self.features.device
+    def outline(self) -> Outline:
+        """R = D I, the bias counted in I."""
+        rows, width = self.features.shape
+        return Outline.like(self.features, rows, self.outputs, self.outputs * (width + int(self.bias)))
 
     @cached_property
     def inputs(self) -> Tensor:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,23 +21,53 @@ def chunk_size(device: torch.device, share: int = 1) -> int:
     return CHUNK // share if device.type == "cpu" else DEVICE_SHARE * CHUNK
 
 
+class Outline(NamedTuple):
+    """What is known of J (N, D, R) without its entries."""
+
+    num_rows: int  # N
+    num_outputs: int  # D
+    size: int  # R
+    dtype: torch.dtype  # of the factors
+    device: torch.device
+
+    @classmethod
+    def like(cls, factor: Tensor, num_rows: int, num_outputs: int, size: int) -> "Outline":
+        """With number type and device of a factor."""
+        return cls(num_rows, num_outputs, size, factor.dtype, factor.device)
+
+
 class Jacobian(ABC):
     """J (N, D, R), row n and output d by weight r."""
 
     @property
     @abstractmethod
+    def outline(self) -> Outline:
+        """Its sizes, number type and device."""
+
+    @property
     def num_rows(self) -> int:
         """N."""
+        return self.outline.num_rows
 
     @property
-    @abstractmethod
     def num_outputs(self) -> int:
         """D."""
+        return self.outline.num_outputs
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """R."""
+        return self.outline.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of the factors."""
+        return self.outline.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return self.outline.device
 
     @abstractmethod
     def rows(self) -> Tensor:
@@ -90,16 +121,6 @@ class Jacobian(ABC):
         wanted = vectors.to(self.dtype)
         return torch.cat([torch.einsum("ndr,sr->snd", part.rows(), wanted) for _, part in self.chunks()], 1)
 
-    @property
-    @abstractmethod
-    def dtype(self) -> torch.dtype:
-        """Number type of the factors."""
-
-    @property
-    @abstractmethod
-    def device(self) -> torch.device:
-        """Where the factors are."""
-
 
 @dataclass(frozen=True, eq=False)
 class Explicit(Jacobian):
@@ -112,29 +133,9 @@ class Explicit(Jacobian):
     dense: Tensor
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.dense.shape[0]
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return self.dense.shape[1]
-
-    @property
-    def size(self) -> int:
-        """R."""
-        return self.dense.shape[2]
-
-    @property
-    def dtype(self) -> torch.dtype:
+    def outline(self) -> Outline:
         """That of the tensor."""
-        return self.dense.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the tensor."""
-        return self.dense.device
+        return Outline.like(self.dense, *self.dense.shape)
 
     def rows(self) -> Tensor:
         """The tensor."""
@@ -158,29 +159,9 @@ class Selected(Jacobian):
     index: Tensor
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.whole.num_rows
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return self.whole.num_outputs
-
-    @property
-    def size(self) -> int:
-        """S."""
-        return self.index.numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the whole."""
-        return self.whole.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the whole."""
-        return self.whole.device
+    def outline(self) -> Outline:
+        """That of the whole, with S weights."""
+        return self.whole.outline._replace(size=self.index.numel())
 
     def rows(self) -> Tensor:
         """The columns, from pieces of the whole of bounded size."""
@@ -231,29 +212,9 @@ class Stacked(Jacobian):
     total: int
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.parts[0].num_rows
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return self.parts[0].num_outputs
-
-    @property
-    def size(self) -> int:
-        """R."""
-        return self.total
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the parts."""
-        return self.parts[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the parts."""
-        return self.parts[0].device
+    def outline(self) -> Outline:
+        """That of the parts, with all weights."""
+        return self.parts[0].outline._replace(size=self.total)
 
     def rows(self) -> Tensor:
         """The parts, added at their places."""

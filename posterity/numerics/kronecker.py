@@ -11,7 +11,7 @@ from posterity.errors import NotPositiveDefinite
 from posterity.numerics.convolution_jacobian import Convolution
 from posterity.numerics.factor import Factor
 from posterity.numerics.head_jacobian import Head
-from posterity.numerics.jacobian import Jacobian, as_jacobian
+from posterity.numerics.jacobian import Jacobian, Outline, as_jacobian
 from posterity.numerics.layer_jacobians import Lookup, Matrix
 from posterity.numerics.precision import Precision
 from posterity.numerics.spectrum import check_positive, check_size, double, not_definite, number, pick
@@ -273,24 +273,8 @@ class _Turned(Jacobian):
     whole: Jacobian
 
     @property
-    def num_rows(self) -> int:
-        return self.whole.num_rows
-
-    @property
-    def num_outputs(self) -> int:
-        return self.whole.num_outputs
-
-    @property
-    def size(self) -> int:
-        return self.whole.size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float64
-
-    @property
-    def device(self) -> torch.device:
-        return self.whole.device
+    def outline(self) -> Outline:
+        return self.whole.outline._replace(dtype=torch.float64)
 
     def rows(self) -> Tensor:
         return self.matrix.whitened(self.whole.rows())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.numerics import jacobian
 from posterity.numerics.gram import upper_gram
-from posterity.numerics.jacobian import Jacobian
+from posterity.numerics.jacobian import Jacobian, Outline
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,14 +29,10 @@ class Matrix(Jacobian):
     bias: bool
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.gradients.shape[1]
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return self.gradients.shape[0]
+    def outline(self) -> Outline:
+        """R = G O I, the bias counted in I."""
+        outputs, rows, _, groups, out = self.gradients.shape
+        return Outline.like(self.gradients, rows, outputs, groups * out * self.width)
 
     @property
     def positions(self) -> int:
@@ -47,21 +43,6 @@ class Matrix(Jacobian):
     def width(self) -> int:
         """Features with the 1 of the bias."""
         return (0 if self.features is None else self.features.shape[3]) + int(self.bias)
-
-    @property
-    def size(self) -> int:
-        """G O I, the bias counted in I."""
-        return self.gradients.shape[3] * self.gradients.shape[4] * self.width
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the gradients."""
-        return self.gradients.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the gradients."""
-        return self.gradients.device
 
     @cached_property
     def inputs(self) -> Tensor:
@@ -227,29 +208,10 @@ class Lookup(Jacobian):
     padding: int | None = None  # an entry that is looked up without being learnt: its gradients are zero
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.index.shape[0]
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return self.gradients.shape[0]
-
-    @property
-    def size(self) -> int:
-        """V E."""
-        return self.entries * self.gradients.shape[-1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the gradients."""
-        return self.gradients.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the gradients."""
-        return self.gradients.device
+    def outline(self) -> Outline:
+        """R = V E."""
+        outputs, rows, _, width = self.gradients.shape
+        return Outline.like(self.gradients, rows, outputs, self.entries * width)
 
     @cached_property
     def merged(self) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.numerics.block import Block
 from posterity.numerics.gram import LEAST, upper_gram
-from posterity.numerics.jacobian import Jacobian
+from posterity.numerics.jacobian import Jacobian, Outline
 from posterity.numerics.layer_jacobians import Matrix
 
 
@@ -34,29 +34,11 @@ class Thin(Jacobian):
         return Matrix(features, stacked[:, :, None, None], self.bias)
 
     @property
-    def num_rows(self) -> int:
-        """N."""
-        return self.columns[0].shape[0]
-
-    @property
-    def num_outputs(self) -> int:
-        """D."""
-        return len(self.columns)
-
-    @property
-    def size(self) -> int:
-        """O I, the bias counted in I."""
-        return self.columns[0].shape[1] * self.inputs.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the gradients."""
-        return self.columns[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """That of the gradients."""
-        return self.columns[0].device
+    def outline(self) -> Outline:
+        """R = O I, the bias counted in I."""
+        rows, out = self.columns[0].shape
+        width = 1 if self.features is None else self.features.shape[1] + int(self.bias)
+        return Outline.like(self.columns[0], rows, len(self.columns), out * width)
 
     @cached_property
     def inputs(self) -> Tensor:
