@@ -64,9 +64,11 @@ def theta_bytes(joint: Joint | Density) -> int:
     return count_members(joint) * joint.size * joint.dtype.itemsize
 
 
-def moment_bytes(optimizer: Optimizer, like: Tensor) -> int:
-    """What the optimiser keeps for a vector like this one, which may be without memory of its own."""
-    return tensor_bytes(list(optimizer.init(like)))
+def moment_bytes(optimizer: Optimizer, joint: Joint | Density, size: int) -> int:
+    """What the optimiser keeps for a vector of this size, for each member."""
+    return count_members(joint) * tensor_bytes(
+        list(optimizer.init(torch.empty(size, dtype=joint.dtype, device="meta")))
+    )
 
 
 def data_bytes(data: Data) -> int:

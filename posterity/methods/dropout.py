@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import of_kinds, positive, positive_whole, shown
-from posterity.inference.memory import activation_bytes, count_members, moment_bytes
+from posterity.inference.memory import activation_bytes, moment_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.learnt_rates import check_learnt_rates, learnt_rates, prior_value_and_grad
@@ -96,12 +96,9 @@ class MCDropout(Method):
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """As `MAP`, and the masks, which are no larger than the activations that a batch leaves."""
-        like = torch.empty(joint.size, dtype=joint.dtype, device="meta")
-        moments = moment_bytes(self.optimizer, like)
-        members = count_members(joint)
         return {
             **super().bytes(joint, data),
-            "optimiser": members * moments,
+            "optimiser": moment_bytes(self.optimizer, joint, joint.size),
             "activations of a batch, with masks": 4 * activation_bytes(joint, data, self.batch_size),
         }
 

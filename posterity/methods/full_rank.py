@@ -84,13 +84,11 @@ class FullRank(Method):
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means and factor with their gradient, moments, the matrix itself, and what a batch leaves for backward."""
         count = num_random(joint)
-        like = torch.empty(joint.size + count * (count + 1) // 2, dtype=joint.dtype, device="meta")
-        moments = moment_bytes(self.optimizer, like)
-        members = count_members(joint)
+        size, members = joint.size + count * (count + 1) // 2, count_members(joint)
         return {
-            "means and factor": members * (2 * like.numel() + count**2) * like.itemsize,
-            "gradient": members * (like.numel() + 2 * count**2) * like.itemsize,
-            "optimiser": members * moments,
+            "means and factor": members * (2 * size + count**2) * joint.dtype.itemsize,
+            "gradient": members * (size + 2 * count**2) * joint.dtype.itemsize,
+            "optimiser": moment_bytes(self.optimizer, joint, size),
             "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
         }
 

@@ -104,14 +104,12 @@ class LowRankGaussian(Method):
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means, scales and factor with their gradient and moments, and what a batch leaves for backward."""
         count = num_random(joint)
-        like = torch.empty(joint.size + (self.rank + 1) * count, dtype=joint.dtype, device="meta")
-        moments = moment_bytes(self.optimizer, like)
-        members = count_members(joint)
+        size, members = joint.size + (self.rank + 1) * count, count_members(joint)
         return {
-            "means, scales and factor": members * (like.numel() + 4 * joint.size) * like.itemsize,
-            "gradient": members * (like.numel() + 4 * joint.size) * like.itemsize,
+            "means, scales and factor": members * (size + 4 * joint.size) * joint.dtype.itemsize,
+            "gradient": members * (size + 4 * joint.size) * joint.dtype.itemsize,
             "covariance": members * 8 * count * (self.rank + 1),
-            "optimiser": members * moments,
+            "optimiser": moment_bytes(self.optimizer, joint, size),
             "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
         }
 

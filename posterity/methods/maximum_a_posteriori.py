@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from posterity.errors import of_kinds, positive_whole
-from posterity.inference.memory import activation_bytes, count_members, moment_bytes, theta_bytes
+from posterity.inference.memory import activation_bytes, moment_bytes, theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.buffers import starting_buffers
 from posterity.methods.proximal_steps import proximal_of, smooth_value_and_grad, with_kinks
@@ -89,12 +88,9 @@ class MAP(Method):
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """With the optimiser's moments and what a batch leaves for its backward pass, which makes as much again."""
-        like = torch.empty(joint.size, dtype=joint.dtype, device="meta")
-        moments = moment_bytes(self.optimizer, like)
-        members = count_members(joint)
         return {
             **super().bytes(joint, data),
-            "optimiser": members * moments,
+            "optimiser": moment_bytes(self.optimizer, joint, joint.size),
             "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
             **({"proximal step": 6 * theta_bytes(joint)} if self.proximal else {}),
         }

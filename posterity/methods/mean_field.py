@@ -92,14 +92,12 @@ class MeanField(Method):
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means and scales with a draw and noise, their gradients, moments, and what a batch leaves for backward."""
-        like = torch.empty(joint.size + num_random(joint), dtype=joint.dtype, device="meta")
-        moments = moment_bytes(self.optimizer, like)
-        members = count_members(joint)
-        both = members * like.numel() * like.itemsize
+        size = joint.size + num_random(joint)
+        both = count_members(joint) * size * joint.dtype.itemsize
         return {
             "means and scales": 3 * both,
             "gradient": 3 * both,
-            "optimiser": members * moments,
+            "optimiser": moment_bytes(self.optimizer, joint, size),
             "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
         }
 

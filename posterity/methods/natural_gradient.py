@@ -122,14 +122,11 @@ class NaturalGradient(Method):
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
         """Means, precisions and momentum with a draw and noise, gradients, and what a batch leaves for backward."""
-        count, size = num_random(joint), joint.size
-        like = torch.empty(size - count, dtype=joint.dtype, device="meta")
-        moments = moment_bytes(self.optimizer, like) if size > count else 0
-        members = count_members(joint)
+        count, size, members = num_random(joint), joint.size, count_members(joint)
         return {
-            "means, precisions and momentum": members * (2 * size + 4 * count) * like.itemsize,
-            "gradient": members * (2 * size + 3 * count) * like.itemsize,
-            "optimiser": members * moments,
+            "means, precisions and momentum": members * (2 * size + 4 * count) * joint.dtype.itemsize,
+            "gradient": members * (2 * size + 3 * count) * joint.dtype.itemsize,
+            "optimiser": moment_bytes(self.optimizer, joint, size - count) if size > count else 0,
             "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
         }
 

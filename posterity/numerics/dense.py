@@ -1,6 +1,5 @@
 """Dense precision matrices through one Cholesky factor."""
 
-from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
 from functools import cached_property
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics.jacobian import Jacobian, as_jacobian
+from posterity.numerics.jacobian import Jacobian, as_jacobian, halves
 from posterity.numerics.precision import Precision
 from posterity.numerics.spectrum import (
     Spectrum,
@@ -132,17 +131,11 @@ class Dense(Precision):
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(L^-1 J^T)^T (L^-1 J^T), some rows after the other."""
-        return torch.cat([half @ half.mT for half in self._halves(jacobian)], -3)
+        return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         """Sums of squares of L^-1 J^T, some rows after the other."""
-        return torch.cat([half.square().sum(-1) for half in self._halves(jacobian)], -2)
-
-    def _halves(self, jacobian: Tensor | Jacobian) -> Iterator[Tensor]:
-        """J L^-T, (..., n, D, R), of some rows after the other."""
-        for _, part in as_jacobian(jacobian).chunks():
-            half = self._half(part.rows())
-            yield half.reshape(*half.shape[:-2], part.num_rows, part.num_outputs, self.size)
+        return torch.cat([half.square().sum(-1) for half in halves(jacobian, self._half)], -2)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(L^-1 J^T)^T (L^-1 J^T) of all rows."""

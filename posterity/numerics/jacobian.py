@@ -1,7 +1,7 @@
 """Derivatives of N rows of D outputs in R weights, held in factors: the dense (N, D, R) is never needed whole."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -149,6 +149,13 @@ class Explicit(Jacobian):
 def as_jacobian(value: Tensor | Jacobian) -> Jacobian:
     """A dense tensor (N, D, R) as a Jacobian; a Jacobian as it is."""
     return Explicit(value) if isinstance(value, Tensor) else value
+
+
+def halves(jacobian: Tensor | Jacobian, half: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """What `half` makes of dense rows, (N, D, R) -> (..., N D, R), as (..., n, D, R), some rows after the other."""
+    for _, part in as_jacobian(jacobian).chunks():
+        found = half(part.rows())
+        yield found.reshape(*found.shape[:-2], part.num_rows, part.num_outputs, found.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,5 @@
 """Precision matrices of low rank plus a diagonal."""
 
-from collections.abc import Iterator
 from dataclasses import InitVar, dataclass
 from functools import cached_property
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
 from posterity.numerics.block import Block
-from posterity.numerics.jacobian import Jacobian, Stacked, as_jacobian, taken
+from posterity.numerics.jacobian import Jacobian, Stacked, as_jacobian, halves, taken
 from posterity.numerics.precision import Precision
 from posterity.numerics.spectrum import Spectrum, check_size, double, is_one_number, number, pick
 
@@ -134,17 +133,11 @@ class LowRank(Precision):
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(J prior^-1/2 S)(...)^T, some rows after the other."""
-        return torch.cat([half @ half.mT for half in self._halves(jacobian)], -3)
+        return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         """Sums of squares of J prior^-1/2 S, some rows after the other."""
-        return torch.cat([half.square().sum(-1) for half in self._halves(jacobian)], -2)
-
-    def _halves(self, jacobian: Tensor | Jacobian) -> Iterator[Tensor]:
-        """J prior^-1/2 S, (..., n, D, R), of some rows after the other."""
-        for _, part in as_jacobian(jacobian).chunks():
-            half = self._half(part.rows())
-            yield half.reshape(*half.shape[:-2], part.num_rows, part.num_outputs, self.size)
+        return torch.cat([half.square().sum(-1) for half in halves(jacobian, self._half)], -2)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(J prior^-1/2 S)(...)^T of all rows, block after block of a `Stacked`."""

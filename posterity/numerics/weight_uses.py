@@ -178,7 +178,9 @@ def _embedding(
 def _scale(
     mode: WeightUses, source: Tensor, weight: Tensor | None, bias: Tensor | None,
     normalise: Callable[[Tensor, Tensor | None, Tensor | None], Tensor], trailing: int | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor | None:  # fmt: skip
+    if mode.name(source) is not None:
+        return None
     with torch.enable_grad():
         rooted = _rooted(source)
         output = normalise(rooted, mode.plain(weight), mode.plain(bias))
@@ -198,7 +200,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    if training or mode.name(input) is not None or running_mean is None:
+    if training or running_mean is None:
         return None
 
     def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -218,7 +220,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    if mode.name(input) is not None or (use_input_stats and running_mean is not None):
+    if use_input_stats and running_mean is not None:
         return None  # it would update the running statistics each time
 
     def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -237,9 +239,6 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    if mode.name(input) is not None:
-        return None
-
     def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return functional.layer_norm(values, normalized_shape, weight, bias, eps)
 
@@ -249,9 +248,6 @@ def _layer_norm(
 def _rms_norm(
     mode: WeightUses, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor | None:
-    if mode.name(input) is not None:
-        return None
-
     def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return functional.rms_norm(values, normalized_shape, weight, eps)
 
@@ -266,9 +262,6 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor | None:
-    if mode.name(input) is not None:
-        return None
-
     def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return functional.group_norm(values, num_groups, weight, bias, eps)
 

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from posterity.model.orders import OwnOrders, Reordered
 from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
 from posterity.report.files import write_file
-from posterity.studies.results import Identity, read_result, write_result
+from posterity.studies.results import Identity, Result, read_result, write_result
 
 SECONDS = 300.0  # between checkpoints, which of many large networks are gigabytes
 
@@ -35,15 +35,6 @@ class Cell(Protocol):
 
 
 C = TypeVar("C", bound=Cell)
-
-
-@dataclass(frozen=True)
-class Result(Generic[C]):
-    """What a cell gave: its scores, and its share of the seconds that its group took to fit."""
-
-    cell: C
-    scores: dict[str, float]
-    seconds: float
 
 
 class GroupedRuns(ABC, Generic[C]):

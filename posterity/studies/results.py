@@ -2,13 +2,24 @@
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from posterity.errors import BadFolder
 from posterity.report.files import write_file
 
 Identity = dict[str, Any]
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Result(Generic[C]):
+    """What a cell of a study gave: its scores, and the seconds that its fit took, or its share of those of a group."""
+
+    cell: C
+    scores: dict[str, float]
+    seconds: float
 
 
 def read_result(path: Path, wanted: Identity) -> tuple[dict[str, float], float]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from classtables import ClassTable, class_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,19 +11,9 @@ from posterity.numerics.random import Key
 from posterity.predictive import ClassPredictive
 
 
-@st.composite
-def tables(draw: st.DrawFn) -> tuple[list[list[float]], list[int], int]:
-    """Probabilities as fractions of small integers, so that bin edges and ties are hit; labels; bins."""
-    classes = draw(st.integers(2, 4))
-    weights = st.lists(st.integers(0, 6), min_size=classes, max_size=classes).filter(any)
-    rows = [[weight / sum(row) for weight in row] for row in draw(st.lists(weights, min_size=1, max_size=15))]
-    labels = draw(st.lists(st.integers(0, classes - 1), min_size=len(rows), max_size=len(rows)))
-    return rows, labels, draw(st.integers(1, 16))
-
-
 @settings(max_examples=60, deadline=None)
-@given(tables())
-def test_classwise_against_a_loop(table: tuple[list[list[float]], list[int], int]) -> None:
+@given(class_tables(6))
+def test_classwise_against_a_loop(table: ClassTable) -> None:
     rows, labels, bins = table
     pred, y = ClassPredictive(torch.tensor(rows, dtype=torch.float64)), torch.tensor(labels)
     total = 0.0
@@ -39,8 +30,8 @@ def test_classwise_against_a_loop(table: tuple[list[list[float]], list[int], int
 
 
 @settings(max_examples=60, deadline=None)
-@given(tables(), st.randoms(use_true_random=False))
-def test_adaptive_bins_do_not_part_equals(table: tuple[list[list[float]], list[int], int], random: object) -> None:
+@given(class_tables(6), st.randoms(use_true_random=False))
+def test_adaptive_bins_do_not_part_equals(table: ClassTable, random: object) -> None:
     rows, labels, bins = table
     pred, y = ClassPredictive(torch.tensor(rows, dtype=torch.float64)), torch.tensor(labels)
     value = adaptive_calibration_error(pred, y, bins)

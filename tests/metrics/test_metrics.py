@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from classtables import ClassTable, class_tables
 from goldcases import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,19 +86,9 @@ def test_gold_nll_averages_before_the_log() -> None:
     assert confidence(pred, labels) < gibbs_confidence(pred, labels)
 
 
-@st.composite
-def class_tables(draw: st.DrawFn) -> tuple[list[list[float]], list[int], int]:
-    """Probabilities as fractions of small integers, so that bin edges and ties are hit; labels; bins."""
-    classes = draw(st.integers(2, 4))
-    weights = st.lists(st.integers(0, 15), min_size=classes, max_size=classes).filter(any)
-    rows = [[weight / sum(row) for weight in row] for row in draw(st.lists(weights, min_size=1, max_size=12))]
-    labels = draw(st.lists(st.integers(0, classes - 1), min_size=len(rows), max_size=len(rows)))
-    return rows, labels, draw(st.integers(1, 16))
-
-
 @settings(max_examples=100, deadline=None)
-@given(class_tables())
-def test_class_metrics_against_loops(table: tuple[list[list[float]], list[int], int]) -> None:
+@given(class_tables(15))
+def test_class_metrics_against_loops(table: ClassTable) -> None:
     rows, labels, bins = table
     pred, y = ClassPredictive(torch.tensor(rows, dtype=torch.float64)), torch.tensor(labels)
 

@@ -1,40 +1,17 @@
 """Priors by tensor name, and the scale rules."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from opaqueprior import Opaque
+from torch import nn
 
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 from posterity.priors import FanIn, Glorot, He, Layerwise, Normal, Prior, ScaleRule
-
-
-@dataclass(frozen=True)
-class Opaque(Prior):
-    """A normal prior that does not say so, which keeps `Layerwise` from fusing."""
-
-    inner: Normal
-
-    def log_prob(self, theta: Tensor) -> Tensor:
-        return self.inner.log_prob(theta)
-
-    def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        return self.inner.sample(shape, key, like)
-
-    def variance(self, like: Tensor) -> Tensor:
-        return self.inner.variance(like)
-
-    def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        return self.inner.cross_entropy(mean, scale)
-
-    def precision(self, theta: Tensor) -> Tensor:
-        return self.inner.precision(theta)
-
 
 LAYOUT = Layout.of({"conv.weight": (4, 3, 5, 5), "conv.bias": (4,), "head.weight": (2, 6), "head.bias": (2,)})
 

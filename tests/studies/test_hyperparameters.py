@@ -15,8 +15,9 @@ from posterity.model import Joint
 from posterity.priors import Normal
 from posterity.studies.hyperparameters import Settings, Study, draw, figures, hyperparameters, recipes, runs
 from posterity.studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE, grid_problem
-from posterity.studies.hyperparameters.runs import EM, GRID, Cell, Result, grid_key
+from posterity.studies.hyperparameters.runs import EM, GRID, Cell, grid_key
 from posterity.studies.hyperparameters.summary import GOAL, comparisons
+from posterity.studies.results import Result
 from posterity.studies.uci.protocol import mlp, standard_split
 
 pytestmark = pytest.mark.cpu  # the study runs there

@@ -12,7 +12,8 @@ from posterity.errors import BadData, BadFolder, Diverged
 from posterity.model.data import as_data
 from posterity.posteriors import Gaussian
 from posterity.studies.grids import log_grid
-from posterity.studies.groups import Result, own_orders
+from posterity.studies.groups import own_orders
+from posterity.studies.results import Result
 from posterity.studies.temperature import Settings, data, draw, runs, temperature
 from posterity.studies.temperature.figures import against_eta, against_tau
 from posterity.studies.temperature.protocol import problem

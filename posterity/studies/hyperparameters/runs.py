@@ -24,7 +24,7 @@ from posterity.studies.hyperparameters.recipes import (
     grid_problem,
 )
 from posterity.studies.parallel import named, run_all
-from posterity.studies.results import Identity, read_result, write_result
+from posterity.studies.results import Identity, Result, read_result, write_result
 from posterity.studies.uci.protocol import Settings, Split, hidden_units, standard_split
 
 EM, GRID = "em", "grid"
@@ -46,15 +46,6 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.data_set}, {RECIPES[self.method].label}, {self.part}, split {self.split}"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a cell gave, and the seconds that its fit took."""
-
-    cell: Cell
-    scores: Scores
-    seconds: float
 
 
 def identity(split: Split, cell: Cell, settings: Settings) -> Identity:
@@ -121,7 +112,7 @@ def fit_grid(split: Split, method: str, settings: Settings) -> Scores:
     return found
 
 
-def fit(cell: Cell, folder: Path, settings: Settings) -> Result:
+def fit(cell: Cell, folder: Path, settings: Settings) -> Result[Cell]:
     """Fit one cell and store what it gave."""
     split = standard_split(cell.data_set, cell.split)
     begin = time.perf_counter()
@@ -144,12 +135,12 @@ def _without_warnings() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[Result]:
+def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[Result[Cell]]:
     """Fit these cells, in `jobs` processes; give each result as soon as it is there."""
     return run_all([partial(fit, cell, folder, settings) for cell in missing], jobs)
 
 
-def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result]:
+def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
     """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
     for cell in cells:
         if cell.path(folder).exists():

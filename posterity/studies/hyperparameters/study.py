@@ -7,8 +7,9 @@ from typing import Any
 
 from posterity.datasets.uci import num_splits
 from posterity.studies.hyperparameters.recipes import DATA_SETS, NOISE_SCALES, PRIOR_SCALES, RECIPES, default_settings
-from posterity.studies.hyperparameters.runs import EM, GRID, Cell, Result, fit_all, stored
+from posterity.studies.hyperparameters.runs import EM, GRID, Cell, fit_all, stored
 from posterity.studies.hyperparameters.summary import Comparison, comparisons
+from posterity.studies.results import Result
 from posterity.studies.uci.protocol import Settings, check_choices
 
 
@@ -17,7 +18,7 @@ class Study:
     """All that the study found: for each data set, approximation and split the results of EM and of the grid."""
 
     settings: Settings
-    results: tuple[Result, ...]
+    results: tuple[Result[Cell], ...]
 
     @property
     def comparisons(self) -> list[Comparison]:
@@ -79,7 +80,7 @@ def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, 
     check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
 
 
-def _progress(result: Result) -> str:
+def _progress(result: Result[Cell]) -> str:
     scores = result.scores
     if result.cell.part == EM:
         said = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from posterity.studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE
-from posterity.studies.hyperparameters.runs import EM, Result, grid_key
+from posterity.studies.hyperparameters.runs import EM, Cell, grid_key
+from posterity.studies.results import Result
 from posterity.studies.uci.summary import Mean, mean_and_error
 
 GOAL = 0.05
@@ -73,15 +74,15 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(fmean(math.log(value) for value in values))
 
 
-def comparisons(results: Sequence[Result]) -> list[Comparison]:
+def comparisons(results: Sequence[Result[Cell]]) -> list[Comparison]:
     """One for each data set and approximation, in the order of the results."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+    groups: dict[tuple[str, str], list[Result[Cell]]] = {}
     for result in results:
         groups.setdefault((result.cell.data_set, result.cell.method), []).append(result)
     return [_compared(*place, group) for place, group in groups.items()]
 
 
-def _compared(data_set: str, method: str, group: Sequence[Result]) -> Comparison:
+def _compared(data_set: str, method: str, group: Sequence[Result[Cell]]) -> Comparison:
     order = sorted(group, key=lambda one: one.cell.split)
     em = [one.scores for one in order if one.cell.part == EM]
     cells = [one.scores for one in order if one.cell.part != EM]

@@ -10,7 +10,7 @@ from posterity.model.data import as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Posterior
 from posterity.studies.images.protocol import NETWORKS, Images, Settings, problem, scores
-from posterity.studies.results import Identity, read_result, write_result
+from posterity.studies.results import Identity, Result, read_result, write_result
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,6 @@ class Cell:
         return f"{NETWORKS[self.network].label}, {method}, seed {self.seed}"
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a cell gave: its scores, and the seconds that its last stage took."""
-
-    cell: Cell
-    scores: dict[str, float]
-    seconds: float
-
-
 def identity(cell: Cell, data: Images, settings: Settings) -> Identity:
     """All that the numbers of a cell depend on; the method as it prints, so that a default that has changed tells."""
     return {
@@ -53,7 +44,7 @@ def identity(cell: Cell, data: Images, settings: Settings) -> Identity:
     }
 
 
-def stored(cell: Cell, data: Images, folder: Path, settings: Settings) -> Result | None:
+def stored(cell: Cell, data: Images, folder: Path, settings: Settings) -> Result[Cell] | None:
     """The result of the cell if it is there; BadFolder if it is damaged or of other settings."""
     path = cell.path(folder)
     if not path.exists():
@@ -68,10 +59,11 @@ def start(network: str, seed: int, data: Images, settings: Settings) -> Posterio
     return infer(method, joint, data.train.pair, seed=_key(settings, seed).seed, progress=False)[0]
 
 
-def fit(cell: Cell, begin_at: Posterior | None, data: Images, folder: Path, settings: Settings) -> Result:
+def fit(cell: Cell, begin_at: Posterior | None, data: Images, folder: Path, settings: Settings) -> Result[Cell]:
     """Run the last stage of a cell and store what it gave: scores, and of a Gaussian mean scale and parts of the ELBO.
 
-    It begins at the posterior `begin_at`, or for None at the network's first weights.
+    It begins at the posterior `begin_at`, or for None at the network's first weights; its seconds are those of this
+    stage.
     """
     joint = problem(cell.network, cell.eta, cell.seed, len(data.train), settings)
     method = settings.stages(cell.network, cell.eta)[-1]

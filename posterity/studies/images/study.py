@@ -10,7 +10,8 @@ from posterity.posteriors import Posterior
 from posterity.report.machine import processor
 from posterity.studies.grids import mean_and_spread
 from posterity.studies.images.protocol import NETWORKS, Images, Settings, read_images
-from posterity.studies.images.runs import Cell, Result, fit, start, stored
+from posterity.studies.images.runs import Cell, fit, start, stored
+from posterity.studies.results import Result
 
 METRICS = {"error": "error, %", "nll": "NLL", "ece": "ECE"}
 WITHIN = 0.3  # points of error
@@ -32,10 +33,10 @@ class Study:
     """All that the study found: a result for each fit, and for each network the eta that was chosen."""
 
     settings: Settings
-    results: tuple[Result, ...]
+    results: tuple[Result[Cell], ...]
     chosen: dict[str, float]
 
-    def grid(self, network: str) -> dict[float | None, Result]:
+    def grid(self, network: str) -> dict[float | None, Result[Cell]]:
         """The fits of the first seed by eta, those from which one was chosen; MAP under None."""
         found = (one for one in self.results if (one.cell.network, one.cell.seed) == (network, 0))
         return {one.cell.eta: one for one in found}
@@ -49,7 +50,7 @@ class Study:
             found.append(_row(network, "MeanField", 1.0, self._of(network, 1.0)))
         return found
 
-    def _of(self, network: str, eta: float | None) -> list[Result]:
+    def _of(self, network: str, eta: float | None) -> list[Result[Cell]]:
         return [one for one in self.results if (one.cell.network, one.cell.eta) == (network, eta)]
 
     def notes(self) -> list[str]:
@@ -93,7 +94,7 @@ def images(
     settings = settings or Settings()
     check(networks)
     whole = read_images(settings)
-    results: list[Result] = []
+    results: list[Result[Cell]] = []
     chosen: dict[str, float] = {}
     for network in dict.fromkeys(networks):
         data = whole.flat() if NETWORKS[network].flat else whole
@@ -120,7 +121,7 @@ def check(networks: Sequence[str]) -> None:
 
 def _results(
     cells: Sequence[Cell], data: Images, folder: Path, settings: Settings, report: Callable[[str], None]
-) -> Iterator[Result]:
+) -> Iterator[Result[Cell]]:
     starts: dict[int, Posterior] = {}  # of one seed at a time
     for cell in cells:
         found = stored(cell, data, folder, settings)
@@ -134,7 +135,7 @@ def _results(
         yield found
 
 
-def _row(network: str, method: str, eta: float | None, results: Sequence[Result]) -> Row:
+def _row(network: str, method: str, eta: float | None, results: Sequence[Result[Cell]]) -> Row:
     scores = {key: mean_and_spread([one.scores[key] for one in results]) for key in results[0].scores}
     return Row(network, method, eta, len(results), scores)
 

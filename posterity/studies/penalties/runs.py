@@ -15,11 +15,11 @@ from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Point, Posterior
-from posterity.studies.groups import SECONDS, GroupedRuns, Result, own_orders
+from posterity.studies.groups import SECONDS, GroupedRuns, own_orders
 from posterity.studies.penalties.problem import Cell, Problem, problem
 from posterity.studies.penalties.protocol import Rows, Settings
 from posterity.studies.penalties.scores import scores
-from posterity.studies.results import Identity
+from posterity.studies.results import Identity, Result
 
 Outcome = list[tuple[Cell, Result[Cell] | None]]
 

@@ -11,13 +11,13 @@ from posterity.model.data import as_data
 from posterity.priors.penalty import lambda_theory
 from posterity.report.machine import processor
 from posterity.studies.grids import mean_and_spread
-from posterity.studies.groups import Result
 from posterity.studies.parallel import run_all
 from posterity.studies.penalties.problem import Cell, problem
 from posterity.studies.penalties.protocol import Rows, Settings
 from posterity.studies.penalties.published import PUBLISHED, Published
 from posterity.studies.penalties.runs import Outcome, Runs, fit_here, fit_there
 from posterity.studies.penalties.scores import VANISHED
+from posterity.studies.results import Result
 
 CLOSE = 0.003  # of accuracy: 0.3 points
 CHOICE = "highest mean accuracy over seeds on held-out training rows, of equals the least NLL there"

@@ -9,7 +9,7 @@ from typing import Any
 from posterity.model.data import as_data
 from posterity.report.machine import processor
 from posterity.studies.grids import mean_and_spread, nearest
-from posterity.studies.groups import Result
+from posterity.studies.results import Result
 from posterity.studies.temperature.data import Rows, describe_foreign
 from posterity.studies.temperature.protocol import Settings, problem
 from posterity.studies.temperature.runs import Cell, Runs

@@ -12,7 +12,7 @@ from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
 from posterity.studies.parallel import named, run_all
-from posterity.studies.results import Identity, read_result, write_result
+from posterity.studies.results import Identity, Result, read_result, write_result
 from posterity.studies.uci.protocol import Settings, Split, hidden_units, standard_split
 from posterity.studies.uci.recipes import RECIPES, Recipe
 
@@ -33,15 +33,6 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.data_set}, {RECIPES[self.method].label}, split {self.split}"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a cell gave: its scores, and the seconds that its fit took, stages shared with other methods included."""
-
-    cell: Cell
-    scores: dict[str, float]
-    seconds: float
 
 
 def identity(split: Split, method: str, settings: Settings) -> Identity:
@@ -67,7 +58,7 @@ def identity(split: Split, method: str, settings: Settings) -> Identity:
     }
 
 
-def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result]:
+def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
     """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
     place, split = None, None
     for cell in cells:
@@ -78,8 +69,11 @@ def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[
         yield Result(cell, *read_result(cell.path(folder), identity(split, cell.method, settings)))
 
 
-def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, settings: Settings) -> list[Result]:
-    """Fit these methods to one split and store what each gave; a stage that several share is run once."""
+def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, settings: Settings) -> list[Result[Cell]]:
+    """Fit these methods to one split and store what each gave.
+
+    A stage that several share is run once, and its seconds count for each.
+    """
     split = standard_split(data_set, index)
     done: Done = {}
     results = []
@@ -116,7 +110,7 @@ def _run(
     return done[known]
 
 
-def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[list[Result]]:
+def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[list[Result[Cell]]]:
     """Fit these cells, in `jobs` processes of one thread each; give the results of a split as soon as it is done."""
     groups: dict[tuple[str, int], list[str]] = {}
     for cell in missing:

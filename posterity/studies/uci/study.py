@@ -7,10 +7,11 @@ from typing import Any
 
 from posterity.datasets import UCI_REGRESSION
 from posterity.datasets.uci import num_splits
+from posterity.studies.results import Result
 from posterity.studies.uci.protocol import Settings, check_choices
 from posterity.studies.uci.published import COMPARED, FILE, GOAL, PAIRS, Value, find_published, read_published
 from posterity.studies.uci.recipes import RECIPES
-from posterity.studies.uci.runs import Cell, Result, fit_all, stored
+from posterity.studies.uci.runs import Cell, fit_all, stored
 from posterity.studies.uci.summary import METRICS, Row, at_least_as_good, own_rows, published_rows, reached
 
 
@@ -19,7 +20,7 @@ class Study:
     """All that the study found: a result for each data set, method and split, and what others published."""
 
     settings: Settings
-    results: tuple[Result, ...]
+    results: tuple[Result[Cell], ...]
     published: tuple[Value, ...]
     published_from: Path | None
 
@@ -118,7 +119,7 @@ def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, 
     check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
 
 
-def _progress(results: Sequence[Result], count: int, whole: int) -> str:
+def _progress(results: Sequence[Result[Cell]], count: int, whole: int) -> str:
     cell = results[0].cell
     scores = ", ".join(
         f"{RECIPES[one.cell.method].label} NLL {one.scores['test_nll']:.4g} RMSE {one.scores['test_rmse']:.4g}"

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from posterity.studies.results import with_error
+from posterity.studies.results import Result, with_error
 from posterity.studies.uci.published import COMPARED, GOAL, Value
 from posterity.studies.uci.recipes import RECIPES
-from posterity.studies.uci.runs import Result
+from posterity.studies.uci.runs import Cell
 
 METRICS = {"test_rmse": "RMSE", "test_nll": "NLL"}
 
@@ -52,9 +52,9 @@ def mean_and_error(values: Sequence[float]) -> Mean:
     return Mean(fmean(values), stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None)
 
 
-def own_rows(results: Sequence[Result]) -> list[Row]:
+def own_rows(results: Sequence[Result[Cell]]) -> list[Row]:
     """A row for each data set and method, in the order of the results."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+    groups: dict[tuple[str, str], list[Result[Cell]]] = {}
     for result in results:
         groups.setdefault((result.cell.data_set, result.cell.method), []).append(result)
     return [
