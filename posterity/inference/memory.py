@@ -66,9 +66,8 @@ def theta_bytes(joint: Joint | Density) -> int:
 
 def moment_bytes(optimizer: Optimizer, joint: Joint | Density, size: int) -> int:
     """What the optimiser keeps for a vector of this size, for each member."""
-    return count_members(joint) * tensor_bytes(
-        list(optimizer.init(torch.empty(size, dtype=joint.dtype, device="meta")))
-    )
+    like = torch.empty(size, dtype=joint.dtype, device="meta")
+    return count_members(joint) * tensor_bytes(list(optimizer.init(like)))
 
 
 def data_bytes(data: Data) -> int:

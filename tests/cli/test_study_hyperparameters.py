@@ -1,7 +1,7 @@
 """`posterity study hyperparameters`: the table, the folder, going on, and what is refused."""
 
 import pytest
-from ucitable import write_energy
+from ucitable import REFUSED, write_energy
 
 from posterity.cli.study_hyperparameters import NAMES
 from posterity.studies import hyperparameters as package
@@ -36,17 +36,7 @@ def test_goes_on_where_it_was_interrupted(interrupted):
     assert there == ["4 of 4 results are there already"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--datasets", "enrgy"), "Unknown data set 'enrgy'. Did you mean 'energy'?"),
-        (("--methods", "laplas"), "Unknown method 'laplas'. Did you mean 'laplace'?"),
-        (("--methods", ","), "No method was named."),
-        (("--splits", "0"), "splits must be a positive whole number. Got 0."),
-        (("--jobs", "0"), "jobs must be a positive whole number. Got 0."),
-        (("--steps", "0"), "steps must be a positive whole number. Got 0."),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), REFUSED)
 def test_what_cannot_be_used_is_refused(refused, words, said):
     assert said in refused("hyperparameters", *words)
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ucitable import write_energy
+from ucitable import REFUSED, write_energy
 
 from posterity.cli.study_uci import NAMES
 from posterity.datasets import UCI_REGRESSION
@@ -44,17 +44,7 @@ def test_goes_on_where_it_was_interrupted(interrupted):
     assert there == ["6 of 6 results are there already"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--datasets", "enrgy"), "Unknown data set 'enrgy'. Did you mean 'energy'?"),
-        (("--methods", "laplas"), "Unknown method 'laplas'. Did you mean 'laplace'?"),
-        (("--methods", ","), "No method was named."),
-        (("--splits", "0"), "splits must be a positive whole number. Got 0."),
-        (("--jobs", "0"), "jobs must be a positive whole number. Got 0."),
-        (("--steps", "0"), "steps must be a positive whole number. Got 0."),
-    ],
-)
+@pytest.mark.parametrize(("words", "said"), REFUSED)
 def test_what_cannot_be_used_is_refused(refused, words, said):
     assert said in refused("uci", *words)
 

@@ -179,6 +179,8 @@ CASES = {
                     normal(3), ("0.parametrizations.weight.original0", "0.parametrizations.weight.original1")),
     "bias used alone": (flow(lambda m, x: m.a(x).tanh() * m.a.bias, a=linear(3, 2)), normal(3), ("a.bias",)),
     "weight as input": (flow(lambda m, x: m.a(x) + m.a(m.w), w=parameter(1, 3), a=linear(3, 2)), normal(3), None),
+    "norm of a weight": (flow(lambda m, x: m.a(x) * m.norm(m.w), a=linear(3, 4), w=parameter(1, 4),
+                              norm=lambda: nn.LayerNorm(4)), normal(3), ("w", "norm.weight", "norm.bias")),
     "sequence first": (flow(sequence_first, a=linear(2, 3), b=linear(3, 2)), normal(4, 2), ("a.weight", "a.bias")),
     "as many positions as rows": (flow(sequence_first, a=linear(2, 3), b=linear(3, 2)), normal(2, 2),
                                   ("a.weight", "a.bias")),

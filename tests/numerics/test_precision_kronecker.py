@@ -45,6 +45,13 @@ def damped(outer, inner, scale, prior):
     )
 
 
+def test_dense_derivatives_in_single_precision_are_taken_in_double():
+    precision = Kronecker.of(gram(0, "o", 2, 3), gram(0, "i", 2, 2), torch.ones(12))
+    single = normal(0, "j", ROWS, OUTPUTS, 12).float()
+    for form in (precision.quadratic, precision.marginal, precision.joint_quadratic):
+        close(form(single), form(single.double()), 1e-13)
+
+
 @given(st.integers(0, 10**6), st.floats(0.1, 10.0), st.floats(0.01, 10.0))
 @settings(deadline=None, max_examples=20)
 def test_factored_damping(seed, scale, number):
