@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from contracts.cases import CASES, COLUMNS, Case, inputs
+from killedruns import KillAfter, KilledError
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import posterity as po
 from posterity.errors import BadData
-from posterity.inference import Callback, Checkpoint, Run, Trace
+from posterity.inference import Checkpoint, Trace
 from posterity.methods import subset
 from posterity.model import Tempering
 from posterity.numerics import Key
@@ -30,21 +31,6 @@ member_cases = pytest.mark.parametrize("case", [c for c in CASES if c.members], 
 full_cases = pytest.mark.parametrize("case", [c for c in CASES if c.every_row], ids=lambda case: case.name)
 drawing_cases = pytest.mark.parametrize("case", [c for c in CASES if c.draws], ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-
-
-class KilledError(Exception):
-    pass
-
-
-class KillAfter(Callback):
-    """Ends the run as a kill would: after the step, before it is stored."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def after_step(self, run: Run) -> None:
-        if run.step == self.step:
-            raise KilledError
 
 
 def run(case: Case, dtype: torch.dtype = FLOAT64, **options: object) -> tuple[Posterior, Trace]:

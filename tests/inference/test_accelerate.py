@@ -135,16 +135,19 @@ def test_a_run_that_is_taken_up_again_is_recorded_again(tmp_path: Path, caplog: 
     torch.testing.assert_close(again.point(), whole.point(), rtol=1e-4, atol=1e-5)
 
 
+class Looks(nn.Module):
+    """A module whose path depends on its numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (2.0 if float(x.sum()) > 0 else 1.0)
+
+
 @pytest.mark.cuda
 def test_a_module_that_looks_at_its_numbers_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:
-    class Looks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) * (2.0 if float(x.sum()) > 0 else 1.0)
-
     joint = problem(Looks())
     with caplog.at_level(logging.INFO, "posterity"):
         found, _ = po.infer(METHODS["map"], joint, rows())
@@ -171,14 +174,6 @@ def test_torch_is_well_after_a_recording_that_failed(
 ) -> None:
     """Also where nothing was noticed before it began."""
     monkeypatch.setattr(graph, "nothing_read", nullcontext)
-
-    class Looks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) * (2.0 if float(x.sum()) > 0 else 1.0)
 
     po.infer(METHODS["map"], problem(Looks()), rows())
     assert caplog.text.count("not recorded") == 1

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from killedruns import KillAfter, KilledError
 from torch import nn
 
 import posterity as po
 from posterity.errors import BadData, BadFolder
-from posterity.inference import Callback, Checkpoint
+from posterity.inference import Checkpoint
 from posterity.methods import HMC, MAP, SGLD, Ensemble, Laplace
 from posterity.model import Compose, Crop, Flip, as_data
 from posterity.networks import ConvNet
@@ -33,16 +34,6 @@ def problem(device=None):
     return po.Joint(net.to(device), po.likelihoods.Categorical(), po.priors.Normal(), num_data=ROWS)
 
 
-class KilledError(Exception):
-    pass
-
-
-class Kill(Callback):
-    def after_step(self, run):
-        if run.step == 5:
-            raise KilledError
-
-
 METHODS = [MAP(steps=9, batch_size=5), SGLD(draws=6, warmup=3, chains=2, batch_size=5)]
 
 
@@ -52,7 +43,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(method, tmp_path):
     whole, trace = po.infer(method, problem(), data)
     checkpoint = Checkpoint(tmp_path, steps=2, seconds=None)
     with pytest.raises(KilledError):
-        po.infer(method, problem(), data, checkpoint=checkpoint, callbacks=[Kill()])
+        po.infer(method, problem(), data, checkpoint=checkpoint, callbacks=[KillAfter(5)])
     resumed, again = po.infer(method, problem(), data, checkpoint=checkpoint)
     assert torch.equal(resumed.sample(3, Key(0)), whole.sample(3, Key(0)))
     assert torch.equal(again["loss"], trace["loss"])

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from contracts.cases import classification, labels, numbers, regression
+from killedruns import KillAfter, KilledError
 
 import posterity as po
 from posterity.errors import BadData
@@ -42,19 +43,6 @@ class Watch(Callback):
 
     def after_step(self, run):
         self.thetas[run.step] = run.state.theta.clone()
-
-
-class KilledError(Exception):
-    pass
-
-
-class KillAfter(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def after_step(self, run):
-        if run.step == self.step:
-            raise KilledError
 
 
 @pytest.mark.parametrize(("every", "expected"), [(4, [4, 8, 10]), (5, [5, 10]), (1, list(range(1, 11))), (99, [10])])

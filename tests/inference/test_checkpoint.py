@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from contracts.cases import classification, labels, linear_regression, numbers, regression
+from killedruns import KilledError
 from torch import Tensor
 
 import posterity as po
@@ -20,10 +21,6 @@ from posterity.storage import RunFolder
 
 FLOAT64 = torch.float64
 module = import_module("posterity.inference.checkpoint")
-
-
-class KilledError(Exception):
-    pass
 
 
 class At(Callback):

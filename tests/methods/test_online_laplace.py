@@ -6,12 +6,13 @@ import pytest
 import torch
 from contracts.cases import labels, network, numbers
 from goldcases import load
+from killedruns import KillAfter, KilledError
 from torch import nn
 
 import posterity as po
 from posterity.curvature import CorrectedKronecker, Diagonal
 from posterity.evidence import Evidence, MacKay, PerLayer, PerTensor, Shared
-from posterity.inference import Callback, Checkpoint
+from posterity.inference import Checkpoint
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Laplace, LargestVariance, LastLayer, OnlineLaplace
 from posterity.model.batch import Feed
@@ -130,19 +131,6 @@ def test_batches_of_two_feeds():
         assert len(feed) == len(expected)
         for start in range(len(expected) + 1):
             assert "".join(feed.from_step(start)) == expected[start:]
-
-
-class KilledError(Exception):
-    pass
-
-
-class KillAfter(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def after_step(self, run):
-        if run.step == self.step:
-            raise KilledError
 
 
 @pytest.mark.parametrize("kill", [7, 17])

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from contracts.cases import inputs, numbers, regression
-from contracts.test_methods import KillAfter, KilledError, same_bits
+from contracts.test_methods import same_bits
 from drawn import normal
+from killedruns import KillAfter, KilledError
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sameness import same
 
 from posterity.errors import BadFolder
 from posterity.storage import Part, RunFolder, clone, flatten, restore
@@ -36,18 +37,6 @@ def make(value=0.0, **changes):
         "kept": [tensor + 1, (True, "text")],
     }
     return State(**{**fields, **changes})
-
-
-def same(first, second):
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, torch.Tensor):
-        return first.dtype == second.dtype and first.shape == second.shape and torch.equal(first, second)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
-    if isinstance(first, dict):
-        return same(list(first.items()), list(second.items()))
-    return repr(first) == repr(second)
 
 
 TENSORS = st.sampled_from([torch.tensor(0.1), torch.zeros(0, 2), torch.arange(3), torch.ones(2).half()])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sameness import same
 
 import posterity.model
 from posterity.errors import BadFolder
@@ -36,21 +37,6 @@ VALUES = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-def same(first, second):
-    """Equal, with equal types all the way down, tensors to the bit and dicts in order."""
-    if type(first) is not type(second):
-        return False
-    if isinstance(first, torch.Tensor):
-        return first.dtype == second.dtype and first.shape == second.shape and torch.equal(first, second)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(same, first, second))
-    if isinstance(first, dict):
-        return same(list(first.items()), list(second.items()))
-    if isinstance(first, float):
-        return repr(first) == repr(second)
-    return first == second
 
 
 def there_and_back(value):
