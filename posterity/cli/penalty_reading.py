@@ -27,12 +27,12 @@ def finite(value: float) -> float | None:
 
 
 def read(
-    name: str | None, factor: float, prior: str | None, family: str | None, sigma: str | None, shape: str | None
+    name: str | None, factor: float | None, prior: str | None, family: str | None, sigma: str | None, shape: str | None
 ) -> "Reading":
     """What a family makes of a penalty by name or formula, or of the one that a prior is."""
     sizes = asked_shape(shape)
     if prior is not None:
-        if factor != 1.0:
+        if factor is not None:
             raise ValueError(f"--factor is for a PENALTY: a prior has its scale. Got {factor:g} with --prior.")
         target = asked_prior(prior)
         reader = asked_family(family, sigma, "gaussian")
@@ -41,7 +41,7 @@ def read(
         kind = by_points.terms[0] if isinstance(by_points, Sum) else by_points
         return Reading(kind, penalty, reader, sizes, True, to_prior(penalty, reader, shape=sizes))
     assert name is not None
-    asked = asked_penalty(name, factor)
+    asked = asked_penalty(name, 1.0 if factor is None else factor)
     reader = asked_family(family, sigma, asked.reader)
     if asked.kind.separates:
         for scale in reader.scales:  # a formula that is not finite is a wrong formula, whoever reads it
