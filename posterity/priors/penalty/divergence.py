@@ -27,6 +27,18 @@ class Divergence(Penalty):
     It is exact where the prior's `kl` is, and by the trapezoid rule elsewhere. Called with weights it is
     -log p(w), the reading by points.
 
+    **Math**: KL = -H(beta_nu) - E log p(mu + X), X of the family's density at nu.
+
+    **Limit**: of priors that differ from weight to weight there is no r(mu, nu) of one weight: they are refused. A
+    group lasso has its KL to points and to Gaussians only.
+
+    **Cost**: a closed form, or a sum over about 2,000 nodes for each weight.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
+
     >>> from posterity.priors.normal import Normal
     >>> r = Divergence(Normal(0.5), Gaussian())
     >>> r.of(torch.tensor([[0.5]]), torch.tensor([[0.5]]))

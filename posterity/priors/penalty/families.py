@@ -63,6 +63,17 @@ class Family(ABC):
 class Dirac(Family):
     """A point without width: w = mu. The reading of a penalty by maximum a posteriori.
 
+    **Math**: KL(beta_mu || alpha) = -log alpha(mu) + an infinite constant, which is left out: a penalty r is that of the
+    prior exp(-r) / Z.
+
+    **Limit**: says nothing about how far from the mode the posterior reaches.
+
+    **Cost**: none.
+
+    **References**: MacKay (1992), A practical Bayesian framework for backpropagation networks.
+
+    **Example**:
+
     >>> Dirac().scales, Dirac().moments(0.0, 2)
     ((0.0,), (1.0, 0.0, 0.0))
     """
@@ -91,6 +102,19 @@ class Dirac(Family):
 @dataclass(frozen=True)
 class Gaussian(Family):
     """N(mu, sigma^2); `scale` is sigma where it is fixed, or several sigmas where it is trained.
+
+    **Math**: KL(N(mu, sigma^2) || alpha) = -log(2 pi e sigma^2) / 2 - (N(0, sigma^2) * log alpha)(mu): but for constants
+    the penalty is log alpha smoothed, which inversion undoes.
+
+    **Limit**: with one sigma only the means are penalised, and smooth penalties have a prior; with several, one prior
+    must explain the penalty at all of them.
+
+    **Cost**: closed forms, or about 2,000 nodes for each mean.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
 
     >>> Gaussian(0.5).is_fixed, Gaussian((0.2, 0.5, 1.0)).is_fixed, Gaussian(2.0).moments(2.0, 4)
     (True, False, (1.0, 0.0, 4.0, 0.0, 48.0))
@@ -142,6 +166,19 @@ class Translation(Family):
     `lowest` and `highest`, beyond which it must be negligible or zero: where it has an edge, one of the two must be
     there. Or `standard_moments` are E Z^k for k = 0, 1, ..., and `standard_entropy` is -E log of Z's density;
     polynomial penalties up to that order need no more. `scale` is nu where it is fixed, or several where it is trained.
+
+    **Math**: KL(beta_{mu, nu} || alpha) = -H(Z) - log nu - E log alpha(mu + nu Z), by sums over nodes; a polynomial
+    penalty is inverted by the moments alone.
+
+    **Limit**: where the characteristic function of Z has zeros, as that of a uniform density, waves of these lengths
+    leave no trace in the KL, and their part of the prior is not found.
+
+    **Cost**: 2,001 nodes for each mean.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
 
     >>> triangle = Translation(lambda z: (1.0 - z.abs()).clamp_min(0.0), lowest=-1.0, highest=1.0)
     >>> round(triangle.moments(1.0, 2)[2], 4), round(triangle.entropy(1.0), 4)
