@@ -63,8 +63,8 @@ class Family(ABC):
 class Dirac(Family):
     """A point without width: w = mu. The reading of a penalty by maximum a posteriori.
 
-    **Math**: KL(beta_mu || alpha) = -log alpha(mu) + an infinite constant, which is left out: a penalty r is that of the
-    prior exp(-r) / Z.
+    **Math**: KL(beta_mu || alpha) = -log alpha(mu) + an infinite constant, which is left out: a penalty r is that of
+    the prior exp(-r) / Z.
 
     **Limit**: says nothing about how far from the mode the posterior reaches.
 
@@ -103,8 +103,8 @@ class Dirac(Family):
 class Gaussian(Family):
     """N(mu, sigma^2); `scale` is sigma where it is fixed, or several sigmas where it is trained.
 
-    **Math**: KL(N(mu, sigma^2) || alpha) = -log(2 pi e sigma^2) / 2 - (N(0, sigma^2) * log alpha)(mu): but for constants
-    the penalty is log alpha smoothed, which inversion undoes.
+    **Math**: KL(N(mu, sigma^2) || alpha) = -log(2 pi e sigma^2) / 2 - (N(0, sigma^2) * log alpha)(mu): but for
+    constants the penalty is -log alpha smoothed, which inversion undoes.
 
     **Limit**: with one sigma only the means are penalised, and smooth penalties have a prior; with several, one prior
     must explain the penalty at all of them.

@@ -20,8 +20,8 @@ class Function(Penalty):
     `r` takes two tensors of one shape and gives one of that shape, entry by entry; it must be finite, and nothing but
     mu and nu may decide it (no data, no random numbers, no other weight). For a posterior without width nu is 0.
 
-    **Math**: by points, exp(-r(w, 0)) / Z, tabulated where exp(-r) integrates. For a family with a width `to_prior` asks
-    whether r(mu, nu) + K is a KL(beta_{mu, nu} || alpha) for one alpha, and finds it.
+    **Math**: by points, exp(-r(w, 0)) / Z, tabulated where exp(-r) integrates. For a family with a width `to_prior`
+    asks whether r(mu, nu) + K is a KL(beta_{mu, nu} || alpha) for one alpha, and finds it.
 
     **Limit**: one function of one weight at a time; groups and norms of tensors are `GroupLasso` and `Sum`.
 
