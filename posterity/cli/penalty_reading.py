@@ -18,7 +18,7 @@ from posterity.priors.penalty import Dirac, Divergence, Family, Gaussian, Penalt
 from posterity.priors.penalty import GroupLasso as GroupPenalty
 
 _PLACES = (0.0, 0.5, 1.0, 2.0)
-_GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64)
+_GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
 
 
 def finite(value: float) -> float | None:
@@ -152,7 +152,7 @@ class Reading:
 
     def variance(self, prior: Prior) -> float:
         """That of one weight of a tensor of the shape."""
-        like = torch.zeros(math.prod(self.shape), dtype=torch.float64)
+        like = torch.zeros(math.prod(self.shape), dtype=torch.float64, device="cpu")
         return float(prior.bound(Layout.of({"weight": self.shape})).variance(like)[0])
 
     def _variance_in_words(self, prior: Prior) -> str:
@@ -163,7 +163,7 @@ class Reading:
         """The penalty at some lengths of the mean, for each sigma."""
         from posterity.report.penalties import penalty_along
 
-        places = torch.tensor(_PLACES, dtype=torch.float64)
+        places = torch.tensor(_PLACES, dtype=torch.float64, device="cpu")
         columns = [penalty_along(self.penalty, places, scale, self.group).tolist() for scale in self.family.scales]
         return [(place, list(row)) for place, row in zip(_PLACES, zip(*columns, strict=True), strict=True)]
 

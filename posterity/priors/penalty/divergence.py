@@ -113,7 +113,7 @@ class Divergence(Penalty):
         """In closed form where -log p is homogeneous, else by bisection; a ValueError where p has no variance."""
         positive("variance", variance)
         checked_shape(shape)
-        like = torch.zeros(shape, dtype=torch.float64)
+        like = torch.zeros(shape, dtype=torch.float64, device="cpu")
         own = float(self._bound(like).variance(like.reshape(-1))[0])
         if not math.isfinite(own):
             raise ValueError(
@@ -122,7 +122,7 @@ class Divergence(Penalty):
         power = degree(self.target)
         if power is not None:
             return float((own / variance) ** (0.5 * power))
-        one = torch.zeros(1, dtype=torch.float64)
+        one = torch.zeros(1, dtype=torch.float64, device="cpu")
         return matched_factor(lambda factor: float(self.prior(factor).variance(one)), variance)
 
     @property

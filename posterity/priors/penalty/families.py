@@ -45,7 +45,7 @@ class Family(ABC):
 
     @abstractmethod
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
-        """Points x and weights that sum to 1, (Q,) each in float64, with E f(X) = sum of weights f(x)."""
+        """Points x and weights that sum to 1, (Q,) each in float64 on the CPU, with E f(X) = sum of weights f(x)."""
 
     @property
     def is_continuous(self) -> bool:
@@ -54,7 +54,7 @@ class Family(ABC):
 
     def characteristic(self, frequency: Tensor, scale: float) -> Tensor:
         """E exp(i k X) at each frequency k, complex: (...) -> (...)."""
-        points, weights = self.nodes(scale)
+        points, weights = (part.to(frequency.device) for part in self.nodes(scale))
         phase = frequency.double().unsqueeze(-1) * points
         return torch.complex((phase.cos() * weights).sum(-1), (phase.sin() * weights).sum(-1))
 
@@ -93,7 +93,7 @@ class Dirac(Family):
 
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
         """One point."""
-        return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        return torch.zeros(1, dtype=torch.float64, device="cpu"), torch.ones(1, dtype=torch.float64, device="cpu")
 
     def __str__(self) -> str:
         return "points"
@@ -143,7 +143,7 @@ class Gaussian(Family):
 
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
         """The trapezoid rule over nine standard deviations on either side."""
-        points = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64)
+        points = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64, device="cpu")
         weights = torch.exp(-0.5 * points.square())
         return scale * points, weights / weights.sum()
 
@@ -162,10 +162,11 @@ class Gaussian(Family):
 class Translation(Family):
     """w = mu + nu Z with Z of any density, given as a function or by its moments.
 
-    `density` takes points (Q,) in float64 and gives the density there (Q,), up to its normaliser; it is read between
-    `lowest` and `highest`, beyond which it must be negligible or zero: where it has an edge, one of the two must be
-    there. Or `standard_moments` are E Z^k for k = 0, 1, ..., and `standard_entropy` is -E log of Z's density;
-    polynomial penalties up to that order need no more. `scale` is nu where it is fixed, or several where it is trained.
+    `density` takes points (Q,) in float64 on the CPU and gives the density there (Q,), up to its normaliser; it is
+    read between `lowest` and `highest`, beyond which it must be negligible or zero: where it has an edge, one of the
+    two must be there. Or `standard_moments` are E Z^k for k = 0, 1, ..., and `standard_entropy` is -E log of Z's
+    density; polynomial penalties up to that order need no more. `scale` is nu where it is fixed, or several where it is
+    trained.
 
     **Math**: KL(beta_{mu, nu} || alpha) = -H(Z) - log nu - E log alpha(mu + nu Z), by sums over nodes; a polynomial
     penalty is inverted by the moments alone.
@@ -238,7 +239,7 @@ class Translation(Family):
     def _rule(self) -> tuple[Tensor, Tensor, Tensor]:
         """Points z, weights that sum to 1, and the density, (Q,) each."""
         assert self.density is not None
-        points = torch.linspace(self.lowest, self.highest, _POINTS, dtype=torch.float64)
+        points = torch.linspace(self.lowest, self.highest, _POINTS, dtype=torch.float64, device="cpu")
         inset = 1e-12 * (self.highest - self.lowest)  # the density at an edge is that within, whatever < and <= say
         points[0], points[-1] = points[0] + inset, points[-1] - inset
         values = self.density(points)
@@ -259,7 +260,7 @@ class Translation(Family):
                 f"and {points[place + 1]:.6g}. Let lowest or highest be where it does, or give standard_moments."
             )
         rule = torch.full_like(points, (self.highest - self.lowest) / (_POINTS - 1))
-        ends = torch.tensor(_ENDS, dtype=torch.float64)
+        ends = torch.tensor(_ENDS, dtype=torch.float64, device="cpu")
         rule[: len(ends)] *= ends
         rule[-len(ends) :] *= ends.flip(0)
         mass = float((rule * values).sum())

@@ -94,7 +94,7 @@ class Sum(Penalty):
         term, own = kind_of(self)
         if term is not self:
             return term.factor(variance, shape) / own
-        like = torch.zeros(1, dtype=torch.float64)
+        like = torch.zeros(1, dtype=torch.float64, device="cpu")
         return matched_factor(lambda factor: float(self.prior(factor).variance(like)), variance)
 
     @property
