@@ -19,6 +19,7 @@ from posterity.cli.penalty import penalty
 from posterity.cli.plan import plan
 from posterity.cli.predict import predict
 from posterity.cli.study import study
+from posterity.cli.termination import as_interrupt
 
 INTERRUPTED = 130
 USAGE = 2
@@ -62,10 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        code = get_command(app).main(
-            args=[word for word in words if word != "--debug"], prog_name="posterity", standalone_mode=False, obj=words
-        )
-        sys.stdout.flush()
+        with as_interrupt():
+            code = get_command(app).main(
+                args=[word for word in words if word != "--debug"],
+                prog_name="posterity",
+                standalone_mode=False,
+                obj=words,
+            )
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has seen enough, as in `posterity predict RUN | head`

@@ -107,7 +107,7 @@ def penalty(
         for option, value in (("--rows", rows), ("--rule", rule)):
             if net is None and value is not None:
                 raise ValueError(f"{option} is for --net, whose layers have factors. Name one, as --net lenet.")
-        reading = read(name, 1.0 if factor is None else factor, prior, family, sigma, shape)
+        reading = read(name, factor, prior, family, sigma, shape)
         layers = None if net is None else layers_of(reading.kind, net, rule or "fan-in", rows)
         if plot is not None:
             _drawn(lambda: reading.draw(plot))

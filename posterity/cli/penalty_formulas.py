@@ -59,7 +59,7 @@ def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> s
         return f"exp(-r(w)) / {verdict.kappa:.6g} with r = {penalty}"
     if verdict.route in ("spline", "fourier"):
         return None
-    places = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64)
+    places = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
     recognise = recognise_polynomial if verdict.route == "polynomial" else recognise_trigonometric
     found = recognise(places, verdict.log_alpha(places))
     return None if found is None else f"exp({_sum(found)})"

@@ -18,7 +18,7 @@ from posterity.priors.penalty import Dirac, Divergence, Family, Gaussian, Penalt
 from posterity.priors.penalty import GroupLasso as GroupPenalty
 
 _PLACES = (0.0, 0.5, 1.0, 2.0)
-_GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64)
+_GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
 
 
 def finite(value: float) -> float | None:
@@ -27,12 +27,12 @@ def finite(value: float) -> float | None:
 
 
 def read(
-    name: str | None, factor: float, prior: str | None, family: str | None, sigma: str | None, shape: str | None
+    name: str | None, factor: float | None, prior: str | None, family: str | None, sigma: str | None, shape: str | None
 ) -> "Reading":
     """What a family makes of a penalty by name or formula, or of the one that a prior is."""
     sizes = asked_shape(shape)
     if prior is not None:
-        if factor != 1.0:
+        if factor is not None:
             raise ValueError(f"--factor is for a PENALTY: a prior has its scale. Got {factor:g} with --prior.")
         target = asked_prior(prior)
         reader = asked_family(family, sigma, "gaussian")
@@ -41,7 +41,7 @@ def read(
         kind = by_points.terms[0] if isinstance(by_points, Sum) else by_points
         return Reading(kind, penalty, reader, sizes, True, to_prior(penalty, reader, shape=sizes))
     assert name is not None
-    asked = asked_penalty(name, factor)
+    asked = asked_penalty(name, 1.0 if factor is None else factor)
     reader = asked_family(family, sigma, asked.reader)
     if asked.kind.separates:
         for scale in reader.scales:  # a formula that is not finite is a wrong formula, whoever reads it
@@ -152,7 +152,7 @@ class Reading:
 
     def variance(self, prior: Prior) -> float:
         """That of one weight of a tensor of the shape."""
-        like = torch.zeros(math.prod(self.shape), dtype=torch.float64)
+        like = torch.zeros(math.prod(self.shape), dtype=torch.float64, device="cpu")
         return float(prior.bound(Layout.of({"weight": self.shape})).variance(like)[0])
 
     def _variance_in_words(self, prior: Prior) -> str:
@@ -163,7 +163,7 @@ class Reading:
         """The penalty at some lengths of the mean, for each sigma."""
         from posterity.report.penalties import penalty_along
 
-        places = torch.tensor(_PLACES, dtype=torch.float64)
+        places = torch.tensor(_PLACES, dtype=torch.float64, device="cpu")
         columns = [penalty_along(self.penalty, places, scale, self.group).tolist() for scale in self.family.scales]
         return [(place, list(row)) for place, row in zip(_PLACES, zip(*columns, strict=True), strict=True)]
 

@@ -6,7 +6,10 @@ from torch import Tensor
 
 
 class KeptDraw(NamedTuple):
-    """Draws theta (C, P) of all chains, with their log density and what the transitions to them were like, (C,)."""
+    """Draws theta (C, P) of all chains, with their log density and what the last transitions were like, (C,).
+
+    `divergent` is whether any transition since the draw kept before, or since the warm-up, was.
+    """
 
     theta: Tensor
     log_density: Tensor

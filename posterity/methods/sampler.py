@@ -145,15 +145,20 @@ class Sampler(Chains):
             tuning, start = Tuning(**state.tuning), state.draw.theta
             drawn, move = self._transition(target, Place(start, state.draw.log_density, state.grad), tuning, key)
             theta = start + spread(tuning.scale, drawn.position)
-            draw = KeptDraw(theta, drawn.value, *move, tuning.step_size)
+            between = state.step > self.warmup and not self.keeps(
+                state.step
+            )  # the last draw is not kept, nor is its flag
+            told = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
+            draw = KeptDraw(theta, drawn.value, *told, tuning.step_size)
             grad, adaptation = drawn.grad, state.adaptation
             if adaptation:
                 grad, tuning, adaptation = self._learnt(target, state, draw, grad, tuning, key)
             near = theta.abs().amax(-1) < FAR
             loss = torch.where(near, -drawn.value / joint.num_data, torch.inf)
         info = {name: value for name, value in draw._asdict().items() if name not in ("theta", "log_density")}
+        info |= {"loss": loss, "divergent": move.divergent}
         leapfrogs = state.leapfrogs + int(move.leapfrogs.amax())
-        return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1, leapfrogs), {"loss": loss, **info}
+        return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1, leapfrogs), info
 
     def renewed(self, joint: Target, state: SamplerState, batch: Batch) -> SamplerState:
         """The state with log density and gradient of another problem over the same theta; tuned as it was."""

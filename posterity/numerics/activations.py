@@ -1,9 +1,10 @@
 """Activation functions by name, and their slopes."""
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterity.errors import shown, unknown
@@ -27,6 +28,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The function of an activation given by name, or as a function of tensors, which is tried out.
 
+    It is for tensors on the CPU: of a module it is a copy there.
+
     >>> activation_function("relu")(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
     """
@@ -39,13 +42,15 @@ def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callabl
             'An activation must be a name such as "tanh", or a function of a tensor, entry by entry. '
             f"Got {shown(activation)}."
         )
-    places = torch.tensor([[-1.5, 0.5, 1.0]], dtype=torch.float64)
+    if isinstance(activation, nn.Module):
+        activation = deepcopy(activation).cpu()
+    places = torch.tensor([[-1.5, 0.5, 1.0]], dtype=torch.float64, device="cpu")
     try:
         with torch.no_grad():
             values = activation(places.clone())
     except RuntimeError as error:
         raise ValueError(
-            f"An activation must take tensors of float64. Got an error: {str(error).splitlines()[0]} "
+            f"An activation must take tensors of float64 on the CPU. Got an error: {str(error).splitlines()[0]} "
             "Give a module with parameters as module.double()."
         ) from error
     if not isinstance(values, Tensor) or values.shape != places.shape or not values.isfinite().all():

@@ -1,7 +1,7 @@
 """Draws of Markov chains."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -115,7 +115,12 @@ class Samples(Posterior):
         positive_whole("thinned: every", every)
         if every > self.num_draws:
             raise ValueError(f"thinned: every must be at most the {self.num_draws} draws of a chain. Got {every}.")
-        return self._cut(self.joint, lambda tensor: tensor[:, every - 1 :: every])
+        found = self._cut(self.joint, lambda tensor: tensor[:, every - 1 :: every])
+        if "divergent" not in self.statistics:
+            return found
+        divergent = self.statistics["divergent"][:, : found.num_draws * every]
+        since = divergent.reshape(self.num_chains, found.num_draws, every).any(-1)
+        return replace(found, statistics={**found.statistics, "divergent": since})
 
     def _cut(self, joint: Joint | Density, part: Callable[[Tensor], Tensor]) -> "Samples":
         statistics = {name: part(value) for name, value in self.statistics.items()}

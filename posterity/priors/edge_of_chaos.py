@@ -129,7 +129,7 @@ def _named_edge(name: str, bias_variance: float) -> Edge:
 
 
 def _edge(moments: _Moments, bias_variance: float, name: str) -> Edge:
-    grid = torch.logspace(-8.0, 4.0, 61, dtype=torch.float64)
+    grid = torch.logspace(-8.0, 4.0, 61, dtype=torch.float64, device="cpu")
     squares, slopes = moments(grid)
     if not (slopes > 0).any():
         raise ValueError(f"EdgeOfChaos: {name} has slope zero, so that no signal passes. Use another activation.")
@@ -201,4 +201,4 @@ def _name(activation: str | Callable[[Tensor], Tensor]) -> str:
 
 
 def _double(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values, dtype=torch.float64, device="cpu")

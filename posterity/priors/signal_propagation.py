@@ -17,7 +17,7 @@ _OUTER = 151  # nodes of what both inputs share
 
 
 class Signals(NamedTuple):
-    """By layer, (depth + 1,) in float64, that of the inputs first: drawn, and for infinite width.
+    """By layer, (depth + 1,) in float64 on the CPU, that of the inputs first: drawn, and for infinite width.
 
     `variance` is the mean square of a layer's pre-activations, `correlation` the cosine between those of two inputs.
     """
@@ -77,7 +77,7 @@ def signal_propagation(
     for _ in range(depth):
         expected.append(_next(function, *expected[-1], weight_variance, bias_variance))
     drawn = _drawn(function, variance, correlation, weight_variance, bias_variance, width, depth, key or Key(0))
-    return Signals(*drawn, *torch.tensor(expected, dtype=torch.float64).unbind(-1))
+    return Signals(*drawn, *torch.tensor(expected, dtype=torch.float64, device="cpu").unbind(-1))
 
 
 def _next(
@@ -90,9 +90,9 @@ def _next(
     """
     if q < torch.finfo(torch.float64).tiny:
         return 0.0, c  # nothing is left to go on
-    zero = torch.zeros((), dtype=torch.float64)
+    zero = torch.zeros((), dtype=torch.float64, device="cpu")
     square = normal_expectation(lambda x: function(x).square(), zero, zero + math.sqrt(q), _INNER, width=0.0)
-    own = torch.full((_OUTER,), math.sqrt(q * (1.0 - abs(c))), dtype=torch.float64)
+    own = torch.full((_OUTER,), math.sqrt(q * (1.0 - abs(c))), dtype=torch.float64, device="cpu")
 
     def product(common: Tensor) -> Tensor:
         shared = (math.sqrt(q * abs(c)) * common).reshape(-1)
@@ -117,13 +117,13 @@ def _drawn(
     key: Key,
 ) -> tuple[Tensor, Tensor]:
     """q and c of every layer of one network, the inputs having them exactly."""
-    first, second = torch.linalg.qr(key.fold("inputs").normal((width, 2), torch.float64))[0].T * math.sqrt(width)
+    first, second = torch.linalg.qr(key.fold("inputs").normal((width, 2), torch.float64, "cpu"))[0].T * math.sqrt(width)
     states = math.sqrt(q) * torch.stack([first, c * first + math.sqrt(1.0 - c * c) * second])  # (2, width)
     found = []
     for layer in range(depth + 1):
         if layer:
-            weights = key.fold(layer).fold("weights").normal((width, width), torch.float64)
-            biases = key.fold(layer).fold("biases").normal((width,), torch.float64)
+            weights = key.fold(layer).fold("weights").normal((width, width), torch.float64, "cpu")
+            biases = key.fold(layer).fold("biases").normal((width,), torch.float64, "cpu")
             scale = math.sqrt(weight_variance / width)
             with torch.no_grad():
                 states = scale * function(states.clone()) @ weights.T + math.sqrt(bias_variance) * biases

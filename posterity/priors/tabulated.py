@@ -105,16 +105,17 @@ class Tabulated(Independent):
         kink: bool = False,
         points: int = 2001,
     ) -> "Tabulated":
-        """The prior of a log density, a function of weights (G,) in float64, tabulated as far as it matters.
+        """The prior of a log density, a function of weights (G,) in float64 on the CPU, tabulated as far as it
+        matters.
 
         `width` is the distance over which it varies, `mean` where it is centred; a ValueError where it does not
         integrate.
         """
         positive("Tabulated.width", width)
-        grid = torch.linspace(0.0, _FARTHEST, 401, dtype=torch.float64)
+        grid = torch.linspace(0.0, _FARTHEST, 401, dtype=torch.float64, device="cpu")
         sides = torch.stack([log_density(mean + sign * width * grid.sinh()) for sign in (-1.0, 1.0)])  # (2, 401)
         sides = torch.where(torch.isnan(sides), -math.inf, sides)
-        shallow = (sides >= sides.max() - _DEPTH) * torch.arange(len(grid))
+        shallow = (sides >= sides.max() - _DEPTH) * torch.arange(len(grid), device="cpu")
         ends = grid[(shallow.amax(1) + 1).clamp_max(len(grid) - 1)]  # (2,), from where on each side is deep enough
         reach = float(ends.max())
         # A wave has any slope at the last node: over many e-folds of |x| it must fall as well.
@@ -124,12 +125,13 @@ class Tabulated(Independent):
                 "Tabulated.of: the log density must fall faster than -log|x| on both sides, or it does not integrate. "
                 f"Got slopes {-float(falls[0]):.3g} and {float(falls[1]):.3g} in log|x|. Add a confining term."
             )
-        nodes = torch.linspace(-1.0, 1.0, points, dtype=torch.float64) * reach
+        nodes = torch.linspace(-1.0, 1.0, points, dtype=torch.float64, device="cpu") * reach
         values = log_density(mean + width * nodes.clamp(-float(ends[0]), float(ends[1])).sinh())
         values = (values - values.max()).clamp_min(-1e9)
         for end in ends.flip(0):  # a side that is deep before the other goes on as a power, from there
             last = int((nodes <= end).nonzero()[-1])
-            values[last:] = values[last] + torch.arange(points - last) * (values[last] - values[last - 1])
+            beyond = torch.arange(points - last, device="cpu")
+            values[last:] = values[last] + beyond * (values[last] - values[last - 1])
             values = values.flip(0)
         return Tabulated(values, reach, width, mean, kink=kink)
 
@@ -261,13 +263,13 @@ class Tabulated(Independent):
 
 def _end_slope(values: Tensor) -> float:
     """The slope at the first of five values at unit distance."""
-    return float((torch.tensor(_FIRST, dtype=torch.float64) * values).sum()) / 12.0
+    return float((torch.tensor(_FIRST, dtype=torch.float64, device="cpu") * values).sum()) / 12.0
 
 
 def _measure(prior: Tabulated) -> tuple[Tensor, Tensor, float]:
     """x and the density times dx/dt at the nodes, both (G,), and the highest log density."""
     values = prior.log_density.detach().double().cpu()
-    nodes = torch.linspace(-prior.reach, prior.reach, len(values), dtype=torch.float64)
+    nodes = torch.linspace(-prior.reach, prior.reach, len(values), dtype=torch.float64, device="cpu")
     highest = float(values.max())
     return prior.width * nodes.sinh(), (values - highest).exp() * prior.width * nodes.cosh(), highest
 
@@ -311,7 +313,7 @@ def _hermite_pieces(values: Tensor) -> Tensor:
     slopes = torch.empty_like(values)
     slopes[2:-2] = (values[:-4] - 8.0 * values[1:-3] + 8.0 * values[3:-1] - values[4:]) / 12.0
     for index, weights in enumerate((_FIRST, [-3.0, -10.0, 18.0, -6.0, 1.0])):
-        stencil = torch.tensor(weights, dtype=torch.float64) / 12.0
+        stencil = torch.tensor(weights, dtype=torch.float64, device="cpu") / 12.0
         slopes[index] = (stencil * values[:5]).sum()
         slopes[-1 - index] = -(stencil * values[-5:].flip(0)).sum()
     step = values[1:] - values[:-1]

@@ -43,7 +43,7 @@ def penalty_figure(
     """
     figure, axes = panels(1, 3 if priors else 1, size=(4.0, 3.5))
     half = _half_range(priors)
-    lengths = torch.linspace(-half, half, POINTS, dtype=torch.float64)
+    lengths = torch.linspace(-half, half, POINTS, dtype=torch.float64, device="cpu")
     single = group == (1, 1)
     _draw_penalty(axes[0], penalty, family, nearest, near_to, lengths, group)
     axes[0].set_xlabel(r"$\mu$" if single else r"$\pm\|\mu_g\|$", fontsize=10)
@@ -78,7 +78,7 @@ def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: 
         for place, part in zip(axes, ("variance", "correlation"), strict=True):
             drawn = torch.stack([getattr(one, part) for one in several])  # (networks, layers)
             expected = getattr(several[0], f"mean_field_{part}")
-            layers = array(torch.arange(len(expected)))
+            layers = array(torch.arange(len(expected), device="cpu"))
             bars = array(drawn.std(0) / math.sqrt(len(several))) if len(several) > 1 else None
             place.plot(layers, array(expected), color=colour, linewidth=1.4, label=label)
             place.errorbar(layers, array(drawn.mean(0)), bars, color=colour, fmt="o", markersize=2.6, elinewidth=0.7)
@@ -100,7 +100,7 @@ def penalty_along(penalty: Penalty, lengths: Tensor, scale: float, group: tuple[
     means = (lengths / math.sqrt(size)).unsqueeze(-1).expand(-1, size)  # (T, n)
     if isinstance(penalty, Divergence) and isinstance(penalty.target, GroupLasso) and scale:
         return penalty.target.bound(Layout.of({"weight": group})).kl(means, torch.full_like(means, scale))
-    return torch.stack([penalty.of(mean.reshape(group), torch.full(group, scale).to(mean)) for mean in means])
+    return torch.stack([penalty.of(mean.reshape(group), mean.new_full(group, scale)) for mean in means])
 
 
 def _draw_penalty(
@@ -143,7 +143,7 @@ def _legend_below(figure: "Figure", place: "Axes") -> None:
 
 def _half_range(priors: Mapping[str, LogDensity]) -> float:
     """How far from 0 the densities are worth being shown."""
-    halves = torch.logspace(-4, 4, 801, dtype=torch.float64)
+    halves = torch.logspace(-4, 4, 801, dtype=torch.float64, device="cpu")
     found = [
         float(halves[torch.maximum(logs, mirrored) > torch.maximum(logs, mirrored).max() - _DROP].max())
         for logs, mirrored in ((one(halves), one(-halves)) for one in priors.values())

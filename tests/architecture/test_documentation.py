@@ -12,6 +12,8 @@ from posterity.inference import Method
 from posterity.likelihoods import Likelihood
 from posterity.posteriors import Posterior
 from posterity.priors import Prior
+from posterity.priors.penalty import Penalty
+from posterity.priors.penalty.families import Family
 
 KINDS = {
     "methods": Method,
@@ -19,6 +21,7 @@ KINDS = {
     "likelihoods": Likelihood,
     "curvature": Curvature,
     "posteriors": Posterior,
+    "priors.penalty": (Penalty, Family),
 }
 SECTIONS = ("**Math**", "**Limit**", "**Cost**", "**References**", "**Example**", ">>>")
 

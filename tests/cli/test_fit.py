@@ -156,13 +156,15 @@ def test_force_replaces_the_run_when_the_new_one_is_complete(run, fitted, conten
     assert content(fitted) == content(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("step", [1, 7, 24, 40])
-def test_an_interrupted_run_goes_on_to_the_same_bits(run, fitted, content, tmp_path, monkeypatch, step):
+@pytest.mark.parametrize(
+    ("step", "number"), [(1, signal.SIGINT), (7, signal.SIGTERM), (24, signal.SIGINT), (40, signal.SIGINT)]
+)
+def test_an_interrupted_run_goes_on_to_the_same_bits(run, fitted, content, tmp_path, monkeypatch, step, number):
     original = MAP.step
 
     def interrupt(self, joint, state, batch, key):
         if state.step + 1 == step:
-            os.kill(os.getpid(), signal.SIGINT)  # in the middle of a step, as Ctrl-C comes
+            os.kill(os.getpid(), number)  # in the middle of a step, as Ctrl-C comes, or the kill of a scheduler
         return original(self, joint, state, batch, key)
 
     monkeypatch.setattr(MAP, "step", interrupt)
@@ -170,6 +172,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(run, fitted, content, tmp_p
     result = run(*fit_words(tmp_path / "other"))
     assert result.code == 130
     assert "the same command goes on from there" in result.err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     monkeypatch.setattr(MAP, "step", original)
     assert run(*fit_words(tmp_path / "other")).code == 0
     assert content(tmp_path / "other") == content(fitted)

@@ -189,6 +189,7 @@ def test_the_edge_of_chaos(run, found, tmp_path, monkeypatch):
         (("--prior", "laplace"), "--prior must be laplace:NUMBER"),
         (("--prior", "laplace:-1"), "must be a positive number"),
         (("--prior", "laplace:1", "--factor", "2"), "--factor is for a PENALTY"),
+        (("--prior", "laplace:1", "--factor", "1"), "--factor is for a PENALTY"),
         (("--prior", "cauchy:1", "--net", "lenet"), "Cauchy has no variance to match"),
         (("l2", "--net", "lennet"), "Did you mean 'lenet'?"),
         (("l2", "--net", "mlp:3,x"), "--net mlp needs whole numbers"),

@@ -31,16 +31,20 @@ KINDS: dict[str, tuple[Penalty, Groups | None]] = {
 kinked = pytest.mark.parametrize("kind", ["l1", "rows", "columns", "channels"])
 
 
+def normal(seed: int, *shape: int) -> Tensor:
+    return Key(seed).normal(shape, torch.float64, "cpu").to(torch.get_default_device())
+
+
 def network() -> nn.Sequential:
     """A convolution and a linear layer in float64, always with the same weights."""
     net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)).double()
     for index, parameter in enumerate(net.parameters()):
-        parameter.data.copy_(0.4 * Key(index).normal(tuple(parameter.shape), torch.float64, "cpu"))
+        parameter.data.copy_(0.4 * normal(index, *parameter.shape))
     return net
 
 
 def images() -> tuple[Tensor, Tensor]:
-    return Key(10).normal((ROWS, 2, 3, 3), torch.float64, "cpu"), Key(11).normal((ROWS, 2), torch.float64, "cpu")
+    return normal(10, ROWS, 2, 3, 3), normal(11, ROWS, 2)
 
 
 def mode(kind: str, steps: int, *, momentum: float = 0.0, proximal: bool = False) -> Tensor:
@@ -129,7 +133,7 @@ class ExactLinear(Estimator):
 
 
 def regression() -> tuple[Tensor, Tensor]:
-    x = Key(12).normal((ROWS, 3), torch.float64, "cpu")
+    x = normal(12, ROWS, 3)
     return x, x @ torch.tensor([[0.9, -0.4], [0.0, 0.1], [0.3, 0.0]], dtype=torch.float64)
 
 
@@ -146,7 +150,7 @@ def expected_fit(mean: Tensor, scale: Tensor) -> Tensor:
 )
 def test_variational_inference_is_training_with_the_converted_penalty(prior: Prior) -> None:
     net = nn.Linear(3, 2, bias=False).double()
-    start = 0.3 * Key(13).normal((2, 3), torch.float64, "cpu")
+    start = 0.3 * normal(13, 2, 3)
     net.weight.data.copy_(start)
     joint = po.Joint(net, po.likelihoods.Gaussian(1.0), prior, num_data=ROWS)
     method = MeanField(200, None, SGD(STEP, 0.0), estimator=ExactLinear())

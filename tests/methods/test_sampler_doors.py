@@ -84,6 +84,22 @@ def test_proposals_without_a_density_are_rejected_and_counted(name, value):
     assert bool(torch.isfinite(q.statistics["log_density"]).all())
 
 
+@exact
+def test_a_thinned_run_forgets_no_divergence(name):
+    start, problem = torch.zeros(2, dtype=FLOAT64), beyond(math.nan)
+    every, trace = run(dataclasses.replace(EACH[name], draws=60), problem, start=start)
+    fifth, _ = run(dataclasses.replace(EACH[name], draws=12, thin=5), problem, start=start)
+    whole = every.statistics["divergent"]
+    assert int(whole[:, 4::5].sum()) < int(whole.unflatten(1, (-1, 5)).any(-1).sum())  # some came in between
+    assert torch.equal(fifth.statistics["divergent"], whole.unflatten(1, (-1, 5)).any(-1))
+    thinned = every.thinned(5)
+    assert torch.equal(thinned.theta, fifth.theta)
+    assert thinned.statistics.keys() == fifth.statistics.keys()
+    for key, values in thinned.statistics.items():
+        assert torch.equal(values, fifth.statistics[key]), key
+    assert torch.equal(trace["divergent"][-60:].T.bool(), whole)  # the trace has every transition for itself
+
+
 @each
 def test_an_infinite_density_stops_the_chain_that_comes_there(method):
     method = dataclasses.replace(method, draws=300)

@@ -19,7 +19,7 @@ LARGER = (2, 3, 12, 12)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    return Key(seed).normal(shape, torch.float64, "cpu")
+    return Key(seed).normal(shape, torch.float64, "cpu").to(torch.get_default_device())
 
 
 def randomised(module: nn.Module, seed: int) -> nn.Module:

@@ -13,7 +13,7 @@ from posterity.numerics.shrinkage import group_threshold, soft_threshold
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    return Key(seed).normal(shape, torch.float64, "cpu")
+    return Key(seed).normal(shape, torch.float64, "cpu").to(torch.get_default_device())
 
 
 def cost(w: Tensor, z: Tensor, a: Tensor) -> Tensor:
@@ -51,8 +51,10 @@ def test_groups_meet_the_conditions_of_the_minimum(seed: int, size: int, spread:
 @pytest.mark.parametrize("seed", range(5))
 def test_groups_are_where_a_plain_minimiser_ends(seed: int) -> None:
     z, a = 3.0 * normal(seed, 4), 0.5 * normal(seed + 50, 4).exp()
-    found = minimize(lambda w: float(cost(torch.from_numpy(w), z, a)), z.numpy(), method="BFGS", options={"gtol": 1e-9})
-    np.testing.assert_allclose(group_threshold(z, a).numpy(), found.x, atol=1e-5)
+    found = minimize(
+        lambda w: float(cost(torch.from_numpy(w).to(z), z, a)), z.cpu().numpy(), method="BFGS", options={"gtol": 1e-9}
+    )
+    np.testing.assert_allclose(group_threshold(z, a).cpu().numpy(), found.x, atol=1e-5)
 
 
 def test_one_threshold_for_a_group_is_the_closed_form() -> None:

@@ -147,8 +147,9 @@ def test_the_recursion_is_that_of_closed_forms(start):
 
 def test_opposite_inputs_stay_opposite_under_an_odd_activation():
     signals = signal_propagation("tanh", 1.5, width=50, depth=5, correlation=-1.0)
-    torch.testing.assert_close(signals.mean_field_correlation, -torch.ones(6, dtype=torch.float64))
-    torch.testing.assert_close(signals.correlation, -torch.ones(6, dtype=torch.float64))
+    opposite = -torch.ones(6, dtype=torch.float64, device="cpu")
+    torch.testing.assert_close(signals.mean_field_correlation, opposite)
+    torch.testing.assert_close(signals.correlation, opposite)
 
 
 def test_a_wide_network_follows_the_recursion():

@@ -253,7 +253,7 @@ def test_the_same_penalty_has_the_same_verdict_each_time() -> None:
 
 
 def test_splines_reproduce_cubics_and_go_on_as_parabolas() -> None:
-    t = torch.linspace(-1.0, 2.0, 31, dtype=torch.float64)
+    t = torch.linspace(-1.0, 2.0, 31, dtype=torch.float64, device="cpu")
     between = torch.linspace(-1.0, 2.0, 77, dtype=torch.float64)
     found = interpolate(t, 1.0 + t - 2.0 * t.square())
     torch.testing.assert_close(found(between), 1.0 + between - 2.0 * between.square(), rtol=0.0, atol=1e-12)
@@ -266,11 +266,12 @@ def test_splines_reproduce_cubics_and_go_on_as_parabolas() -> None:
 
 def test_the_matrix_of_the_forward_fit_smooths() -> None:
     one = member(0.4)
-    fit = forward_fit(MU, [one])
+    mu = MU.cpu()
+    fit = forward_fit(mu, [one])
     assert 120 <= fit.matrix.shape[1] - 3 <= 240
-    coefficients = torch.sin(torch.arange(fit.matrix.shape[1], dtype=torch.float64))
-    torch.testing.assert_close(fit.matrix @ coefficients, one.smooth(fit.spline(coefficients), MU))
-    torch.testing.assert_close(fit.matrix.sum(1), torch.ones_like(MU))
+    coefficients = torch.sin(torch.arange(fit.matrix.shape[1], dtype=torch.float64, device="cpu"))
+    torch.testing.assert_close(fit.matrix @ coefficients, one.smooth(fit.spline(coefficients), mu))
+    torch.testing.assert_close(fit.matrix.sum(1), torch.ones_like(mu))
 
 
 @pytest.mark.parametrize(

@@ -49,18 +49,18 @@ def gold_layer(shape):
 
 def small_net():
     """Two layers in float64, always with the same weights, none of which is near zero."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator("cpu").manual_seed(1)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     for parameter in net.parameters():
-        signs = torch.randint(0, 2, parameter.shape, generator=generator) * 2 - 1
-        parameter.data.copy_(signs * (0.3 + torch.rand(parameter.shape, generator=generator)))
+        signs = torch.randint(0, 2, parameter.shape, generator=generator, device="cpu") * 2 - 1
+        parameter.data.copy_(signs * (0.3 + torch.rand(parameter.shape, generator=generator, device="cpu")))
     return net
 
 
 def rows(count=20):
-    generator = torch.Generator().manual_seed(2)
-    inputs = torch.randn(count, 3, generator=generator, dtype=torch.float64)
-    return inputs, torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(2)
+    both = (torch.randn(count, size, generator=generator, dtype=torch.float64, device="cpu") for size in (3, 2))
+    return tuple(part.to(torch.get_default_device()) for part in both)
 
 
 def mean_loss(net, inputs, targets):

@@ -227,7 +227,7 @@ def test_moments_alone_invert_polynomials_alone() -> None:
 def test_polynomials_with_a_cosine_are_recognised(
     coefficients: tuple[float, ...], frequency: float, cosine: float, sine: float
 ) -> None:
-    mu = torch.linspace(-4.0, 4.0, 101, dtype=torch.float64)
+    mu = torch.linspace(-4.0, 4.0, 101, dtype=torch.float64, device="cpu")
     values = Expansion(coefficients[:5], (frequency,), (cosine,), (sine,))(mu)
     found = recognise_trigonometric(mu, values)
     assert found is not None
@@ -236,7 +236,7 @@ def test_polynomials_with_a_cosine_are_recognised(
 
 
 def test_rounding_is_no_term() -> None:
-    mu = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)
+    mu = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64, device="cpu")
     found = recognise_polynomial(mu, 0.3 - 2.0 * mu.square())
     assert found is not None
     assert len(found.coefficients) == 3
@@ -246,6 +246,6 @@ def test_rounding_is_no_term() -> None:
 
 @pytest.mark.parametrize("values", [torch.abs, torch.exp, lambda mu: mu.square() + 1e-8 * torch.sin(1e4 * mu.square())])
 def test_what_is_no_polynomial_with_cosines_is_not_taken_for_one(values: object) -> None:
-    mu = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)
+    mu = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64, device="cpu")
     assert recognise_polynomial(mu, values(mu)) is None  # type: ignore[operator]
     assert recognise_trigonometric(mu, values(mu)) is None  # type: ignore[operator]

@@ -25,7 +25,7 @@ KINKS = pytest.mark.parametrize("prior", [prior.bound(LAYOUT) for prior in KINKE
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    return Key(seed).normal(shape, torch.float64, "cpu")
+    return Key(seed).normal(shape, torch.float64, "cpu").to(torch.get_default_device())
 
 
 def kinked_part(prior: Prior, theta: Tensor) -> Tensor:

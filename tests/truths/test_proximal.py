@@ -29,13 +29,21 @@ every_fit = pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    return Key(seed).normal(shape, torch.float64, "cpu")
+    return Key(seed).normal(shape, torch.float64, "cpu").to(torch.get_default_device())
 
 
 def linear(outputs: int = 1) -> torch.nn.Linear:
     net = torch.nn.Linear(COLUMNS, outputs, bias=False, dtype=torch.float64)
     net.weight.data.copy_(0.3 * normal(9, outputs, COLUMNS))
     return net
+
+
+def network(seed: int, sizes: list[int], activation: str) -> MLP:
+    """One that starts from the same weights on every device."""
+    torch.manual_seed(seed)
+    with torch.device("cpu"):
+        net = MLP(sizes, activation=activation)
+    return net.to(torch.get_default_device())
 
 
 def rows() -> tuple[Tensor, Tensor]:
@@ -62,9 +70,9 @@ def test_lasso_is_that_of_coordinate_descent(fit: MAP) -> None:
     x, y = rows()
     rate = 12.0
     reference = Lasso(alpha=rate / ROWS, fit_intercept=False, tol=1e-14, max_iter=100_000)
-    reference.fit(x.numpy(), y[:, 0].numpy())
+    reference.fit(x.cpu().numpy(), y[:, 0].cpu().numpy())
     found = fitted(fit, Laplace(1.0 / rate), (x, y))
-    expected = torch.from_numpy(reference.coef_)
+    expected = torch.from_numpy(reference.coef_).to(found)
     torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-6)
     assert torch.equal(found == 0, expected == 0)
     assert 0 < int((found == 0).sum()) < COLUMNS
@@ -174,7 +182,6 @@ MEMBERS = 3
 @pytest.mark.parametrize("batch_size", [None, 16])
 def test_members_with_rates_and_powers_are_what_they_are_alone(optimizer: Optimizer, batch_size: int | None) -> None:
     x, y = rows()
-    torch.manual_seed(0)
     prior = Layerwise(
         {
             "0.weight": GroupLasso(torch.tensor([2.0, 6.0, 20.0])),
@@ -183,7 +190,7 @@ def test_members_with_rates_and_powers_are_what_they_are_alone(optimizer: Optimi
         }
     )
     tempering = Tempering(torch.tensor([1.0, 0.5, 2.0]), torch.tensor([1.0, 2.0, 1.5]))
-    net = MLP([COLUMNS, 6, 1], activation="tanh").double()
+    net = network(0, [COLUMNS, 6, 1], "tanh").double()
     joint = Joint(net, Gaussian(0.5, learn=True), prior, ROWS, tempering)
     fit = MAP(60, batch_size, optimizer, proximal=True)
     together, trace = infer(fit, joint, (x, y), progress=False)
@@ -240,11 +247,10 @@ def test_refusals_say_what_to_do() -> None:
 
 
 def test_a_network_loses_the_units_whose_groups_vanish() -> None:
-    torch.manual_seed(1)
     x = normal(5, 100, 2).float()
     y = torch.sin(2.0 * x[:, :1]) + 0.1 * normal(6, 100, 1).float()
     prior = Layerwise({"*.bias": Normal(1.0), "4.weight": Normal(1.0), "*": GroupLasso(40.0)})
-    joint = Joint(MLP([2, 20, 20, 1]), Gaussian(0.1), prior, 100)
+    joint = Joint(network(1, [2, 20, 20, 1], "relu"), Gaussian(0.1), prior, 100)
     circling, exact = (
         infer(MAP(300, 25, Adam(0.02), Cosine(), proximal=flag), joint, (x, y), progress=False)[0]
         for flag in (False, True)

@@ -45,7 +45,7 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
         return _refused(str(error), math.inf, None)
     size = 1 if penalty.separates else _group_size(prior, shape)
     log_alpha = _log_density(prior, shape)
-    zeros = torch.zeros(shape, dtype=torch.float64)
+    zeros = torch.zeros(shape, dtype=torch.float64, device="cpu")
     log_kappa = -float(penalty(zeros)) * size / zeros.numel() - float(log_alpha(zeros.new_zeros(())))
     subject = "one weight" if penalty.separates else f"one group of {size} weights, by its length"
     return Verdict(
@@ -118,7 +118,7 @@ def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Ten
     """t -> log p of a weight t, or of one group of a tensor of `shape` whose length is |t|."""
     if not isinstance(prior, GroupLassoPrior):
         return lambda t: prior.log_prob(t.unsqueeze(-1))
-    zeros = torch.zeros(math.prod(shape), dtype=torch.float64)
+    zeros = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
     highest = float(prior.bound(Layout.of({"weight": shape})).log_prob(zeros)) * _group_size(prior, shape) / len(zeros)
     return lambda t: highest - float(prior.rate) * t.abs()
 
@@ -126,13 +126,13 @@ def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Ten
 def _group_size(prior: Prior, shape: tuple[int, ...]) -> int:
     """n of a group-lasso prior, from Var = (n + 1) / rate^2."""
     assert isinstance(prior, GroupLassoPrior)
-    like = torch.zeros(math.prod(shape), dtype=torch.float64)
+    like = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
     variance = float(prior.bound(Layout.of({"weight": shape})).variance(like)[0])
     return round(variance * float(prior.rate) ** 2) - 1
 
 
 def variance_in_words(prior: Prior, shape: tuple[int, ...]) -> str:
     """One sentence on the variance of one weight of a tensor of `shape`."""
-    like = torch.zeros(math.prod(shape), dtype=torch.float64)
+    like = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
     value = float(prior.bound(Layout.of({"weight": shape})).variance(like)[0])
     return f"One weight has variance {value:.6g}." if math.isfinite(value) else "One weight has no finite variance."

@@ -117,7 +117,7 @@ def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict
     """From values of r on a grid with at least two means for each standard deviation of the least wide member."""
     finest = min(member.spread for member in members)
     wanted = max(_POINTS, 2 * math.ceil(2.0 * reach / finest) + 1)
-    mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64)
+    mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64, device="cpu")
     values = torch.stack([penalty.each(mu, torch.full_like(mu, member.scale)) for member in members])
     try:
         found = invert(mu, values, members)

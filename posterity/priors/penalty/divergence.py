@@ -27,6 +27,18 @@ class Divergence(Penalty):
     It is exact where the prior's `kl` is, and by the trapezoid rule elsewhere. Called with weights it is
     -log p(w), the reading by points.
 
+    **Math**: KL = -H(beta_nu) - E log p(mu + X), X of the family's density at nu.
+
+    **Limit**: of priors that differ from weight to weight there is no r(mu, nu) of one weight: they are refused. A
+    group lasso has its KL to points and to Gaussians only.
+
+    **Cost**: a closed form, or a sum over about 2,000 nodes for each weight.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
+
     >>> from posterity.priors.normal import Normal
     >>> r = Divergence(Normal(0.5), Gaussian())
     >>> r.of(torch.tensor([[0.5]]), torch.tensor([[0.5]]))
@@ -101,7 +113,7 @@ class Divergence(Penalty):
         """In closed form where -log p is homogeneous, else by bisection; a ValueError where p has no variance."""
         positive("variance", variance)
         checked_shape(shape)
-        like = torch.zeros(shape, dtype=torch.float64)
+        like = torch.zeros(shape, dtype=torch.float64, device="cpu")
         own = float(self._bound(like).variance(like.reshape(-1))[0])
         if not math.isfinite(own):
             raise ValueError(
@@ -110,7 +122,7 @@ class Divergence(Penalty):
         power = degree(self.target)
         if power is not None:
             return float((own / variance) ** (0.5 * power))
-        one = torch.zeros(1, dtype=torch.float64)
+        one = torch.zeros(1, dtype=torch.float64, device="cpu")
         return matched_factor(lambda factor: float(self.prior(factor).variance(one)), variance)
 
     @property

@@ -130,7 +130,7 @@ def _factor_of(prior: Prior, name: str) -> tuple[Penalty, float]:
             f"factors_of: the prior of '{name}' must be Normal, Laplace or GroupLasso, whose -log p is a multiple of a "
             f"penalty. Got {shown(prior)}. Make a penalty of it by priors.penalty.from_prior."
         )
-    if not bool((torch.as_tensor(prior.mean) == 0.0).all()):
+    if not bool((torch.as_tensor(prior.mean, device="cpu") == 0.0).all()):
         raise ValueError(f"factors_of: the prior of '{name}' must have mean 0. Got {shown(prior.mean)}.")
     scale = _number(prior.scale, name)
     return (SquaredL2(), 0.5 / scale**2) if isinstance(prior, Normal) else (L1(), 1.0 / scale)
@@ -138,7 +138,7 @@ def _factor_of(prior: Prior, name: str) -> tuple[Penalty, float]:
 
 def _number(value: float | Tensor, name: str) -> float:
     """The one number that a hyper-parameter is for all weights of a tensor."""
-    values = torch.as_tensor(value, dtype=torch.float64).reshape(-1)
+    values = torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
     if not bool((values == values[0]).all()):
         raise ValueError(
             f"factors_of: all weights of '{name}' must have one scale. Got {shown(value)}. Of a prior with members "

@@ -45,7 +45,7 @@ class Family(ABC):
 
     @abstractmethod
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
-        """Points x and weights that sum to 1, (Q,) each in float64, with E f(X) = sum of weights f(x)."""
+        """Points x and weights that sum to 1, (Q,) each in float64 on the CPU, with E f(X) = sum of weights f(x)."""
 
     @property
     def is_continuous(self) -> bool:
@@ -54,7 +54,7 @@ class Family(ABC):
 
     def characteristic(self, frequency: Tensor, scale: float) -> Tensor:
         """E exp(i k X) at each frequency k, complex: (...) -> (...)."""
-        points, weights = self.nodes(scale)
+        points, weights = (part.to(frequency.device) for part in self.nodes(scale))
         phase = frequency.double().unsqueeze(-1) * points
         return torch.complex((phase.cos() * weights).sum(-1), (phase.sin() * weights).sum(-1))
 
@@ -62,6 +62,17 @@ class Family(ABC):
 @dataclass(frozen=True)
 class Dirac(Family):
     """A point without width: w = mu. The reading of a penalty by maximum a posteriori.
+
+    **Math**: KL(beta_mu || alpha) = -log alpha(mu) + an infinite constant, which is left out: a penalty r is that of
+    the prior exp(-r) / Z.
+
+    **Limit**: says nothing about how far from the mode the posterior reaches.
+
+    **Cost**: none.
+
+    **References**: MacKay (1992), A practical Bayesian framework for backpropagation networks.
+
+    **Example**:
 
     >>> Dirac().scales, Dirac().moments(0.0, 2)
     ((0.0,), (1.0, 0.0, 0.0))
@@ -82,7 +93,7 @@ class Dirac(Family):
 
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
         """One point."""
-        return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        return torch.zeros(1, dtype=torch.float64, device="cpu"), torch.ones(1, dtype=torch.float64, device="cpu")
 
     def __str__(self) -> str:
         return "points"
@@ -91,6 +102,19 @@ class Dirac(Family):
 @dataclass(frozen=True)
 class Gaussian(Family):
     """N(mu, sigma^2); `scale` is sigma where it is fixed, or several sigmas where it is trained.
+
+    **Math**: KL(N(mu, sigma^2) || alpha) = -log(2 pi e sigma^2) / 2 - (N(0, sigma^2) * log alpha)(mu): but for
+    constants the penalty is -log alpha smoothed, which inversion undoes.
+
+    **Limit**: with one sigma only the means are penalised, and smooth penalties have a prior; with several, one prior
+    must explain the penalty at all of them.
+
+    **Cost**: closed forms, or about 2,000 nodes for each mean.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
 
     >>> Gaussian(0.5).is_fixed, Gaussian((0.2, 0.5, 1.0)).is_fixed, Gaussian(2.0).moments(2.0, 4)
     (True, False, (1.0, 0.0, 4.0, 0.0, 48.0))
@@ -119,7 +143,7 @@ class Gaussian(Family):
 
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
         """The trapezoid rule over nine standard deviations on either side."""
-        points = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64)
+        points = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64, device="cpu")
         weights = torch.exp(-0.5 * points.square())
         return scale * points, weights / weights.sum()
 
@@ -138,10 +162,24 @@ class Gaussian(Family):
 class Translation(Family):
     """w = mu + nu Z with Z of any density, given as a function or by its moments.
 
-    `density` takes points (Q,) in float64 and gives the density there (Q,), up to its normaliser; it is read between
-    `lowest` and `highest`, beyond which it must be negligible or zero: where it has an edge, one of the two must be
-    there. Or `standard_moments` are E Z^k for k = 0, 1, ..., and `standard_entropy` is -E log of Z's density;
-    polynomial penalties up to that order need no more. `scale` is nu where it is fixed, or several where it is trained.
+    `density` takes points (Q,) in float64 on the CPU and gives the density there (Q,), up to its normaliser; it is
+    read between `lowest` and `highest`, beyond which it must be negligible or zero: where it has an edge, one of the
+    two must be there. Or `standard_moments` are E Z^k for k = 0, 1, ..., and `standard_entropy` is -E log of Z's
+    density; polynomial penalties up to that order need no more. `scale` is nu where it is fixed, or several where it is
+    trained.
+
+    **Math**: KL(beta_{mu, nu} || alpha) = -H(Z) - log nu - E log alpha(mu + nu Z), by sums over nodes; a polynomial
+    penalty is inverted by the moments alone.
+
+    **Limit**: where the characteristic function of Z has zeros, as that of a uniform density, waves of these lengths
+    leave no trace in the KL, and their part of the prior is not found.
+
+    **Cost**: 2,001 nodes for each mean.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
 
     >>> triangle = Translation(lambda z: (1.0 - z.abs()).clamp_min(0.0), lowest=-1.0, highest=1.0)
     >>> round(triangle.moments(1.0, 2)[2], 4), round(triangle.entropy(1.0), 4)
@@ -201,7 +239,7 @@ class Translation(Family):
     def _rule(self) -> tuple[Tensor, Tensor, Tensor]:
         """Points z, weights that sum to 1, and the density, (Q,) each."""
         assert self.density is not None
-        points = torch.linspace(self.lowest, self.highest, _POINTS, dtype=torch.float64)
+        points = torch.linspace(self.lowest, self.highest, _POINTS, dtype=torch.float64, device="cpu")
         inset = 1e-12 * (self.highest - self.lowest)  # the density at an edge is that within, whatever < and <= say
         points[0], points[-1] = points[0] + inset, points[-1] - inset
         values = self.density(points)
@@ -222,7 +260,7 @@ class Translation(Family):
                 f"and {points[place + 1]:.6g}. Let lowest or highest be where it does, or give standard_moments."
             )
         rule = torch.full_like(points, (self.highest - self.lowest) / (_POINTS - 1))
-        ends = torch.tensor(_ENDS, dtype=torch.float64)
+        ends = torch.tensor(_ENDS, dtype=torch.float64, device="cpu")
         rule[: len(ends)] *= ends
         rule[-len(ends) :] *= ends.flip(0)
         mass = float((rule * values).sum())

@@ -20,6 +20,18 @@ class Function(Penalty):
     `r` takes two tensors of one shape and gives one of that shape, entry by entry; it must be finite, and nothing but
     mu and nu may decide it (no data, no random numbers, no other weight). For a posterior without width nu is 0.
 
+    **Math**: by points, exp(-r(w, 0)) / Z, tabulated where exp(-r) integrates. For a family with a width `to_prior`
+    asks whether r(mu, nu) + K is a KL(beta_{mu, nu} || alpha) for one alpha, and finds it.
+
+    **Limit**: one function of one weight at a time; groups and norms of tensors are `GroupLasso` and `Sum`.
+
+    **Cost**: one call of r for all weights of a tensor.
+
+    **References**: Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian priors and penalties in
+    variational inference.
+
+    **Example**:
+
     >>> quartic = Function(lambda mu, nu: mu**4, "w^4")
     >>> quartic(torch.tensor([[1.0, -2.0]])), str(quartic)
     (tensor(17.), 'sum of w^4')

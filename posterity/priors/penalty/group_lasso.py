@@ -69,7 +69,7 @@ class GroupLasso(Penalty):
         """sqrt((n + 1) / variance) for groups of n weights."""
         positive("variance", variance)
         checked_shape(shape)
-        like = torch.zeros(math.prod(shape), dtype=torch.float64)
+        like = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
         at_one = self.prior().bound(Layout.of({"weight": shape})).variance(like[:1].expand(like.shape))[0]
         return math.sqrt(float(at_one) / variance)
 

@@ -76,7 +76,9 @@ def matched_factor(variance_of: Callable[[float], float], variance: float) -> fl
 
 def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[float, float]:
     """Where r is lowest (0 where that is as good), and how far from there factor r has risen by one half."""
-    grid = torch.linspace(-30.0, 30.0, 4801, dtype=torch.float64).sinh() * 1e-9  # from 1e-11 to 5e3 on either side
+    grid = (
+        torch.linspace(-30.0, 30.0, 4801, dtype=torch.float64, device="cpu").sinh() * 1e-9
+    )  # from 1e-11 to 5e3 on either side
     values = factor * each(grid)
     lowest, index = values.min(0)
     centre = 0.0 if float(values[len(grid) // 2] - lowest) < 1e-3 else float(grid[index])
@@ -84,7 +86,7 @@ def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[float, floa
     width = float((grid[risen] - grid[index]).abs().min()) if len(risen) else 1.0
     half = 0.02 * abs(centre)  # a step of the grid there, and more
     while half > 1e-15 * abs(centre):  # a kink must lie at the centre to be seen as one
-        nearby = centre + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64)
+        nearby = centre + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64, device="cpu")
         centre = float(nearby[each(nearby).argmin()])
         half *= 0.06
     return centre, width
@@ -94,6 +96,8 @@ def _has_kink(each: Callable[[Tensor], Tensor], centre: float, width: float) -> 
     """Whether the slope of r jumps at the centre, as that of |w| does: then slopes differ however near they are."""
     jumps = []
     for step in (1e-3 * width, 1e-4 * width):
-        left, middle, right = each(torch.tensor([centre - step, centre, centre + step], dtype=torch.float64)).tolist()
+        left, middle, right = each(
+            torch.tensor([centre - step, centre, centre + step], dtype=torch.float64, device="cpu")
+        ).tolist()
         jumps.append((right - 2.0 * middle + left) / step)
     return bool(abs(jumps[1]) > 0.5 * abs(jumps[0]) and abs(jumps[1]) * width > 1e-6)

@@ -15,6 +15,17 @@ from posterity.priors.prior import Prior
 class Sum(Penalty):
     """The sum of `factors` times `terms`; with one term, that penalty with a factor.
 
+    **Math**: by points, exp(-r) / Z is the product of the terms' priors over its integral; the factor that gives a
+    weight the variance v solves Var(w) = v by bisection on a table of that density.
+
+    **Limit**: where groups differ, as with a group lasso beside L1, there is a value but no prior, nor a factor.
+
+    **Cost**: that of the terms; a prior of several takes a table of one density, made once.
+
+    **References**: Zou and Hastie (2005), Regularization and variable selection via the elastic net.
+
+    **Example**:
+
     >>> from posterity.priors.penalty.l1 import L1
     >>> from posterity.priors.penalty.squared_l2 import SquaredL2
     >>> net = Sum((SquaredL2(), L1()), (2.0, 0.5))
@@ -83,7 +94,7 @@ class Sum(Penalty):
         term, own = kind_of(self)
         if term is not self:
             return term.factor(variance, shape) / own
-        like = torch.zeros(1, dtype=torch.float64)
+        like = torch.zeros(1, dtype=torch.float64, device="cpu")
         return matched_factor(lambda factor: float(self.prior(factor).variance(like)), variance)
 
     @property

@@ -20,7 +20,7 @@ def extended(log_density: Callable[[Tensor], Tensor], reach: float) -> Callable[
     >>> known(torch.tensor([1.0, 10.0, -20.0], dtype=torch.float64)).round()
     tensor([ -3., -30., -60.], dtype=torch.float64)
     """
-    ends = torch.tensor([1.0, _NEAR, _FAR, _NEAR * _FAR], dtype=torch.float64) * reach
+    ends = torch.tensor([1.0, _NEAR, _FAR, _NEAR * _FAR], dtype=torch.float64, device="cpu") * reach
     tails = []
     for sign in (-1.0, 1.0):
         values = log_density(sign * ends).tolist()

@@ -77,7 +77,7 @@ class Problem:
         rules: dict[str, Prior | ScaleRule] = {}
         for name in self.factors["bayesian"]:
             rates = [cell.ratio * self.factors[cell.setup][name] for cell in cells]
-            rate = rates[0] if len(rates) == 1 else torch.tensor(rates, dtype=torch.float64)
+            rate = rates[0] if len(rates) == 1 else torch.tensor(rates, dtype=torch.float64, device="cpu")
             rules[glob.escape(name)] = PENALTIES[self.penalty].prior(rate)
         return Joint(self.module, Categorical(), Layerwise({**rules, "*": WIDE}), self.num_data)
 
@@ -117,7 +117,7 @@ def _he(module: nn.Module, network: Network, key: Key) -> Tensor:
     for part in network.layout:
         if part.name in weights:
             scale = sqrt(He().variance(weights[part.name].fan_in, weights[part.name].fan_out))
-            pieces.append(scale * key.fold(part.name).normal((part.size,), torch.float32))
+            pieces.append(scale * key.fold(part.name).normal((part.size,), torch.float32, "cpu"))
         else:
             pieces.append(torch.zeros(part.size, device="cpu"))
     return torch.cat(pieces).to(network.initial)

@@ -77,7 +77,7 @@ def _not_smooth(findings: Findings) -> tuple[str, str]:
     row, column = divmod(int(missed.abs().argmax()), len(findings.mu))
     member = findings.members[row]
     frequency = 5.0 / member.spread
-    gain = float(member.gain(torch.tensor(frequency, dtype=torch.float64)))
+    gain = float(member.gain(torch.tensor(frequency, dtype=torch.float64, device="cpu")))
     text = (
         f"The penalty is no KL of this family: whatever log alpha is, smoothing it by the family (width "
         f"{member.scale:g}) misses the penalty, here by {float(missed.abs().max()):.2g} near mu = "

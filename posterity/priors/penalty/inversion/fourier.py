@@ -27,11 +27,11 @@ def invert_fourier(mu: Tensor, target: Tensor, member: Member, tikhonov: float =
     left = target - quadratic(mu)
     width = _WINDOW * member.spread
     extra = math.ceil(10.0 * width / spacing)
-    steps = spacing * torch.arange(1, extra + 1, dtype=torch.float64)
+    steps = spacing * torch.arange(1, extra + 1, dtype=torch.float64, device="cpu")
     window = torch.special.ndtr(5.0 - steps / width)
     before, after = (window * _continued(values, spacing, steps) for values in (left.flip(0), left))
     padded = torch.cat([before.flip(0), left, after])
-    frequency = 2.0 * math.pi * torch.fft.fftfreq(len(padded), d=spacing, dtype=torch.float64)
+    frequency = 2.0 * math.pi * torch.fft.fftfreq(len(padded), d=spacing, dtype=torch.float64, device="cpu")
     phi = member.characteristic(frequency)
     spectrum = torch.fft.fft(padded) * phi.conj() / (phi.abs().square() + tikhonov)
     wavy = torch.fft.ifft(spectrum).real[extra : extra + len(mu)]
@@ -46,5 +46,5 @@ def inner(mu: Tensor) -> Tensor:
 
 def _continued(values: Tensor, spacing: float, steps: Tensor) -> Tensor:
     """The cubic through the last values, at `steps` beyond the last."""
-    before = spacing * torch.arange(1 - _LAST_POINTS, 1, dtype=torch.float64)
+    before = spacing * torch.arange(1 - _LAST_POINTS, 1, dtype=torch.float64, device="cpu")
     return fit_expansion(before, values[-_LAST_POINTS:], 3, ())(steps)

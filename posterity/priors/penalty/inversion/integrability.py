@@ -27,7 +27,7 @@ def expansion_log_kappa(potential: Expansion) -> float:
     lower[0] += 2.0 * waves + _NATS
     # Beyond this the leading term outweighs all others together, so that A is far below its value at 0.
     reach = max((2.0 * degree * value / -leading) ** (1.0 / (degree - n)) for n, value in enumerate(lower))
-    grid = torch.linspace(-reach, reach, _POINTS, dtype=torch.float64)
+    grid = torch.linspace(-reach, reach, _POINTS, dtype=torch.float64, device="cpu")
     values = potential(grid)
     likely = grid[values >= values.max() - 2.0 * waves - _NATS]
     spacing = 2.0 * reach / (_POINTS - 1)
@@ -54,16 +54,16 @@ def grid_log_kappa(potential: Callable[[Tensor], Tensor], low: float, high: floa
     """
     pieces = [_log_integral(potential, low, high)]
     half = 0.5 * _OUTER * (high - low)
-    outward = torch.linspace(-1.0, 0.0, 51, dtype=torch.float64) * half
+    outward = torch.linspace(-1.0, 0.0, 51, dtype=torch.float64, device="cpu") * half
     centred = outward - outward.mean()
     for end, sign in ((low, -1.0), (high, 1.0)):
         outer, inner = (
             float((centred * potential(end + sign * (outward - shift))).sum() / centred.square().sum())
             for shift in (0.0, half)
         )
-        value = float(potential(torch.tensor([end], dtype=torch.float64)))
+        value = float(potential(torch.tensor([end], dtype=torch.float64, device="cpu")))
         pieces.append(value + _log_tail(outer, inner, half))
-    return float(torch.logsumexp(torch.tensor(pieces, dtype=torch.float64), dim=0))
+    return float(torch.logsumexp(torch.tensor(pieces, dtype=torch.float64, device="cpu"), dim=0))
 
 
 def _log_tail(outer: float, inner: float, half: float) -> float:
@@ -79,13 +79,13 @@ def _log_tail(outer: float, inner: float, half: float) -> float:
     if curvature < 1e-9 * slope**2:
         return -math.log(slope)
     scale = 1.0 / math.sqrt(curvature)
-    mills = torch.special.erfcx(torch.tensor(slope * scale / math.sqrt(2.0), dtype=torch.float64))
+    mills = torch.special.erfcx(torch.tensor(slope * scale / math.sqrt(2.0), dtype=torch.float64, device="cpu"))
     return math.log(scale * math.sqrt(0.5 * math.pi) * float(mills))
 
 
 def _log_integral(potential: Callable[[Tensor], Tensor], low: float, high: float, points: int = _POINTS) -> float:
     """log of the integral of exp(A) over [low, high] by the trapezoid rule."""
-    grid = torch.linspace(low, high, points, dtype=torch.float64)
+    grid = torch.linspace(low, high, points, dtype=torch.float64, device="cpu")
     values = potential(grid)
     values[0], values[-1] = values[0] - math.log(2.0), values[-1] - math.log(2.0)
     return float(torch.logsumexp(values, dim=0)) + math.log((high - low) / (points - 1))

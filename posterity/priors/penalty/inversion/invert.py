@@ -79,7 +79,7 @@ def invert_expansions(expansions: Sequence[Expansion], members: Sequence[Member]
     """
     if mu is None:
         reach = 4.0 * max(1.0, *(member.spread for member in members))
-        mu = torch.linspace(-reach, reach, 81, dtype=torch.float64)
+        mu = torch.linspace(-reach, reach, 81, dtype=torch.float64, device="cpu")
     values = torch.stack([expansion(mu) for expansion in expansions])
     mu, values = _checked(mu, values, members)
     return _exact(mu, values, expansions, members)
@@ -104,7 +104,7 @@ def _exact(mu: Tensor, values: Tensor, expansions: Sequence[Expansion], members:
 
 def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdict:
     """By one spline for all members."""
-    targets = -values - torch.tensor([[member.entropy] for member in members], dtype=torch.float64)
+    targets = -values - torch.tensor([[member.entropy] for member in members], dtype=torch.float64, device="cpu")
     noise = _noise(mu).expand_as(targets)
     fit = forward_fit(mu, members)
     both = fit.solve(torch.stack([targets.reshape(-1), noise.reshape(-1)], dim=-1), _SMOOTHNESS)

@@ -33,8 +33,8 @@ class Member:
         return math.sqrt(second - first**2)
 
     def moments(self, order: int) -> Tensor:
-        """E X^n for n = 0 ... order, (order + 1,)."""
-        return torch.tensor(self.family.moments(self.scale, order), dtype=torch.float64)
+        """E X^n for n = 0 ... order, (order + 1,) on the CPU."""
+        return torch.tensor(self.family.moments(self.scale, order), dtype=torch.float64, device="cpu")
 
     def characteristic(self, frequency: Tensor) -> Tensor:
         """E exp(i k X) for frequencies k (...), complex (...)."""
@@ -50,5 +50,5 @@ class Member:
 
     def smooth(self, function: Callable[[Tensor], Tensor], mu: Tensor) -> Tensor:
         """E f(mu + X), (N,) -> (N,), by the nodes."""
-        points, weights = self.nodes()
+        points, weights = (part.to(mu.device) for part in self.nodes())
         return function(mu.unsqueeze(-1) + points) @ weights

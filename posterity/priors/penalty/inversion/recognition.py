@@ -61,8 +61,8 @@ def _design(mu: Tensor, degree: int, frequencies: tuple[float, ...]) -> Tensor:
     """Chebyshev polynomials, cosines, sines: (N, degree + 1 + 2 J)."""
     local = (2.0 * mu - mu.min() - mu.max()) / (mu.max() - mu.min())
     angles = local.clamp(-1.0, 1.0).arccos().unsqueeze(-1)
-    phases = mu.unsqueeze(-1) * torch.tensor(frequencies, dtype=torch.float64)
-    return torch.cat([torch.cos(angles * torch.arange(degree + 1)), phases.cos(), phases.sin()], dim=-1)
+    phases = mu.unsqueeze(-1) * torch.tensor(frequencies, dtype=torch.float64, device="cpu")
+    return torch.cat([torch.cos(angles * torch.arange(degree + 1, device="cpu")), phases.cos(), phases.sin()], dim=-1)
 
 
 def _without_rounding(mu: Tensor, values: Tensor, fitted: Expansion, allowed: float) -> Expansion:
@@ -85,7 +85,7 @@ def _strongest(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> fl
     orthogonal = torch.linalg.qr(_design(mu, _DEGREE_WITH_COSINES, frequencies)).Q
     left = values - orthogonal @ (orthogonal.mT @ values)
     size, length, spacing = 8 * len(mu), float(mu[-1] - mu[0]), float(mu[1] - mu[0])
-    tried = 2.0 * math.pi * torch.fft.rfftfreq(size, d=spacing, dtype=torch.float64)
+    tried = 2.0 * math.pi * torch.fft.rfftfreq(size, d=spacing, dtype=torch.float64, device="cpu")
     power = torch.where(tried > 1.5 * math.pi / length, torch.fft.rfft(left, n=size).abs(), 0.0)
     return float(tried[power.argmax()])
 
@@ -95,8 +95,10 @@ def _refined(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> tupl
     count = len(frequencies)
     for _ in range(_ITERATIONS):
         fitted = fit_expansion(mu, values, _DEGREE_WITH_COSINES, frequencies)
-        phases = mu.unsqueeze(-1) * torch.tensor(frequencies, dtype=torch.float64)
-        cosines, sines = (torch.tensor(part, dtype=torch.float64) for part in (fitted.cosines, fitted.sines))
+        phases = mu.unsqueeze(-1) * torch.tensor(frequencies, dtype=torch.float64, device="cpu")
+        cosines, sines = (
+            torch.tensor(part, dtype=torch.float64, device="cpu") for part in (fitted.cosines, fitted.sines)
+        )
         slopes = mu.unsqueeze(-1) * (sines * phases.cos() - cosines * phases.sin())  # (N, J)
         design = torch.cat([_design(mu, _DEGREE_WITH_COSINES, frequencies), slopes], dim=-1)
         left = (values - fitted(mu)).unsqueeze(-1)

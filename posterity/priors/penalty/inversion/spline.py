@@ -43,7 +43,7 @@ class Spline:
     def _derivative(self, t: Tensor, order: int) -> Tensor:
         index, local = _located(t, self.low, self.step, len(self.coefficients) - 3)
         shares = _basis(local, order) / self.step**order  # (..., 4)
-        return (shares * self.coefficients[index.unsqueeze(-1) + torch.arange(4)]).sum(-1)
+        return (shares * self.coefficients[index.unsqueeze(-1) + torch.arange(4, device="cpu")]).sum(-1)
 
 
 def _located(t: Tensor, low: float, step: float, pieces: int) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class ForwardFit:
         """
         share = math.sqrt(self.spacing / self.unit)
         count = self.matrix.shape[1]
-        rough = torch.eye(count, dtype=torch.float64).diff(n=3, dim=0)
+        rough = torch.eye(count, dtype=torch.float64, device="cpu").diff(n=3, dim=0)
         rough = rough * math.sqrt(smoothness * (self.unit / self.step) ** 5)
         orthogonal, triangular = torch.linalg.qr(torch.cat([self.matrix * share, rough]))
         right = torch.cat([targets * share, targets.new_zeros(count - 3, targets.shape[1])])
@@ -109,7 +109,9 @@ def forward_fit(mu: Tensor, members: Sequence[Member]) -> ForwardFit:
     pieces = min(max(math.ceil(3.0 * (high - low) / unit), _FEWEST), _MOST)
     step = (high - low) / pieces
     matrix = torch.cat([_smoothing(mu, *rule, low, step, pieces) for rule in rules])
-    fast = math.pi / step * torch.linspace(0.85, 2.0, 65, dtype=torch.float64)  # cubics lag before Nyquist's
+    fast = (
+        math.pi / step * torch.linspace(0.85, 2.0, 65, dtype=torch.float64, device="cpu")
+    )  # cubics lag before Nyquist's
     blind = max(float(member.characteristic(fast).abs().max()) for member in members)
     return ForwardFit(low, step, unit, float(mu[1] - mu[0]), blind, matrix)
 
@@ -124,11 +126,12 @@ def _trimmed(member: Member) -> tuple[Tensor, Tensor]:
 def _smoothing(mu: Tensor, points: Tensor, weights: Tensor, low: float, step: float, pieces: int) -> Tensor:
     """E B_j(mu_i + X) for each B-spline j, (N, pieces + 3)."""
     count = pieces + 3
-    matrix = torch.zeros(len(mu), count, dtype=torch.float64)
+    matrix = torch.zeros(len(mu), count, dtype=torch.float64, device="cpu")
     for part, rows in zip(*(torch.split(value, max(1, _BUDGET // len(points))) for value in (mu, matrix)), strict=True):
         index, local = _located(part.unsqueeze(-1) + points, low, step, pieces)  # (n, Q)
         shares = _basis(local, 0) * weights.unsqueeze(-1)  # (n, Q, 4)
-        where = index.unsqueeze(-1) + torch.arange(4) + count * torch.arange(len(part)).reshape(-1, 1, 1)
+        own = count * torch.arange(len(part), device="cpu").reshape(-1, 1, 1)  # the first place of each row
+        where = index.unsqueeze(-1) + torch.arange(4, device="cpu") + own
         rows.view(-1).index_add_(0, where.reshape(-1), shares.reshape(-1))
     return matrix
 
@@ -136,11 +139,11 @@ def _smoothing(mu: Tensor, points: Tensor, weights: Tensor, low: float, step: fl
 def interpolate(t: Tensor, values: Tensor) -> Spline:
     """The spline through values (N,) at equidistant t (N,), with the third derivative 0 at both ends."""
     count, step = len(t), float(t[1] - t[0])
-    matrix = torch.zeros(count + 2, count + 2, dtype=torch.float64)
-    rows = torch.arange(count)
+    matrix = torch.zeros(count + 2, count + 2, dtype=torch.float64, device="cpu")
+    rows = torch.arange(count, device="cpu")
     for offset, share in enumerate((1.0 / 6.0, 4.0 / 6.0, 1.0 / 6.0)):
         matrix[rows + 1, rows + offset] = share
-    ends = torch.tensor([-1.0, 3.0, -3.0, 1.0], dtype=torch.float64)
+    ends = torch.tensor([-1.0, 3.0, -3.0, 1.0], dtype=torch.float64, device="cpu")
     matrix[0, :4], matrix[-1, -4:] = ends, ends
     right = torch.cat([values.new_zeros(1), values, values.new_zeros(1)]).double()
     return Spline(float(t[0]), step, torch.linalg.solve(matrix, right))

@@ -36,8 +36,8 @@ def invert_expansion(expansion: Expansion, member: Member) -> Expansion:
 def _factors(expansion: Expansion, member: Member) -> Tensor:
     """E exp(i k X) at the expansion's frequencies, complex (J,); moments alone suffice where there are none."""
     if not expansion.frequencies:
-        return torch.zeros(0, dtype=torch.complex128)
-    return member.characteristic(torch.tensor(expansion.frequencies, dtype=torch.float64))
+        return torch.zeros(0, dtype=torch.complex128, device="cpu")
+    return member.characteristic(torch.tensor(expansion.frequencies, dtype=torch.float64, device="cpu"))
 
 
 def _times(expansion: Expansion, coefficients: tuple[float, ...], factors: Tensor) -> Expansion:
