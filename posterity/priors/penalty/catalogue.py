@@ -16,6 +16,7 @@ from posterity.priors.penalty.matching import NotIntegrable
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.verdict import Verdict
 from posterity.priors.prior import Prior
+from posterity.priors.tabulated import Tabulated
 
 
 def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> Verdict:
@@ -45,8 +46,9 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
         return _refused(str(error), math.inf, None)
     size = 1 if penalty.separates else _group_size(prior, shape)
     log_alpha = _log_density(prior, shape)
-    zeros = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    log_kappa = -float(penalty(zeros)) * size / zeros.numel() - float(log_alpha(zeros.new_zeros(())))
+    mode = prior.mean if isinstance(prior, Tabulated) else 0.0  # far from there a table is a guess
+    weights = torch.full(shape, mode, dtype=torch.float64, device="cpu")
+    log_kappa = -float(penalty(weights)) * size / weights.numel() - float(log_alpha(weights.new_tensor(mode)))
     subject = "one weight" if penalty.separates else f"one group of {size} weights, by its length"
     return Verdict(
         satisfies_star=True,
