@@ -106,7 +106,7 @@ class Reading:
         if self.prior_given:
             assert self.verdict.prior is not None
             return f"prior {name_of(self.verdict.prior)}, as a penalty on {self.family}"
-        found = "a prior" if self.verdict.satisfies_star else "no prior"
+        found = "a prior" if self.verdict.satisfies_star else "no prior" if self.verdict.decided else "not known"
         return f"r = {self.penalty}, read by {self.family}: {found}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -140,9 +140,10 @@ class Reading:
 
     def _numbers(self) -> str:
         verdict = self.verdict
-        told = f"r = KL + K for one prior: {'yes' if verdict.satisfies_star else 'no'}"
+        told = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
+        told = f"r = KL + K for one prior: {told}"
         if math.isfinite(verdict.K):
-            kappa = f"{verdict.kappa:.6g}" if math.isfinite(verdict.kappa) else f"exp({-verdict.K:.6g})"
+            kappa = f"{verdict.kappa:.6g}" if 0.0 < verdict.kappa < math.inf else f"exp({-verdict.K:.6g})"
             told += f"; kappa {kappa}, K {verdict.K:.6g}"
         elif math.isinf(verdict.kappa):
             told += "; kappa infinite"
@@ -210,6 +211,7 @@ class Reading:
             "sigmas": [] if self.points else list(self.family.scales),
             "shape": list(self.shape),
             "satisfies_star": verdict.satisfies_star,
+            "decided": verdict.decided,
             "kappa": finite(verdict.kappa),
             "K": finite(verdict.K),
             "residual": finite(verdict.residual),
