@@ -238,6 +238,11 @@ def test_what_is_no_function_of_mean_and_scale_is_refused(name: str) -> None:
         (lambda: Function(lambda mu, nu: torch.zeros_like(mu)).factor(1.0, (1, 1)), ValueError, "kappa is infinite"),
         (lambda: Function(lambda mu, nu: -mu.square()).prior(), ValueError, "kappa is infinite"),
         (
+            lambda: Function(lambda mu, nu: (mu.square() - 4.0).square(), "wells").factor(0.1, (2, 2)),
+            ValueError,
+            "No factor up to .* gives the variance 0.1. wells: exp",
+        ),
+        (
             lambda: Function(lambda mu, nu: 1e4 * (mu.square() - 4.0).square(), "wells").prior(),
             ValueError,
             "too narrow for a table",

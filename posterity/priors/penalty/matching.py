@@ -64,8 +64,15 @@ def matched_factor(variance_of: Callable[[float], float], variance: float) -> fl
     positive("variance", variance)
     low = high = 0.0  # logs of factors with a variance above and below the wanted one
     for _ in range(_DOUBLINGS):
-        if variance_of(math.exp(high)) <= variance:
-            break
+        try:
+            if variance_of(math.exp(high)) <= variance:
+                break
+        except NotIntegrable:
+            raise
+        except ValueError as error:  # too narrow for a table
+            raise ValueError(
+                f"No factor up to {math.exp(high):.3g} gives the variance {variance:g}. {error}"
+            ) from error
         high += 1.0
     for _ in range(_DOUBLINGS):
         if variance_of(math.exp(low)) >= variance:
