@@ -50,6 +50,13 @@ def penalty(
         str | None,
         typer.Option(metavar="N,...", help="Of the weight tensor (out, in, kernel), for groups. Default: 10,10."),
     ] = None,
+    reach: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Where a formula has no exact inverse: it is read at means between -X and X. Default: 4.",
+        ),
+    ] = None,
     net: Annotated[
         str | None,
         typer.Option(
@@ -91,6 +98,7 @@ def penalty(
         )
     if edge_of_chaos is not None:
         others = {"--factor": factor, "--family": family, "--sigma": sigma, "--shape": shape, "--net": net}
+        others |= {"--reach": reach}
         for option, value in {**others, "--rule": rule, "--rows": rows}.items():
             if value is not None:
                 raise UsageError(
@@ -107,7 +115,7 @@ def penalty(
         for option, value in (("--rows", rows), ("--rule", rule)):
             if net is None and value is not None:
                 raise ValueError(f"{option} is for --net, whose layers have factors. Name one, as --net lenet.")
-        reading = read(name, factor, prior, family, sigma, shape)
+        reading = read(name, factor, prior, family, sigma, shape, reach)
         layers = None if net is None else layers_of(reading.kind, net, rule or "fan-in", rows)
         if plot is not None:
             _drawn(lambda: reading.draw(plot))

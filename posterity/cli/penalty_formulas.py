@@ -56,6 +56,8 @@ def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> s
     if known is not None:
         return known
     if points:
+        if not 0.0 < verdict.kappa < math.inf:
+            return f"exp({verdict.K:.6g} - r(w)) with r = {penalty}"
         return f"exp(-r(w)) / {verdict.kappa:.6g} with r = {penalty}"
     if verdict.route in ("spline", "fourier"):
         return None

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor
 
 from posterity.cli.penalty_formulas import density_of_verdict, divergence_from, name_of
-from posterity.cli.penalty_words import asked_family, asked_penalty, asked_prior, asked_shape
+from posterity.cli.penalty_words import asked_family, asked_penalty, asked_prior, asked_shape, sized
 from posterity.numerics.layout import Layout
 from posterity.priors import GroupLasso, Prior
 from posterity.priors.penalty import Dirac, Divergence, Family, Gaussian, Penalty, Sum, Verdict, from_prior, to_prior
 from posterity.priors.penalty import GroupLasso as GroupPenalty
+from posterity.priors.penalty.catalogue import variance_of_one
 
 _PLACES = (0.0, 0.5, 1.0, 2.0)
+_REACH = 4.0
+_HERE = {"to_prior: reach": "--reach", "Give reach=": "Give --reach ", "by points, Dirac()": "it by --family dirac"}
 _GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
 
 
@@ -27,14 +30,26 @@ def finite(value: float) -> float | None:
 
 
 def read(
-    name: str | None, factor: float | None, prior: str | None, family: str | None, sigma: str | None, shape: str | None
+    name: str | None,
+    factor: float | None,
+    prior: str | None,
+    family: str | None,
+    sigma: str | None,
+    shape: str | None,
+    reach: float | None = None,
 ) -> "Reading":
     """What a family makes of a penalty by name or formula, or of the one that a prior is."""
     sizes = asked_shape(shape)
+    if reach is not None:
+        sized("--reach", reach)
     if prior is not None:
         if factor is not None:
             raise ValueError(f"--factor is for a PENALTY: a prior has its scale. Got {factor:g} with --prior.")
+        if reach is not None:
+            raise ValueError("--reach is for a PENALTY that is inverted by numbers: a prior is known. Leave it out.")
         target = asked_prior(prior)
+        if isinstance(target, GroupLasso):
+            _check_groups(sizes, shape)
         reader = asked_family(family, sigma, "gaussian")
         penalty = from_prior(target, reader)
         by_points = from_prior(target, Dirac())
@@ -46,14 +61,32 @@ def read(
     if asked.kind.separates:
         for scale in reader.scales:  # a formula that is not finite is a wrong formula, whoever reads it
             asked.kind.each(_GRID, torch.full_like(_GRID, scale))
-    elif len(sizes) < 2:
+    else:
+        _check_groups(sizes, shape)
+    if reach is not None and isinstance(reader, Dirac):
+        raise ValueError("--reach is for --family gaussian: points need no inversion. Leave it out.")
+    at = _REACH if reach is None else reach
+    try:
+        verdict = to_prior(asked.penalty, reader, shape=sizes, reach=at)
+    except ValueError as error:
+        text = str(error)
+        for of_library, here in _HERE.items():
+            text = text.replace(of_library, here)
+        raise ValueError(text) from error
+    return Reading(asked.kind, asked.penalty, reader, sizes, False, verdict, at)
+
+
+def _check_groups(sizes: tuple[int, ...], shape: str | None) -> None:
+    if len(sizes) < 2:
         raise ValueError(f"--shape must have at least two numbers, (out, in, kernel), for groups. Got '{shape}'.")
-    return Reading(asked.kind, asked.penalty, reader, sizes, False, to_prior(asked.penalty, reader, shape=sizes))
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A penalty as a family reads it; `kind` is it without its factor, `shape` that of the weight tensor."""
+    """A penalty as a family reads it; `kind` is it without its factor, `shape` that of the weight tensor.
+
+    `reach` is how far from 0 the penalty is looked at where it is inverted by numbers.
+    """
 
     kind: Penalty
     penalty: Penalty
@@ -61,6 +94,7 @@ class Reading:
     shape: tuple[int, ...]
     prior_given: bool
     verdict: Verdict
+    reach: float = _REACH
 
     @property
     def points(self) -> bool:
@@ -93,7 +127,10 @@ class Reading:
         """Where a trained sigma leaves no prior: those that there are with sigma fixed."""
         if self.verdict.satisfies_star or self.family.is_fixed:
             return {}
-        found = {scale: to_prior(self.penalty, Gaussian(scale), shape=self.shape) for scale in self.family.scales}
+        found = {
+            scale: to_prior(self.penalty, Gaussian(scale), shape=self.shape, reach=self.reach)
+            for scale in self.family.scales
+        }
         return {scale: one for scale, one in found.items() if one.satisfies_star}
 
     @property
@@ -106,7 +143,7 @@ class Reading:
         if self.prior_given:
             assert self.verdict.prior is not None
             return f"prior {name_of(self.verdict.prior)}, as a penalty on {self.family}"
-        found = "a prior" if self.verdict.satisfies_star else "no prior"
+        found = "a prior" if self.verdict.satisfies_star else "no prior" if self.verdict.decided else "not known"
         return f"r = {self.penalty}, read by {self.family}: {found}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -123,7 +160,7 @@ class Reading:
         if self.prior_given and not self.points:
             yield "KL", f"r(mu, sigma) = {divergence_from(verdict.prior)}"  # type: ignore[arg-type]
         if not self.prior_given:
-            yield "why" if verdict.prior is not None else "why not", verdict.explanation
+            yield "why" if verdict.satisfies_star else "why not", verdict.explanation
             if isinstance(verdict.nearest, Divergence):
                 yield "nearest", f"{verdict.nearest}: {divergence_from(verdict.nearest.target)}"
             elif verdict.nearest is not None:
@@ -140,9 +177,10 @@ class Reading:
 
     def _numbers(self) -> str:
         verdict = self.verdict
-        told = f"r = KL + K for one prior: {'yes' if verdict.satisfies_star else 'no'}"
+        told = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
+        told = f"r = KL + K for one prior: {told}"
         if math.isfinite(verdict.K):
-            kappa = f"{verdict.kappa:.6g}" if math.isfinite(verdict.kappa) else f"exp({-verdict.K:.6g})"
+            kappa = f"{verdict.kappa:.6g}" if 0.0 < verdict.kappa < math.inf else f"exp({-verdict.K:.6g})"
             told += f"; kappa {kappa}, K {verdict.K:.6g}"
         elif math.isinf(verdict.kappa):
             told += "; kappa infinite"
@@ -152,8 +190,7 @@ class Reading:
 
     def variance(self, prior: Prior) -> float:
         """That of one weight of a tensor of the shape."""
-        like = torch.zeros(math.prod(self.shape), dtype=torch.float64, device="cpu")
-        return float(prior.bound(Layout.of({"weight": self.shape})).variance(like)[0])
+        return variance_of_one(prior, self.shape)
 
     def _variance_in_words(self, prior: Prior) -> str:
         value = self.variance(prior)
@@ -210,6 +247,7 @@ class Reading:
             "sigmas": [] if self.points else list(self.family.scales),
             "shape": list(self.shape),
             "satisfies_star": verdict.satisfies_star,
+            "decided": verdict.decided,
             "kappa": finite(verdict.kappa),
             "K": finite(verdict.K),
             "residual": finite(verdict.residual),

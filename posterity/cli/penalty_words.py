@@ -52,6 +52,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 RULES: dict[str, Callable[[], ScaleRule]] = {"fan-in": FanIn, "glorot": Glorot, "he": He}
 Reader = Literal["dirac", "gaussian"]
+_LEAST, _LARGEST = 1e-50, 1e50
 
 
 class Asked(NamedTuple):
@@ -64,7 +65,7 @@ class Asked(NamedTuple):
 
 def asked_penalty(text: str, factor: float) -> Asked:
     """The penalty that was named or written, times its factor."""
-    positive("--factor", factor)
+    sized("--factor", factor)
     known = PENALTIES.get(text.strip().lower())
     if known is not None:
         return Asked(known, pen.Sum((known,), (factor,)), "dirac")
@@ -86,7 +87,7 @@ def asked_prior(text: str) -> Prior:
         wanted = "student-t:DEGREES,SCALE" if count == 2 else f"{name}:NUMBER"
         raise ValueError(f"--prior must be {wanted}. Got '{text}'.")
     for value in given:
-        positive("--prior's number", value)
+        sized("--prior's number", value)
     return make(*given)
 
 
@@ -103,7 +104,7 @@ def asked_family(name: str | None, sigma: str | None, otherwise: Reader) -> pen.
         return pen.Gaussian()
     scales = numbers("--sigma", sigma)
     for value in scales:
-        positive("--sigma", value, "or several that differ")
+        sized("--sigma", value, "or several that differ")
     return pen.Gaussian(scales)
 
 
@@ -135,12 +136,22 @@ def asked_edge(option: str, text: str) -> EdgeOfChaos:
     name, _, rest = text.partition(",")
     if not name.strip():
         raise ValueError(f"{option} needs an activation, as tanh or relu. Got none.")
-    return EdgeOfChaos(name.strip(), numbers(option, rest)[0] if rest else 0.0)
+    given = numbers(option, rest) if rest else (0.0,)
+    if len(given) != 1:
+        raise ValueError(f"{option} takes an activation and one number, the variance of biases. Got '{text}'.")
+    return EdgeOfChaos(name.strip(), given[0])
 
 
 def asked_shape(text: str | None) -> tuple[int, ...]:
     """The shape of a weight tensor."""
     return (10, 10) if text is None else whole_numbers("--shape", text)
+
+
+def sized(option: str, value: float, alternative: str = "") -> None:
+    """A ValueError unless this is a positive number whose square and inverse are numbers, too."""
+    positive(option, value, alternative)
+    if not _LEAST <= value <= _LARGEST:
+        raise ValueError(f"{option} must be between {_LEAST:g} and {_LARGEST:g}. Got {value:g}.")
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posterity.errors import shown
 from posterity.model.module import copied
+from posterity.model.traces import check_same_code, traced
 from posterity.model.unit_uses import Constants, Layer, Units, Use, hidden_units, input_layers
 from posterity.networks.chain import Chain
 
@@ -35,8 +36,9 @@ def pruned(module: nn.Module) -> Pruned:
     leaves each layer at least one unit. Outputs agree to rounding.
 
     Layers are found by tracing: units stay where anything but layers, activations, batch norm, pooling, flattening and
-    dropout sees them (the sum of a residual block), as do those of layers that share weights or have groups. A `Chain`
-    from which units went comes back as `nn.Sequential`, with the same names.
+    dropout sees them (the sum of a residual block), as do those of layers that share weights or have groups, and those
+    that one branch changes in place while another sees them. A `Chain` from which units went comes back as
+    `nn.Sequential`, with the same names. Code that computes with the sizes of its layers is refused.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> with torch.no_grad():
@@ -53,7 +55,8 @@ def pruned(module: nn.Module) -> Pruned:
     if not isinstance(module, nn.Module):
         raise TypeError(f"pruned: must be given a module, such as q.module() of a Point. Got {shown(module)}.")
     smaller = copied(module).eval()
-    layers = hidden_units(smaller)
+    graph = traced(smaller)
+    layers = hidden_units(smaller, graph)
     before = {units.name: units.layer.weight.shape[0] for units in layers}
     size = _num_weights(smaller)
     with torch.no_grad():
@@ -61,6 +64,7 @@ def pruned(module: nn.Module) -> Pruned:
             pass
     after = {units.name: units.layer.weight.shape[0] for units in layers}
     if before != after:
+        check_same_code(graph, traced(smaller), type(module).__name__)
         smaller = _without_config(smaller)
     return Pruned(smaller, {name: (before[name], after[name]) for name in before}, (size, _num_weights(smaller)))
 
@@ -90,8 +94,14 @@ def unused_inputs(module: nn.Module) -> Tensor:
             f"unused_inputs: the inputs of {type(module).__name__} must go into linear layers or convolutions of one "
             "size, entry by entry. Something else sees them, or there are several."
         )
-    seen = [(layer.weight.detach() != 0).transpose(0, 1).flatten(1).any(1) for layer in layers]
-    return ~torch.stack(seen).any(0)
+    return ~torch.stack([_seen(layer) for layer in layers]).any(0)
+
+
+def _seen(layer: Layer) -> Tensor:
+    """Which inputs of a layer have a weight, (inputs,)."""
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    parts = (layer.weight.detach() != 0).chunk(groups)  # (out, in, *kernel) each
+    return torch.cat([part.transpose(0, 1).flatten(1).any(1) for part in parts])
 
 
 def _prune(units: Units) -> bool:

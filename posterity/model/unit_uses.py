@@ -11,6 +11,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from posterity.model.traces import traced
+
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -33,6 +35,7 @@ _ENTRYWISE_FUNCTIONS: set[Any] = {
     *(operator.mul, operator.add, operator.sub, operator.truediv),
 }
 _ENTRYWISE_METHODS = {"relu", "tanh", "sigmoid", "erf", "mul", "add", "sub", "div", "contiguous"}
+_AUGMENTED: set[Any] = {operator.mul, operator.add, operator.sub, operator.truediv}
 _POOLING_FUNCTIONS: set[Any] = {
     *(F.max_pool1d, F.max_pool2d, F.max_pool3d),
     *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
@@ -75,21 +78,8 @@ class Units:
     uses: tuple[Use, ...]
 
 
-def traced(module: nn.Module) -> fx.Graph:
-    """The operations of a module in evaluation mode; a TypeError where its code cannot be followed."""
-    try:
-        return fx.Tracer().trace(module)
-    except Exception as error:  # the user's code runs on stand-ins for tensors, and may fail in any way
-        raise TypeError(
-            f"pruned: the forward code of {type(module).__name__} cannot be traced: {str(error).splitlines()[0]} "
-            "Code that decides by the values or shapes of its inputs has no fixed layers. Prune a part that has, "
-            "such as an nn.Sequential."
-        ) from error
-
-
-def hidden_units(module: nn.Module) -> tuple[Units, ...]:
+def hidden_units(module: nn.Module, graph: fx.Graph) -> tuple[Units, ...]:
     """The layers of a module in evaluation mode whose outputs are seen by later layers alone, in order."""
-    graph = traced(module)
     own = _Own(module, graph)
     found = []
     for node in graph.nodes:
@@ -117,7 +107,12 @@ def input_layers(module: nn.Module) -> tuple[Layer, ...]:
                 ways.append(user)
             else:
                 return ()
-    return tuple(found) if len({(type(layer), layer.weight.shape[1]) for layer in found}) == 1 else ()
+    return tuple(found) if len({(type(layer), num_inputs(layer)) for layer in found}) == 1 else ()
+
+
+def num_inputs(layer: Layer) -> int:
+    """How many features or channels go into a layer, in all its groups."""
+    return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
 class _Own:
@@ -156,11 +151,13 @@ def _uses(own: _Own, node: fx.Node, layer: Layer) -> list[Use] | None:
     """All that see the outputs of a layer; None where one of them is no such layer, or sees them with others."""
     count = layer.weight.shape[0]
     found: list[Use] = []
-    ways: list[tuple[fx.Node, bool, tuple[Passage, ...], tuple[_BatchNorm, ...]]] = [(node, False, (), ())]
+    ways: list[tuple[fx.Node, bool, bool, tuple[Passage, ...], tuple[_BatchNorm, ...]]]
+    ways = [(node, False, False, (), ())]
     while ways:
-        before, flat, passages, norms = ways.pop()
+        before, flat, shared, passages, norms = ways.pop()
         if not before.users:
             return None
+        shared = shared or len(before.users) > 1
         for user in before.users:
             if user.all_input_nodes != [before]:
                 return None
@@ -175,15 +172,17 @@ def _uses(own: _Own, node: fx.Node, layer: Layer) -> list[Use] | None:
                 norm = own.changeable(user)
                 if not isinstance(norm, _BatchNorm) or norm.num_features != count or norm.running_mean is None:
                     return None
-                ways.append((user, flat, (*passages, _through_norm(norm)), (*norms, norm)))
+                ways.append((user, flat, False, (*passages, _through_norm(norm)), (*norms, norm)))
                 continue
             if _flattens(user, module):
-                ways.append((user, True, passages, norms))
+                ways.append((user, True, shared, passages, norms))
                 continue
             passage = _passage(user, module, isinstance(layer, nn.Linear) or flat)
-            if passage is None:
+            writes = _may_write(user, module)
+            if passage is None or (shared and writes):  # what others see would be changed under them
                 return None
-            ways.append((user, flat, (*passages, passage), norms))
+            kept = writes or _may_give_itself(user, module)
+            ways.append((user, flat, shared and kept, (*passages, passage), norms))
     return found
 
 
@@ -223,6 +222,17 @@ def _passage(node: fx.Node, module: nn.Module | None, features: bool) -> Passage
         node.op == "call_method" and node.target in _ENTRYWISE_METHODS
     )
     return (lambda constants: constants.through(lambda values: _called(node, values))) if known else None
+
+
+def _may_write(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether an operation may work in place; of h * 2 and h *= 2 a trace makes the same."""
+    given = (*node.args, *node.kwargs.values())
+    return bool(getattr(module, "inplace", False)) or node.target in _AUGMENTED or any(value is True for value in given)
+
+
+def _may_give_itself(node: fx.Node, module: nn.Module | None) -> bool:
+    """Whether an operation may give the tensor that it was given, or a view of it."""
+    return isinstance(module, (nn.Identity, *_DROPOUTS)) or node.target == "contiguous"
 
 
 def _called(node: fx.Node, values: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ class GroupLasso(Prior):
         rate = column(self, "rate", shape, like)
         pieces = []
         for part in self._layout:
-            size = (*shape[:-1], part.size // self._size(part), self._size(part))  # (..., G, n)
+            size = (*shape[:-1], part.size // self.group_size(part.shape), self.group_size(part.shape))  # (..., G, n)
             direction = key.fold(part.name).fold("direction").normal(size, torch.float64, like.device)
             uniform = key.fold(part.name).fold("length").uniform(size, torch.float64, like.device)
             length = -uniform.clamp_min(2.0**-54).log().sum(-1, keepdim=True)  # a sum of n exponentials
@@ -111,7 +111,7 @@ class GroupLasso(Prior):
     def variance(self, like: Tensor) -> Tensor:
         """(n + 1) / rate^2, shaped as theta `like` (..., P)."""
         rate = column(self, "rate", like.shape, like)
-        sizes = [like.new_full((part.size,), self._size(part) + 1.0) for part in self._layout]
+        sizes = [like.new_full((part.size,), self.group_size(part.shape) + 1.0) for part in self._layout]
         return torch.zeros_like(like) + torch.cat(sizes) / rate**2
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
@@ -166,17 +166,17 @@ class GroupLasso(Prior):
         """Sum over the groups of log Z_n at rate 1."""
         total = 0.0
         for part in self._layout:
-            n = self._size(part)
+            n = self.group_size(part.shape)
             each = math.log(2.0) + 0.5 * n * math.log(math.pi) - math.lgamma(0.5 * n) + math.lgamma(n)
             total += part.size // n * each
         return total
 
-    def _size(self, part: Slice) -> int:
-        """n, the number of weights in each group of a tensor."""
-        if len(part.shape) < 2:
+    def group_size(self, shape: tuple[int, ...]) -> int:
+        """n, the number of weights in each group of a tensor of this shape."""
+        if len(shape) < 2:
             return 1
-        out, inputs = part.shape[:2]
-        return {"rows": part.size // out, "columns": out, "channels": part.size // inputs}[self.over]
+        out, inputs, size = shape[0], shape[1], math.prod(shape)
+        return {"rows": size // out, "columns": out, "channels": size // inputs}[self.over]
 
     def _groups(self, theta: Tensor) -> list[Tensor]:
         """The groups (..., G, n) of each tensor, views of theta (..., P) where possible."""

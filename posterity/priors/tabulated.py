@@ -168,9 +168,9 @@ class Tabulated(Independent):
         cell, position, beyond = self._located(x)
         piece = self._table(x.device).pieces[cell]
         within = beyond == 0.0
-        slope = (piece[..., 1] + position * (2.0 * piece[..., 2] + position * 3.0 * piece[..., 3])) / self._spacing
+        slope = (piece[..., 1] + position * (2.0 * piece[..., 2] + position * 3.0 * piece[..., 3])) / self.spacing
         slope = torch.where(within, slope, self._outer_slope(beyond))
-        bend = (2.0 * piece[..., 2] + 6.0 * position * piece[..., 3]) / self._spacing**2
+        bend = (2.0 * piece[..., 2] + 6.0 * position * piece[..., 3]) / self.spacing**2
         square = x.double().square() + self.width**2
         # With t = asinh(x / width): dt/dx = square^(-1/2) and d2t/dx2 = -x square^(-3/2).
         second = torch.where(within, bend, 0.0) / square - slope * x.double() / square**1.5
@@ -182,7 +182,7 @@ class Tabulated(Independent):
         mass = self._table(device).cumulated
         cell = torch.searchsorted(mass, uniform, right=True).clamp(1, len(mass) - 1) - 1
         share = (uniform - mass[cell]) / (mass[cell + 1] - mass[cell]).clamp_min(1e-300)
-        nodes = (cell + share.clamp(0.0, 1.0)) * self._spacing - self.reach
+        nodes = (cell + share.clamp(0.0, 1.0)) * self.spacing - self.reach
         first, last = self._end_slopes()
         sums = self._sums
         below = -self.reach + (uniform / max(sums.below, 1e-300)).log() / (first - 1.0)
@@ -206,14 +206,15 @@ class Tabulated(Independent):
         return self._sums.log_mass
 
     @property
-    def _spacing(self) -> float:
+    def spacing(self) -> float:
+        """The distance of the nodes in t."""
         return 2.0 * self.reach / (len(self.log_density) - 1)
 
     def _located(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The cell of each x, the position in it between 0 and 1, and how far t lies beyond the table."""
         place = torch.asinh(x.double() / self.width)
         inside = place.clamp(-self.reach, self.reach)
-        steps = (inside + self.reach) / self._spacing
+        steps = (inside + self.reach) / self.spacing
         cell = steps.detach().floor().long().clamp(0, len(self.log_density) - 2)
         return cell, steps - cell, place - inside
 
@@ -227,7 +228,7 @@ class Tabulated(Independent):
         cached: tuple[float, float] | None = self.__dict__.get("_slopes")
         if cached is None:
             values = self.log_density.double().cpu()
-            cached = _end_slope(values[:5]) / self._spacing, -_end_slope(values[-5:].flip(0)) / self._spacing
+            cached = _end_slope(values[:5]) / self.spacing, -_end_slope(values[-5:].flip(0)) / self.spacing
             self.__dict__["_slopes"] = cached
         return cached
 
@@ -236,7 +237,7 @@ class Tabulated(Independent):
         cached: tuple[float, float] | None = self.__dict__.get("_kinks")
         if cached is None:
             values, centre = self.log_density.double().cpu(), len(self.log_density) // 2
-            step = self._spacing * self.width  # dx at 0
+            step = self.spacing * self.width  # dx at 0
             right = _end_slope(values[centre : centre + 5]) / step
             left = -_end_slope(values[centre - 4 : centre + 1].flip(0)) / step
             cached = self.__dict__["_kinks"] = (0.5 * (left - right), 0.5 * (left + right)) if self.kink else (0.0, 0.0)
@@ -276,7 +277,7 @@ def _measure(prior: Tabulated) -> tuple[Tensor, Tensor, float]:
 
 def _integrals(prior: Tabulated) -> _Sums:
     points, density, highest = _measure(prior)
-    weights = torch.full_like(points, prior._spacing)
+    weights = torch.full_like(points, prior.spacing)
     if prior.kink:  # Simpson's rule on either side of it, where the trapezoid rule is only of second order
         weights *= 2.0 / 3.0
         weights[1::2] *= 2.0
@@ -304,7 +305,7 @@ def _tabulate(prior: Tabulated) -> tuple[Tensor, Tensor]:
     pieces = torch.cat([_hermite_pieces(segment) for segment in segments])
     _, density, highest = _measure(prior)
     density = density * math.exp(highest - prior.log_mass)
-    cells = 0.5 * prior._spacing * (density[1:] + density[:-1])
+    cells = 0.5 * prior.spacing * (density[1:] + density[:-1])
     return pieces, torch.cat([cells.new_zeros(1), cells.cumsum(0)]) + prior._sums.below
 
 

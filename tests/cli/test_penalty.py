@@ -68,6 +68,27 @@ def test_a_formula_is_inverted(found):
     assert kl["prior"]["name"] == "normal, mean 0, scale 1"
 
 
+def test_what_is_beyond_all_numbers_is_told_by_its_logarithm(run, found):
+    result = run("penalty", "mu^2 + 1000")
+    assert "p(w) = exp(999.428 - r(w))" in result.out
+    assert "kappa exp(-999.428)" in result.out
+    assert found("l2", "--factor", "1e4", "--sigma", "0.5")["prior"]["name"] == "normal, mean 0, scale 0.00707107"
+    assert "  why  " in run("penalty", "mu^4", "--sigma", "100").out  # a prior, if no table of one
+    assert "of 1000000 weights" in run("penalty", "rows", "--shape", "1000000,1000000").out
+
+
+def test_what_is_not_known_is_said(run, found):
+    assert "fixed scale 1: not known\n" in run("penalty", "exp(mu) + exp(-mu)", "--sigma", "1").out
+    document = found("exp(mu) + exp(-mu)", "--sigma", "1")
+    assert (document["satisfies_star"], document["decided"]) == (False, False)
+
+
+def test_a_longer_reach_tells_more_of_the_tails(found):
+    near, far, farthest = (found("log(1 + mu^2)", "--sigma", "0.3", "--reach", reach) for reach in (4, 12, 40))
+    assert abs(far["K"] - farthest["K"]) < 0.3 * abs(near["K"] - farthest["K"])
+    assert "% of the prior lies beyond -4 and 4" in near["explanation"]
+
+
 def test_groups_have_a_size(run):
     result = run("penalty", "columns", "--shape", "300,20,3,3")
     assert "  groups     of 300 weights, in a tensor of shape (300, 20, 3, 3)" in result.out
@@ -204,6 +225,18 @@ def test_the_edge_of_chaos(run, found, tmp_path, monkeypatch):
         (("--edge-of-chaos", "tanh", "--net", "lenet"), "--net has no meaning with --edge-of-chaos"),
         (("--edge-of-chaos", "tanh", "--sigma", "1"), "--sigma has no meaning with --edge-of-chaos"),
         (("l2", "--rule", "he"), "--rule is for --net"),
+        (("--prior", "rows:2", "--shape", "3"), "at least two numbers"),
+        (("--prior", "normal:1e-200"), "must be between 1e-50 and 1e+50. Got 1e-200."),
+        (("l2", "--factor", "1e300"), "--factor must be between"),
+        (("l2", "--sigma", "1e-300"), "--sigma must be between"),
+        (("--edge-of-chaos", "tanh,0.05,3"), "an activation and one number"),
+        (("l2", "--net", "lenet", "--rule", "edge-of-chaos:tanh,0.05,3"), "an activation and one number"),
+        (("log(1 + mu^2)", "--sigma", "100"), "--reach must be at least 2 times"),
+        (("log(1 + mu^2)", "--sigma", "1e-9"), "or read it by --family dirac"),
+        (("log(1 + mu^2)", "--sigma", "1", "--reach", "0"), "--reach must be a positive number"),
+        (("log(1 + mu^2)", "--reach", "5"), "--reach is for --family gaussian"),
+        (("--prior", "laplace:1", "--reach", "5"), "--reach is for a PENALTY"),
+        (("--edge-of-chaos", "tanh", "--reach", "5"), "--reach has no meaning"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line_and_a_hint(run, tmp_path, words, said):

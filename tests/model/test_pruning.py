@@ -1,6 +1,7 @@
 """Pruned modules compute the same function, and are as small as the zeros allow."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -222,6 +223,70 @@ def test_modules_with_branches_and_functions_of_torch() -> None:
     assert result.module.right.bias is not None  # of constants that it saw
 
 
+class Forked(nn.Module):
+    """One layer that two others see; `way` is what is done on the way to the first of them."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.left, self.right = nn.Linear(4, 5), nn.Linear(5, 2), nn.Linear(5, 2)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.left(self.way(hidden)) + self.right(hidden)
+
+
+def doubled(hidden: Tensor) -> Tensor:
+    hidden *= 2.0
+    return hidden
+
+
+@pytest.mark.parametrize(
+    ("way", "kept"),
+    [
+        (nn.ReLU(), 2),
+        (nn.ReLU(inplace=True), 5),
+        (nn.Sequential(nn.Dropout(), nn.Flatten(), nn.ELU(inplace=True)), 5),
+        (lambda hidden: F.relu(hidden, inplace=True), 5),
+        (lambda hidden: F.hardtanh(hidden, -1.0, 1.0, True), 5),
+        (lambda hidden: F.relu(torch.tanh(hidden), inplace=True), 2),
+        (doubled, 5),
+    ],
+)
+def test_units_that_a_branch_changes_in_place_are_changed_for_all(way: Callable[[Tensor], Tensor], kept: int) -> None:
+    net = randomised(Forked(way), 0)
+    with torch.no_grad():
+        net.first.weight[:3] = 0.0
+        net.first.bias[:3] = torch.tensor([-1.0, 0.5, -2.0])
+    result = pruned(net)
+    assert len(result.module.first.weight) == kept
+    agree(net, result.module, normal(1, 5, 4))
+
+
+class Averaging(nn.Module):
+    """Code that computes with the size of a layer, as a number or as a tensor."""
+
+    def __init__(self, tensor: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.tensor = nn.Linear(4, 5), nn.Linear(5, 2), tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.last(torch.relu(self.first(x)))
+        width = self.first.out_features
+        return total * torch.tensor(1.0 / width) if self.tensor else total / width
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_code_that_computes_with_the_sizes_of_layers_is_refused(tensor: bool) -> None:
+    net = randomised(Averaging(tensor), 0)
+    agree(net, pruned(net).module, normal(1, 5, 4))  # nothing goes, so nothing changes
+    net.first.weight.data[:2] = 0.0
+    names = set(vars(net))
+    with pytest.raises(TypeError, match=r"forward code of Averaging uses the sizes of its layers \(in .*self.width"):
+        pruned(net)
+    assert set(vars(net)) == names
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -283,6 +348,9 @@ def test_inputs_that_no_layer_sees_are_told() -> None:
     convolution = randomised(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 1, 3)), 0)
     convolution[0].weight.data[:, 1] = 0.0
     assert unused_inputs(convolution).tolist() == [False, True, False]
+    grouped = randomised(nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 1, 3)), 0)
+    grouped[0].weight.data[4:, 1] = 0.0  # the second input of the second group
+    assert unused_inputs(grouped).tolist() == [False, False, False, True]
     for net in (nn.Sequential(nn.MaxPool1d(2), nn.Linear(2, 1)), Residual()):
         with pytest.raises(ValueError, match=r"unused_inputs: the inputs of .* must go into linear layers"):
             unused_inputs(net)

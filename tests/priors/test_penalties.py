@@ -24,6 +24,7 @@ from posterity.priors.penalty import (
     Sum,
     Translation,
     from_prior,
+    to_prior,
 )
 
 GOLD = load("penalty_lambda_per_layer")
@@ -160,6 +161,28 @@ def test_two_narrow_wells_are_both_seen(depth: float) -> None:
     assert found.standard_variance == pytest.approx(wanted, rel=1e-5)
 
 
+@pytest.mark.parametrize("depth", [1e4, 1e6, 1e8, 1e10])
+def test_wells_too_narrow_for_a_table_are_refused_and_not_lost(depth: float) -> None:
+    with pytest.raises(ValueError, match="too narrow for a table"):
+        Function(lambda mu, nu: depth * (mu.square() - 3.2).square(), "two wells").prior()
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1e6, 1e9, 1e12])
+@pytest.mark.parametrize("centre", [0.0, -7.0])
+def test_a_table_may_be_of_any_scale_and_place(unit: float, centre: float) -> None:
+    """Normal with variance unit^2 / 2 about centre units."""
+    penalty = Function(lambda mu, nu: (mu / unit - centre).square(), "far")
+    assert penalty.prior().standard_variance == pytest.approx(0.5 * unit**2, rel=1e-9)
+    verdict = to_prior(penalty, Dirac())
+    assert verdict.satisfies_star
+    assert pytest.approx(-math.log(unit * math.sqrt(math.pi)), abs=1e-9) == verdict.K
+
+
+def test_the_constant_of_a_narrow_prior_far_from_zero() -> None:
+    verdict = to_prior(Function(lambda mu, nu: 1e4 * (mu - 1e3).square()), Dirac())
+    assert pytest.approx(-0.5 * math.log(math.pi / 1e4), abs=1e-6) == verdict.K
+
+
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 20.0])
 def test_a_penalty_may_grow_much_faster_on_one_side(scale: float, sign: float) -> None:
@@ -214,6 +237,11 @@ def test_what_is_no_function_of_mean_and_scale_is_refused(name: str) -> None:
         (lambda: Function(lambda mu, nu: mu.tanh() ** 2, "tanh(w)^2").prior(), ValueError, "kappa is infinite"),
         (lambda: Function(lambda mu, nu: torch.zeros_like(mu)).factor(1.0, (1, 1)), ValueError, "kappa is infinite"),
         (lambda: Function(lambda mu, nu: -mu.square()).prior(), ValueError, "kappa is infinite"),
+        (
+            lambda: Function(lambda mu, nu: (mu.square() - 4.0).square(), "wells").factor(0.1, (2, 2)),
+            ValueError,
+            "No factor up to .* gives the variance 0.1. wells: exp",
+        ),
         (
             lambda: Function(lambda mu, nu: 1e4 * (mu.square() - 4.0).square(), "wells").prior(),
             ValueError,

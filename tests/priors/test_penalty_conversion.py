@@ -1,6 +1,7 @@
 """From penalties to priors and back: the catalogue, the exact and the numerical inversion, and refusals."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import posterity as po
+from posterity.numerics.quadrature import normal_expectation
 from posterity.priors import (
     Cauchy,
     Correlated,
@@ -241,6 +243,50 @@ def test_an_unnamed_kl_is_inverted_numerically(name: str, sigmas: float | tuple[
     assert isinstance(verdict.prior, Tabulated)
     torch.testing.assert_close(verdict.prior.log_prob(values.unsqueeze(-1)), expected, rtol=0.0, atol=tolerance)
     assert verdict.prior.standard_variance == pytest.approx(float(prior.variance(values[:1])), rel=0.05)
+
+
+CLOSED: dict[str, tuple[Function, float, float]] = {  # with the sigma, and what r may be missed by
+    "logistic": (unnamed(Divergence(Logistic(1.0), Gaussian())), 1.0, 1e-5),
+    "student-t": (unnamed(Divergence(StudentT(3.0, 1.0), Gaussian())), 0.5, 1e-5),
+    "one side grows faster": (Function(lambda mu, nu: mu.square() + 0.1 * mu.exp()), 1.0, 1e-2),
+    "wavy": (Function(lambda mu, nu: mu.square() + 0.1 * mu * mu.cos()), 1.0, 1e-3),
+    "log cosh": (Function(lambda mu, nu: mu.cosh().log()), 0.3, 1e-6),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_the_kl_to_the_prior_found_is_the_penalty_up_to_its_constant(name: str) -> None:
+    """By a quadrature of its own: tails beyond the grid were guessed twice, once for K and once for the prior."""
+    penalty, sigma, tolerance = CLOSED[name]
+    verdict = to_prior(penalty, Gaussian(sigma))
+    mu = torch.linspace(-4.0, 4.0, 33, dtype=torch.float64)
+    scale = torch.full_like(mu, sigma)
+    entropy = math.log(sigma * math.sqrt(2.0 * math.pi * math.e))
+    expected = normal_expectation(lambda w: verdict.prior.log_prob(w.unsqueeze(-1)), mu, scale, 4001, None)
+    torch.testing.assert_close(verdict.K - expected - entropy, penalty.each(mu, scale), rtol=0.0, atol=tolerance)
+    near = points()
+    torch.testing.assert_close(
+        verdict.log_alpha(near), verdict.prior.log_prob(near.unsqueeze(-1)), rtol=0.0, atol=10.0 * tolerance
+    )
+
+
+def test_how_much_of_the_tails_is_guessed_is_told() -> None:
+    seen = to_prior(unnamed(Divergence(Logistic(0.3), Gaussian())), Gaussian(0.5))
+    hardly = to_prior(unnamed(Divergence(Logistic(3.0), Gaussian())), Gaussian(0.5))
+    assert "guessed" not in seen.explanation
+    assert re.search(
+        "About 4[0-9] % of the prior lies beyond -4 and 4, where its tails are guessed", hardly.explanation
+    )
+    flat = to_prior(Function(lambda mu, nu: 1e-4 * mu.cosh().log()), Gaussian(0.5))
+    assert flat.satisfies_star
+    assert "guessed" in flat.explanation
+
+
+def test_a_table_whose_kl_is_not_the_penalty_is_not_given() -> None:
+    verdict = to_prior(Function(lambda mu, nu: 1e4 * mu**4), Gaussian(0.5))
+    assert verdict.satisfies_star
+    assert verdict.prior is None
+    assert "is not given" in verdict.explanation or "too narrow" in verdict.explanation
 
 
 @given(st.floats(0.05, 2.0), st.floats(0.2, 0.6), st.floats(0.7, 1.2))

@@ -43,6 +43,11 @@ def spike_and_slab(t: Tensor) -> Tensor:
     return torch.logaddexp(-0.5 * t.square(), math.log(20.0) - 200.0 * t.square())
 
 
+def slab(t: Tensor) -> Tensor:
+    """A spike of scale 0.1 on a slab of 2."""
+    return torch.logaddexp(-t.square() / 8.0, math.log(80.0) - 50.0 * t.square())
+
+
 @pytest.mark.parametrize("route", ["spline", "fourier"])
 @pytest.mark.parametrize("name", ["quadratic", "quartic", "quadratic_plus_cosine", "laplace_prior"])
 @pytest.mark.parametrize("which", [[0], [1], [0, 1]])
@@ -93,7 +98,6 @@ def test_penalties_with_a_kink_are_no_kl_of_gaussians() -> None:
         lambda mu, scale: mu.abs() ** 3,
         lambda mu, scale: mu.clamp_min(0.0).square(),
         lambda mu, scale: torch.nn.functional.huber_loss(mu, torch.zeros_like(mu), reduction="none"),
-        lambda mu, scale: divergence(laplace, 0.8 * scale, 0.0),  # smooth, but less so than this family makes it
     ],
 )
 def test_what_is_less_smooth_than_the_family_is_refused(
@@ -101,6 +105,7 @@ def test_what_is_less_smooth_than_the_family_is_refused(
 ) -> None:
     verdict = invert(MU, penalty(MU, scale).unsqueeze(0), [member(scale)])
     assert not verdict.satisfies_star
+    assert verdict.decided
     assert "no KL of this family" in verdict.explanation
 
 
@@ -130,6 +135,65 @@ def test_heavy_tails_kinks_and_spikes_are_priors(
         inside = MU[(MU.abs() <= 3.0) & (MU.abs() >= 0.5)]
         found = verdict.log_alpha(inside) - verdict.K
         torch.testing.assert_close(found, log_alpha(inside), rtol=0.0, atol=error or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "scale"),
+    [
+        (lambda mu: torch.cosh(mu), 1.0),  # a KL: log alpha is -exp(-1/2) cosh
+        (lambda mu: divergence(slab, 0.5, 0.05), 0.5),  # a KL by construction
+        (lambda mu: mu.square() - 2.0 * torch.exp(-mu.square()), 0.75),  # none, by little: 0.75^2 is above 1 / 2
+        (lambda mu: divergence(laplace, 0.24, 0.0), 0.3),  # none: less smooth than this family makes it
+    ],
+)
+def test_what_values_cannot_tell_is_said_to_be_unknown(penalty: Callable[[Tensor], Tensor], scale: float) -> None:
+    verdict = invert(MU, penalty(MU).unsqueeze(0), [member(scale)])
+    assert verdict.route == "spline"
+    assert not verdict.satisfies_star
+    assert not verdict.decided
+    assert "is not known" in verdict.explanation
+    assert "may be a prior or none" in str(verdict)
+
+
+@pytest.mark.parametrize("offset", [-1e9, -1e3, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize("amplitude", [0.0, 0.3])
+def test_a_constant_in_the_penalty_is_in_K_and_nowhere_else(offset: float, amplitude: float) -> None:
+    penalty = MU.square() + amplitude * torch.cos(2.0 * MU)
+    plain, moved = (invert(MU, (penalty + c).unsqueeze(0), [member(0.5)]) for c in (0.0, offset))
+    assert moved.satisfies_star
+    assert moved.route == plain.route
+    assert moved.K - offset == pytest.approx(plain.K, abs=1e-6)
+    torch.testing.assert_close(moved.log_alpha(MU), plain.log_alpha(MU), rtol=0.0, atol=1e-5)
+    assert f"kappa = exp({-moved.K:.6g})" in str(moved)
+    kinked = invert(MU, (penalty + offset + 1e-2 * MU.abs()).unsqueeze(0), [member(0.5)])
+    assert not kinked.satisfies_star
+    assert kinked.decided
+
+
+@pytest.mark.parametrize("factor", [1e4, 1e8])
+def test_a_normaliser_beyond_all_numbers_has_a_logarithm(factor: float) -> None:
+    verdict = invert(MU, factor * MU.square().unsqueeze(0), [member(0.5)])
+    assert verdict.satisfies_star
+    assert float(verdict.prior.scale) == pytest.approx((2.0 * factor) ** -0.5)
+    # theory 002-06: r = KL + K at mu = 0, where the KL to N(0, s^2) is log(s / sigma) + (sigma^2 / s^2 - 1) / 2.
+    kl = -0.5 * math.log(2.0 * factor * 0.25) + 0.5 * (0.25 * 2.0 * factor - 1.0)
+    assert pytest.approx(-kl, rel=1e-9) == verdict.K
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_the_verdict_does_not_depend_on_the_unit_of_weights(unit: float) -> None:
+    values = divergence(student, 0.5, 1.0)
+    verdict, expected = (invert(MU * u, values.unsqueeze(0), [member(0.5 * u)]) for u in (unit, 1.0))
+    assert verdict.satisfies_star
+    assert pytest.approx(expected.K, abs=1e-6) == verdict.K
+    assert verdict.explanation == expected.explanation
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_tails_too_heavy_for_the_grid_are_densities_all_the_same(scale: float) -> None:
+    verdict = invert(MU, divergence(lambda t: cauchy(t / 0.3), scale, 0.3).unsqueeze(0), [member(scale)])
+    assert verdict.satisfies_star
+    assert verdict.kappa == pytest.approx(0.3 * math.pi, rel=0.2)
 
 
 def test_a_penalty_that_fits_each_scale_but_not_both() -> None:

@@ -109,6 +109,18 @@ def test_only_weights_that_sum_over_inputs_are_penalised_and_shared_ones_once():
     assert layer_factors(net, SquaredL2()) == {"0.weight": 3.0, "1.weight": 3.0}
 
 
+def test_biases_of_attention_are_biases():
+    factors = layer_factors(nn.MultiheadAttention(8, 2, add_bias_kv=True), SquaredL2())
+    assert factors == {"in_proj_weight": 4.0, "out_proj.weight": 4.0}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+@pytest.mark.parametrize("made", [nn.utils.weight_norm, nn.utils.spectral_norm], ids=["weight norm", "spectral norm"])
+def test_weights_that_hooks_make_of_others_are_refused(made):
+    with pytest.raises(ValueError, match="makes a weight in a hook before each call"):
+        layer_factors(nn.Sequential(nn.Linear(3, 2), made(nn.Linear(2, 2))), SquaredL2())
+
+
 def test_compiled_networks_have_the_names_of_their_own():
     net = small_net()
     assert layer_factors(torch.compile(net, backend="eager"), L1()) == layer_factors(net, L1())

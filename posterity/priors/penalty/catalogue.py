@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from posterity.priors.penalty.matching import NotIntegrable
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.verdict import Verdict
 from posterity.priors.prior import Prior
+from posterity.priors.tabulated import Tabulated
 
 
 def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> Verdict:
@@ -43,11 +45,14 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
         prior = penalty.prior()
     except NotIntegrable as error:
         return _refused(str(error), math.inf, None)
-    size = 1 if penalty.separates else _group_size(prior, shape)
     log_alpha = _log_density(prior, shape)
-    zeros = torch.zeros(shape, dtype=torch.float64, device="cpu")
-    log_kappa = -float(penalty(zeros)) * size / zeros.numel() - float(log_alpha(zeros.new_zeros(())))
-    subject = "one weight" if penalty.separates else f"one group of {size} weights, by its length"
+    # Far from the mode a table is a guess. A group of zeros has no length.
+    mode = torch.tensor(prior.mean if isinstance(prior, Tabulated) else 0.0, dtype=torch.float64, device="cpu")
+    lowest = float(penalty(mode.reshape(1, 1))) if penalty.separates else 0.0
+    log_kappa = -lowest - float(log_alpha(mode))
+    subject = "one weight"
+    if isinstance(prior, GroupLassoPrior):
+        subject = f"one group of {prior.group_size(shape)} weights, by its length"
     return Verdict(
         satisfies_star=True,
         kappa=math.exp(log_kappa) if log_kappa < LARGEST else math.inf,  # as it may be for groups of hundreds
@@ -118,21 +123,19 @@ def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Ten
     """t -> log p of a weight t, or of one group of a tensor of `shape` whose length is |t|."""
     if not isinstance(prior, GroupLassoPrior):
         return lambda t: prior.log_prob(t.unsqueeze(-1))
-    zeros = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
-    highest = float(prior.bound(Layout.of({"weight": shape})).log_prob(zeros)) * _group_size(prior, shape) / len(zeros)
+    group = replace(prior, over="rows").bound(Layout.of({"weight": (1, prior.group_size(shape))}))
+    highest = float(group.log_prob(torch.zeros(prior.group_size(shape), dtype=torch.float64, device="cpu")))
     return lambda t: highest - float(prior.rate) * t.abs()
 
 
-def _group_size(prior: Prior, shape: tuple[int, ...]) -> int:
-    """n of a group-lasso prior, from Var = (n + 1) / rate^2."""
-    assert isinstance(prior, GroupLassoPrior)
-    like = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
-    variance = float(prior.bound(Layout.of({"weight": shape})).variance(like)[0])
-    return round(variance * float(prior.rate) ** 2) - 1
+def variance_of_one(prior: Prior, shape: tuple[int, ...]) -> float:
+    """That of one weight of a tensor of `shape`, all of which have the same."""
+    if isinstance(prior, GroupLassoPrior):
+        return (prior.group_size(shape) + 1.0) / float(prior.rate) ** 2
+    return float(prior.bound(Layout.of({"weight": (1, 1)})).variance(torch.zeros(1, dtype=torch.float64, device="cpu")))
 
 
 def variance_in_words(prior: Prior, shape: tuple[int, ...]) -> str:
     """One sentence on the variance of one weight of a tensor of `shape`."""
-    like = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
-    value = float(prior.bound(Layout.of({"weight": shape})).variance(like)[0])
+    value = variance_of_one(prior, shape)
     return f"One weight has variance {value:.6g}." if math.isfinite(value) else "One weight has no finite variance."

@@ -1,9 +1,11 @@
 """From a penalty to the prior that it stands for, and from a prior to its penalty."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from posterity.errors import positive, shown
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
@@ -14,6 +16,8 @@ from posterity.priors.penalty.divergence import Divergence
 from posterity.priors.penalty.families import Dirac, Family, Gaussian
 from posterity.priors.penalty.group_lasso import GroupLasso
 from posterity.priors.penalty.inversion import Expansion, Member, invert, invert_expansions
+from posterity.priors.penalty.inversion.explanation import LARGEST, is_a_kl
+from posterity.priors.penalty.inversion.invert import KNOWN_BEYOND
 from posterity.priors.penalty.l1 import L1
 from posterity.priors.penalty.matching import NotIntegrable, checked_shape, density_of
 from posterity.priors.penalty.penalty import Penalty
@@ -22,10 +26,13 @@ from posterity.priors.penalty.sum import Sum
 from posterity.priors.penalty.tails import extended
 from posterity.priors.penalty.verdict import Verdict
 from posterity.priors.prior import Prior
+from posterity.priors.tabulated import Tabulated
 
 _POINTS = 161
 _MOST_POINTS = 1601
 _LEAST_REACH = 2.0
+_LOOSE = 1e-2  # of the penalty's range: a table whose KL misses it by more is not given
+_OUTSIDE = 1e-3  # of the mass beyond the grid: so much is told
 
 
 def from_prior(prior: Prior, family: Family) -> Penalty:
@@ -107,7 +114,7 @@ def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, rea
     else:
         found = _by_values(penalty, members, reach)
     if found.satisfies_star and found.prior is None:
-        found = _with_table(found, reach)
+        found = _with_table(found, penalty, members, reach)
     if found.prior is not None:
         found = replace(found, explanation=f"{found.explanation} {variance_in_words(found.prior, (1, 1))}")
     return found
@@ -148,14 +155,61 @@ def _varying_decay(factor: float, members: list[Member]) -> str:
     )
 
 
-def _with_table(found: Verdict, reach: float) -> Verdict:
-    """The verdict with log alpha as a prior that can be fitted under."""
+def _with_table(found: Verdict, penalty: Penalty, members: list[Member], reach: float) -> Verdict:
+    """The verdict with log alpha as a prior that can be fitted under, where its own KL is the penalty."""
     exact = found.route in ("polynomial", "trigonometric")
-    log_alpha = found.log_alpha if exact else extended(found.log_alpha, reach)
+    known = reach + KNOWN_BEYOND * max(member.spread for member in members)
+    log_alpha = found.log_alpha if exact else extended(found.log_alpha, known)
     try:
-        return replace(found, prior=density_of(lambda w: -log_alpha(w), 1.0, "log alpha"))
+        table = density_of(lambda w: -log_alpha(w), 1.0, "log alpha")
     except NotIntegrable:
         hint = f"Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
+        return replace(found, explanation=f"{found.explanation} {hint}")
     except ValueError as error:
-        hint = str(error)
-    return replace(found, explanation=f"{found.explanation} {hint}")
+        return replace(found, explanation=f"{found.explanation} {error}")
+    constant, missed, varies = _closeness(table, penalty, members, reach)
+    if missed > _LOOSE * varies + 10.0 * found.residual:
+        hint = f"A table of it would be in error by {missed:.2g} between -{reach:g} and {reach:g}, and is not given."
+        outside = "" if exact else _tails_in_words(found.log_alpha, reach)
+        return replace(found, explanation=f"{found.explanation}{outside} {hint}")
+    return replace(found, prior=table) if exact else _with_tails(found, table, constant, len(members), reach)
+
+
+def _closeness(table: Tabulated, penalty: Penalty, members: list[Member], reach: float) -> tuple[float, float, float]:
+    """K of r = KL + K for the KL to a table, the most that it misses r by, and by how much r varies."""
+    mu = torch.linspace(-reach, reach, 41, dtype=torch.float64, device="cpu")
+    values, gaps = [], []
+    for member in members:
+        values.append(penalty.each(mu, torch.full_like(mu, member.scale)))
+        expected = member.smooth(lambda w: table.log_prob(w.unsqueeze(-1)), mu)
+        gaps.append(values[-1] + member.entropy + expected)
+    gap = torch.stack(gaps)
+    constant = float(gap.median())
+    varies = max(float(row.max() - row.min()) for row in values)
+    return constant, float((gap - constant).abs().max()), varies
+
+
+def _with_tails(found: Verdict, table: Tabulated, constant: float, count: int, reach: float) -> Verdict:
+    """The verdict by the normaliser of the table, which knows its own tails."""
+    log_alpha, shift = found.log_alpha, constant - found.K
+    words = is_a_kl(constant, count, found.residual)
+    return replace(
+        found,
+        prior=table,
+        K=constant,
+        kappa=math.exp(-constant) if -constant < LARGEST else math.inf,
+        log_alpha=lambda t: log_alpha(t) + shift,
+        explanation=words + _tails_in_words(lambda t: table.log_prob(t.unsqueeze(-1)), reach),
+    )
+
+
+def _tails_in_words(log_density: Callable[[Tensor], Tensor], reach: float) -> str:
+    """What K is worth where the density is not nearly all between -`reach` and `reach`; else nothing."""
+    grid = torch.linspace(-reach, reach, 8001, dtype=torch.float64, device="cpu")
+    outside = 1.0 - float(torch.trapezoid(log_density(grid).exp(), grid))
+    if outside < _OUTSIDE:
+        return ""
+    return (
+        f" About {100.0 * outside:.2g} % of the prior lies beyond -{reach:g} and {reach:g}, where its tails are "
+        "guessed, and with them K, kappa and its variance: a longer reach tells more."
+    )

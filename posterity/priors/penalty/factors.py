@@ -55,7 +55,8 @@ def layer_factors(net: nn.Module, penalty: Penalty, rule: ScaleRule = FAN_IN) ->
     **Limit**: the variance of one weight alone is matched. Penalised are trained tensors (out, in, ...) whose layer
     sums over inputs, shared ones once; biases, norms and embeddings are not. A transposed convolution stores
     (in, out / groups, *kernel): its incoming weights are counted as those of an output channel, whatever the stride,
-    and the rows of a group lasso are its input channels.
+    and the rows of a group lasso are its input channels. Tensors of modules of one's own are taken for (out, in, ...),
+    too, tokens and scales among them: give factors by name where they are not.
 
     **Cost**: one number a tensor.
 

@@ -12,6 +12,9 @@ from posterity.priors.tabulated import Tabulated
 
 _POINTS = (2001, 8001, 32001)  # of a table: the fewest of which every other one gives the same normaliser
 _MASS = 1e-5
+_SPANS = (30, 60)  # asinh of the farthest place looked at, over 1e-9: 5e3, or where r does not rise there, 6e16
+_FELT = 30.0  # nats above the lowest: wells less deep have no mass
+_MOST_WELLS = 20
 _DOUBLINGS = 60
 _STEPS = 60
 
@@ -37,7 +40,8 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
         )
     positive("factor", factor)
     exponent = float(factor)
-    centre, width = _place(each, exponent)
+    wells, widths = _place(each, exponent)
+    centre, width = wells[0], widths[0]
     kink = _has_kink(each, centre, width)
     for points in _POINTS:
         try:
@@ -47,7 +51,8 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
                 f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
                 "Add a term that grows with |w|, such as SquaredL2."
             ) from error
-        if abs(replace(found, log_density=found.log_density[::2]).log_mass - found.log_mass) < _MASS:
+        resolved = abs(replace(found, log_density=found.log_density[::2]).log_mass - found.log_mass) < _MASS
+        if resolved and _sees(found, wells, widths):
             return found
     raise ValueError(
         f"{name}: exp(-r) has features too narrow for a table of {points} nodes. Give a lower factor, or another r."
@@ -59,8 +64,15 @@ def matched_factor(variance_of: Callable[[float], float], variance: float) -> fl
     positive("variance", variance)
     low = high = 0.0  # logs of factors with a variance above and below the wanted one
     for _ in range(_DOUBLINGS):
-        if variance_of(math.exp(high)) <= variance:
-            break
+        try:
+            if variance_of(math.exp(high)) <= variance:
+                break
+        except NotIntegrable:
+            raise
+        except ValueError as error:  # too narrow for a table
+            raise ValueError(
+                f"No factor up to {math.exp(high):.3g} gives the variance {variance:g}. {error}"
+            ) from error
         high += 1.0
     for _ in range(_DOUBLINGS):
         if variance_of(math.exp(low)) >= variance:
@@ -74,22 +86,48 @@ def matched_factor(variance_of: Callable[[float], float], variance: float) -> fl
     return math.exp(0.5 * (low + high))
 
 
-def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[float, float]:
-    """Where r is lowest (0 where that is as good), and how far from there factor r has risen by one half."""
-    grid = (
-        torch.linspace(-30.0, 30.0, 4801, dtype=torch.float64, device="cpu").sinh() * 1e-9
-    )  # from 1e-11 to 5e3 on either side
-    values = factor * each(grid)
-    lowest, index = values.min(0)
+def _sees(table: Tabulated, wells: list[float], widths: list[float]) -> bool:
+    """Whether the nodes of a table lie as densely as wells away from its mean are narrow: else its sums miss them."""
+    distances = [math.hypot(table.width, well - table.mean) * table.spacing for well in wells]
+    return all(distance <= width for distance, width in zip(distances, widths, strict=True))
+
+
+def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float], list[float]]:
+    """Where r is lowest (0 where that is as good) and other wells of it; how far from each factor r has risen by 1/2.
+
+    Others are places where r is lowest nearby, if exp(-factor r) is felt there.
+    """
+    for span in _SPANS:
+        grid = torch.arange(-80 * span, 80 * span + 1, dtype=torch.float64, device="cpu").div(80.0).sinh() * 1e-9
+        values = factor * each(grid)
+        lowest, index = values.min(0)
+        if bool((values[[0, -1]] > lowest + 0.5).all()):
+            break
     centre = 0.0 if float(values[len(grid) // 2] - lowest) < 1e-3 else float(grid[index])
-    risen = (values > lowest + 0.5).nonzero().squeeze(-1)
-    width = float((grid[risen] - grid[index]).abs().min()) if len(risen) else 1.0
-    half = 0.02 * abs(centre)  # a step of the grid there, and more
-    while half > 1e-15 * abs(centre):  # a kink must lie at the centre to be seen as one
-        nearby = centre + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64, device="cpu")
-        centre = float(nearby[each(nearby).argmin()])
+    centre = _lowest(each, centre)
+    inner = values[1:-1]
+    dips = ((inner < values[:-2]) & (inner <= values[2:])).nonzero().squeeze(-1) + 1
+    dips = dips[values[dips].argsort()][:_MOST_WELLS]
+    wells = grid.new_tensor([centre, *(_lowest(each, place) for place in grid[dips].tolist())])
+    felt = wells[factor * (each(wells) - each(wells[:1])) < _FELT].tolist()
+    return felt, [_width(each, factor, well, grid) for well in felt]
+
+
+def _width(each: Callable[[Tensor], Tensor], factor: float, well: float, grid: Tensor) -> float:
+    """How far from a well factor r has risen by one half."""
+    around = well + grid
+    risen = (factor * (each(around) - each(grid.new_tensor([well]))) > 0.5).nonzero().squeeze(-1)
+    return float((around[risen] - well).abs().min()) if len(risen) else 1.0
+
+
+def _lowest(each: Callable[[Tensor], Tensor], place: float) -> float:
+    """The lowest r next to a place of the grid."""
+    half = 0.02 * abs(place)  # a step of the grid there, and more
+    while half > 1e-15 * abs(place):  # a kink must lie at the centre to be seen as one
+        nearby = place + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64, device="cpu")
+        place = float(nearby[each(nearby).argmin()])
         half *= 0.06
-    return centre, width
+    return place
 
 
 def _has_kink(each: Callable[[Tensor], Tensor], centre: float, width: float) -> bool:

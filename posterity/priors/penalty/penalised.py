@@ -9,6 +9,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import Parameter, is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from posterity.errors import shown
 from posterity.numerics.layout import Layout
@@ -18,6 +20,7 @@ logger = logging.getLogger("posterity")
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+_BIASES = ("bias", "bias_k", "bias_v")  # the last two of attention are (1, 1, features)
 
 
 class Weight(NamedTuple):
@@ -57,8 +60,14 @@ def penalised(net: nn.Module) -> dict[str, Weight]:
                 f"'{part.name}' makes a weight through a parametrisation, so that no penalty on it alone is one on the "
                 "weight. Take the parametrisation away (torch.nn.utils.parametrize.remove_parametrizations)."
             )
+        if len(part.shape) > 1 and any(_rescales(layer) for layer in layers):
+            raise ValueError(
+                f"'{part.name}' makes a weight in a hook before each call (weight_norm or spectral_norm of "
+                "torch.nn.utils), so that no penalty on it alone is one on the weight. Take the hook away "
+                "(torch.nn.utils.remove_weight_norm or remove_spectral_norm)."
+            )
         both = fans(part, layout) if layers and len(part.shape) > 1 else None
-        if both is None or part.name.split(".")[-1] == "bias":
+        if both is None or part.name.split(".")[-1] in _BIASES:
             passed += [part.name] if len(part.shape) > 1 else []
             continue
         found[part.name] = Weight(parameter, *_transposed(layers, part.shape, *both))
@@ -71,6 +80,11 @@ def penalised(net: nn.Module) -> dict[str, Weight]:
     if passed:
         logger.info("not penalised, since no inputs are summed over (embeddings, norms): %s", ", ".join(passed))
     return found
+
+
+def _rescales(layer: nn.Module) -> bool:
+    """Whether a layer's weight is made of other tensors whenever it is called."""
+    return any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in layer._forward_pre_hooks.values())
 
 
 def _owners(net: nn.Module) -> dict[int, list[nn.Module]]:

@@ -16,12 +16,13 @@ Route = Literal["catalogue", "polynomial", "trigonometric", "spline", "fourier"]
 class Verdict:
     """Whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, and for which.
 
-    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges (or is beyond
-    the largest number: then `K` is finite), nan where there is no one A; `K` = -log kappa.
+    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges, nan where there is
+    no one A; `K` = -log kappa, which is finite also where kappa is beyond the largest number or below the least.
     `residual`: max |KL + K - r| over the grid. `noise_amplification`: by how much a small error of r grows in log
     alpha (0 where nothing was inverted numerically). `log_alpha`: t (...) -> log alpha(t) (...), normalised where
     kappa is finite (else A itself, or the closest that was found). `prior`: alpha as a prior of this library, where it
     is one of them. `explanation`: the finding in plain words. `nearest`: what to use instead, where there is no prior.
+    `decided`: False where none was found, but there may be one.
     """
 
     satisfies_star: bool
@@ -34,10 +35,13 @@ class Verdict:
     explanation: str
     nearest: object | None
     route: Route
+    decided: bool = True
 
     def __str__(self) -> str:
-        heading = "is a prior" if self.satisfies_star else "is no prior"
-        kappa = "infinite" if math.isinf(self.kappa) else f"{self.kappa:.6g}"
+        heading = "is a prior" if self.satisfies_star else "is no prior" if self.decided else "may be a prior or none"
+        kappa = "infinite" if math.isinf(self.K) else f"{self.kappa:.6g}"
+        if math.isfinite(self.K) and self.kappa in (0.0, math.inf):
+            kappa = f"exp({-self.K:.6g})"
         lines = [
             f"penalty: {heading} ({self.route})",
             f"  {self.explanation}",

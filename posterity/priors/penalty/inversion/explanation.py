@@ -1,12 +1,14 @@
 """What was found, in plain words."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from posterity.priors.penalty.inversion.expansion import Expansion
 from posterity.priors.penalty.inversion.member import Member
 
 LARGEST = 709.0  # exp of more is infinite in float64
@@ -17,8 +19,9 @@ class Findings:
     """What an inversion found, whatever its route.
 
     `missed` (V, N) is KL + K - r, up to its sign, for each member at each point, of the one log alpha for all. `fits`:
-    it is as small as can be told. Of each member by itself: `alone` has A at mu, (N,) each; `own_missed` (V, N) is
-    what that leaves; `each_fits`: it leaves as little as can be told.
+    it is as small as can be told. `decided` is False where it does not fit, but rougher log alphas come ever closer.
+    `level` is a constant that `values` are without. Of each member by itself: `alone` has A at mu, (N,) each;
+    `own_missed` (V, N) is what that leaves; `each_fits`: it leaves as little as can be told.
     """
 
     mu: Tensor
@@ -31,6 +34,8 @@ class Findings:
     alone: Sequence[Tensor] = ()
     own_missed: Tensor | None = None
     each_fits: bool = True
+    level: float = 0.0
+    decided: bool = True
 
     @property
     def residual(self) -> float:
@@ -38,22 +43,65 @@ class Findings:
         return float(self.missed.abs().max())
 
     @property
+    def constant(self) -> float:
+        """K."""
+        return self.level - self.log_kappa
+
+    @property
+    def rounding(self) -> float:
+        """What the penalty's values may be in error by, for the constant that is in them."""
+        return rounding_of(self.level)
+
+    @property
+    def overflows(self) -> bool:
+        """Whether log alpha has waves so high that their peaks cannot be integrated."""
+        if not isinstance(self.potential, Expansion):
+            return False
+        return sum(map(math.hypot, self.potential.cosines, self.potential.sines)) > LARGEST
+
+    @property
     def range(self) -> float:
         """By how much r varies over mu, at most over the members; at least 1e-3, for penalties that hardly do."""
         return max(float((self.values.amax(1) - self.values.amin(1)).max()), 1e-3)
 
 
+def rounding_of(level: float) -> float:
+    """A few times the distance between numbers of this size."""
+    return 8.0 * sys.float_info.epsilon * abs(level)
+
+
 def explain(findings: Findings) -> tuple[str, str | None]:
     """The explanation, and what to use instead where there is no prior."""
+    if not findings.decided:
+        return _undecided(findings)
     if not findings.fits:
         return _no_common_prior(findings) if findings.each_fits else _not_smooth(findings)
-    if not findings.log_kappa < LARGEST:
+    if findings.overflows:
+        return (
+            "log alpha exists but exp of it overflows: the inversion has raised its waves beyond all numbers.",
+            "a family that is less wide: it smooths waves less",
+        )
+    if not math.isfinite(findings.log_kappa):
         return _not_integrable(findings), "add a term that grows on both sides, such as a small multiple of mu^2"
-    count = len(findings.members)
+    return is_a_kl(findings.constant, len(findings.members), findings.residual), None
+
+
+def is_a_kl(constant: float, count: int, residual: float) -> str:
+    """That a penalty is a KL plus a constant, for so many members."""
     members = "at this width of the family" if count == 1 else f"at all {count} widths of the family alike"
-    normalised = abs(findings.log_kappa) < 1e-6
-    constant = "exactly its KL" if normalised else f"its KL plus the constant {-findings.log_kappa:.4g}"
-    return f"The penalty is {constant} to one prior, {members} (to {findings.residual:.1g}).", None
+    told = "exactly its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+    return f"The penalty is {told} to one prior, {members} (to {residual:.1g})."
+
+
+def _undecided(findings: Findings) -> tuple[str, str | None]:
+    row, column = divmod(int(findings.missed.abs().argmax()), len(findings.mu))
+    text = (
+        f"Whether the penalty is a KL of this family is not known. The log alpha that was found misses it by "
+        f"{findings.residual:.2g} near mu = {_point(findings.mu[column])} (width {findings.members[row].scale:g}), and "
+        "rougher ones come ever closer: it may be the KL to a prior with parts that are steep or much narrower than "
+        "the family, or hardly differ from one. A family that is less wide tells more."
+    )
+    return text, _dirac_reading(findings, row)
 
 
 def _no_common_prior(findings: Findings) -> tuple[str, str | None]:
@@ -114,8 +162,6 @@ def _linear(mu: Tensor, values: Tensor, t: Tensor) -> Tensor:
 
 
 def _not_integrable(findings: Findings) -> str:
-    if math.isfinite(findings.log_kappa):
-        return "log alpha exists but exp of it overflows: the inversion has raised its waves beyond all numbers."
     ends = [findings.potential(end) for end in (findings.mu[:1], findings.mu[-1:])]
     return (
         f"There is a log alpha, but no density: it does not fall fast enough on both sides (it is {float(ends[0]):.3g} "

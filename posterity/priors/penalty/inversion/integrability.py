@@ -11,6 +11,7 @@ from posterity.priors.penalty.inversion.expansion import Expansion
 _POINTS, _MOST_POINTS = 4001, 400001
 _NATS = 60.0  # below the maximum: what is lower changes no digit
 _HEAVIEST = 1.0 / 1.1  # 1 / p of the heaviest power law that counts as integrable
+_LEAST_FALL = 1e-9  # nats over an eighth of the interval: less is rounding
 _OUTER = 0.25  # of the interval at either end, from which its tail is judged
 
 
@@ -68,7 +69,7 @@ def grid_log_kappa(potential: Callable[[Tensor], Tensor], low: float, high: floa
 
 def _log_tail(outer: float, inner: float, half: float) -> float:
     """log of the integral beyond an end of exp(A - A(end)), by the slopes of A half a `half` and 1.5 of it before."""
-    if outer >= -1e-6:
+    if outer * half >= -_LEAST_FALL:
         return math.inf
     if inner < outer:
         inverse_power = (1.0 / inner - 1.0 / outer) / half

@@ -11,7 +11,7 @@ from posterity.errors import shown, unknown
 from posterity.numerics.random import Key
 from posterity.priors.normal import Normal
 from posterity.priors.penalty.inversion.expansion import Expansion
-from posterity.priors.penalty.inversion.explanation import LARGEST, Findings, explain
+from posterity.priors.penalty.inversion.explanation import LARGEST, Findings, explain, rounding_of
 from posterity.priors.penalty.inversion.fourier import inner, invert_fourier
 from posterity.priors.penalty.inversion.integrability import expansion_log_kappa, grid_log_kappa
 from posterity.priors.penalty.inversion.member import Member
@@ -26,11 +26,15 @@ from posterity.priors.penalty.verdict import Route, Verdict
 
 _NOISE = 1e-8  # standard deviation of what is added to r to see how it grows
 _SMOOTHNESS = 1e-12
+KNOWN_BEYOND = 3.0  # standard deviations of the family beyond the grid, where values of r still tell what g is
 # Splines as rough as this are tried before a penalty is refused. Of a KL to a prior with a kink or a narrow spike they
 # leave up to 6e-8 of its range, of what is no KL more than 1e-7, unless it hardly differs from one.
 _LEAST_SMOOTHNESS = 1e-15
 # What may be left of r, over its range on the grid, for a prior to count as found. Fourier's route is blind below this.
 _ALLOWED: dict[Route, float] = {"polynomial": 1e-8, "trigonometric": 1e-8, "spline": 1e-7, "fourier": 1e-3}
+# By how much less is left of a KL where splines may be a thousand times rougher; kinks and poles leave 1/2 to 1/5.
+_COMES_CLOSER = 8.0
+_LEVEL = 10.0  # times its range: a constant so large is taken from the penalty, whose last digits would be lost
 _MOST_ALLOWED = 1e-2  # for families that smooth so little that a spline cannot follow
 
 
@@ -56,20 +60,22 @@ def invert(mu: Tensor, values: Tensor, members: Sequence[Member], route: Route |
     ('polynomial', True, 0.5)
     """
     mu, values = _checked(mu, values, members)
+    level = _level(values)
+    values = values - level
     if route == "catalogue":
         raise ValueError("invert: the catalogue is looked up by to_prior. Give another route, or none.")
     if route not in (None, *_ALLOWED):
         raise ValueError(f"invert: {unknown('route', str(route), _ALLOWED)}")
     if route in (None, "polynomial"):
-        found = _recognised(mu, values, recognise_polynomial)
+        found = _recognised(mu, values, recognise_polynomial, level)
         if found is not None or route is not None:
-            return _exact(mu, values, _known(found, "polynomial"), members)
+            return _exact(mu, values, _known(found, "polynomial"), members, level)
     if route in (None, "trigonometric"):
-        found = _recognised(mu, values, recognise_trigonometric)
+        found = _recognised(mu, values, recognise_trigonometric, level)
         if found is not None or route is not None:
-            return _exact(mu, values, _known(found, "polynomial with cosines"), members)
+            return _exact(mu, values, _known(found, "polynomial with cosines"), members, level)
     _check_resolution(mu, members)
-    return _by_fourier(mu, values, members) if route == "fourier" else _by_spline(mu, values, members)
+    return _by_fourier(mu, values, members, level) if route == "fourier" else _by_spline(mu, values, members, level)
 
 
 def invert_expansions(expansions: Sequence[Expansion], members: Sequence[Member], mu: Tensor | None = None) -> Verdict:
@@ -85,7 +91,16 @@ def invert_expansions(expansions: Sequence[Expansion], members: Sequence[Member]
     return _exact(mu, values, expansions, members)
 
 
-def _exact(mu: Tensor, values: Tensor, expansions: Sequence[Expansion], members: Sequence[Member]) -> Verdict:
+def _level(values: Tensor) -> float:
+    """The middle of the values where that is far from 0, else 0."""
+    low, high = float(values.min()), float(values.max())
+    middle = 0.5 * (low + high)
+    return middle if abs(middle) > _LEVEL * (high - low) else 0.0
+
+
+def _exact(
+    mu: Tensor, values: Tensor, expansions: Sequence[Expansion], members: Sequence[Member], level: float = 0.0
+) -> Verdict:
     """By moments and characteristic functions."""
     potentials = [
         log_alpha_up_to_constant(expansion, member) for expansion, member in zip(expansions, members, strict=True)
@@ -96,13 +111,13 @@ def _exact(mu: Tensor, values: Tensor, expansions: Sequence[Expansion], members:
     basis = len(expansions[0].coefficients) - 1, expansions[0].frequencies
     grown = invert_expansion(fit_expansion(mu, noise, *basis), members[0])(mu)
     route: Route = "trigonometric" if first.frequencies else "polynomial"
-    findings = Findings(mu, values, members, missed, expansion_log_kappa(first), first)
-    fits = findings.residual <= _ALLOWED[route] * findings.range
+    findings = Findings(mu, values, members, missed, expansion_log_kappa(first), first, level=level)
+    fits = findings.residual <= _ALLOWED[route] * findings.range + findings.rounding
     findings = replace(findings, fits=fits, alone=[potential(mu) for potential in potentials])
     return _verdict(findings, route, _ratio(grown, noise))
 
 
-def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdict:
+def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member], level: float) -> Verdict:
     """By one spline for all members."""
     targets = -values - torch.tensor([[member.entropy] for member in members], dtype=torch.float64, device="cpu")
     noise = _noise(mu).expand_as(targets)
@@ -110,10 +125,10 @@ def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdict
     both = fit.solve(torch.stack([targets.reshape(-1), noise.reshape(-1)], dim=-1), _SMOOTHNESS)
     found, grown = fit.spline(both[:, 0]), fit.spline(both[:, 1])(mu)
     missed = (fit.matrix @ both[:, 0]).reshape(targets.shape) - targets
-    margin = 0.5 * fit.unit  # nearer to the ends g is half a guess
-    log_kappa = grid_log_kappa(found, float(mu[0]) + margin, float(mu[-1]) - margin)
-    findings = Findings(mu, values, members, missed, log_kappa, found)
-    allowed = min(_ALLOWED["spline"] + fit.blind, _MOST_ALLOWED) * findings.range
+    beyond = KNOWN_BEYOND * max(member.spread for member in members)
+    log_kappa = grid_log_kappa(found, float(mu[0]) - beyond, float(mu[-1]) + beyond)
+    findings = Findings(mu, values, members, missed, log_kappa, found, level=level)
+    allowed = min(_ALLOWED["spline"] + fit.blind, _MOST_ALLOWED) * findings.range + findings.rounding
     findings = replace(findings, fits=_least_missed(fit, targets) <= allowed)
     if not findings.fits:  # for the explanation: whether each member has a prior of its own
         fits = [forward_fit(mu, [member]) for member in members]
@@ -123,17 +138,24 @@ def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdict
             alone=[fit.spline(a)(mu) for fit, a in zip(fits, alone, strict=True)],
             own_missed=torch.stack([fit.matrix @ a - t for fit, a, t in zip(fits, alone, targets, strict=True)]),
             each_fits=all(_least_missed(fit, t) <= allowed for fit, t in zip(fits, targets, strict=True)),
+            decided=not _comes_closer(fit, targets),
         )
     return _verdict(findings, "spline", _ratio(grown, noise))
 
 
-def _least_missed(fit: ForwardFit, targets: Tensor) -> float:
+def _least_missed(fit: ForwardFit, targets: Tensor, smoothness: float = _LEAST_SMOOTHNESS) -> float:
     """What even a rough spline leaves."""
     column = targets.reshape(-1, 1)
-    return float((fit.matrix @ fit.solve(column, _LEAST_SMOOTHNESS) - column).abs().max())
+    return float((fit.matrix @ fit.solve(column, smoothness) - column).abs().max())
 
 
-def _by_fourier(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdict:
+def _comes_closer(fit: ForwardFit, targets: Tensor) -> bool:
+    """Whether less and less is left as splines may be rougher, as it is of every KL, however narrow the prior."""
+    left = [_least_missed(fit, targets, smoothness) for smoothness in (1e-12, 1e-15, 1e-18)]
+    return max(left[0] / left[1], left[1] / left[2]) >= _COMES_CLOSER
+
+
+def _by_fourier(mu: Tensor, values: Tensor, members: Sequence[Member], level: float) -> Verdict:
     """By Fourier transforms of the penalty at the least wide member, checked against all, away from the ends."""
     middle = inner(mu)
     functions = [invert_fourier(mu, -r - member.entropy, member) for r, member in zip(values, members, strict=True)]
@@ -145,8 +167,9 @@ def _by_fourier(mu: Tensor, values: Tensor, members: Sequence[Member]) -> Verdic
         torch.stack([m.smooth(f, mu) + m.entropy + r for m, f, r in zip(members, tried, values, strict=True)])
         for tried in ([found] * len(members), functions)
     )
-    findings = Findings(mu, values, members, missed, grid_log_kappa(found, float(mu[0]), float(mu[-1])), found)
-    allowed = _ALLOWED["fourier"] * findings.range
+    log_kappa = grid_log_kappa(found, float(mu[0]), float(mu[-1]))
+    findings = Findings(mu, values, members, missed, log_kappa, found, level=level)
+    allowed = _ALLOWED["fourier"] * findings.range + findings.rounding
     findings = replace(
         findings,
         fits=findings.residual <= allowed,
@@ -169,14 +192,14 @@ class _Shifted:
 
 
 def _verdict(findings: Findings, route: Route, amplification: float) -> Verdict:
-    log_kappa = findings.log_kappa if findings.fits else math.nan
-    kappa = math.exp(log_kappa) if not log_kappa >= LARGEST else math.inf
-    good = findings.fits and 0.0 < kappa < math.inf
+    log_kappa, constant = (findings.log_kappa, findings.constant) if findings.fits else (math.nan, math.nan)
+    good = findings.fits and math.isfinite(log_kappa) and not findings.overflows
     explanation, nearest = explain(findings)
     return Verdict(
         satisfies_star=good,
-        kappa=kappa,
-        K=-log_kappa,
+        decided=findings.decided,
+        kappa=math.exp(-constant) if not -constant >= LARGEST else math.inf,
+        K=constant,
         residual=findings.residual,
         noise_amplification=amplification,
         log_alpha=_Shifted(findings.potential, log_kappa if math.isfinite(log_kappa) else 0.0),
@@ -196,12 +219,12 @@ def _named(potential: Callable[[Tensor], Tensor]) -> Normal | None:
 
 
 def _recognised(
-    mu: Tensor, values: Tensor, recognise: Callable[[Tensor, Tensor], Expansion | None]
+    mu: Tensor, values: Tensor, recognise: Callable[[Tensor, Tensor, float], Expansion | None], level: float
 ) -> list[Expansion] | None:
     """One expansion for each row, or None where one row has none."""
     found: list[Expansion] = []
     for row in values:
-        expansion = recognise(mu, row)
+        expansion = recognise(mu, row, rounding_of(level))
         if expansion is None:
             return None
         found.append(expansion)

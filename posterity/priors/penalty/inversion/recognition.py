@@ -15,9 +15,12 @@ _MOST_FREQUENCIES = 3
 _ITERATIONS = 30
 
 
-def recognise_polynomial(mu: Tensor, values: Tensor) -> Expansion | None:
-    """The polynomial of least degree (at most 12) through values (N,) at mu (N,), or None where there is none."""
-    allowed = _ROUNDING * float(values.abs().max())
+def recognise_polynomial(mu: Tensor, values: Tensor, rounding: float = 0.0) -> Expansion | None:
+    """The polynomial of least degree (at most 12) through values (N,) at mu (N,), or None where there is none.
+
+    `rounding` is what the values have lost already.
+    """
+    allowed = _ROUNDING * float(values.abs().max()) + rounding
     for degree in range(min(_HIGHEST_DEGREE, len(mu) // 4) + 1):
         fitted = fit_expansion(mu, values, degree, ())
         if float((fitted(mu) - values).abs().max()) <= allowed:
@@ -25,13 +28,13 @@ def recognise_polynomial(mu: Tensor, values: Tensor) -> Expansion | None:
     return None
 
 
-def recognise_trigonometric(mu: Tensor, values: Tensor) -> Expansion | None:
+def recognise_trigonometric(mu: Tensor, values: Tensor, rounding: float = 0.0) -> Expansion | None:
     """The polynomial (degree at most 6) with up to three cosines and sines through values (N,), or None.
 
     Frequencies are found one by one, each where the spectrum of what is left is highest, and then refined together by
-    Gauss-Newton steps on all parameters.
+    Gauss-Newton steps on all parameters. `rounding` is what the values have lost already.
     """
-    allowed = _ROUNDING * float(values.abs().max())
+    allowed = _ROUNDING * float(values.abs().max()) + rounding
     frequencies: tuple[float, ...] = ()
     for _ in range(_MOST_FREQUENCIES):
         frequencies = _refined(mu, values, (*frequencies, _strongest(mu, values, frequencies)))

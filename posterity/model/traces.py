@@ -1,0 +1,52 @@
+"""What the forward code of a module does, from a symbolic trace of it."""
+
+from typing import Any
+
+from torch import fx, nn
+
+
+def traced(module: nn.Module) -> fx.Graph:
+    """The operations of a module in evaluation mode; a TypeError where its code cannot be followed."""
+    there = set(vars(module))
+    try:
+        graph = fx.Tracer().trace(module)
+    except Exception as error:  # the user's code runs on stand-ins for tensors, and may fail in any way
+        raise TypeError(
+            f"pruned: the forward code of {type(module).__name__} cannot be traced: {str(error).splitlines()[0]} "
+            "Code that decides by the values or shapes of its inputs has no fixed layers. Prune a part that has, "
+            "such as an nn.Sequential."
+        ) from error
+    for (
+        node
+    ) in graph.nodes:  # tensors that the code makes are put into the module by the trace, and are none of its own
+        if node.op == "get_attr" and str(node.target) in vars(module).keys() - there:
+            node.meta["made"] = getattr(module, str(node.target))
+    for name in vars(module).keys() - there:
+        delattr(module, name)
+    return graph
+
+
+def check_same_code(before: fx.Graph, after: fx.Graph, name: str) -> None:
+    """A TypeError where the code of a module, traced again, does something else with its layers."""
+    one, other = (_operations(graph) for graph in (before, after))
+    changed = [str(node) for node, mine, its in zip(before.nodes, one, other, strict=False) if mine != its]
+    if changed or len(one) != len(other):
+        raise TypeError(
+            f"pruned: the forward code of {name} uses the sizes of its layers (in {', '.join(changed[:3]) or 'all'}), "
+            "and would compute another function with fewer units. Keep such numbers in attributes of the module, as "
+            "self.width = ..., or prune a part that does not use them."
+        )
+
+
+def _operations(graph: fx.Graph) -> list[tuple[Any, ...]]:
+    """What each node does, for comparison."""
+    number = {node: index for index, node in enumerate(graph.nodes)}
+
+    def plain(value: Any) -> Any:
+        return repr(fx.node.map_arg(value, lambda node: f"%{number[node]}"))
+
+    return [
+        (node.op, "a tensor" if "made" in node.meta else node.target, plain(node.args), plain(node.kwargs))
+        + ((node.meta["made"].tolist(),) if "made" in node.meta else ())
+        for node in graph.nodes
+    ]
