@@ -334,6 +334,7 @@ def test_a_bounded_penalty_does_not_integrate() -> None:
     ("call", "kind", "message"),
     [
         (lambda: to_prior(lambda w: w, Dirac()), TypeError, r"Function\(r\) for one of your own"),
+        (lambda: to_prior(Function(lambda mu, nu: -nu.log()), Dirac()), ValueError, "r is infinite .* with a width"),
         (lambda: to_prior(L1(), "gaussian"), TypeError, "needs a family"),
         (lambda: to_prior(L1(), Dirac(), shape=()), ValueError, "shape must be that of a weight tensor"),
         (

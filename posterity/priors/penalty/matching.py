@@ -41,6 +41,11 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
     positive("factor", factor)
     exponent = float(factor)
     wells, widths = _place(each, exponent)
+    if not wells:
+        raise ValueError(
+            f"{name}: r is infinite for every weight of no width, so by points it has no prior. Read it by a family "
+            "with a width, such as Gaussian(0.5)."
+        )
     centre, width = wells[0], widths[0]
     kink = _has_kink(each, centre, width)
     for points in _POINTS:
@@ -95,7 +100,7 @@ def _sees(table: Tabulated, wells: list[float], widths: list[float]) -> bool:
 def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float], list[float]]:
     """Where r is lowest (0 where that is as good) and other wells of it; how far from each factor r has risen by 1/2.
 
-    Others are places where r is lowest nearby, if exp(-factor r) is felt there.
+    Others are places where r is lowest nearby, if exp(-factor r) is felt there. None at all where r is infinite.
     """
     for span in _SPANS:
         grid = torch.arange(-80 * span, 80 * span + 1, dtype=torch.float64, device="cpu").div(80.0).sinh() * 1e-9
