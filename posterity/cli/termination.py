@@ -28,5 +28,5 @@ def as_interrupt() -> Iterator[None]:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Interrupt this process and those that work for it, all of which a Ctrl-C in a terminal reaches."""
     for child in multiprocessing.active_children():
-        child.terminate()
+        child.kill()
     signal.raise_signal(signal.SIGINT)
