@@ -49,8 +49,10 @@ class MAP(Method):
 
     **Limit**: a local mode; `Adam` reaches it only with a schedule that goes to zero. Priors without kinks change
     nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in `Adam`, step_size /
-    epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring
-    it there, step size by step size.
+    epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring it there, step size by
+    step size. Where batch norm follows a layer, the mode has hardly any length: its weights, all shorter, compute the
+    same (but for the norm's epsilon) under a higher prior density, so that what is found depends on step size and
+    length of the run.
 
     **Cost**: one forward and one backward pass a step; two moments of the size of theta. A proximal step adds a few
     passes over theta, or some tens for `GroupLasso` with `Adam`.

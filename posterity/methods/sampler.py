@@ -145,9 +145,8 @@ class Sampler(Chains):
             tuning, start = Tuning(**state.tuning), state.draw.theta
             drawn, move = self._transition(target, Place(start, state.draw.log_density, state.grad), tuning, key)
             theta = start + spread(tuning.scale, drawn.position)
-            between = state.step > self.warmup and not self.keeps(
-                state.step
-            )  # the last draw is not kept, nor is its flag
+            # Where the last draw was not kept, its flag goes on to the next.
+            between = state.step > self.warmup and not self.keeps(state.step)
             told = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
             draw = KeptDraw(theta, drawn.value, *told, tuning.step_size)
             grad, adaptation = drawn.grad, state.adaptation

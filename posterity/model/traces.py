@@ -16,9 +16,8 @@ def traced(module: nn.Module) -> fx.Graph:
             "Code that decides by the values or shapes of its inputs has no fixed layers. Prune a part that has, "
             "such as an nn.Sequential."
         ) from error
-    for (
-        node
-    ) in graph.nodes:  # tensors that the code makes are put into the module by the trace, and are none of its own
+    # Tensors that the code makes are put into the module by the trace, and are none of its own.
+    for node in graph.nodes:
         if node.op == "get_attr" and str(node.target) in vars(module).keys() - there:
             node.meta["made"] = getattr(module, str(node.target))
     for name in vars(module).keys() - there:

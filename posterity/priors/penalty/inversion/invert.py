@@ -151,8 +151,8 @@ def _least_missed(fit: ForwardFit, targets: Tensor, smoothness: float = _LEAST_S
 
 def _comes_closer(fit: ForwardFit, targets: Tensor) -> bool:
     """Whether less and less is left as splines may be rougher, as it is of every KL, however narrow the prior."""
-    left = [_least_missed(fit, targets, smoothness) for smoothness in (1e-12, 1e-15, 1e-18)]
-    return max(left[0] / left[1], left[1] / left[2]) >= _COMES_CLOSER
+    first, second, third = (_least_missed(fit, targets, smoothness) for smoothness in (1e-12, 1e-15, 1e-18))
+    return first >= _COMES_CLOSER * second or second >= _COMES_CLOSER * third
 
 
 def _by_fourier(mu: Tensor, values: Tensor, members: Sequence[Member], level: float) -> Verdict:
