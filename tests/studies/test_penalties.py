@@ -206,6 +206,20 @@ def test_bf16_trains_weights_of_float32(tmp_path):
         assert one.scores["nll"] == pytest.approx(other.scores["nll"], abs=0.05)
 
 
+def test_kernels_of_convolutions_are_tried_out_while_fits_run_and_no_longer(tmp_path, monkeypatch):
+    seen, infer = [], runs.infer
+
+    def watched(*words, **options):
+        seen.append(torch.backends.cudnn.benchmark)
+        return infer(*words, **options)
+
+    monkeypatch.setattr(runs, "infer", watched)
+    before = torch.backends.cudnn.benchmark
+    penalties(replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1), folder=tmp_path)
+    assert seen == [True]
+    assert torch.backends.cudnn.benchmark is before is False
+
+
 def made(scores, settings=TINY):
     """A study of given scores by penalty, setup, ratio and seed, with 100 rows."""
     names = tuple(dict.fromkeys(penalty for penalty, *_ in scores))

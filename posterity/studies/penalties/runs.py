@@ -1,11 +1,10 @@
 """Fits of the study: those of a penalty at once, for all lambdas, setups and seeds."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -77,7 +76,7 @@ class Runs(GroupedRuns[Cell]):
         key, seeds = Key(self.settings.seed).fold("penalties"), [cell.seed for cell in group]
         count = "a fit" if len(group) == 1 else f"{len(group)} fits together"
         self.report(f"{self.prefix}{count}, {len(self._method.batches(self._rows, key)):,} steps")
-        with self._precision():
+        with self._kernels():
             return infer(
                 self._method,
                 self.problem.joint(group),
@@ -110,11 +109,20 @@ class Runs(GroupedRuns[Cell]):
         assert isinstance(rows, TensorData)
         return rows
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        """Products and convolutions in bfloat16 if asked for; no cache of weights, which recorded steps would keep."""
-        if self.settings.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.settings.device, torch.bfloat16, cache_enabled=False)
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        """Convolutions of a GPU by the fastest kernel, tried out at the first step, and in bfloat16 if asked for.
+
+        The rules by which cuDNN chooses without a trial take twice as long for members of VGG-19. No cache of weights
+        in bfloat16, which recorded steps would keep.
+        """
+        before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+        half = self.settings.precision == "bf16"
+        try:
+            with torch.autocast(self.settings.device, torch.bfloat16, enabled=half, cache_enabled=False):
+                yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
 
 def fit_here(runs: Runs, group: Sequence[Cell]) -> tuple[Outcome, list[str]]:
