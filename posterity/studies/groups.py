@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import Diverged
+from posterity.inference import Trace
 from posterity.model.batch import Data
 from posterity.model.data import TensorData
 from posterity.model.orders import OwnOrders, Reordered
@@ -66,7 +66,7 @@ class GroupedRuns(ABC, Generic[C]):
         """Whether there is memory for these fits at once."""
 
     @abstractmethod
-    def infer(self, group: Sequence[C], place: Path) -> Posterior:
+    def infer(self, group: Sequence[C], place: Path) -> tuple[Posterior, Trace]:
         """The posteriors of the cells, as members where there are several; resumed if the folder holds the run."""
 
     @abstractmethod
@@ -123,21 +123,20 @@ class GroupedRuns(ABC, Generic[C]):
 
         A group that diverges, or for which there is no room after all, is fitted in halves.
         """
-        begin = time.perf_counter()
         place = self._checkpoints / self._digest(group)
-        posterior, why = None, ""
+        done, why = None, ""
         write_file(place / "cells.json", json.dumps([asdict(cell) for cell in group]).encode())  # type: ignore[call-overload]
         try:
-            posterior = self.infer(group, place / "run")
+            done = self.infer(group, place / "run")
         except (Diverged, torch.OutOfMemoryError) as error:
             if len(group) == 1 and not isinstance(error, Diverged):
                 raise
             why = str(error).splitlines()[0]
-        if posterior is None:  # the error is gone, and with it what it held of memory
+        if done is None:  # the error is gone, and with it what it held of memory
             shutil.rmtree(place, ignore_errors=True)
             yield from self._in_halves(group, why)
             return
-        seconds = (time.perf_counter() - begin) / len(group)
+        posterior, seconds = done[0], done[1].seconds / len(group)  # those before an interruption count
         for index, cell in enumerate(group):
             one = self.stored(cell)
             if one is None:

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {"CIFAR-10, `ConvNet`": "cifar-10", "MNIST, `ConvNet(width=8)`": "mnist"}
+PAGE = (ROOT / "docs" / "penalties.md").read_text(encoding="utf-8")
+FOLDERS = {
+    "CIFAR-10, `ConvNet`": "cifar-10",
+    "MNIST, `ConvNet(width=8)`": "mnist",
+    "CIFAR-10, `VGG(19)`": "cifar-10-vgg19",
+    "CIFAR-10, `ConvNet`, step size 0.01": "cifar-10-short-steps",
+    "CIFAR-10, `ConvNet(batch_norm=False)`": "cifar-10-no-batch-norm",
+}
 
 
 def shown(accuracy, published=None):
@@ -17,28 +24,51 @@ def shown(accuracy, published=None):
     return text if published is None else f"{text} ({published:.2f})"
 
 
+def shown_ratio(line, published=None):
+    """lambda_Th / lambda*, a bound where lambda* is at the end of the grid."""
+    ratio = line["theory_over_best"]
+    bound = (">= " if ratio > 1.0 else "<= ") if line["lambda_best_at_the_end_of_the_grid"] else ""
+    text = bound + (f"{ratio:.0f}" if ratio >= 1000 else f"{ratio:.3g}")
+    return text if published is None else f"{text} ({10**published:.3g})"
+
+
 def cells(penalty, lines):
     """What the page says of a penalty, from the lines of the study's table by setup."""
-    usual, bayesian = lines["usual"], lines["bayesian"]
-    there, own = usual["published"] or {}, bayesian["published"] or {}
-    ratio = f"{bayesian['theory_over_best']:.3g}" + (f" ({10 ** own['log_ratio']:.3g})" if own else "")
+    usual, bayesian = lines.get("usual"), lines["bayesian"]
+    own = bayesian["published"] or {}
     return (
         f"`{penalty}`",
-        shown(usual["accuracy_at_best"], there.get("best")),
+        *([] if usual is None else [shown(usual["accuracy_at_best"], (usual["published"] or {}).get("best"))]),
         shown(bayesian["accuracy_at_best"], own.get("best")),
         shown(bayesian["accuracy_at_theory"], own.get("at_theory")),
-        ratio,
+        shown_ratio(bayesian, own.get("log_ratio")),
     )
+
+
+def table(folder):
+    """The lines of a study's table, by penalty and setup."""
+    path = ROOT / "results" / "penalties" / folder / "results.json"
+    by_penalty: dict[str, dict[str, dict]] = {}
+    for line in json.loads(path.read_text(encoding="utf-8"))["table"]:
+        by_penalty.setdefault(line["penalty"], {})[line["setup"]] = line
+    return by_penalty
 
 
 @pytest.mark.parametrize(("title", "folder"), FOLDERS.items(), ids=FOLDERS.values())
 def test_the_page_on_penalties_has_the_numbers_of_the_study(title, folder):
-    page = (ROOT / "docs" / "penalties.md").read_text(encoding="utf-8")
-    body = re.search(rf"^\| {re.escape(title)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    body = re.search(rf"^\| {re.escape(title)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     assert body is not None
     found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in body.group(1).splitlines()]
-    table = json.loads((ROOT / "results" / "penalties" / folder / "results.json").read_text(encoding="utf-8"))["table"]
-    by_penalty: dict[str, dict[str, dict]] = {}
-    for line in table:
-        by_penalty.setdefault(line["penalty"], {})[line["setup"]] = line
-    assert found == [cells(penalty, lines) for penalty, lines in by_penalty.items()]
+    assert found == [cells(penalty, lines) for penalty, lines in table(folder).items()]
+
+
+def test_the_page_says_what_a_shorter_step_does_to_a_deep_network():
+    long, short = (table(folder)["l2"]["bayesian"] for folder in ("cifar-10-vgg19", "cifar-10-vgg19-short-steps"))
+    before, after, best = (
+        shown(part) for part in (long["accuracy_at_theory"], short["accuracy_at_theory"], short["accuracy_at_best"])
+    )
+    words = " ".join(PAGE.split())
+    assert f"from {before} to {after} % at lambda_Th" in words
+    assert f"0.1 lambda_Th, the least that was tried, has {best} %" in words
+    assert short["lambda_best_at_the_end_of_the_grid"]
+    assert short["theory_over_best"] == pytest.approx(10)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import time
 import warnings
 from dataclasses import replace
 
@@ -10,9 +11,10 @@ import torch
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadFolder, Diverged
+from posterity.inference import Callback
 from posterity.numerics.random import Key
 from posterity.priors.penalty import layer_factors, penalty_term, usual_factors
-from posterity.studies.penalties import Cell, Settings, Study, draw, penalties, protocol, runs, study
+from posterity.studies.penalties import Cell, Settings, Study, draw, figures, penalties, protocol, runs, study
 from posterity.studies.penalties.problem import problem
 from posterity.studies.penalties.protocol import PENALTIES
 from posterity.studies.penalties.study import Part
@@ -155,6 +157,30 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
         penalties(replace(TINY, step_size=0.2), folder=tmp_path / "part")
     with pytest.raises(BadFolder, match="precision"):
         penalties(replace(TINY, precision="bf16"), folder=tmp_path / "part")
+
+
+def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp_path, monkeypatch):
+    settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1)
+
+    class Slow(Callback):
+        def after_step(self, run):
+            time.sleep(0.1)
+
+    infer, calls = runs.infer, []
+
+    def interrupted(*words, **options):
+        calls.append(infer(*words, **options, callbacks=[Slow()]))
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return calls[-1]
+
+    monkeypatch.setattr(runs, "infer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        penalties(settings, folder=tmp_path)
+    found = penalties(settings, folder=tmp_path)
+    assert len(calls) == 2
+    steps = settings.inference("l2", 24).steps  # all of them before the interruption
+    assert sum(one.seconds for one in found.results) >= 0.1 * steps
 
 
 def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fitted):
@@ -312,6 +338,22 @@ def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
         draw(replace(found, settings=replace(found.settings, setups=("usual",)), parts=found.parts[:1]), tmp_path)
     for name in names:
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+def test_an_accuracy_at_lambda_th_far_below_the_others_is_a_number_beside_the_line(tmp_path, monkeypatch, beyond):
+    levels = {0.01: 0.9, 0.1: 0.9, 0.3: 0.9, 1.0: 0.4} | ({3.0: 0.3} if beyond else {})
+    settings = replace(TINY, setups=("bayesian",), batch_norm=False, step_size=0.3)
+    found = made({("l1", "bayesian", ratio, 0): {"accuracy": level} for ratio, level in levels.items()}, settings)
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    figures.accuracy(found, tmp_path / "accuracy.png")
+    (axis,) = drawn[0].axes
+    (note,) = axis.texts
+    assert note.get_text() == "40.0 ↓"
+    assert note.get_horizontalalignment() == ("left" if beyond else "right")  # where there is room
+    assert "usual" not in axis.get_xlabel()
+    assert "without batch norm, n = 100, step size 0.3" in drawn[0].get_suptitle()
 
 
 def test_a_study_in_which_nothing_came_of_it_is_drawn_and_written(tmp_path):

@@ -50,11 +50,12 @@ def accuracy(study: Study, path: Path) -> None:
         axis.set_axis_off()
     for axis, part in zip(axes, study.parts, strict=False):
         axis.axvline(1.0, color=RED, linewidth=1.4, zorder=0)
-        levels = []
+        levels, last = [], 1.0
         for setup in study.settings.setups:
             colour, style = SETUP_STYLES[setup]
             rows = study.rows(part.penalty, setup)
             _curve(axis, [row.relative for row in rows], rows, colour, style)
+            last = max([last, *(row.relative for row in rows)])
             levels += [100 * row.scores["accuracy"][0] for row in rows]
             best = study.best(part.penalty, setup)
             if best is not None:
@@ -62,9 +63,11 @@ def accuracy(study: Study, path: Path) -> None:
                 axis.plot(*place, "*", color=colour, markersize=13, markeredgecolor="white", zorder=5)
         axis.set_xscale("log")
         axis.set_title(FORMULAS[part.penalty], fontsize=11)
-        axis.set_xlabel(r"$\lambda / \lambda_{Th}$ (usual: of equal first penalty)", fontsize=9)
+        usual = " (usual: of equal first penalty)" if "usual" in study.settings.setups else ""
+        axis.set_xlabel(rf"$\lambda / \lambda_{{Th}}${usual}", fontsize=9)
         if levels:
             axis.set_ylim(*_frame(levels))
+            _told_below(axis, study.at_theory(part.penalty, "bayesian"), _frame(levels)[0], last > 1.0)
         plain(axis)
     axes[0].set_ylabel("test accuracy, %", fontsize=10)
     _legend_of_setups(study, axes[0])
@@ -75,11 +78,12 @@ def accuracy(study: Study, path: Path) -> None:
 def pruning(study: Study, path: Path) -> None:
     """Test accuracy against the filters, and against the weights, that are left; of fits that kept all the best."""
     figure, axes = panels(1, 2, size=(4.6, 3.4), sharey=True)
-    levels = []
+    levels, smallest = [], [50.0]
     for part in study.parts:
         for setup in study.settings.setups:
             rows, style = _pruned(study.rows(part.penalty, setup)), SETUP_STYLES[setup][1]
             levels += [100 * row.scores["accuracy"][0] for row in rows]
+            smallest += [100 * row.scores["weights_left"][0] for row in rows]
             for axis, key in zip(axes, ("filters_left", "weights_left"), strict=True):
                 where = [100 * row.scores[key][0] for row in rows]
                 _curve(axis, where, rows, COLOURS[part.penalty], style)
@@ -87,10 +91,10 @@ def pruning(study: Study, path: Path) -> None:
         axis.set_xlabel(name, fontsize=10)
         plain(axis)
     axes[0].set_xlim(103, -3)
+    axes[1].set_xscale("log")
+    axes[1].set_xlim(115, 0.8 * min(smallest))
     if levels:
         axes[0].set_ylim(*_frame(levels))
-        axes[1].set_xscale("log")
-    axes[1].invert_xaxis()
     axes[0].set_ylabel("test accuracy, %", fontsize=10)
     _legend_of_penalties(study, axes[0])
     figure.suptitle(_title(study), fontsize=11)
@@ -128,6 +132,15 @@ def _curve(axis: "Axes", where: list[float], rows: list[Row], colour: str, style
         low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
         high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
         axis.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _told_below(axis: "Axes", theory: Row | None, low: float, right: bool) -> None:
+    """The accuracy at lambda_Th as a number beside the line, where it lies below the frame."""
+    if theory is None or 100 * theory.scores["accuracy"][0] >= low:
+        return
+    words, place = f"{100 * theory.scores['accuracy'][0]:.1f} ↓", (4 if right else -4, 4)
+    side: Literal["left", "right"] = "left" if right else "right"
+    axis.annotate(words, (1.0, low), place, textcoords="offset points", ha=side, fontsize=8.5, color=RED)
 
 
 def _pruned(rows: list[Row]) -> list[Row]:
@@ -174,4 +187,6 @@ def _legend_of_penalties(study: Study, axis: "Axes") -> None:
 def _title(study: Study) -> str:
     settings = study.settings
     seeds = f"mean and standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "one seed"
-    return f"{settings.data}, {settings.architecture.label}, n = {study.num_data:,}: {seeds}"
+    norm = "" if settings.batch_norm else " without batch norm"
+    steps = "" if settings.step_size is None else f", step size {settings.step_size:g}"
+    return f"{settings.data}, {settings.architecture.label}{norm}, n = {study.num_data:,}{steps}: {seeds}"

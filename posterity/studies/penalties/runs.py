@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from posterity import __version__
-from posterity.inference import Checkpoint, infer, plan
+from posterity.inference import Checkpoint, Trace, infer, plan
 from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
@@ -71,7 +71,7 @@ class Runs(GroupedRuns[Cell]):
         found = plan(self._method, self.problem.joint(cells), self._rows)
         return found.has_room(self.jobs * found.total)
 
-    def infer(self, group: Sequence[Cell], place: Path) -> Posterior:
+    def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
         """The modes, as members where there are several; resumed if the folder holds the run."""
         key, seeds = Key(self.settings.seed).fold("penalties"), [cell.seed for cell in group]
         count = "a fit" if len(group) == 1 else f"{len(group)} fits together"
@@ -85,7 +85,7 @@ class Runs(GroupedRuns[Cell]):
                 seed=key.seed,
                 checkpoint=Checkpoint(place, seconds=SECONDS),
                 progress=False,
-            )[0]
+            )
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
         """See `scores`."""

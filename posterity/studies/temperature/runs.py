@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posterity import __version__
-from posterity.inference import Checkpoint, infer, plan
+from posterity.inference import Checkpoint, Trace, infer, plan
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
@@ -78,7 +78,7 @@ class Runs(GroupedRuns[Cell]):
         joint = self.problem.tempered([cell.eta for cell in cells])
         return plan(self.settings.inference(self.problem.num_data), joint, self.problem.rows.train.pair).fits
 
-    def infer(self, group: Sequence[Cell], place: Path) -> Posterior:
+    def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
         """The posteriors of the cells, as members where there are several; resumed if the folder holds the run."""
         settings, rows = self.settings, as_data(self.problem.rows.train.pair)
         assert isinstance(rows, TensorData)
@@ -94,7 +94,7 @@ class Runs(GroupedRuns[Cell]):
             seed=key.seed,
             checkpoint=Checkpoint(place, seconds=SECONDS),
             progress=False,
-        )[0]
+        )
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
         """See `scores`."""
