@@ -113,8 +113,8 @@ class Runs(GroupedRuns[Cell]):
     def _kernels(self) -> Iterator[None]:
         """Convolutions of a GPU by the fastest kernel, tried out at the first step, and in bfloat16 if asked for.
 
-        The rules by which cuDNN chooses without a trial take twice as long for members of VGG-19. No cache of weights
-        in bfloat16, which recorded steps would keep.
+        The kernel that cuDNN takes without a trial is a slow one for some layers of members of VGG-19. No cache of
+        weights in bfloat16, which recorded steps would keep.
         """
         before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
         half = self.settings.precision == "bf16"
