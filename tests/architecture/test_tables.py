@@ -1,4 +1,4 @@
-"""Tables in docs/ have the numbers of results/."""
+"""Pages and the README have the numbers of results/."""
 
 import json
 import re
@@ -45,11 +45,20 @@ def cells(penalty, lines):
     )
 
 
+def flowing(page):
+    """The text without its line ends."""
+    return " ".join(page.split())
+
+
+def results(folder):
+    """All that a study of penalties wrote."""
+    return json.loads((ROOT / "results" / "penalties" / folder / "results.json").read_text(encoding="utf-8"))
+
+
 def table(folder):
     """The lines of a study's table, by penalty and setup."""
-    path = ROOT / "results" / "penalties" / folder / "results.json"
     by_penalty: dict[str, dict[str, dict]] = {}
-    for line in json.loads(path.read_text(encoding="utf-8"))["table"]:
+    for line in results(folder)["table"]:
         by_penalty.setdefault(line["penalty"], {})[line["setup"]] = line
     return by_penalty
 
@@ -67,8 +76,48 @@ def test_the_page_says_what_a_shorter_step_does_to_a_deep_network():
     before, after, best = (
         shown(part) for part in (long["accuracy_at_theory"], short["accuracy_at_theory"], short["accuracy_at_best"])
     )
-    words = " ".join(PAGE.split())
+    words = flowing(PAGE)
     assert f"from {before} to {after} % at lambda_Th" in words
     assert f"0.1 lambda_Th, the least that was tried, has {best} %" in words
     assert short["lambda_best_at_the_end_of_the_grid"]
     assert short["theory_over_best"] == pytest.approx(10)
+
+
+def test_the_page_says_what_pruning_took_and_what_it_cost():
+    (best,), (pruned,) = (results("mnist-pruning")[part] for part in ("table", "pruning_at_equal_accuracy"))
+    words = flowing(PAGE)
+    gone, lighter = 100 * pruned["filters_vanished"], 100 - 100 * pruned["scores"]["weights_left"]["mean"]
+    assert pruned["ratio"] == 1.0
+    assert f"loses {gone:.0f} % of its filters, and {lighter:.0f} % of its weights, at lambda_Th" in words
+    accuracies = shown(pruned["scores"]["accuracy"]), shown(best["accuracy_at_best"])
+    assert "test accuracy {} %, where the best lambda has {} %".format(*accuracies) in words
+    off, exact = (f"{pruned[name]:.0e}" for name in ("largest_pruned_difference", "largest_exact_difference"))
+    assert f"off by {off.replace('e-06', 'e-6')} at most in float32, by {exact} in float64" in words
+
+
+def test_the_readme_has_the_numbers_of_the_studies_of_penalties():
+    words = flowing((ROOT / "README.md").read_text(encoding="utf-8"))
+    lines = table("cifar-10")
+    best = [100 * line["accuracy_at_best"]["mean"] for setups in lines.values() for line in setups.values()]
+    assert f"reach {min(best):.1f} to {max(best):.1f} %" in words
+    ratios = [setups["bayesian"]["theory_over_best"] for setups in lines.values()]
+    assert f"the best lambda is {min(ratios):.0f} to {max(ratios):.0f} times smaller than lambda_Th" in words
+    squared, *others = losses("cifar-10")
+    assert f"{squared:.1f} points lower with squared L2 and {min(others):.0f} to {max(others):.0f} with" in words
+    squared, *others = losses("cifar-10-short-steps")
+    assert squared == 0
+    assert f"is the best lambda with squared L2 and {min(others):.1f} to {max(others):.1f} points below" in words
+    after, before = (
+        100 * table(folder)["l2"]["bayesian"]["accuracy_at_theory"]["mean"]
+        for folder in ("cifar-10-vgg19-short-steps", "cifar-10-vgg19")
+    )
+    assert f"has {after:.1f} % at lambda_Th instead of {before:.1f} %" in words
+    (pruned,) = results("mnist-pruning")["pruning_at_equal_accuracy"]
+    (loss,) = losses("mnist-pruning")
+    assert f"takes away {100 * pruned['filters_vanished']:.0f} % of the filters for {loss:.2f} points" in words
+
+
+def losses(folder):
+    """By how many points accuracy at lambda_Th is below the best, for each penalty."""
+    lines = [setups["bayesian"] for setups in table(folder).values()]
+    return [100 * (line["accuracy_at_best"]["mean"] - line["accuracy_at_theory"]["mean"]) for line in lines]
