@@ -14,7 +14,7 @@ from posterity.cli.data import data
 from posterity.cli.doctor import doctor
 from posterity.cli.evaluate import evaluate
 from posterity.cli.fit import fit
-from posterity.cli.output import error_line, hint_line, log
+from posterity.cli.output import error_line, hint_line, log, spell_out
 from posterity.cli.penalty import penalty
 from posterity.cli.plan import plan
 from posterity.cli.predict import predict
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    spell_out()
     try:
         with as_interrupt():
             code = get_command(app).main(

@@ -57,7 +57,7 @@ def penalties(
         ),
     ] = None,
     held_out: Annotated[
-        int | None, typer.Option(metavar="N", help="Training rows to choose lambda by. Default: a tenth of them.")
+        int | None, typer.Option(metavar="N", help="Training rows to choose lambda by. Default: a tenth of all.")
     ] = None,
     precision: Annotated[
         str, typer.Option(metavar="NAME", help="Of products in training: float32 or bf16.")

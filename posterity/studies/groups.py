@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -119,7 +120,7 @@ class GroupedRuns(ABC, Generic[C]):
             yield left[low : low + size]
 
     def fitted(self, group: Sequence[C]) -> Iterator[tuple[C, Result[C] | None]]:
-        """Fit a group and store the scores of those that are not there yet; None for a fit that diverged.
+        """Fit a group and store the scores of those that are not there yet; None for a fit that has none.
 
         A group that diverges, or for which there is no room after all, is fitted in halves.
         """
@@ -140,12 +141,24 @@ class GroupedRuns(ABC, Generic[C]):
         for index, cell in enumerate(group):
             one = self.stored(cell)
             if one is None:
-                found = self.scores(cell, posterior if len(group) == 1 else posterior.member(index))
-                write_result(cell.path(self.folder), self.identity(cell), found, seconds)
-                one = Result(cell, found, seconds)
-                self.report(f"{cell}: {self.told(found)}, {seconds:.1f} s")
+                one = self._scored(cell, posterior if len(group) == 1 else posterior.member(index), seconds)
             yield cell, one
         shutil.rmtree(place, ignore_errors=True)
+
+    def _scored(self, cell: C, posterior: Posterior, seconds: float) -> Result[C] | None:
+        """The scores of a fit, stored; None, and why, where its weights are finite and what they give is not."""
+        try:
+            found = self.scores(cell, posterior)
+        except Diverged as error:
+            self.report(f"{cell}: no result. {error}")
+            return None
+        bad = [name for name, value in found.items() if not math.isfinite(value)]
+        if bad:
+            self.report(f"{cell}: no result. Its {bad[0]} is {found[bad[0]]}.")
+            return None
+        write_result(cell.path(self.folder), self.identity(cell), found, seconds)
+        self.report(f"{cell}: {self.told(found)}, {seconds:.1f} s")
+        return Result(cell, found, seconds)
 
     def tidied(self) -> None:
         """Remove what is left of checkpoints."""

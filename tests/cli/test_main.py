@@ -193,3 +193,19 @@ def test_main_takes_the_words_of_the_process_by_default(run, monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["posterity", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("posterity ")
+
+
+@pytest.mark.parametrize("columns", [30, 60])
+def test_a_narrow_terminal_cuts_no_number(run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = run("penalty", "l2", "--net", "lenet", "--rows", "60000")
+    assert "7.weight     120x400      400     0.0025        200       1       0.006667" in found.out
+    assert "…" not in found.out
+
+
+def test_signs_that_a_terminal_does_not_have_are_spelt_out(process, monkeypatch):
+    code = "from posterity.cli.output import *; spell_out(); console().print('1 ± 2 λ'); print_json({'a': '±'}, None)"
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert process("-c", code).stdout.splitlines() == ["1 +- 2 ?", '{"a": "\\u00b1"}']
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
+    assert process("-c", code, encoding="utf-8").stdout.splitlines() == ["1 ± 2 λ", '{"a": "±"}']

@@ -223,6 +223,33 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
     assert len(found.document()["diverged"]) == 1
 
 
+def test_a_fit_whose_outputs_overflow_after_its_last_step_has_no_result(tmp_path):
+    settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(1e12,), batch_size=24)
+    lines = []
+    found = penalties(settings, folder=tmp_path, report=lines.append)
+    assert [one.cell.ratio for one in found.results] == [1.0]
+    assert [cell.ratio for cell in found.failed] == [1e12]
+    assert "l2, bayesian, lambda = 1e+12 lambda_Th, seed 0: no result. Its outputs are not finite." in lines
+    draw(found, tmp_path)
+
+
+def test_a_fit_with_an_infinite_score_has_no_result(tmp_path, monkeypatch):
+    settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1)
+    monkeypatch.setattr(runs, "scores", lambda *words: {"accuracy": 0.1, "nll": float("inf")})
+    lines = []
+    found = penalties(settings, folder=tmp_path, report=lines.append)
+    assert not found.results
+    assert "l2, bayesian, lambda = 0.1 lambda_Th, seed 0: no result. Its nll is inf." in lines
+
+
+def test_the_usual_setup_stands_alone(tmp_path):
+    found = penalties(replace(TINY, penalties=("l1",), setups=("usual",), seeds=1), folder=tmp_path)
+    assert found.at_theory("l1", "bayesian") is None
+    assert found.document()["table"][0]["setup"] == "usual"
+    draw(found, tmp_path)
+    assert (tmp_path / "accuracy.png").exists()
+
+
 def test_bf16_trains_weights_of_float32(tmp_path):
     settings = replace(TINY, penalties=("rows",), setups=("bayesian",), seeds=1)
     plain = penalties(settings, folder=tmp_path / "float32")

@@ -1,10 +1,13 @@
 """The scores of a fit: how it predicts, and how much of the network is left."""
 
 import torch
+from torch import Tensor
 
 from posterity import metrics
+from posterity.errors import Diverged
 from posterity.model.pruning import pruned
 from posterity.posteriors import Point
+from posterity.predictive import Predictive
 from posterity.priors.penalty.penalised import penalised
 from posterity.studies.penalties.protocol import Rows
 
@@ -19,11 +22,11 @@ def scores(posterior: Point, rows: Rows) -> dict[str, float]:
     `zeros` is the share of penalised weights that are exactly zero, `filters_left` and `weights_left` are shares of the
     hidden units and of all weights that `pruned` keeps, `vanished <layer>` counts the units that it removes, and
     `pruned_difference` is the largest of the differences between outputs of both modules on 256 test images, in
-    float32 and (`exact_difference`) in float64.
+    float32 and (`exact_difference`) in float64. Diverged where an output is not finite.
     """
     found = {}
     for prefix, part in (("", rows.test), ("held_out_", rows.held_out)):
-        predictive = posterior.predict(part.inputs, batch_size=ROWS)
+        predictive = _predicted(posterior, part.inputs)
         found[f"{prefix}accuracy"] = metrics.accuracy(predictive, part.targets)
         found[f"{prefix}nll"] = metrics.negative_log_likelihood(predictive, part.targets)
         found[f"{prefix}ece"] = metrics.expected_calibration_error(predictive, part.targets)
@@ -42,3 +45,14 @@ def scores(posterior: Point, rows: Rows) -> dict[str, float]:
     found["filters_left"] = after / before
     found["weights_left"] = smaller.weights[1] / smaller.weights[0]
     return found | {VANISHED + name: float(had - has) for name, (had, has) in smaller.units.items()}
+
+
+def _predicted(posterior: Point, images: Tensor) -> Predictive:
+    try:
+        return posterior.predict(images, batch_size=ROWS)
+    except ValueError as error:
+        module = posterior.module()
+        with torch.no_grad():
+            if all(bool(module(chunk).isfinite().all()) for chunk in torch.split(images, ROWS)):
+                raise
+        raise Diverged("Its outputs are not finite.", step=0, tensor="the outputs") from error

@@ -61,10 +61,10 @@ class Study:
     failed: tuple[Cell, ...] = ()
 
     def rows(self, penalty: str, setup: str) -> list[Row]:
-        """The lambdas of a penalty in a setup, ascending; those without a single fit left out."""
+        """The lambdas of a penalty in a setup, ascending, without those that have no fit; none of a setup not run."""
         part = next(one for one in self.parts if one.penalty == penalty)
         found = []
-        for ratio in part.ratios[setup]:
+        for ratio in part.ratios.get(setup, ()):
             wanted = (penalty, setup, ratio)
             of = [one.scores for one in self.results if (one.cell.penalty, one.cell.setup, one.cell.ratio) == wanted]
             if of:
