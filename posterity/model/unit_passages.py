@@ -124,6 +124,11 @@ def over_space(node: fx.Node, axes: int, rank: int | None) -> bool | None:
     return bool(given.get("keepdim", False)) if over == set(range(rank - axes, rank)) else None
 
 
+def averages_space(node: fx.Node) -> bool:
+    """Whether a node is a mean or largest value over the last axes of a batch (N, channels, *positions)."""
+    return any(over_space(node, axes, None) is not None for axes in set(NORMS.values()))
+
+
 def passage_of(node: fx.Node, module: nn.Module | None, axes: int) -> Passage | None:
     """What an operation that keeps units apart does to constants; None where it is none.
 
@@ -146,7 +151,7 @@ def passage_of(node: fx.Node, module: nn.Module | None, axes: int) -> Passage | 
 
 
 def keeps_rows(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether the first axis of what a node gives is that of the one tensor that it is given."""
+    """Whether a node leaves the one tensor that it is given its first axis, and, but for flattening, all axes."""
     if len(node.all_input_nodes) != 1:
         return False
     if flattens(node, module) or isinstance(module, (*LAYERS, *NORMS)):

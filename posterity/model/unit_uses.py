@@ -12,6 +12,7 @@ from posterity.model.unit_passages import (
     NORMS,
     Layer,
     Passage,
+    averages_space,
     flattens,
     keeps_rows,
     may_give_itself,
@@ -157,7 +158,7 @@ class _Own:
         if rows is None or node.all_input_nodes != [before, rows]:
             return False
         counted, at = num_rows_of(rows), before
-        while at is not counted and keeps_rows(at, self.module(at)):
+        while at is not counted and (keeps_rows(at, self.module(at)) or averages_space(at)):
             at = at.all_input_nodes[0]
         return at is counted
 

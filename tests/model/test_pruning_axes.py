@@ -97,6 +97,7 @@ SEEN_THROUGH: dict[str, tuple[int, Step]] = {
     "mean from behind": (2, lambda x, _: torch.mean(x, dim=[-1, -2])),
     "mean that keeps axes": (3, lambda x, _: flat(x.mean((2, 3, 4), keepdim=True))),
     "mean of a sequence": (1, lambda x, _: x.mean(-1)),
+    "view of means": (2, lambda x, _: F.relu(x).mean((2, 3)).view(x.size(0), -1)),
     "largest": (2, lambda x, _: torch.tanh(x.amax(dim=(2, 3)))),
 }
 
