@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from posterity.numerics.modules import check_shapes, uncompiled
 from posterity.numerics.random import Key
 
 logger = logging.getLogger("posterity")
@@ -47,18 +47,15 @@ class Turn:
 
 def private(module: object) -> nn.Module:
     """A copy of the user's module in evaluation mode; an error that says what to do where it cannot be used."""
-    compiled = getattr(module, "_orig_mod", None)
-    if isinstance(compiled, nn.Module):
+    if isinstance(module, nn.Module) and uncompiled(module) is not module:
         logger.info("the model runs as it was before torch.compile, because its weights are replaced in every call")
-        module = compiled
+        module = uncompiled(module)
     if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             f"Network: the model must be a torch.nn.Module with Python code. Got {type(module).__name__}. "
             "Pass the module itself."
         )
-    for name, parameter in module.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"Network: '{name}' has no shape yet. Call the lazy model on a batch of inputs first.")
+    check_shapes("Network", module)
     mine = copied(module).eval()
     dropouts = [name for name, layer in mine.named_modules() if _drops(layer)]
     if dropouts:

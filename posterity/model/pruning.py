@@ -1,32 +1,44 @@
 """Removal of units that do nothing: a smaller module that computes the same function."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from posterity.errors import shown
+from posterity.model.inputs import Inputs
 from posterity.model.module import copied
-from posterity.model.traces import check_same_code, traced
-from posterity.model.unit_uses import Constants, Layer, Units, Use, hidden_units, input_layers
+from posterity.model.traces import check_same_code, note_ranks, traced
+from posterity.model.unit_passages import Constants, Layer
+from posterity.model.unit_uses import Units, Use, hidden_units, input_layers
 from posterity.networks.chain import Chain
+from posterity.numerics.modules import check_real, check_shapes, uncompiled
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """A smaller `module`, with what is left: by layer, units (before, after), and all weights (before, after)."""
+    """A smaller `module`, with what is left: by layer, units (before, after), and all weights (before, after).
+
+    `stay` says of hidden layers that were left alone, why; `assumes_batches` that the module is smaller in a way that
+    is right for inputs (N, features) or (N, channels, *positions) only, as no inputs were given that would tell.
+    """
 
     module: nn.Module
     units: dict[str, tuple[int, int]]
     weights: tuple[int, int]
+    stay: dict[str, str] = field(default_factory=dict)
+    assumes_batches: bool = False
 
     def __str__(self) -> str:
         lines = [f"{name}: {after} of {before} units" for name, (before, after) in self.units.items()]
+        lines += [f"{name}: all units stay, since {reason}" for name, reason in self.stay.items()]
+        if self.assumes_batches:
+            lines.append("for inputs in batches, (N, features) or (N, channels, *positions): pass inputs= to make sure")
         return "\n".join([*lines, f"weights: {self.weights[1]:,} of {self.weights[0]:,}"])
 
 
-def pruned(module: nn.Module) -> Pruned:
+def pruned(module: nn.Module, inputs: Inputs | None = None) -> Pruned:
     """The module without the hidden units that do nothing, in evaluation mode; the one given is left as it is.
 
     A unit (of a linear layer, or a channel of a convolution) goes where all its outgoing weights are exactly zero, or
@@ -35,10 +47,17 @@ def pruned(module: nn.Module) -> Pruned:
     of several such channels one is kept, with the others' weights. Removal repeats until nothing is left to remove, and
     leaves each layer at least one unit. Outputs agree to rounding.
 
-    Layers are found by tracing: units stay where anything but layers, activations, batch norm, pooling, flattening and
-    dropout sees them (the sum of a residual block), as do those of layers that share weights or have groups, and those
-    that one branch changes in place while another sees them. A `Chain` from which units went comes back as
-    `nn.Sequential`, with the same names. Code that computes with the sizes of its layers is refused.
+    Layers are found by tracing: units stay where anything but layers, activations, batch norm, pooling, flattening,
+    means over all positions and dropout sees them (the sum of a residual block), as do those of layers that share
+    weights or have groups, and those that one branch changes in place while another sees them; `stay` has the reasons.
+    Functions of torch are as good as modules, x.view(x.size(0), -1) as flattening; x.view(-1, 400) has a number of
+    units in it, and they stay. A `Chain` from which units went comes back as `nn.Sequential`, with the same names, and
+    what torch.compile has wrapped without it. Code that computes with the sizes of its layers is refused.
+
+    Which axis batch norm and flattening work along depends on the inputs. Without `inputs` these are taken for a batch
+    (N, features) or (N, channels, *positions), which the result says where it matters (`assumes_batches`); a smaller
+    module that is then given (N, L, features) before batch norm, or one image without N, stops with torch's error
+    about sizes. Pass `inputs` such as the module is meant for: units that lie along another axis then stay.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> with torch.no_grad():
@@ -52,11 +71,12 @@ def pruned(module: nn.Module) -> Pruned:
     >>> torch.allclose(smaller.module(x), net(x), atol=1e-5)
     True
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"pruned: must be given a module, such as q.module() of a Point. Got {shown(module)}.")
-    smaller = copied(module).eval()
+    smaller = copied(_prepared("pruned", module)).eval()
+    check_real("pruned", [*smaller.named_parameters(), *smaller.named_buffers()])
     graph = traced(smaller)
-    layers = hidden_units(smaller, graph)
+    if inputs is not None:
+        note_ranks(smaller, graph, inputs)
+    layers, stay = hidden_units(smaller, graph)
     before = {units.name: units.layer.weight.shape[0] for units in layers}
     size = _num_weights(smaller)
     with torch.no_grad():
@@ -64,20 +84,22 @@ def pruned(module: nn.Module) -> Pruned:
             pass
     after = {units.name: units.layer.weight.shape[0] for units in layers}
     if before != after:
-        check_same_code(graph, traced(smaller), type(module).__name__)
+        check_same_code(graph, traced(smaller), type(smaller).__name__)
         smaller = _without_config(smaller)
-    return Pruned(smaller, {name: (before[name], after[name]) for name in before}, (size, _num_weights(smaller)))
+    units = {name: (before[name], after[name]) for name in before}
+    cut = [use for layer in layers if before[layer.name] > after[layer.name] for use in layer.uses]
+    return Pruned(smaller, units, (size, _num_weights(smaller)), stay, any(use.assumes for use in cut))
 
 
-def dead_units(module: nn.Module) -> dict[str, int]:
-    """How many units of each hidden layer `pruned` would remove.
+def dead_units(module: nn.Module, inputs: Inputs | None = None) -> dict[str, int]:
+    """How many units of each hidden layer `pruned` would remove, given the same.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     >>> _ = net[0].weight.data[:2].zero_()
     >>> dead_units(net)
     {'0': 2}
     """
-    return {name: before - after for name, (before, after) in pruned(module).units.items()}
+    return {name: before - after for name, (before, after) in pruned(module, inputs).units.items()}
 
 
 def unused_inputs(module: nn.Module) -> Tensor:
@@ -88,13 +110,22 @@ def unused_inputs(module: nn.Module) -> Tensor:
     >>> unused_inputs(net)
     tensor([False,  True, False])
     """
-    layers = input_layers(module)
+    layers = input_layers(copied(_prepared("unused_inputs", module)).eval())
     if not layers:
         raise ValueError(
             f"unused_inputs: the inputs of {type(module).__name__} must go into linear layers or convolutions of one "
             "size, entry by entry. Something else sees them, or there are several."
         )
     return ~torch.stack([_seen(layer) for layer in layers]).any(0)
+
+
+def _prepared(owner: str, module: nn.Module) -> nn.Module:
+    """The module itself, under torch.compile too, if its weights have shapes."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{owner}: must be given a module, such as q.module() of a Point. Got {shown(module)}.")
+    plain = uncompiled(module)
+    check_shapes(owner, plain)
+    return plain
 
 
 def _seen(layer: Layer) -> Tensor:

@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
+
+from posterity.errors import shown
+from posterity.model.inputs import Inputs, map_inputs, named_tensors
 
 
 def traced(module: nn.Module) -> fx.Graph:
@@ -23,6 +27,37 @@ def traced(module: nn.Module) -> fx.Graph:
     for name in vars(module).keys() - there:
         delattr(module, name)
     return graph
+
+
+def note_ranks(module: nn.Module, graph: fx.Graph, inputs: Inputs) -> None:
+    """Write how many axes every tensor has, as `inputs` make it, into the nodes' `meta` ("rank")."""
+    if isinstance(inputs, dict):
+        names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+        given = tuple(inputs[name] for name in names if name in inputs)
+    else:
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+    if not all(isinstance(value, Tensor) for value in given):
+        raise TypeError(f"pruned: inputs must be a tensor, a tuple of them or a dict by name. Got {shown(inputs)}.")
+    try:
+        with torch.no_grad():
+            _Ranks(module, graph=graph).run(*map_inputs(Tensor.clone, given))  # the code may write into them
+    except Exception as error:
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in named_tensors(inputs).items())
+        raise ValueError(
+            f"pruned: {type(module).__name__} does not accept these inputs ({shapes}): {str(error).splitlines()[0]} "
+            "Pass a batch of those that it is made for."
+        ) from error
+
+
+class _Ranks(fx.Interpreter):
+    """Runs a graph, and notes how many axes its tensors have."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As ever; a tensor that the code had made comes from where the trace has put it."""
+        result = n.meta["made"] if "made" in n.meta else super().run_node(n)
+        if isinstance(result, Tensor):
+            n.meta["rank"] = result.dim()
+        return result
 
 
 def check_same_code(before: fx.Graph, after: fx.Graph, name: str) -> None:

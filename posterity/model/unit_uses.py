@@ -1,72 +1,47 @@
 """Which units of a network only later layers see, and through what: from a symbolic trace of its forward code."""
 
-import operator
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, fx, nn
-from torch.nn import functional as F
+from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from posterity.model.traces import traced
-
-Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_ENTRYWISE = (
-    *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
-    *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
-    *(nn.Hardshrink, nn.Softshrink, nn.Threshold),
+from posterity.model.unit_passages import (
+    LAYERS,
+    NORMS,
+    Layer,
+    Passage,
+    averages_space,
+    flattens,
+    keeps_rows,
+    may_give_itself,
+    may_write,
+    num_rows_of,
+    over_space,
+    passage_of,
+    reads_rows,
+    reshaped_rows,
+    space,
+    through_norm,
 )
-_MAXIMA = (
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
-    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-)
-_AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-_ENTRYWISE_FUNCTIONS: set[Any] = {
-    *(F.relu, F.relu6, F.leaky_relu, F.elu, F.selu, F.gelu, F.silu, F.mish, F.softplus, F.tanh, F.sigmoid),
-    *(F.logsigmoid, F.softsign, F.hardtanh, F.hardswish, F.hardsigmoid),
-    *(torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.mul, torch.add, torch.sub, torch.div),
-    *(operator.mul, operator.add, operator.sub, operator.truediv),
-}
-_ENTRYWISE_METHODS = {"relu", "tanh", "sigmoid", "erf", "mul", "add", "sub", "div", "contiguous"}
-_AUGMENTED: set[Any] = {operator.mul, operator.add, operator.sub, operator.truediv}
-_POOLING_FUNCTIONS: set[Any] = {
-    *(F.max_pool1d, F.max_pool2d, F.max_pool3d),
-    *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
-    *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
-}
 
-
-@dataclass(frozen=True)
-class Constants:
-    """What units (C,) give that do not depend on the inputs: `known` says which these are, and `values` what."""
-
-    values: Tensor
-    known: Tensor
-
-    def through(self, function: Callable[[Tensor], Tensor]) -> "Constants":
-        """After a function of each number by itself."""
-        values = function(self.values.clone())
-        return Constants(values, self.known & torch.isfinite(values))
-
-
-Passage = Callable[[Constants], Constants]
+_OUTPUT = "they are outputs"
+_NOT_ALONE = "it has groups or hooks, shares its weights, or is called more than once"
 
 
 @dataclass(frozen=True)
 class Use:
-    """A later layer that sees units, each in `span` columns of its weight, and what is done to them on the way."""
+    """A later layer that sees units, each in `span` columns of its weight, and what is done to them on the way.
+
+    `assumes` says whether that holds for inputs in a batch (N, ...) only, which nothing but the inputs would tell.
+    """
 
     layer: Layer
     span: int
     passages: tuple[Passage, ...]
     norms: tuple[_BatchNorm, ...]
+    assumes: bool
 
 
 @dataclass(frozen=True)
@@ -78,16 +53,26 @@ class Units:
     uses: tuple[Use, ...]
 
 
-def hidden_units(module: nn.Module, graph: fx.Graph) -> tuple[Units, ...]:
-    """The layers of a module in evaluation mode whose outputs are seen by later layers alone, in order."""
+def hidden_units(module: nn.Module, graph: fx.Graph) -> tuple[tuple[Units, ...], dict[str, str]]:
+    """The layers of a module in evaluation mode whose outputs are seen by later layers alone, in order.
+
+    With them, by name, why the units of other layers must stay, but for those that give the outputs.
+    """
     own = _Own(module, graph)
-    found = []
+    own.note_ranks(graph)
+    found, stay = [], {}
     for node in graph.nodes:
         layer = own.layer(node)
-        uses = None if layer is None else _uses(own, node, layer)
-        if layer is not None and uses:
-            found.append(Units(str(node.target), layer, tuple(uses)))
-    return tuple(found)
+        if layer is None:
+            if isinstance(own.called(node), LAYERS):
+                stay[str(node.target)] = _NOT_ALONE
+            continue
+        try:
+            found.append(Units(str(node.target), layer, _uses(own, node, layer)))
+        except _Seen as reason:
+            if str(reason) != _OUTPUT:
+                stay[str(node.target)] = str(reason)
+    return tuple(found), stay
 
 
 def input_layers(module: nn.Module) -> tuple[Layer, ...]:
@@ -99,13 +84,14 @@ def input_layers(module: nn.Module) -> tuple[Layer, ...]:
     if len(ways) != 1:
         return ()
     while ways:
-        for user in ways.pop().users:
+        before = ways.pop()
+        for user in before.users:
             layer = own.module(user)
             if isinstance(layer, LAYERS):
                 found.append(layer)
-            elif len(user.all_input_nodes) == 1 and (_flattens(user, layer) or _passage(user, layer, True)):
+            elif own.flattens(user, before) or (user.all_input_nodes == [before] and passage_of(user, layer, 0)):
                 ways.append(user)
-            else:
+            elif not reads_rows(user):
                 return ()
     return tuple(found) if len({(type(layer), num_inputs(layer)) for layer in found}) == 1 else ()
 
@@ -124,11 +110,15 @@ class _Own:
         self._read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
         self._shared = Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
 
+    def called(self, node: fx.Node) -> nn.Module | None:
+        """The module that a node calls."""
+        return self._modules[str(node.target)] if node.op == "call_module" else None
+
     def module(self, node: fx.Node) -> nn.Module | None:
         """The module that a node calls with one tensor, if nothing hangs on it that the graph does not show."""
-        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+        found = self.called(node)
+        if found is None or len(node.args) != 1 or node.kwargs:
             return None
-        found = self._modules[str(node.target)]
         return None if found._forward_hooks or found._forward_pre_hooks else found
 
     def changeable(self, node: fx.Node) -> nn.Module | None:
@@ -146,131 +136,142 @@ class _Own:
         assert isinstance(found, LAYERS)
         return found
 
+    def note_ranks(self, graph: fx.Graph) -> None:
+        """Write how many axes tensors have into the nodes' `meta`, where inputs have not told but the layers do."""
+        for node in graph.nodes:
+            module = self.module(node)
+            before = node.all_input_nodes[0] if node.all_input_nodes else node
+            if "rank" in node.meta:
+                continue
+            if self.flattens(node, before):
+                node.meta["rank"] = 2
+            elif isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d)):  # others are refused by it
+                node.meta["rank"] = 2 + NORMS[type(module)]
+            elif "rank" in before.meta and keeps_rows(node, module):
+                node.meta["rank"] = before.meta["rank"]
 
-def _uses(own: _Own, node: fx.Node, layer: Layer) -> list[Use] | None:
-    """All that see the outputs of a layer; None where one of them is no such layer, or sees them with others."""
-    count = layer.weight.shape[0]
+    def flattens(self, node: fx.Node, before: fx.Node) -> bool:
+        """Whether a node puts the positions of each channel of `before` side by side, as x.view(x.size(0), -1) does."""
+        if node.all_input_nodes == [before] and flattens(node, self.module(node)):
+            return True
+        rows = reshaped_rows(node)
+        if rows is None or node.all_input_nodes != [before, rows]:
+            return False
+        counted, at = num_rows_of(rows), before
+        while at is not counted and (keeps_rows(at, self.module(at)) or averages_space(at)):
+            at = at.all_input_nodes[0]
+        return at is counted
+
+
+class _Seen(Exception):
+    """Why the units of a layer cannot be taken away."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Where units have come to: `axes` of positions stand behind them; `flat`, those of a unit are side by side."""
+
+    node: fx.Node
+    axes: int
+    flat: bool = False
+    shared: bool = False
+    passages: tuple[Passage, ...] = ()
+    norms: tuple[_BatchNorm, ...] = ()
+    assumes: bool = False
+
+    @property
+    def rank(self) -> int | None:
+        """How many axes the tensor has, where that is known."""
+        rank: int | None = self.node.meta.get("rank")
+        return rank
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether the tensor is (N, units, *positions): known, or taken for granted."""
+        return self.rank in (None, 2 + self.axes)
+
+
+def _uses(own: _Own, node: fx.Node, layer: Layer) -> tuple[Use, ...]:
+    """All that see the outputs of a layer; `_Seen` where one of them is no such layer, or sees them with others."""
     found: list[Use] = []
-    ways: list[tuple[fx.Node, bool, bool, tuple[Passage, ...], tuple[_BatchNorm, ...]]]
-    ways = [(node, False, False, (), ())]
+    ways = [_Way(node, space(layer))]
     while ways:
-        before, flat, shared, passages, norms = ways.pop()
-        if not before.users:
-            return None
-        shared = shared or len(before.users) > 1
-        for user in before.users:
-            if user.all_input_nodes != [before]:
-                return None
-            module = own.module(user)
-            if isinstance(module, LAYERS):
-                later, span = own.layer(user), _span(layer, module, count, flat)
-                if later is None or not span:
-                    return None
-                found.append(Use(later, span, passages, norms))
-                continue
-            if type(module) in NORMS:
-                norm = own.changeable(user)
-                if not isinstance(norm, _BatchNorm) or norm.num_features != count or norm.running_mean is None:
-                    return None
-                ways.append((user, flat, False, (*passages, _through_norm(norm)), (*norms, norm)))
-                continue
-            if _flattens(user, module):
-                ways.append((user, True, shared, passages, norms))
-                continue
-            passage = _passage(user, module, isinstance(layer, nn.Linear) or flat)
-            writes = _may_write(user, module)
-            if passage is None or (shared and writes):  # what others see would be changed under them
-                return None
-            kept = writes or _may_give_itself(user, module)
-            ways.append((user, flat, shared and kept, (*passages, passage), norms))
-    return found
+        way = ways.pop()
+        readers = [user for user in way.node.users if not reads_rows(user)]
+        if not readers:
+            raise _Seen("nothing sees them")
+        counted = len(readers) < len(way.node.users)
+        if counted and not way.in_rows and (way.axes or way.rank == 1):
+            raise _Seen("their number is taken for one of rows, as inputs are no batch")
+        assumes = way.assumes or (counted and way.rank is None)
+        way = replace(way, shared=way.shared or len(readers) > 1, assumes=assumes)
+        for user in readers:
+            if isinstance(own.module(user), LAYERS):
+                found.append(_use(own, user, layer, way))
+            else:
+                ways.append(_onward(own, user, layer, way))
+    return tuple(found)
 
 
-def _span(layer: Layer, later: nn.Module, count: int, flat: bool) -> int:
+def _use(own: _Own, user: fx.Node, layer: Layer, way: _Way) -> Use:
+    """The later layer that a way ends in."""
+    later = own.layer(user)
+    if later is None:
+        raise _Seen(f"{user.target} sees them, and {_NOT_ALONE}")
+    span = _span(layer, later, way.flat)
+    if not span:
+        raise _Seen(f"{user.target} does not take them for its inputs")
+    return Use(later, span, way.passages, way.norms, way.assumes)
+
+
+def _onward(own: _Own, user: fx.Node, layer: Layer, way: _Way) -> _Way:
+    """The way through an operation that keeps units apart."""
+    module = own.module(user)
+    if own.flattens(user, way.node):
+        if way.axes and not way.in_rows:
+            raise _Seen(f"{_words(own, user)} takes them for rows, as inputs are no batch")
+        assumes = way.assumes or (way.axes > 0 and way.rank is None)
+        return replace(way, node=user, axes=0, flat=way.flat or way.axes > 0, assumes=assumes)
+    if user.op == "output":
+        raise _Seen(_OUTPUT)
+    if user.all_input_nodes != [way.node]:
+        raise _Seen(f"{_words(own, user)} sees them together with others")
+    if type(module) in NORMS:
+        norm = own.changeable(user)
+        if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
+            raise _Seen(f"{_words(own, user)} has no statistics, or {_NOT_ALONE}")
+        # One of one axis also takes (N, units).
+        if norm.num_features != len(layer.weight) or max(way.axes, 1) != NORMS[type(norm)] or not way.in_rows:
+            raise _Seen(f"{_words(own, user)} works along another axis")
+        passages, norms = (*way.passages, through_norm(norm)), (*way.norms, norm)
+        assumes = way.assumes or (NORMS[type(norm)] == 1 and way.rank is None)
+        return replace(way, node=user, shared=False, passages=passages, norms=norms, assumes=assumes)
+    kept = over_space(user, way.axes, way.rank)
+    if kept is not None:
+        return replace(way, node=user, axes=way.axes if kept else 0, flat=not kept, shared=False)
+    passage = passage_of(user, module, way.axes)
+    if passage is None:
+        raise _Seen(f"{_words(own, user)} sees them")
+    writes = may_write(user, module)
+    if way.shared and writes:  # what others see would be changed under them
+        raise _Seen(f"{_words(own, user)} may change them in place, and others see them")
+    shared = way.shared and (writes or may_give_itself(user, module))
+    return replace(way, node=user, shared=shared, passages=(*way.passages, passage))
+
+
+def _words(own: _Own, node: fx.Node) -> str:
+    """An operation as a message names it."""
+    module = own.called(node)
+    if module is not None:
+        return f"{node.target} ({type(module).__name__})"
+    return node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.target))
+
+
+def _span(layer: Layer, later: nn.Module, flat: bool) -> int:
     """How many columns of `later` belong to each unit of `layer`; 0 where that cannot be told."""
+    count = len(layer.weight)
     if isinstance(layer, nn.Linear):
         return int(isinstance(later, nn.Linear) and later.in_features == count)
     if flat:
         return later.in_features // count if isinstance(later, nn.Linear) and later.in_features % count == 0 else 0
     return int(type(later) is type(layer) and later.in_channels == count)
-
-
-def _flattens(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether a node puts the positions of each channel side by side."""
-    if isinstance(module, nn.Flatten):
-        return module.start_dim == 1 and module.end_dim == -1
-    if (node.op, node.target) in (("call_function", torch.flatten), ("call_method", "flatten")):
-        return [*node.args[1:], *node.kwargs.values()] in ([1], [1, -1])
-    return False
-
-
-def _passage(node: fx.Node, module: nn.Module | None, features: bool) -> Passage | None:
-    """What an operation that keeps units apart does to constants; None where it is none."""
-    if module is not None:
-        if type(module) in _DROPOUTS:
-            return _as_they_are
-        if type(module) in _ENTRYWISE:
-            return lambda constants: constants.through(module)
-        if features:
-            return None  # pooling would mix units, which are on its last axis
-        if type(module) in _MAXIMA:
-            return _as_they_are
-        return _averaging(module) if isinstance(module, _AVERAGES) and type(module) in _AVERAGES else None
-    if node.op == "call_function" and node.target in _POOLING_FUNCTIONS:
-        return None if features else _as_they_are
-    known = (node.op == "call_function" and node.target in _ENTRYWISE_FUNCTIONS) or (
-        node.op == "call_method" and node.target in _ENTRYWISE_METHODS
-    )
-    return (lambda constants: constants.through(lambda values: _called(node, values))) if known else None
-
-
-def _may_write(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether an operation may work in place; of h * 2 and h *= 2 a trace makes the same."""
-    given = (*node.args, *node.kwargs.values())
-    return bool(getattr(module, "inplace", False)) or node.target in _AUGMENTED or any(value is True for value in given)
-
-
-def _may_give_itself(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether an operation may give the tensor that it was given, or a view of it."""
-    return isinstance(module, (nn.Identity, *_DROPOUTS)) or node.target == "contiguous"
-
-
-def _called(node: fx.Node, values: Tensor) -> Tensor:
-    """The operation of a node on other values."""
-    arguments: Sequence[Any] = fx.node.map_arg(node.args, lambda _: values)
-    settings: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda _: values)
-    function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
-    result: Tensor = function(*arguments, **settings)
-    return result
-
-
-def _as_they_are(constants: Constants) -> Constants:
-    return constants
-
-
-def _averaging(pool: nn.Module) -> Passage:
-    """Windows that reach beyond the edge average in zeros: only zero stays what it is."""
-    whole = (
-        set(_numbers(pool.padding)) == {0} and not pool.ceil_mode and getattr(pool, "divisor_override", None) is None
-    )
-    return _as_they_are if whole else lambda c: Constants(c.values, c.known & (c.values == 0))
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _through_norm(norm: _BatchNorm) -> Passage:
-    """Batch norm by its running statistics; a scale of zero makes every unit a constant."""
-
-    def passage(constants: Constants) -> Constants:
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        values = (constants.values - norm.running_mean) * torch.rsqrt(norm.running_var + norm.eps)
-        known = constants.known
-        if norm.affine:
-            known = known | (norm.weight.detach() == 0)
-            values = torch.where(norm.weight.detach() == 0, 0.0, values * norm.weight.detach()) + norm.bias.detach()
-        return Constants(values, known & torch.isfinite(values))
-
-    return passage

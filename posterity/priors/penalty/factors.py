@@ -19,7 +19,7 @@ from posterity.priors.penalty.l1 import L1
 from posterity.priors.penalty.penalised import penalised, trained
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.squared_l2 import SquaredL2
-from posterity.priors.penalty.sum import kind_of
+from posterity.priors.penalty.sum import Sum
 from posterity.priors.prior import Prior
 from posterity.priors.scale_family import by_tensor
 
@@ -81,18 +81,30 @@ def layer_factors(net: nn.Module, penalty: Penalty, rule: ScaleRule = FAN_IN) ->
 def usual_factors(net: nn.Module, penalty: Penalty) -> dict[str, float]:
     """lambda_l by name as they are chosen without a prior: sqrt(n) for groups of n weights, else 1.
 
-    Groups as in Alvarez and Salzmann (2016), Learning the number of neurons in deep networks.
+    Groups as in Alvarez and Salzmann (2016), Learning the number of neurons in deep networks. A sum has the factors
+    that all its terms have; where they differ, as those of a group lasso and L1 do, a ValueError.
 
     >>> usual_factors(nn.Linear(9, 2), GroupLasso()), usual_factors(nn.Linear(9, 2), L1())
     ({'weight': 3.0}, {'weight': 1.0})
     """
     _check_penalty("usual_factors", penalty)
     weights = penalised(net)
-    kind, _ = kind_of(penalty)
-    if not isinstance(kind, GroupLasso):
-        return dict.fromkeys(weights, 1.0)
-    squares = {name: kind.factor(1.0, tuple(weight.parameter.shape)) ** 2 for name, weight in weights.items()}
-    return {name: sqrt(round(square) - 1) for name, square in squares.items()}  # a prior of rate 1 has variance n + 1
+    terms = tuple(penalty.parts) if isinstance(penalty, Sum) else (penalty,)
+    found, *others = [
+        {name: _usual_factor(term, tuple(weight.parameter.shape)) for name, weight in weights.items()} for term in terms
+    ]
+    if any(other != found for other in others):
+        raise ValueError(
+            f"usual_factors: all terms must have one factor by layer. Got {penalty}: groups of n have sqrt(n), "
+            "other terms 1. Add penalty_term(net, term, usual_factors(net, term)) for each term."
+        )
+    return found
+
+
+def _usual_factor(penalty: Penalty, shape: tuple[int, ...]) -> float:
+    if not isinstance(penalty, GroupLasso):
+        return 1.0
+    return sqrt(round(penalty.factor(1.0, shape) ** 2) - 1)  # a prior of rate 1 has variance n + 1
 
 
 def factors_of(prior: Prior, net: nn.Module) -> Factors:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.errors import shown
 from posterity.priors.penalty.matching import checked_shape, density_of, matched_factor
-from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.penalty import Penalty, summable
 from posterity.priors.tabulated import Tabulated
 
 
@@ -52,7 +52,7 @@ class Function(Penalty):
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:
         """The sum of r(mu, nu)."""
-        return self._evaluated(mean, scale).sum()
+        return self._evaluated(summable(mean), summable(scale)).sum()
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
         """r(mu, nu), once it is known to be such a function."""

@@ -13,7 +13,7 @@ from posterity.priors.group_lasso import Grouping
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.members import check_members
 from posterity.priors.penalty.matching import checked_shape
-from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.penalty import Penalty, summable
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class GroupLasso(Penalty):
 
     def __call__(self, weight: Tensor) -> Tensor:
         """The sum over g of ||w_g||."""
+        weight = summable(weight)
         if weight.dim() < 2:
             return weight.abs().sum()
         if self.over == "columns":

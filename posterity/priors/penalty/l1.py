@@ -8,7 +8,7 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.priors.laplace import Laplace
 from posterity.priors.members import check_members
-from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.penalty import Penalty, summable
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class L1(Penalty):
 
     def __call__(self, weight: Tensor) -> Tensor:
         """|w|_1."""
-        return weight.abs().sum()
+        return summable(weight).abs().sum()
 
     def prior(self, factor: float | Tensor = 1.0) -> Laplace:
         """Laplace(1 / factor)."""

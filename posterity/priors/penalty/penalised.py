@@ -7,13 +7,14 @@ from typing import NamedTuple
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
-from torch.nn.parameter import Parameter, is_lazy
+from torch.nn.parameter import Parameter
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from posterity.errors import shown
 from posterity.numerics.layout import Layout
+from posterity.numerics.modules import check_real, check_shapes, uncompiled
 from posterity.priors.fan import fans
 
 logger = logging.getLogger("posterity")
@@ -35,18 +36,18 @@ def trained(net: nn.Module) -> dict[str, Parameter]:
     """The parameters that are trained by name, shared ones once."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"The network must be a torch.nn.Module. Got {shown(net)}.")
-    module: nn.Module = getattr(net, "_orig_mod", net)  # what torch.compile has wrapped
-    for name, parameter in module.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"'{name}' has no shape yet. Call the lazy model on a batch of inputs first.")
-    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    module = uncompiled(net)
+    check_shapes(type(module).__name__, module)
+    found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    check_real(type(module).__name__, found.items())
+    return found
 
 
 def penalised(net: nn.Module) -> dict[str, Weight]:
     """The tensors that a penalty is on, by name: trained ones of two axes or more whose layer sums over inputs.
 
-    Biases, norms and embeddings, whose rows are looked up, are not. A ValueError where none is left, and for weights
-    under a parametrisation, which are not tensors of their own.
+    Biases, norms and embeddings, whose rows are looked up, are not, nor are tensors without entries. A ValueError
+    where none is left, and for weights under a parametrisation, which are not tensors of their own.
     """
     parameters = trained(net)
     layout = Layout.of({name: parameter.shape for name, parameter in parameters.items()})
@@ -66,7 +67,7 @@ def penalised(net: nn.Module) -> dict[str, Weight]:
                 "torch.nn.utils), so that no penalty on it alone is one on the weight. Take the hook away "
                 "(torch.nn.utils.remove_weight_norm or remove_spectral_norm)."
             )
-        both = fans(part, layout) if layers and len(part.shape) > 1 else None
+        both = fans(part, layout) if layers and len(part.shape) > 1 and part.size else None
         if both is None or part.name.split(".")[-1] in _BIASES:
             passed += [part.name] if len(part.shape) > 1 else []
             continue
@@ -78,7 +79,9 @@ def penalised(net: nn.Module) -> dict[str, Weight]:
             "give its tensors priors by name (Layerwise)."
         )
     if passed:
-        logger.info("not penalised, since no inputs are summed over (embeddings, norms): %s", ", ".join(passed))
+        logger.info(
+            "not penalised, since no inputs are summed over (embeddings, norms, empty ones): %s", ", ".join(passed)
+        )
     return found
 
 

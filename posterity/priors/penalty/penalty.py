@@ -7,6 +7,11 @@ from torch import Tensor
 from posterity.priors.prior import Prior
 
 
+def summable(weight: Tensor) -> Tensor:
+    """Weights in a number type that can hold sums over them: float32 where theirs has fewer digits, else their own."""
+    return weight.float() if weight.is_floating_point() and weight.element_size() < 4 else weight
+
+
 class Penalty(ABC):
     """A penalty r of one weight tensor (out, in, *kernel), in nats, without its factor.
 
@@ -17,7 +22,7 @@ class Penalty(ABC):
 
     @abstractmethod
     def __call__(self, weight: Tensor) -> Tensor:
-        """r(w), summed over the tensor: (out, in, *kernel) -> ()."""
+        """r(w), summed over the tensor: (out, in, *kernel) -> (), in float32 for weights of fewer digits."""
 
     @abstractmethod
     def prior(self, factor: float | Tensor = 1.0) -> Prior:

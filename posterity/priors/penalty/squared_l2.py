@@ -8,7 +8,7 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.priors.members import check_members
 from posterity.priors.normal import Normal
-from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.penalty import Penalty, summable
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class SquaredL2(Penalty):
 
     def __call__(self, weight: Tensor) -> Tensor:
         """|w|^2."""
-        return weight.square().sum()
+        return summable(weight).square().sum()
 
     def prior(self, factor: float | Tensor = 1.0) -> Normal:
         """N(0, 1 / (2 factor))."""

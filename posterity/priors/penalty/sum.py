@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posterity.errors import positive, shown
 from posterity.priors.penalty.matching import checked_shape, density_of, matched_factor
-from posterity.priors.penalty.penalty import Penalty
+from posterity.priors.penalty.penalty import Penalty, summable
 from posterity.priors.prior import Prior
 
 
@@ -61,6 +61,7 @@ class Sum(Penalty):
 
     def __call__(self, weight: Tensor) -> Tensor:
         """The sum of factor times r(w)."""
+        weight = summable(weight)  # once, so that the terms' gradients are added in that type, too
         return torch.stack([factor * term(weight) for term, factor in self.parts.items()]).sum()
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:

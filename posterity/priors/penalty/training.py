@@ -122,7 +122,8 @@ def param_groups(
 def penalty_term(net: nn.Module, penalty: Penalty, factors: Mapping[str, float]) -> Tensor:
     """sum over l of lambda_l r(w_l), (), with a graph: lambda times it goes beside a mean of -log p.
 
-    `factors` are those of `layer_factors` or `usual_factors`, or one's own by name.
+    `factors` are those of `layer_factors` or `usual_factors`, or one's own by name. Half-precision weights are summed
+    in float32; their gradients have their own type.
 
     >>> from posterity.priors.penalty.l1 import L1
     >>> net = nn.Linear(2, 1)
