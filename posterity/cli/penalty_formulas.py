@@ -30,7 +30,7 @@ def density_of(prior: Prior) -> str | None:
     if isinstance(prior, Normal):
         scale, mean = float(prior.scale), float(prior.mean)
         shifted = "w" if mean == 0.0 else f"(w {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
-        return f"exp(-{shifted}^2 / {2.0 * scale**2:.6g}) / {scale * math.sqrt(2.0 * math.pi):.6g}"
+        return f"exp(-{shifted}^2{_over(2.0 * scale**2)}){_over(scale * math.sqrt(2.0 * math.pi))}"
     if isinstance(prior, GroupLasso):
         return f"exp(-{_times(float(prior.rate))}||w_g||) / Z for each group g"
     if isinstance(prior, Horseshoe):
@@ -39,13 +39,13 @@ def density_of(prior: Prior) -> str | None:
         return None
     scale = float(prior.scale)
     if isinstance(prior, Laplace):
-        return f"exp(-|w| / {scale:.6g}) / {2.0 * scale:.6g}"
+        return f"exp(-|w|{_over(scale)}){_over(2.0 * scale)}"
     if isinstance(prior, Cauchy):
-        return f"1 / ({math.pi * scale:.6g} (1 + (w / {scale:.6g})^2))"
+        return f"1 / ({math.pi * scale:.6g} (1 + {_square(scale)}))"
     if isinstance(prior, StudentT):
         df = prior.degrees
-        return f"(1 + (w / {scale:.6g})^2 / {df:g})^(-{(df + 1.0) / 2.0:g}) / Z"
-    return f"1 / ({4.0 * scale:.6g} cosh(w / {2.0 * scale:.6g})^2)"
+        return f"(1 + {_square(scale)}{_over(df)})^(-{(df + 1.0) / 2.0:g}) / Z"
+    return f"1 / ({4.0 * scale:.6g} cosh(w{_over(2.0 * scale)})^2)"
 
 
 def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> str | None:
@@ -72,11 +72,12 @@ def divergence_from(prior: Prior) -> str:
     if isinstance(prior, Normal):
         scale, mean = float(prior.scale), float(prior.mean)
         shifted = "mu" if mean == 0.0 else f"(mu {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
-        return f"log({scale:.6g} / sigma) + (sigma^2 + {shifted}^2) / {2.0 * scale**2:.6g} - 1/2"
+        return f"log({scale:.6g} / sigma) + (sigma^2 + {shifted}^2){_over(2.0 * scale**2)} - 1/2"
     if isinstance(prior, Laplace):
         scale = float(prior.scale)
         expected = "E|w| = sigma sqrt(2/pi) exp(-mu^2 / (2 sigma^2)) + mu erf(mu / (sigma sqrt(2)))"
-        return f"{_times(1.0 / scale)}E|w| + log({2.0 * scale:.6g}) - {ENTROPY}, {expected}"
+        size = f"{2.0 * scale:.6g}"
+        return f"{_times(1.0 / scale)}E|w|{'' if size == '1' else f' + log({size})'} - {ENTROPY}, {expected}"
     if isinstance(prior, GroupLasso):
         return f"{_times(float(prior.rate))}E||w_g|| + log Z - n {ENTROPY} for each group of n weights"
     return f"-E log p(w) - {ENTROPY}, the expectation by quadrature"
@@ -84,7 +85,17 @@ def divergence_from(prior: Prior) -> str:
 
 def _times(number: float) -> str:
     """A factor in front of something, and nothing for 1."""
-    return "" if number == 1.0 else f"{number:.6g} "
+    return "" if f"{number:.6g}" == "1" else f"{number:.6g} "
+
+
+def _over(number: float) -> str:
+    """A divisor after something, and nothing for 1."""
+    return "" if f"{number:.6g}" == "1" else f" / {number:.6g}"
+
+
+def _square(scale: float) -> str:
+    """(w / scale)^2."""
+    return f"(w{over})^2" if (over := _over(scale)) else "w^2"
 
 
 def _sum(expansion: Expansion) -> str:

@@ -1,6 +1,7 @@
 """What `posterity penalty` finds out about a penalty, ready to be told."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,13 +15,25 @@ from posterity.cli.penalty_formulas import density_of_verdict, divergence_from, 
 from posterity.cli.penalty_words import asked_family, asked_penalty, asked_prior, asked_shape, sized
 from posterity.numerics.layout import Layout
 from posterity.priors import GroupLasso, Prior
-from posterity.priors.penalty import Dirac, Divergence, Family, Gaussian, Penalty, Sum, Verdict, from_prior, to_prior
+from posterity.priors.penalty import (
+    Dirac,
+    Divergence,
+    Family,
+    Function,
+    Gaussian,
+    Penalty,
+    Sum,
+    Verdict,
+    from_prior,
+    to_prior,
+)
 from posterity.priors.penalty import GroupLasso as GroupPenalty
 from posterity.priors.penalty.catalogue import variance_of_one
 
 _PLACES = (0.0, 0.5, 1.0, 2.0)
 _REACH = 4.0
 _HERE = {"to_prior: reach": "--reach", "Give reach=": "Give --reach ", "by points, Dirac()": "it by --family dirac"}
+_HERE |= {"a family with a width, such as Gaussian(0.5)": "posteriors with a width, as --sigma 0.5"}
 _GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
 
 
@@ -59,8 +72,7 @@ def read(
     asked = asked_penalty(name, 1.0 if factor is None else factor)
     reader = asked_family(family, sigma, asked.reader)
     if asked.kind.separates:
-        for scale in reader.scales:  # a formula that is not finite is a wrong formula, whoever reads it
-            asked.kind.each(_GRID, torch.full_like(_GRID, scale))
+        _check_values(asked.kind, reader)
     else:
         _check_groups(sizes, shape)
     if reach is not None and isinstance(reader, Dirac):
@@ -74,6 +86,19 @@ def read(
             text = text.replace(of_library, here)
         raise ValueError(text) from error
     return Reading(asked.kind, asked.penalty, reader, sizes, False, verdict, at)
+
+
+def _check_values(kind: Penalty, reader: Family) -> None:
+    """A formula that is not finite is a wrong formula, whoever reads it."""
+    for scale in reader.scales:
+        scales = torch.full_like(_GRID, scale)
+        if isinstance(reader, Dirac) and isinstance(kind, Function) and bool((kind.r(_GRID, scales) == math.inf).all()):
+            continue  # it needs a width, which is said where it is read
+        try:
+            kind.each(_GRID, scales)
+        except ValueError as error:
+            text = re.sub(r"\bnu\b", "sigma", str(error)).replace("Function.r", f"r = {kind}")
+            raise ValueError(text) from error
 
 
 def _check_groups(sizes: tuple[int, ...], shape: str | None) -> None:
@@ -144,6 +169,8 @@ class Reading:
             assert self.verdict.prior is not None
             return f"prior {name_of(self.verdict.prior)}, as a penalty on {self.family}"
         found = "a prior" if self.verdict.satisfies_star else "no prior" if self.verdict.decided else "not known"
+        if self.verdict.satisfies_star and self.verdict.fitted:
+            found += f", to within {self.verdict.residual:.1g}"
         return f"r = {self.penalty}, read by {self.family}: {found}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -178,6 +205,8 @@ class Reading:
     def _numbers(self) -> str:
         verdict = self.verdict
         told = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
+        if verdict.satisfies_star and verdict.fitted:
+            told += f", to within {verdict.residual:.1g}"
         told = f"r = KL + K for one prior: {told}"
         if math.isfinite(verdict.K):
             kappa = f"{verdict.kappa:.6g}" if 0.0 < verdict.kappa < math.inf else f"exp({-verdict.K:.6g})"
@@ -262,5 +291,7 @@ class Reading:
             "priors_at_fixed_sigma": {
                 f"{scale:g}": density_of_verdict(self.penalty, one, points=False) for scale, one in self.alone.items()
             },
-            "values": [{"mu": place, "r": row} for place, row in self.values()] if self.prior_given else None,
+            "values": [{"mu": place, "r": list(map(finite, row))} for place, row in self.values()]
+            if self.prior_given
+            else None,
         }

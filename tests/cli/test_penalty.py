@@ -100,7 +100,7 @@ def test_groups_have_a_size(run):
     ("prior", "points", "kl"),
     [
         ("normal:0.5", "2 sum of w^2", "log(0.5 / sigma) + (sigma^2 + mu^2) / 0.5 - 1/2"),
-        ("laplace:0.5", "2 sum of |w|", "2 E|w| + log(1) - log(sigma sqrt(2 pi e)), E|w| ="),
+        ("laplace:0.5", "2 sum of |w|", "2 E|w| - log(sigma sqrt(2 pi e)), E|w| ="),
         ("student-t:3,0.5", "-log StudentT(", "-E log p(w)"),
         ("rows:2", "2 sum of ||w_g|| over rows", "2 E||w_g|| + log Z"),
     ],
@@ -114,6 +114,34 @@ def test_a_prior_is_a_penalty(run, found, prior, points, kl):
     values = found("--prior", prior, "--sigma", "0.5,1")["values"]
     assert [row["mu"] for row in values] == [0.0, 0.5, 1.0, 2.0]
     assert all(value >= 0.0 for row in values for value in row["r"])
+
+
+def test_a_density_without_end_is_null_in_json(found):
+    document = found("--prior", "horseshoe:0.3", "--family", "dirac")
+    assert (document["K"], document["kappa"]) == (0.0, 1.0)
+    assert [row["r"][0] is None for row in document["values"]] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("prior", "density"),
+    [
+        ("laplace:1", "exp(-|w|) / 2"),
+        ("laplace:0.5", "exp(-|w| / 0.5)"),
+        ("cauchy:1", "1 / (3.14159 (1 + w^2))"),
+        ("student-t:1,1", "(1 + w^2)^(-1) / Z"),
+        ("logistic:0.5", "1 / (2 cosh(w)^2)"),
+    ],
+)
+def test_ones_are_not_written(found, prior, density):
+    assert found("--prior", prior)["prior"]["density"] == density
+
+
+def test_a_fit_says_how_close_it_is(run):
+    out = run("penalty", "sqrt(1 + mu^2)", "--sigma", "0.3").out
+    headline = out.splitlines()[0]
+    assert ": a prior, to within " in headline
+    assert "for one prior: yes, to within " in out
+    assert "to within" not in run("penalty", "mu^4", "--sigma", "0.3").out
 
 
 def test_the_values_are_those_of_the_kl(found):
@@ -198,6 +226,12 @@ def test_the_edge_of_chaos(run, found, tmp_path, monkeypatch):
         (("cos(mu, 2)",), "cos takes one argument"),
         (("log(mu)",), "must be finite for every mu"),
         (("9^9^9^9 * mu",), "must be finite for every mu"),
+        (("mu^2 - log(sigma)", "--family", "dirac"), "Read it by posteriors with a width, as --sigma 0.5."),
+        (
+            ("log(mu - sigma)", "--sigma", "0.5"),
+            "must be finite for every mu and sigma. Got nan at mu = -4, sigma = 0.5.",
+        ),
+        (("mu^4 + 0.3*cos(2*mu)", "--net", "lenet"), "at more than one place, and their variance stays at 0.25"),
         (("(" * 300 + "mu" + ")" * 300,), "between 1 and 500 characters"),
         (("l2", "--factor", "-1"), "--factor must be a positive number. Got -1.0."),
         (("l2", "--sigma", "0"), "--sigma must be a positive number"),

@@ -11,7 +11,7 @@ from posterity.numerics.layout import Layout
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.penalty.divergence import Divergence
-from posterity.priors.penalty.families import Family, Gaussian
+from posterity.priors.penalty.families import Dirac, Family, Gaussian
 from posterity.priors.penalty.inversion.explanation import LARGEST
 from posterity.priors.penalty.matching import NotIntegrable
 from posterity.priors.penalty.penalty import Penalty
@@ -22,6 +22,7 @@ from posterity.priors.tabulated import Tabulated
 
 def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> Verdict:
     """That of the KL to a prior: it is this prior, with K = 0; log alpha is of one weight, or of a group by length."""
+    kind = "-log p of" if isinstance(family, Dirac) else f"the KL of {family} to"
     return Verdict(
         satisfies_star=True,
         kappa=1.0,
@@ -30,7 +31,7 @@ def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> V
         noise_amplification=0.0,
         log_alpha=_log_density(prior, shape),
         prior=prior,
-        explanation=f"The penalty is the KL of {family} to this prior. {variance_in_words(prior, shape)}",
+        explanation=f"The penalty is {kind} this prior. {variance_in_words(prior, shape)}",
         nearest=None,
         route="catalogue",
     )
@@ -114,9 +115,14 @@ def _divergence_formula(divergence: Divergence) -> str:
     """E r(w) - entropy + log Z, with the expectation spelt out where it has a name (theory 002-09)."""
     target = divergence.target
     if isinstance(target, GroupLassoPrior):
-        return f"{float(target.rate):g} E||w_g|| - entropy + log Z"
-    expected = f"{1.0 / float(target.scale):g} E|w|" if isinstance(target, Laplace) else "E r(w)"
+        return f"{_times(float(target.rate))}E||w_g|| - entropy + log Z"
+    expected = f"{_times(1.0 / float(target.scale))}E|w|" if isinstance(target, Laplace) else "E r(w)"
     return f"{expected} - entropy + log Z"
+
+
+def _times(factor: float) -> str:
+    """A factor in front of something, and nothing for 1."""
+    return "" if f"{factor:g}" == "1" else f"{factor:g} "
 
 
 def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:

@@ -32,6 +32,7 @@ _POINTS = 161
 _MOST_POINTS = 1601
 _LEAST_REACH = 2.0
 _LOOSE = 1e-2  # of the penalty's range: a table whose KL misses it by more is not given
+_FELT = 30.0  # nats below the highest: what is lower has no mass
 _OUTSIDE = 1e-3  # of the mass beyond the grid: so much is told
 
 
@@ -97,8 +98,10 @@ def _known(parts: dict[Penalty, float], family: Family) -> Prior | None:
     if len(parts) != 1:
         return None
     ((part, factor),) = parts.items()
-    if not isinstance(part, Divergence) or factor != 1.0 or isinstance(family, Dirac):
+    if not isinstance(part, Divergence) or factor != 1.0:
         return None
+    if isinstance(family, Dirac):  # which reads it as -log p, whatever family it was made for
+        return part.target
     same = type(part.family) is type(family) and replace(part.family, scale=1.0) == replace(family, scale=1.0)  # type: ignore[type-var]
     return part.target if same else None
 
@@ -121,9 +124,13 @@ def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, rea
 
 
 def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict:
-    """From values of r on a grid with at least two means for each standard deviation of the least wide member."""
+    """From values of r on a grid with at least two means for each standard deviation of the least wide member.
+
+    Four of densities of one's own, which may have edges and kinks and then smooth little.
+    """
     finest = min(member.spread for member in members)
-    wanted = max(_POINTS, 2 * math.ceil(2.0 * reach / finest) + 1)
+    dense = 2 if all(isinstance(member.family, Gaussian) for member in members) else 4
+    wanted = max(_POINTS, dense * math.ceil(2.0 * reach / finest) + 1)
     mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64, device="cpu")
     values = torch.stack([penalty.each(mu, torch.full_like(mu, member.scale)) for member in members])
     try:
@@ -148,8 +155,9 @@ def _varying_decay(factor: float, members: list[Member]) -> str:
     """Why weight decay on the means is no prior when the scale is trained (theory 002-08)."""
     constants = [factor * float(member.moments(2)[2]) - member.entropy for member in members]
     listed = ", ".join(f"{value:.3g} at {member.scale:g}" for value, member in zip(constants, members, strict=True))
+    times = "" if factor == 1.0 else f"{factor:g} "
     return (
-        f"{factor:g} mu^2 says nothing about the scale, but a KL does: A(0) = {factor:g} sigma^2 - entropy is "
+        f"{times}mu^2 says nothing about the scale, but a KL does: A(0) = {times}sigma^2 - entropy is "
         f"{listed}, where it should be one number. With the scale fixed the prior is N(0, {0.5 / factor:g}); "
         "with a trained scale use the KL to it."
     )
@@ -164,14 +172,21 @@ def _with_table(found: Verdict, penalty: Penalty, members: list[Member], reach: 
         table = density_of(lambda w: -log_alpha(w), 1.0, "log alpha")
     except NotIntegrable:
         hint = f"Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
-        return replace(found, explanation=f"{found.explanation} {hint}")
+        told = replace(found, explanation=f"{found.explanation} {hint}")
+        # Two guesses at the tails do not agree, where they are guessed: then it is not known.
+        return told if exact else replace(told, satisfies_star=False, decided=False, kappa=math.nan, K=math.nan)
     except ValueError as error:
         return replace(found, explanation=f"{found.explanation} {error}")
-    constant, missed, varies = _closeness(table, penalty, members, reach)
+    if all(member.family.knows_its_density for member in members):
+        constant, missed, varies = _closeness(table, penalty, members, reach)
+    else:  # an exact log alpha, by moments: the table is that density, or is not
+        constant, (missed, varies) = found.K, _faithfulness(table, log_alpha, known)
     if missed > _LOOSE * varies + 10.0 * found.residual:
         hint = f"A table of it would be in error by {missed:.2g} between -{reach:g} and {reach:g}, and is not given."
-        outside = "" if exact else _tails_in_words(found.log_alpha, reach)
-        return replace(found, explanation=f"{found.explanation}{outside} {hint}")
+        if exact:
+            return replace(found, explanation=f"{found.explanation} {hint}")
+        found = _normalised(found, log_alpha, table)
+        return replace(found, explanation=f"{found.explanation}{_tails_in_words(found.log_alpha, reach)} {hint}")
     return replace(found, prior=table) if exact else _with_tails(found, table, constant, len(members), reach)
 
 
@@ -189,16 +204,33 @@ def _closeness(table: Tabulated, penalty: Penalty, members: list[Member], reach:
     return constant, float((gap - constant).abs().max()), varies
 
 
+def _faithfulness(table: Tabulated, log_alpha: Callable[[Tensor], Tensor], known: float) -> tuple[float, float]:
+    """By how much a table misses its log density where that is felt, and by how much this varies there."""
+    grid = torch.linspace(-known, known, 401, dtype=torch.float64, device="cpu")
+    wanted = log_alpha(grid)
+    felt = wanted > wanted.max() - _FELT
+    missed = (table.log_prob(grid.unsqueeze(-1)) - wanted)[felt]
+    return float(missed.abs().max()), float(wanted[felt].max() - wanted[felt].min())
+
+
+def _normalised(found: Verdict, log_alpha: Callable[[Tensor], Tensor], table: Tabulated) -> Verdict:
+    """The verdict with this log alpha, tails and all, less the log of its integral, which a table of it knows."""
+    mode = torch.tensor([table.mean], dtype=torch.float64, device="cpu")
+    excess = float(log_alpha(mode)) - float(table.log_prob(mode))
+    constant = found.K - excess
+    kappa = math.exp(-constant) if -constant < LARGEST else math.inf
+    return replace(found, K=constant, kappa=kappa, log_alpha=lambda t: log_alpha(t.double()).to(t.dtype) - excess)
+
+
 def _with_tails(found: Verdict, table: Tabulated, constant: float, count: int, reach: float) -> Verdict:
-    """The verdict by the normaliser of the table, which knows its own tails."""
-    log_alpha, shift = found.log_alpha, constant - found.K
-    words = is_a_kl(constant, count, found.residual)
+    """The verdict by the table, which knows its own tails and normaliser."""
+    words = is_a_kl(constant, count, found.residual, fitted=True)
     return replace(
         found,
         prior=table,
         K=constant,
         kappa=math.exp(-constant) if -constant < LARGEST else math.inf,
-        log_alpha=lambda t: log_alpha(t) + shift,
+        log_alpha=lambda t: table.log_prob(t.unsqueeze(-1)),
         explanation=words + _tails_in_words(lambda t: table.log_prob(t.unsqueeze(-1)), reach),
     )
 

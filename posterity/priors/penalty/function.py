@@ -106,4 +106,6 @@ class Function(Penalty):
             raise ValueError(
                 f"Function.r must give a tensor of the shape of mu, {tuple(mean.shape)}. Got {shown(values)}."
             )
-        return values
+        if values.is_complex():
+            raise ValueError(f"Function.r must give real numbers. Got {values.dtype}. Take abs() or .real of it.")
+        return values if values.is_floating_point() else values.to(mean.dtype)  # as of a count, (mu != 0)

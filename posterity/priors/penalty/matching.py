@@ -17,10 +17,15 @@ _FELT = 30.0  # nats above the lowest: wells less deep have no mass
 _MOST_WELLS = 20
 _DOUBLINGS = 60
 _STEPS = 60
+_SETTLED = 0.9  # of the variance at a factor e^2 times less
 
 
 class NotIntegrable(ValueError):
     """exp(-r) has no finite integral."""
+
+
+class TooNarrow(ValueError):
+    """exp(-r) has features that no table resolves."""
 
 
 def checked_shape(shape: tuple[int, ...]) -> None:
@@ -59,7 +64,7 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
         resolved = abs(replace(found, log_density=found.log_density[::2]).log_mass - found.log_mass) < _MASS
         if resolved and _sees(found, wells, widths):
             return found
-    raise ValueError(
+    raise TooNarrow(
         f"{name}: exp(-r) has features too narrow for a table of {points} nodes. Give a lower factor, or another r."
     )
 
@@ -68,27 +73,37 @@ def matched_factor(variance_of: Callable[[float], float], variance: float) -> fl
     """The factor at which `variance_of(factor)`, which must fall as it grows, is `variance`; by bisection."""
     positive("variance", variance)
     low = high = 0.0  # logs of factors with a variance above and below the wanted one
+    seen: list[float] = []
     for _ in range(_DOUBLINGS):
         try:
-            if variance_of(math.exp(high)) <= variance:
-                break
-        except NotIntegrable:
-            raise
-        except ValueError as error:  # too narrow for a table
-            raise ValueError(
-                f"No factor up to {math.exp(high):.3g} gives the variance {variance:g}. {error}"
-            ) from error
+            seen.append(variance_of(math.exp(high)))
+        except TooNarrow as error:
+            text = f"No factor up to {math.exp(high):.3g} gives the variance {variance:g}. {error}"
+            raise ValueError(_settled(seen, variance) or text) from error
+        if seen[-1] <= variance:
+            break
         high += 1.0
     for _ in range(_DOUBLINGS):
         if variance_of(math.exp(low)) >= variance:
             break
         low -= 1.0
     if not variance_of(math.exp(high)) <= variance <= variance_of(math.exp(low)):
-        raise ValueError(f"No factor gives the variance {variance:g}: the penalty hardly changes with the weight.")
+        text = f"No factor gives the variance {variance:g}: the penalty hardly changes with the weight."
+        raise ValueError(_settled(seen, variance) or text)
     for _ in range(_STEPS):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if variance_of(math.exp(middle)) > variance else (low, middle)
     return math.exp(0.5 * (low + high))
+
+
+def _settled(seen: list[float], variance: float) -> str | None:
+    """Why growing factors do not bring the variance down, where those `seen` have settled above; else None."""
+    if len(seen) < 3 or seen[-1] < _SETTLED * seen[-3] or seen[-1] <= variance:
+        return None
+    return (
+        f"No factor gives the variance {variance:g}: as it grows, weights gather where r is lowest, which is at more "
+        f"than one place, and their variance stays at {seen[-1]:.3g}. Give another r, with one lowest place."
+    )
 
 
 def _sees(table: Tabulated, wells: list[float], widths: list[float]) -> bool:

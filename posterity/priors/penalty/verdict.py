@@ -16,13 +16,14 @@ Route = Literal["catalogue", "polynomial", "trigonometric", "spline", "fourier"]
 class Verdict:
     """Whether a penalty r_nu(mu) is KL(beta_{mu,nu} || alpha) + K for one prior alpha, and for which.
 
-    `satisfies_star`: there is such a prior. `kappa`: the integral of exp(A), inf where it diverges, nan where there is
-    no one A; `K` = -log kappa, which is finite also where kappa is beyond the largest number or below the least.
+    `satisfies_star`: there is such a prior (by the routes "spline" and "fourier", which fit: to within `residual`).
+    `kappa`: the integral of exp(A), inf where it diverges, nan where there is no one A; `K` = -log kappa, which is
+    finite also where kappa is beyond the largest number or below the least.
     `residual`: max |KL + K - r| over the grid. `noise_amplification`: by how much a small error of r grows in log
     alpha (0 where nothing was inverted numerically). `log_alpha`: t (...) -> log alpha(t) (...), normalised where
     kappa is finite (else A itself, or the closest that was found). `prior`: alpha as a prior of this library, where it
     is one of them. `explanation`: the finding in plain words. `nearest`: what to use instead, where there is no prior.
-    `decided`: False where none was found, but there may be one.
+    `decided`: False where none was found, but there may be one (or there is, but beyond all numbers).
     """
 
     satisfies_star: bool
@@ -37,8 +38,15 @@ class Verdict:
     route: Route
     decided: bool = True
 
+    @property
+    def fitted(self) -> bool:
+        """Whether it comes from a fit, not from an exact inversion."""
+        return self.route in ("spline", "fourier")
+
     def __str__(self) -> str:
-        heading = "is a prior" if self.satisfies_star else "is no prior" if self.decided else "may be a prior or none"
+        heading = "is no prior" if self.decided else "may be a prior or none"
+        if self.satisfies_star:
+            heading = f"is a prior, to within {self.residual:.1g}" if self.fitted else "is a prior"
         kappa = "infinite" if math.isinf(self.K) else f"{self.kappa:.6g}"
         if math.isfinite(self.K) and self.kappa in (0.0, math.inf):
             kappa = f"exp({-self.K:.6g})"

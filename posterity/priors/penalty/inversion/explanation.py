@@ -19,7 +19,8 @@ class Findings:
     """What an inversion found, whatever its route.
 
     `missed` (V, N) is KL + K - r, up to its sign, for each member at each point, of the one log alpha for all. `fits`:
-    it is as small as can be told. `decided` is False where it does not fit, but rougher log alphas come ever closer.
+    it is as small as can be told. `decided` is False where it does not fit, but rougher log alphas come ever closer,
+    or (`weak`) where the family smooths so little that closeness shows nothing.
     `level` is a constant that `values` are without. Of each member by itself: `alone` has A at mu, (N,) each;
     `own_missed` (V, N) is what that leaves; `each_fits`: it leaves as little as can be told.
     """
@@ -36,6 +37,7 @@ class Findings:
     each_fits: bool = True
     level: float = 0.0
     decided: bool = True
+    weak: bool = False
 
     @property
     def residual(self) -> float:
@@ -78,17 +80,25 @@ def explain(findings: Findings) -> tuple[str, str | None]:
         return _no_common_prior(findings) if findings.each_fits else _not_smooth(findings)
     if findings.overflows:
         return (
-            "log alpha exists but exp of it overflows: the inversion has raised its waves beyond all numbers.",
+            "log alpha exists, and falls on both sides, but exp of it overflows: the inversion has raised its waves "
+            "beyond all numbers. Such a prior can be neither given nor checked by numbers.",
             "a family that is less wide: it smooths waves less",
         )
     if not math.isfinite(findings.log_kappa):
         return _not_integrable(findings), "add a term that grows on both sides, such as a small multiple of mu^2"
-    return is_a_kl(findings.constant, len(findings.members), findings.residual), None
+    fitted = not isinstance(findings.potential, Expansion)
+    return is_a_kl(findings.constant, len(findings.members), findings.residual, fitted=fitted), None
 
 
-def is_a_kl(constant: float, count: int, residual: float) -> str:
-    """That a penalty is a KL plus a constant, for so many members."""
+def is_a_kl(constant: float, count: int, residual: float, *, fitted: bool = False) -> str:
+    """That a penalty is a KL plus a constant, for so many members; to within the residual where a fit says so."""
     members = "at this width of the family" if count == 1 else f"at all {count} widths of the family alike"
+    if fitted:
+        told = "its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+        return (
+            f"To within {residual:.1g} the penalty is {told} to one prior, {members}. A fit cannot tell more: whether "
+            "there is one to the last digit is not known."
+        )
     told = "exactly its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
     return f"The penalty is {told} to one prior, {members} (to {residual:.1g})."
 
@@ -98,9 +108,18 @@ def _undecided(findings: Findings) -> tuple[str, str | None]:
     text = (
         f"Whether the penalty is a KL of this family is not known. The log alpha that was found misses it by "
         f"{findings.residual:.2g} near mu = {_point(findings.mu[column])} (width {findings.members[row].scale:g}), and "
-        "rougher ones come ever closer: it may be the KL to a prior with parts that are steep or much narrower than "
-        "the family, or hardly differ from one. A family that is less wide tells more."
     )
+    if findings.weak:
+        text += (
+            "that shows nothing: the penalty has a kink or bends sharply, so that log alpha may have to be infinite "
+            "somewhere, or may have waves that leave no trace in the KL, as families with edges and kinks allow. A "
+            "penalty that is smooth can be told; a smoother family and a shorter reach tell more."
+        )
+    else:
+        text += (
+            "rougher ones come ever closer: it may be the KL to a prior with parts that are steep or much narrower "
+            "than the family, or hardly differ from one. A family that is less wide tells more."
+        )
     return text, _dirac_reading(findings, row)
 
 

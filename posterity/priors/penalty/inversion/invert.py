@@ -22,6 +22,7 @@ from posterity.priors.penalty.inversion.recognition import (
 )
 from posterity.priors.penalty.inversion.spline import ForwardFit, forward_fit
 from posterity.priors.penalty.inversion.trigonometric import invert_expansion, smooth_expansion
+from posterity.priors.penalty.inversion.trust import follows, shows_a_prior
 from posterity.priors.penalty.verdict import Route, Verdict
 
 _NOISE = 1e-8  # standard deviation of what is added to r to see how it grows
@@ -35,7 +36,6 @@ _ALLOWED: dict[Route, float] = {"polynomial": 1e-8, "trigonometric": 1e-8, "spli
 # By how much less is left of a KL where splines may be a thousand times rougher; kinks and poles leave 1/2 to 1/5.
 _COMES_CLOSER = 8.0
 _LEVEL = 10.0  # times its range: a constant so large is taken from the penalty, whose last digits would be lost
-_MOST_ALLOWED = 1e-2  # for families that smooth so little that a spline cannot follow
 
 
 def log_alpha_up_to_constant(expansion: Expansion, member: Member) -> Expansion:
@@ -106,7 +106,7 @@ def _exact(
         log_alpha_up_to_constant(expansion, member) for expansion, member in zip(expansions, members, strict=True)
     ]
     first = potentials[0]
-    missed = torch.stack([smooth_expansion(first, m)(mu) + m.entropy + r for m, r in zip(members, values, strict=True)])
+    missed = torch.stack([_smoothed(first, m, mu) + m.entropy + r for m, r in zip(members, values, strict=True)])
     noise = _noise(mu)
     basis = len(expansions[0].coefficients) - 1, expansions[0].frequencies
     grown = invert_expansion(fit_expansion(mu, noise, *basis), members[0])(mu)
@@ -117,6 +117,15 @@ def _exact(
     return _verdict(findings, route, _ratio(grown, noise))
 
 
+def _smoothed(potential: Expansion, member: Member, mu: Tensor) -> Tensor:
+    """E A(mu + X), by other nodes than those of the moments that A was found by, where there are any."""
+    finer = member.finer_nodes()
+    if finer is None:
+        return smooth_expansion(potential, member)(mu)
+    points, weights = finer
+    return potential(mu.unsqueeze(-1) + points) @ weights
+
+
 def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member], level: float) -> Verdict:
     """By one spline for all members."""
     targets = -values - torch.tensor([[member.entropy] for member in members], dtype=torch.float64, device="cpu")
@@ -124,13 +133,18 @@ def _by_spline(mu: Tensor, values: Tensor, members: Sequence[Member], level: flo
     fit = forward_fit(mu, members)
     both = fit.solve(torch.stack([targets.reshape(-1), noise.reshape(-1)], dim=-1), _SMOOTHNESS)
     found, grown = fit.spline(both[:, 0]), fit.spline(both[:, 1])(mu)
-    missed = (fit.matrix @ both[:, 0]).reshape(targets.shape) - targets
+    missed = (fit.check @ both[:, 0]).reshape(targets.shape) - targets
     beyond = KNOWN_BEYOND * max(member.spread for member in members)
     log_kappa = grid_log_kappa(found, float(mu[0]) - beyond, float(mu[-1]) + beyond)
     findings = Findings(mu, values, members, missed, log_kappa, found, level=level)
-    allowed = min(_ALLOWED["spline"] + fit.blind, _MOST_ALLOWED) * findings.range + findings.rounding
-    findings = replace(findings, fits=_least_missed(fit, targets) <= allowed)
-    if not findings.fits:  # for the explanation: whether each member has a prior of its own
+    allowed = (_ALLOWED["spline"] + fit.blind) * findings.range + findings.rounding
+    close = _least_missed(fit, targets) <= allowed
+    if close and fit.blind > _ALLOWED["spline"]:
+        sure = shows_a_prior(fit, mu, targets, members, (_SMOOTHNESS, _LEAST_SMOOTHNESS))
+    else:
+        sure = not close or follows(fit, targets, members, _LEAST_SMOOTHNESS, findings.rounding)
+    findings = replace(findings, fits=close and sure, weak=close and not sure, decided=sure)
+    if not findings.fits and findings.decided:  # for the explanation: whether each member has a prior of its own
         fits = [forward_fit(mu, [member]) for member in members]
         alone = [fit.solve(t.unsqueeze(-1), _SMOOTHNESS)[:, 0] for fit, t in zip(fits, targets, strict=True)]
         findings = replace(
@@ -197,7 +211,7 @@ def _verdict(findings: Findings, route: Route, amplification: float) -> Verdict:
     explanation, nearest = explain(findings)
     return Verdict(
         satisfies_star=good,
-        decided=findings.decided,
+        decided=findings.decided and not (findings.fits and findings.overflows),
         kappa=math.exp(-constant) if not -constant >= LARGEST else math.inf,
         K=constant,
         residual=findings.residual,

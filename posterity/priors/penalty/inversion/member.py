@@ -52,3 +52,7 @@ class Member:
         """E f(mu + X), (N,) -> (N,), by the nodes."""
         points, weights = (part.to(mu.device) for part in self.nodes())
         return function(mu.unsqueeze(-1) + points) @ weights
+
+    def finer_nodes(self) -> tuple[Tensor, Tensor] | None:
+        """Other nodes, to check by; None where there is no need."""
+        return self.family.finer_nodes(self.scale)

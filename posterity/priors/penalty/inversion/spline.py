@@ -70,7 +70,8 @@ class ForwardFit:
 
     `matrix` has E B_j(mu_i + X_v) for the B-splines j, (V N, pieces + 3); lengths are in units of `unit`, the least
     standard deviation of the members. `blind` is what the families leave of waves too fast for the knots: a kink of
-    log alpha is missed by about so much, next to nothing for Gaussians.
+    log alpha is missed by about so much, next to nothing for Gaussians. `check` is `matrix` by nodes finer than those
+    of the fit, where members have them.
     """
 
     low: float
@@ -79,6 +80,7 @@ class ForwardFit:
     spacing: float
     blind: float
     matrix: Tensor
+    check: Tensor
 
     def solve(self, targets: Tensor, smoothness: float) -> Tensor:
         """Coefficients (pieces + 3, C) for targets (V N, C), each column by itself.
@@ -100,20 +102,33 @@ class ForwardFit:
         return Spline(self.low, self.step, coefficients)
 
 
-def forward_fit(mu: Tensor, members: Sequence[Member]) -> ForwardFit:
-    """The fit of one spline for all members, with knots as far out as any of them reaches from the grid."""
+def forward_fit(mu: Tensor, members: Sequence[Member], *, between: bool = False) -> ForwardFit:
+    """The fit of one spline for all members, with knots as far out as any of them reaches from the grid.
+
+    `between`: with knots halfway between those that it has otherwise.
+    """
     unit = min(member.spread for member in members)
     rules = [_trimmed(member) for member in members]
     low = float(mu.min()) + min(float(points.min()) for points, _ in rules)
     high = float(mu.max()) + max(float(points.max()) for points, _ in rules)
+    spacing = float(mu[1] - mu[0])
     pieces = min(max(math.ceil(3.0 * (high - low) / unit), _FEWEST), _MOST)
     step = (high - low) / pieces
-    matrix = torch.cat([_smoothing(mu, *rule, low, step, pieces) for rule in rules])
-    fast = (
-        math.pi / step * torch.linspace(0.85, 2.0, 65, dtype=torch.float64, device="cpu")
-    )  # cubics lag before Nyquist's
-    blind = max(float(member.characteristic(fast).abs().max()) for member in members)
-    return ForwardFit(low, step, unit, float(mu[1] - mu[0]), blind, matrix)
+    if between:
+        low, pieces = low - 0.5 * step, pieces + 1
+    own = [_smoothing(mu, *rule, low, step, pieces) for rule in rules]
+    finer = [member.finer_nodes() for member in members]
+    check = [
+        one if rule is None else _smoothing(mu, *rule, low, step, pieces) for one, rule in zip(own, finer, strict=True)
+    ]
+    blind = _strongest(members, 0.85 * math.pi / step)  # cubics lag before Nyquist's frequency
+    return ForwardFit(low, step, unit, spacing, blind, torch.cat(own), torch.cat(check))
+
+
+def _strongest(members: Sequence[Member], frequency: float) -> float:
+    """The most that a member leaves of waves of this frequency, or of up to 2.35 times it."""
+    fast = frequency * torch.linspace(1.0, 2.0 / 0.85, 65, dtype=torch.float64, device="cpu")
+    return max(float(member.characteristic(fast).abs().max()) for member in members)
 
 
 def _trimmed(member: Member) -> tuple[Tensor, Tensor]:
