@@ -7,6 +7,7 @@ import torch
 from posterity.priors import Cauchy, GroupLasso, Horseshoe, Laplace, Logistic, Normal, Prior, StudentT
 from posterity.priors.penalty import Penalty, Verdict
 from posterity.priors.penalty.inversion.expansion import Expansion
+from posterity.priors.penalty.inversion.explanation import times
 from posterity.priors.penalty.inversion.recognition import recognise_polynomial, recognise_trigonometric
 
 ENTROPY = "log(sigma sqrt(2 pi e))"
@@ -32,7 +33,7 @@ def density_of(prior: Prior) -> str | None:
         shifted = "w" if mean == 0.0 else f"(w {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
         return f"exp(-{shifted}^2{_over(2.0 * scale**2)}){_over(scale * math.sqrt(2.0 * math.pi))}"
     if isinstance(prior, GroupLasso):
-        return f"exp(-{_times(float(prior.rate))}||w_g||) / Z for each group g"
+        return f"exp(-{times(float(prior.rate))}||w_g||) / Z for each group g"
     if isinstance(prior, Horseshoe):
         return f"mean over s of N(w; 0, ({float(prior.scale):.6g} s)^2), s half-Cauchy of scale 1"
     if not isinstance(prior, (Laplace, StudentT, Cauchy, Logistic)):
@@ -77,15 +78,10 @@ def divergence_from(prior: Prior) -> str:
         scale = float(prior.scale)
         expected = "E|w| = sigma sqrt(2/pi) exp(-mu^2 / (2 sigma^2)) + mu erf(mu / (sigma sqrt(2)))"
         size = f"{2.0 * scale:.6g}"
-        return f"{_times(1.0 / scale)}E|w|{'' if size == '1' else f' + log({size})'} - {ENTROPY}, {expected}"
+        return f"{times(1.0 / scale)}E|w|{'' if size == '1' else f' + log({size})'} - {ENTROPY}, {expected}"
     if isinstance(prior, GroupLasso):
-        return f"{_times(float(prior.rate))}E||w_g|| + log Z - n {ENTROPY} for each group of n weights"
+        return f"{times(float(prior.rate))}E||w_g|| + log Z - n {ENTROPY} for each group of n weights"
     return f"-E log p(w) - {ENTROPY}, the expectation by quadrature"
-
-
-def _times(number: float) -> str:
-    """A factor in front of something, and nothing for 1."""
-    return "" if f"{number:.6g}" == "1" else f"{number:.6g} "
 
 
 def _over(number: float) -> str:

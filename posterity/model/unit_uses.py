@@ -59,7 +59,7 @@ def hidden_units(module: nn.Module, graph: fx.Graph) -> tuple[tuple[Units, ...],
     With them, by name, why the units of other layers must stay, but for those that give the outputs.
     """
     own = _Own(module, graph)
-    own.note_ranks(graph)
+    own.note_known_ranks(graph)
     found, stay = [], {}
     for node in graph.nodes:
         layer = own.layer(node)
@@ -136,7 +136,7 @@ class _Own:
         assert isinstance(found, LAYERS)
         return found
 
-    def note_ranks(self, graph: fx.Graph) -> None:
+    def note_known_ranks(self, graph: fx.Graph) -> None:
         """Write how many axes tensors have into the nodes' `meta`, where inputs have not told but the layers do."""
         for node in graph.nodes:
             module = self.module(node)

@@ -68,11 +68,11 @@ class GroupedRuns(ABC, Generic[C]):
 
     @abstractmethod
     def infer(self, group: Sequence[C], place: Path) -> tuple[Posterior, Trace]:
-        """The posteriors of the cells, as members where there are several; resumed if the folder holds the run."""
+        """The posteriors of the cells, as members where there are several, and the trace; resumed if `place` has it."""
 
     @abstractmethod
     def scores(self, cell: C, posterior: Posterior) -> dict[str, float]:
-        """How the fit of a cell does."""
+        """How the fit of a cell does; Diverged where that cannot be told, as its outputs are not finite."""
 
     @abstractmethod
     def told(self, scores: dict[str, float]) -> str:

@@ -7,36 +7,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prunedcases import agree, normal, randomised
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import posterity as po
 from posterity.model import dead_units, pruned, unused_inputs
 from posterity.networks import MLP, LeNet, MeanFieldNetwork, ResNet
-from posterity.numerics import Key
 
 IMAGE = (2, 3, 9, 9)
 LARGER = (2, 3, 12, 12)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return Key(seed).normal(shape, torch.float64, "cpu").to(torch.get_default_device())
-
-
-def randomised(module: nn.Module, seed: int) -> nn.Module:
-    """In float64 and evaluation mode, with weights and statistics that are neither zero nor one."""
-    module = module.double().eval()
-    with torch.no_grad():
-        for index, (name, value) in enumerate(module.state_dict().items()):
-            if value.is_floating_point():
-                drawn = 0.6 * normal(seed + 17 * index, *value.shape)
-                value.copy_(drawn.exp() if name.endswith("running_var") else drawn)
-    return module
-
-
-def agree(full: nn.Module, smaller: nn.Module, x: Tensor, tolerance: float = 1e-10) -> None:
-    with torch.no_grad():
-        torch.testing.assert_close(smaller(x), full(x), rtol=tolerance, atol=tolerance)
 
 
 def size(module: nn.Module) -> int:

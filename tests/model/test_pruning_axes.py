@@ -6,20 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from prunedcases import agree, normal, randomised
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterity.model import dead_units, pruned, unused_inputs
 from posterity.networks import LeNet
-from posterity.numerics import Key
 
 SPATIAL: dict[int, tuple[int, ...]] = {0: (5, 3), 1: (5, 3, 12), 2: (5, 3, 9, 10), 3: (2, 3, 6, 7, 6)}
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Step = Callable[[Tensor, bool], Tensor]
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return Key(seed).normal(shape, torch.float64, "cpu").to(torch.get_default_device())
 
 
 class Stepping(nn.Module):
@@ -39,16 +35,6 @@ class Stepping(nn.Module):
         return result
 
 
-def randomised(module: nn.Module, seed: int) -> nn.Module:
-    module = module.double().eval()
-    with torch.no_grad():
-        for index, (name, value) in enumerate(module.state_dict().items()):
-            if value.is_floating_point():
-                drawn = 0.6 * normal(seed + 17 * index, *value.shape)
-                value.copy_(drawn.exp() if name.endswith("running_var") else drawn)
-    return module
-
-
 def zeroed(module: nn.Module, seed: int) -> nn.Module:
     """Random, with rows and columns of zeros: of six units three are constants, one is not seen."""
     module = randomised(module, seed)
@@ -61,11 +47,6 @@ def zeroed(module: nn.Module, seed: int) -> nn.Module:
         if deeper:
             later[1] = 0.0
     return module
-
-
-def agree(full: nn.Module, smaller: nn.Module, x: Tensor) -> None:
-    with torch.no_grad():
-        torch.testing.assert_close(smaller(x), full(x), rtol=1e-10, atol=1e-10)
 
 
 def flat(x: Tensor) -> Tensor:

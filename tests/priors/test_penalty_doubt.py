@@ -216,6 +216,11 @@ def test_a_density_that_is_infinite_at_its_mode_comes_back_by_points() -> None:
     assert to_prior(from_prior(Normal(0.5), Gaussian()), Dirac()).prior == Normal(0.5)
 
 
+def test_a_density_that_is_infinite_at_its_mode_has_no_power_in_a_table() -> None:
+    with pytest.raises(ValueError, match=r"^Horseshoe: exp\(-r\) is infinite at 0, and no table"):
+        to_prior(Sum((from_prior(Horseshoe(0.3), Dirac()),), (2.0,)), Dirac())
+
+
 def test_waves_beyond_all_numbers_are_not_denied() -> None:
     verdict = to_prior(of_means(lambda mu: mu.square() + 0.3 * torch.cos(5.0 * mu)), Gaussian(1.0))
     assert not verdict.satisfies_star

@@ -12,7 +12,7 @@ from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.penalty.divergence import Divergence
 from posterity.priors.penalty.families import Dirac, Family, Gaussian
-from posterity.priors.penalty.inversion.explanation import LARGEST
+from posterity.priors.penalty.inversion.explanation import LARGEST, times
 from posterity.priors.penalty.matching import NotIntegrable
 from posterity.priors.penalty.penalty import Penalty
 from posterity.priors.penalty.verdict import Verdict
@@ -115,14 +115,9 @@ def _divergence_formula(divergence: Divergence) -> str:
     """E r(w) - entropy + log Z, with the expectation spelt out where it has a name (theory 002-09)."""
     target = divergence.target
     if isinstance(target, GroupLassoPrior):
-        return f"{_times(float(target.rate))}E||w_g|| - entropy + log Z"
-    expected = f"{_times(1.0 / float(target.scale))}E|w|" if isinstance(target, Laplace) else "E r(w)"
+        return f"{times(float(target.rate))}E||w_g|| - entropy + log Z"
+    expected = f"{times(1.0 / float(target.scale))}E|w|" if isinstance(target, Laplace) else "E r(w)"
     return f"{expected} - entropy + log Z"
-
-
-def _times(factor: float) -> str:
-    """A factor in front of something, and nothing for 1."""
-    return "" if f"{factor:g}" == "1" else f"{factor:g} "
 
 
 def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:

@@ -16,7 +16,7 @@ from posterity.priors.penalty.divergence import Divergence
 from posterity.priors.penalty.families import Dirac, Family, Gaussian
 from posterity.priors.penalty.group_lasso import GroupLasso
 from posterity.priors.penalty.inversion import Expansion, Member, invert, invert_expansions
-from posterity.priors.penalty.inversion.explanation import LARGEST, is_a_kl
+from posterity.priors.penalty.inversion.explanation import LARGEST, is_a_kl, times
 from posterity.priors.penalty.inversion.invert import KNOWN_BEYOND
 from posterity.priors.penalty.l1 import L1
 from posterity.priors.penalty.matching import NotIntegrable, checked_shape, density_of
@@ -155,9 +155,8 @@ def _varying_decay(factor: float, members: list[Member]) -> str:
     """Why weight decay on the means is no prior when the scale is trained (theory 002-08)."""
     constants = [factor * float(member.moments(2)[2]) - member.entropy for member in members]
     listed = ", ".join(f"{value:.3g} at {member.scale:g}" for value, member in zip(constants, members, strict=True))
-    times = "" if factor == 1.0 else f"{factor:g} "
     return (
-        f"{times}mu^2 says nothing about the scale, but a KL does: A(0) = {times}sigma^2 - entropy is "
+        f"{times(factor)}mu^2 says nothing about the scale, but a KL does: A(0) = {times(factor)}sigma^2 - entropy is "
         f"{listed}, where it should be one number. With the scale fixed the prior is N(0, {0.5 / factor:g}); "
         "with a trained scale use the KL to it."
     )

@@ -46,6 +46,10 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
     positive("factor", factor)
     exponent = float(factor)
     wells, widths = _place(each, exponent)
+    if not wells and bool(torch.isneginf(each(torch.zeros(1, dtype=torch.float64, device="cpu")))):
+        raise ValueError(
+            f"{name}: exp(-r) is infinite at 0, and no table has such a density. Use a penalty that is finite there."
+        )
     if not wells:
         raise ValueError(
             f"{name}: r is infinite for every weight of no width, so by points it has no prior. Read it by a family "
@@ -115,7 +119,7 @@ def _sees(table: Tabulated, wells: list[float], widths: list[float]) -> bool:
 def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float], list[float]]:
     """Where r is lowest (0 where that is as good) and other wells of it; how far from each factor r has risen by 1/2.
 
-    Others are places where r is lowest nearby, if exp(-factor r) is felt there. None at all where r is infinite.
+    Others are places where r is lowest nearby, if exp(-factor r) is felt there. None at all where r is +-infinite.
     """
     for span in _SPANS:
         grid = torch.arange(-80 * span, 80 * span + 1, dtype=torch.float64, device="cpu").div(80.0).sinh() * 1e-9

@@ -66,8 +66,9 @@ def accuracy(study: Study, path: Path) -> None:
         usual = " (usual: of equal first penalty)" if "usual" in study.settings.setups else ""
         axis.set_xlabel(rf"$\lambda / \lambda_{{Th}}${usual}", fontsize=9)
         if levels:
-            axis.set_ylim(*_frame(levels))
-            _told_below(axis, study.at_theory(part.penalty, "bayesian"), _frame(levels)[0], last > 1.0)
+            low, high = _frame(levels)
+            axis.set_ylim(low, high)
+            _told_below(axis, study.at_theory(part.penalty, "bayesian"), low, last > 1.0)
         plain(axis)
     axes[0].set_ylabel("test accuracy, %", fontsize=10)
     _legend_of_setups(study, axes[0])

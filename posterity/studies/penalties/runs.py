@@ -72,7 +72,7 @@ class Runs(GroupedRuns[Cell]):
         return found.has_room(self.jobs * found.total)
 
     def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
-        """The modes, as members where there are several; resumed if the folder holds the run."""
+        """The modes, as members where there are several, and the trace; resumed if `place` has it."""
         key, seeds = Key(self.settings.seed).fold("penalties"), [cell.seed for cell in group]
         count = "a fit" if len(group) == 1 else f"{len(group)} fits together"
         self.report(f"{self.prefix}{count}, {len(self._method.batches(self._rows, key)):,} steps")

@@ -79,7 +79,7 @@ class Runs(GroupedRuns[Cell]):
         return plan(self.settings.inference(self.problem.num_data), joint, self.problem.rows.train.pair).fits
 
     def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
-        """The posteriors of the cells, as members where there are several; resumed if the folder holds the run."""
+        """The posteriors of the cells, as members where there are several, and the trace; resumed if `place` has it."""
         settings, rows = self.settings, as_data(self.problem.rows.train.pair)
         assert isinstance(rows, TensorData)
         seeds, etas = [cell.seed for cell in group], [cell.eta for cell in group]
