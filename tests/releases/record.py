@@ -1,0 +1,127 @@
+"""Records what the present release does: `PYTHONPATH=tests python -m releases.record`, in the root of the repository.
+
+It writes beside itself, in a folder that has the name of the release and must not be there yet.
+"""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from releases.cases import ASKED, CASES, COMMANDS, FIT, STOPPED, TABLE, Case, tasks
+from releases.observed import HERE, machine, observed, plain, trace_of
+from safetensors.torch import save_file
+
+import posterity
+from posterity.cli.main import main as command_line
+from posterity.inference import Callback, Checkpoint, Run, Sequential
+from posterity.posteriors import Posterior
+from posterity.storage import Part, RunFolder
+
+
+class StoppedError(Exception):
+    """What ends a run."""
+
+
+class StopAfter(Callback):
+    """Ends a run after a step, before that is stored."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def after_step(self, run: Run) -> None:
+        if run.step == self.step:
+            raise StoppedError
+
+
+def write(folder: Path, case: Case, posterior: Posterior, trace: object) -> None:
+    """The numbers of a fit."""
+    each = getattr(posterior, "posteriors", (posterior,))
+    x = None if case.problem.data() is None else case.problem.data()[0]
+    if x is not None and case.integrator is None and case.member is None:
+        assert all(one.output_moments(x) is None for one in each), f"{case.name} needs an integrator"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(plain({**observed(case, posterior), **trace_of(trace)}), folder / "expected.safetensors")
+
+
+def posteriors(root: Path) -> None:
+    for case in CASES.values():
+        posterior, trace = case.fit()
+        posterior.save(root / case.name / "run")
+        write(root / case.name, case, posterior, trace)
+
+
+def checkpoints(root: Path) -> None:
+    for name, stopped in STOPPED.items():
+        case = stopped.case
+        where = Checkpoint(root / name / "run", seconds=None, steps=stopped.every)
+        with contextlib.suppress(StoppedError):
+            case.fit(checkpoint=where, callbacks=[StopAfter(stopped.step)])
+            raise AssertionError(f"{name} came to its end before step {stopped.step}")
+        write(root / name, case, *case.fit())
+
+
+def executed(root: Path) -> None:
+    for outcome in Sequential().run(tasks(), root / "run"):
+        assert not outcome.error, outcome.error
+        save_file(plain(trace_of(outcome.trace)), root / f"{outcome.name}.safetensors")
+
+
+def said(*words: str) -> str:
+    """What the command line prints."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        assert command_line(list(words)) == 0, words
+    return text.getvalue()
+
+
+def forget_place(run: RunFolder) -> None:
+    """The command line stores where the table was, as a whole path: leave its name alone."""
+    if "preprocessing" in run.parts():
+        part = run.read("preprocessing")
+        run.commit({"preprocessing": Part({**part.config, "file": Path(str(part.config["file"])).name}, part.tensors)})
+
+
+def commands(root: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        Path("table.csv").write_text(TABLE)
+        for name, words in COMMANDS.items():
+            said("fit", *words, "--out", name, *FIT, "--quiet")
+            told = {f"{asked}.txt.gz": said(*asking, name) for asked, asking in ASKED.items()}
+            shutil.copytree(name, root / name / "run")
+            forget_place(RunFolder(root / name / "run"))
+            for file, text in told.items():
+                (root / name / file).write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    if posterity.__version__ != HERE.name:
+        sys.exit(f"This records posterity {HERE.name}, and {posterity.__version__} is here.")
+    posteriors(HERE / "posteriors")
+    checkpoints(HERE / "checkpoints")
+    executed(HERE / "tasks")
+    commands(HERE / "cli")
+    for lock in HERE.rglob(".*lock"):
+        os.remove(lock)
+    manifest = {
+        "posterity": posterity.__version__,
+        **machine(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, 1 thread",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": "PYTHONPATH=tests python -m releases.record",
+    }
+    (HERE / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What an earlier release stored is read, predicts, goes on and is fitted again as it was then.
+
+Numbers are those recorded, to the bit where torch and the processor are the same kind, else to four digits.
+"""
+
+import gzip
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from releases.cases import ASKED, CASES, COMMANDS, FIT, STOPPED, TABLE, tasks
+from releases.observed import HERE, bits, check, observed, recorded_here, trace_of
+from safetensors.torch import load_file
+
+from posterity import load
+from posterity.cli.main import main
+from posterity.errors import shown
+from posterity.inference import Callback, Checkpoint, Sequential
+
+pytestmark = pytest.mark.cpu
+EXACT = recorded_here()
+OWN_MACHINE = pytest.mark.skipif(not EXACT, reason="recorded with another torch, or on another kind of processor")
+
+
+def split(tensors):
+    """What is expected of a posterior, and of the trace of its run."""
+    trace = {name: tensor for name, tensor in tensors.items() if name.startswith("trace.")}
+    return {name: tensor for name, tensor in tensors.items() if name not in trace}, trace
+
+
+def stored_tensors(run):
+    """All tensors of the posterior in the folder, as the file has them."""
+    (file,) = run.glob("posterior-*/*.safetensors")
+    return Counter(map(bits, load_file(file).values()))
+
+
+def parts(posterior):
+    part = posterior.parts()["posterior"]
+    return dict(part.config), {name: bits(tensor) for name, tensor in part.tensors.items()}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_stored_posterior_is_what_it_was(case):
+    folder = HERE / "posteriors" / case.name
+    posterior = load(folder / "run", case.problem.model())
+    assert not stored_tensors(folder / "run") - Counter(parts(posterior)[1].values())
+    check(observed(case, posterior), split(load_file(folder / "expected.safetensors"))[0], EXACT)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_same_fit_gives_the_same_numbers(case):
+    folder = HERE / "posteriors" / case.name
+    posterior, trace = case.fit()
+    check({**observed(case, posterior), **trace_of(trace)}, load_file(folder / "expected.safetensors"), EXACT)
+    if EXACT:
+        assert parts(posterior) == parts(load(folder / "run", case.problem.model()))
+
+
+class CountedSteps(Callback):
+    def __init__(self):
+        self.first = None
+
+    def after_step(self, run):
+        self.first = self.first or run.step
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_stopped_run_goes_on(name, tmp_path):
+    stopped, folder, steps = STOPPED[name], HERE / "checkpoints" / name, CountedSteps()
+    run = shutil.copytree(folder / "run", tmp_path / "run")
+    where = Checkpoint(run, seconds=None, steps=stopped.every)
+    posterior, trace = stopped.case.fit(checkpoint=where, callbacks=[steps])
+    assert steps.first == stopped.step // stopped.every * stopped.every + 1
+    found = {**observed(stopped.case, posterior), **trace_of(trace)}
+    check(found, load_file(folder / "expected.safetensors"), EXACT)
+
+
+def test_finished_tasks_are_not_done_again(tmp_path):
+    run = shutil.copytree(HERE / "tasks" / "run", tmp_path / "run")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    wanted = tasks()
+    outcomes = Sequential().run(wanted, run)
+    assert [outcome.error for outcome in outcomes] == ["", ""]
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    for outcome in outcomes:
+        check(trace_of(outcome.trace), load_file(HERE / "tasks" / f"{outcome.name}.safetensors"), exact=True)
+
+
+def said_then(name, asked):
+    return gzip.decompress((HERE / "cli" / name / f"{asked}.txt.gz").read_bytes()).decode()
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_finished_runs_of_the_command_line_say_the_same(name, asked, tmp_path, monkeypatch, capsys):
+    shutil.copytree(HERE / "cli" / name / "run", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text(TABLE)
+    assert main([*ASKED[asked], name]) == 0
+    same_text(capsys.readouterr().out, said_then(name, asked))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_finished_runs_of_the_command_line_are_not_done_again(name, tmp_path, monkeypatch, capsys):
+    shutil.copytree(HERE / "cli" / name / "run", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text(TABLE)
+    assert main(["fit", *COMMANDS[name], "--out", name, *FIT, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["finished_already"]
+
+
+@OWN_MACHINE
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_same_command_says_the_same(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text(TABLE)
+    assert main(["fit", *COMMANDS[name], "--out", name, *FIT, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main([*ASKED["predict"], name]) == 0
+    assert capsys.readouterr().out == said_then(name, "predict")
+
+
+NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
+
+
+def same_text(found, expected):
+    """Equal, or equal but for the last digits of numbers."""
+    if EXACT:
+        assert found == expected
+    assert NUMBER.sub("#", found) == NUMBER.sub("#", expected)
+    first, second = (torch.tensor(list(map(float, NUMBER.findall(text)))) for text in (found, expected))
+    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_recorded_tells_where():
+    for path in HERE.rglob("*"):
+        if path.is_file():
+            content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+            for word in (b"/tmp/", b"/work/", b"/home/", b"/root/"):
+                assert word not in content, shown(f"{path.name}: {word!r}")
