@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from posterity.evidence import (
     ValidationGrid,
     retuned,
 )
-from posterity.inference import Method, Task
+from posterity.inference import Callback, Checkpoint, EarlyStopping, Method, Task
 from posterity.kernels import DenseMass, DiagonalMass, UnitMass
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood, Poisson, StudentT
 from posterity.methods import (
@@ -601,10 +602,18 @@ class Stopped:
     case: Case
     every: int
     step: int
+    watched: bool = False
+
+    def fit(self, path: Path, *callbacks: Callback) -> tuple[Posterior, Any]:
+        """The run that is kept in this folder: what was begun there goes on."""
+        watching: dict[str, Any] = {"validation": self.case.problem.data(shift=4)} if self.watched else {}
+        hooks = [EarlyStopping(patience=2), *callbacks] if self.watched else list(callbacks)
+        where = Checkpoint(path, seconds=None, steps=self.every)
+        return self.case.fit(checkpoint=where, callbacks=hooks, **watching)
 
 
 STOPPED = {
-    name: Stopped(Case(name, problem, method, integrator), every, step)
+    name: Stopped(Case(name, problem, method, integrator), every, step, name == "watched")
     for name, problem, method, integrator, every, step in (
         ("map", REGRESSION, MAP(12, 6), None, 4, 6),
         *(
@@ -612,6 +621,7 @@ STOPPED = {
             for schedule in (Constant(), Cosine(0.25), Steps(), Warmup(0.5), Cyclic(3))
         ),
         ("map_normed", NORMED, MAP(12, 6), None, 4, 6),
+        ("watched", KNOWN, MAP(40, 6, Adam(0.05)), None, 4, 6),
         ("laplace", CLASSES, Laplace(tuning=None, batch_size=4), Probit(), 2, 3),
         ("online_laplace", KNOWN, OnlineLaplace(MAP(8, 6), LAPLACE, rounds=2), Exact(), 3, 7),
         ("mean_field", REGRESSION, MeanField(12, 6), None, 4, 6),
@@ -653,5 +663,5 @@ COMMANDS = {
     "moons": ("two-moons", "--method", "laplace", "--steps", "50", "--hidden", "5"),
     "table": ("table.csv", "--target", "weight", "--method", "map", "--steps", "20", "--hidden", "3"),
 }
-FIT = ("--seed", "1", "--device", "cpu")
+FIT = ("--seed", "1", "--device", "cpu", "--checkpoint-steps", "7")
 ASKED = {"predict": ("predict",), "evaluate": ("evaluate", "--json")}

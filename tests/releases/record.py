@@ -1,6 +1,7 @@
 """Records what the present release does: `PYTHONPATH=tests python -m releases.record`, in the root of the repository.
 
-It writes beside itself, in a folder that has the name of the release and must not be there yet.
+It writes beside itself, in a folder that has the name of the release and must not be there yet. `tests.txt.gz` has
+the names of the release's tests: `pytest --collect-only -q | grep :: | LC_ALL=C sort | gzip -9n`.
 """
 
 import contextlib
@@ -10,8 +11,10 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +25,8 @@ from safetensors.torch import save_file
 
 import posterity
 from posterity.cli.main import main as command_line
-from posterity.inference import Callback, Checkpoint, Run, Sequential
+from posterity.inference import Callback, Run, Sequential
+from posterity.inference.checkpoint import Checkpointer
 from posterity.posteriors import Posterior
 from posterity.storage import Part, RunFolder
 
@@ -61,12 +65,11 @@ def posteriors(root: Path) -> None:
 
 def checkpoints(root: Path) -> None:
     for name, stopped in STOPPED.items():
-        case = stopped.case
-        where = Checkpoint(root / name / "run", seconds=None, steps=stopped.every)
         with contextlib.suppress(StoppedError):
-            case.fit(checkpoint=where, callbacks=[StopAfter(stopped.step)])
+            stopped.fit(root / name / "run", StopAfter(stopped.step))
             raise AssertionError(f"{name} came to its end before step {stopped.step}")
-        write(root / name, case, *case.fit())
+        with tempfile.TemporaryDirectory() as folder:
+            write(root / name, stopped.case, *stopped.fit(Path(folder) / "run"))
 
 
 def executed(root: Path) -> None:
@@ -90,11 +93,31 @@ def forget_place(run: RunFolder) -> None:
         run.commit({"preprocessing": Part({**part.config, "file": Path(str(part.config["file"])).name}, part.tensors)})
 
 
+@contextlib.contextmanager
+def interrupted(after: int) -> Iterator[None]:
+    """Runs are interrupted, as by Ctrl-C, when they have been stored so many times."""
+    write, count = Checkpointer.write, iter(range(after))
+
+    def stopping(self: Checkpointer, run: Run) -> None:
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+        write(self, run)
+
+    Checkpointer.write = stopping  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Checkpointer.write = write  # type: ignore[method-assign]
+
+
 def commands(root: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("table.csv").write_text(TABLE)
         for name, words in COMMANDS.items():
             said("fit", *words, "--out", name, *FIT, "--quiet")
+            with interrupted(after=2):
+                assert command_line(["fit", *words, "--out", f"{name}-stopped", *FIT, "--quiet"]) == 130
+            shutil.copytree(f"{name}-stopped", root / name / "stopped")
             told = {f"{asked}.txt.gz": said(*asking, name) for asked, asking in ASKED.items()}
             shutil.copytree(name, root / name / "run")
             forget_place(RunFolder(root / name / "run"))
@@ -106,10 +129,14 @@ def main() -> None:
     torch.set_num_threads(1)
     if posterity.__version__ != HERE.name:
         sys.exit(f"This records posterity {HERE.name}, and {posterity.__version__} is here.")
+    if HERE.exists():
+        sys.exit(f"{HERE} is there already. Delete it to record anew.")
     posteriors(HERE / "posteriors")
     checkpoints(HERE / "checkpoints")
     executed(HERE / "tasks")
     commands(HERE / "cli")
+    words = [sys.executable, "-m", "benchmarks.paths", "--json"]
+    (HERE / "paths.json").write_text(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     for lock in HERE.rglob(".*lock"):
         os.remove(lock)
     manifest = {

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 from posterity import load
 from posterity.cli.main import main
-from posterity.errors import shown
-from posterity.inference import Callback, Checkpoint, Sequential
+from posterity.errors import BadFolder, shown
+from posterity.inference import Callback, Sequential
 
 pytestmark = pytest.mark.cpu
 EXACT = recorded_here()
@@ -71,9 +71,13 @@ class CountedSteps(Callback):
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_stopped_run_goes_on(name, tmp_path):
     stopped, folder, steps = STOPPED[name], HERE / "checkpoints" / name, CountedSteps()
-    run = shutil.copytree(folder / "run", tmp_path / "run")
-    where = Checkpoint(run, seconds=None, steps=stopped.every)
-    posterior, trace = stopped.case.fit(checkpoint=where, callbacks=[steps])
+    run = Path(shutil.copytree(folder / "run", tmp_path / "run"))
+    try:
+        posterior, trace = stopped.fit(run, steps)
+    except BadFolder as error:
+        if EXACT or "its start differs" not in str(error):
+            raise
+        pytest.skip("the start, drawn anew, has other last bits on this machine, and so it is another run")
     assert steps.first == stopped.step // stopped.every * stopped.every + 1
     found = {**observed(stopped.case, posterior), **trace_of(trace)}
     check(found, load_file(folder / "expected.safetensors"), EXACT)
@@ -114,8 +118,11 @@ def test_finished_runs_of_the_command_line_are_not_done_again(name, tmp_path, mo
 
 
 @OWN_MACHINE
+@pytest.mark.parametrize("begun", [False, True], ids=["anew", "from where it stopped"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_same_command_says_the_same(name, tmp_path, monkeypatch, capsys):
+def test_the_same_command_says_the_same(name, begun, tmp_path, monkeypatch, capsys):
+    if begun:
+        shutil.copytree(HERE / "cli" / name / "stopped", tmp_path / name)
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_text(TABLE)
     assert main(["fit", *COMMANDS[name], "--out", name, *FIT, "--quiet"]) == 0
