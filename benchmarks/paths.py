@@ -38,7 +38,7 @@ def files_passed(call: Callable[[], object]) -> list[str]:
         call()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return sorted(seen)
 
 
