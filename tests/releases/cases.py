@@ -273,7 +273,7 @@ class Counts:
             return {"rates": (latent["q"] * y).sum(0) / latent["q"].sum(0)}
 
         def bound(values: Any, latent: Any) -> Tensor:
-            q = latent["q"]
+            q: Tensor = latent["q"]
             return (q * self.log_joint(values["rates"]) - torch.xlogy(q, q)).sum()
 
         start = {"rates": torch.tensor([1.0, 5.0], dtype=FLOAT64)}
@@ -309,7 +309,7 @@ class Case:
 # ---- fits that are not one call of infer
 
 
-def after_map(problem: Problem, method: Method, steps: int = 20) -> tuple[Posterior, Any]:
+def after_map(problem: Any, method: Method, steps: int = 20) -> tuple[Posterior, Any]:
     q, _ = infer(MAP(steps, 6), problem.joint(), problem.data(), seed=5, progress=False)
     return infer(method, problem.joint(), problem.data(), start=q, seed=3, progress=False)
 
@@ -421,7 +421,7 @@ LAPLACES = [
     Case("laplace_members", CLASSES.but(prior=Normal(torch.tensor([0.25, 0.5]))), Laplace(tuning=None), Probit(), 1),
     Case(
         "laplace_density", Parameters(), None, by=partial(after_map, Parameters(), Laplace(Hessian(), tuning=None), 200)
-    ),  # type: ignore[arg-type]
+    ),
     Case("continued_full", KNOWN, None, Exact(), by=partial(next_problem, Full())),
     Case("continued_kronecker", KNOWN, None, Exact(), by=partial(next_problem, Kronecker())),
     Case("continued_diagonal", KNOWN, None, Exact(), by=partial(next_problem, Diagonal())),
