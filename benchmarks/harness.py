@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from posterity.report.machine import machine
+from posterity.report.files import machine
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -19,8 +19,8 @@ import posterity
 from benchmarks.harness import Contender, compare, context, parser, write
 from posterity.model.data import as_data
 from posterity.networks import MLP
-from posterity.numerics.adam import Adam
 from posterity.numerics.random import Key
+from posterity.optim.optimizer import Adam
 
 NUM_DATA, BATCH = 50_000, 128
 STEPS = NUM_DATA // BATCH  # one epoch

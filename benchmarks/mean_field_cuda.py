@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.harness import Comparison, Contender, compare, context, parser, write
 from posterity import Joint, infer
 from posterity.inference import Callback, Method, Run
-from posterity.inference.accelerate import Acceleration, Stepper
+from posterity.inference.acceleration import Acceleration, Stepper
 from posterity.likelihoods import Categorical
 from posterity.methods import MAP, MeanField
 from posterity.model import Batch

@@ -76,7 +76,7 @@ def estimators(draws: int) -> dict[str, Any]:
 def our_method(estimator: Any, steps: int = 5000) -> Any:
     """`MeanField` with the limit's step size and batch."""
     return po.methods.MeanField(
-        steps=steps, batch_size=BATCH, estimator=estimator, optimizer=po.numerics.Adam(step_size=STEP_SIZE)
+        steps=steps, batch_size=BATCH, estimator=estimator, optimizer=po.optim.Adam(step_size=STEP_SIZE)
     )
 
 

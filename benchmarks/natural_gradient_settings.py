@@ -21,10 +21,10 @@ from posterity.methods import MeanField, NaturalGradient
 from posterity.metrics import negative_log_likelihood
 from posterity.model import Joint
 from posterity.networks import MLP
-from posterity.numerics.adam import Adam
-from posterity.numerics.schedules import Constant, Cosine
+from posterity.optim.optimizer import Adam
+from posterity.optim.schedules import Constant, Cosine
 from posterity.priors import Normal
-from posterity.studies.uci.protocol import standardised
+from posterity_studies.uci.protocol import standardised
 
 STEPS = 2000
 BATCH_SIZE = 64

@@ -10,26 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posterity import (
-        curvature,
-        datasets,
-        diagnostics,
-        evidence,
-        inference,
-        kernels,
-        likelihoods,
-        methods,
-        metrics,
-        mixtures,
-        model,
-        networks,
-        numerics,
-        optim,
-        posteriors,
-        predictive,
-        priors,
-        storage,
-    )
     from posterity.inference import Checkpoint, EarlyStopping, infer, plan
     from posterity.model import Density, Joint, Tempering, as_data
     from posterity.numerics import Key
@@ -58,6 +38,7 @@ _PACKAGES = (
     "diagnostics",
     "evidence",
     "inference",
+    "jacobians",
     "kernels",
     "likelihoods",
     "methods",
@@ -67,10 +48,16 @@ _PACKAGES = (
     "networks",
     "numerics",
     "optim",
+    "penalties",
     "posteriors",
+    "precisions",
     "predictive",
     "priors",
+    "pruning",
+    "report",
+    "special",
     "storage",
+    "theory",
 )
 
 __all__ = [
@@ -88,6 +75,7 @@ __all__ = [
     "evidence",
     "infer",
     "inference",
+    "jacobians",
     "kernels",
     "likelihoods",
     "load",
@@ -98,11 +86,17 @@ __all__ = [
     "networks",
     "numerics",
     "optim",
+    "penalties",
     "plan",
     "posteriors",
+    "precisions",
     "predictive",
     "priors",
+    "pruning",
+    "report",
+    "special",
     "storage",
+    "theory",
 ]
 
 

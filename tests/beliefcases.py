@@ -7,14 +7,13 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
-from posterity.mixtures.dirichlet import Dirichlet
-from posterity.mixtures.full_precisions import FullPrecisions
+from posterity.mixtures.diagonal import DiagonalPrecisions
+from posterity.mixtures.full import FullPrecisions
 from posterity.mixtures.normal_wishart import Beliefs, Family, Sums, updated
 from posterity.mixtures.rows import Rows
-from posterity.mixtures.spherical_precisions import SphericalPrecisions
-from posterity.mixtures.sticks import Sticks
-from posterity.mixtures.tied_precisions import TiedPrecisions
+from posterity.mixtures.spherical import SphericalPrecisions
+from posterity.mixtures.tied import TiedPrecisions
+from posterity.mixtures.weights import Dirichlet, Sticks
 
 FAMILIES = {
     "full": Family(Dirichlet(), FullPrecisions()),

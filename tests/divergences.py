@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.inference.method import Target
-from posterity.methods.gradients.divergence import divergence
-from posterity.methods.gradients.estimator import Factorised, Gradients
+from posterity.methods.parts.gradients.estimator import Factorised, Gradients, divergence
 from posterity.numerics.random import Key
 
 

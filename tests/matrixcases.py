@@ -5,17 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.numerics import (
-    Block,
-    BlockDiagonal,
-    Dense,
-    Diagonal,
-    Key,
-    Kronecker,
-    LowRank,
-    LowRankCovariance,
-    Precision,
-)
+from posterity.numerics import Block, Key
+from posterity.precisions import BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, LowRankCovariance, Precision
 
 FLOAT64 = torch.float64
 

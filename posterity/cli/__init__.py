@@ -1,1 +1,4 @@
-"""The command line: one file a verb. Nothing here imports torch before a command runs."""
+"""The command line: `frame` has what verbs share, `verbs` has one file a verb.
+
+Nothing here imports torch before a command runs.
+"""

@@ -9,17 +9,15 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from posterity.curvature.explicit import explicit_jacobian, log_refusal, plain_recurrence
-from posterity.curvature.survey import Survey, survey
-from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
+from posterity.curvature.survey import Survey, explicit_jacobian, log_refusal, plain_recurrence, survey
+from posterity.jacobians.head import Head
+from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked
+from posterity.jacobians.uses import Use, WeightUses
+from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.autodiff import MEMORY_BUDGET
-from posterity.numerics.block import Block
-from posterity.numerics.head_jacobian import Head
-from posterity.numerics.jacobian import Explicit, Jacobian, Selected, Stacked
-from posterity.numerics.uses import Use
-from posterity.numerics.weight_uses import WeightUses
+from posterity.numerics.layout import Block
 
 logger = logging.getLogger("posterity")
 

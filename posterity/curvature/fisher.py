@@ -1,4 +1,4 @@
-"""Fisher matrices from gradients: at drawn targets, and at the observed ones."""
+"""Curvatures of the negative log-likelihood: Gauss-Newton, Hessian, Fisher information."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,10 +7,72 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.curvature import Curvature
-from posterity.curvature.score import score
+from posterity.curvature.rows import score
 from posterity.errors import positive_whole
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
+
+
+@dataclass(frozen=True)
+class GaussNewton(Curvature):
+    """The generalised Gauss-Newton matrix: the Hessian without the curvature of the network itself.
+
+    **Math**: G = sum_n w_n J_n^T F_n J_n, J_n = d f(x_n) / d theta, F_n the likelihood's `output_fisher`. Its columns
+    are a root of F_n: C - 1 of them for C classes.
+
+    **Limit**: positive semi-definite always; equals the Hessian when f is linear in theta, or at zero residuals.
+
+    **Cost**: a forward pass, and a backward pass for each column.
+
+    **References**: Schraudolph (2002); Martens (2020), section 8.
+
+    **Example**:
+
+    >>> import torch, posterity as po
+    >>> from posterity.model import Batch
+    >>> noise, prior = po.likelihoods.Gaussian(scale=0.5), po.priors.Normal()
+    >>> joint = po.Joint(torch.nn.Linear(1, 1, bias=False), noise, prior, num_data=2)
+    >>> batch = Batch(torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1))
+    >>> GaussNewton().matrix(joint, torch.zeros(1), batch, None)  # (1 + 4) / 0.25
+    tensor([[20.]], dtype=torch.float64)
+    """
+
+    def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
+        """A root of the Fisher information of the outputs."""
+        return likelihood.output_root(outputs, outputs.dim() - 1)
+
+
+@dataclass(frozen=True)
+class Hessian(Curvature):
+    """The exact Hessian of -log p(D | theta).
+
+    **Math**: H = - sum_n w_n d^2 log p(y_n | f_theta(x_n)) / d theta^2.
+
+    **Limit**: exact, but indefinite away from a mode of the likelihood; with the prior it must be positive
+    definite at a mode of the posterior.
+
+    **Cost**: R backward passes of the gradient, in chunks; with a structure that asks for products only (`LowRank`,
+    `Hutchinson`), one for each product.
+
+    **References**: MacKay (1992), A practical Bayesian framework for backpropagation networks.
+
+    **Example**:
+
+    >>> import torch
+    >>> from posterity import Density
+    >>> density = Density(lambda u: 7.0 * u - 2.0 * u.exp(), {"u": ()}, dtype=torch.float64)
+    >>> Hessian().matrix(density, torch.tensor([3.5], dtype=torch.float64).log(), None, None)
+    tensor([[7.]], dtype=torch.float64)
+    """
+
+    factored: ClassVar[bool] = False
+
+    def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
+        """There are none: it is no sum of squares."""
+        raise TypeError(
+            "The Hessian has no columns, because it need not be positive semi-definite. Use GaussNewton() for "
+            "structures made of them, or one of Full(), BlockDiagonal(), Diagonal(), LowRank() and Hutchinson()."
+        )
 
 
 @dataclass(frozen=True)

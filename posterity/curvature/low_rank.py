@@ -10,8 +10,8 @@ from posterity.curvature.rows import Rows
 from posterity.curvature.structure import Structure, Sums, added
 from posterity.curvature.survey import Place, Survey
 from posterity.errors import positive_whole
-from posterity.numerics.low_rank import LowRank as LowRankPrecision
-from posterity.numerics.precision import Precision
+from posterity.precisions.low_rank import LowRank as LowRankPrecision
+from posterity.precisions.precision import Precision
 
 CLOSED = 1e-10  # share of the largest length at which a vector counts as zero
 

@@ -1,4 +1,4 @@
-"""The curvature of a batch of rows, in whatever form a structure asks for."""
+"""Curvature of rows: columns in output space, and their sums over the data."""
 
 from collections.abc import Callable, Iterator
 from math import prod
@@ -8,19 +8,27 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.derivatives import Piece, derivatives
-from posterity.curvature.explicit import torch_kernels
-from posterity.curvature.score import score
-from posterity.curvature.survey import survey
+from posterity.curvature.survey import survey, torch_kernels
+from posterity.jacobians.jacobian import Stacked
+from posterity.jacobians.linear import Thin
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.autodiff import dense_hessian
-from posterity.numerics.block import Block
-from posterity.numerics.jacobian import Stacked
+from posterity.numerics.layout import Block
 from posterity.numerics.random import Key
-from posterity.numerics.thin_jacobian import Thin
+
+
+def score(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """d log p(y | f) / d f for each row, (n, *event)."""
+    leaf = outputs.detach().requires_grad_()
+    with torch.enable_grad():
+        value = likelihood.log_prob(leaf, targets).sum()
+    (grad,) = torch.autograd.grad(value, leaf)
+    return grad
+
 
 WHOLE_SLOPE = 20_000  # weights up to which the gradient is taken in all of them, by a backward pass of its own
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.curvature.rows import Rows
 from posterity.curvature.survey import Place, Survey
-from posterity.numerics.precision import Precision
+from posterity.precisions.precision import Precision
 
 Sums = dict[str, Tensor]
 

@@ -1,16 +1,25 @@
 """Data sets: toys made on the spot, readers of published ones, and tables in text files."""
 
-from posterity.datasets.cifar import cifar10, cifar10_test
 from posterity.datasets.dataset import DataSet, LabelledData
-from posterity.datasets.encoding import InputColumn, TargetColumn
-from posterity.datasets.german_credit import ReferenceMoments, german_credit_reference
-from posterity.datasets.idx import mnist, mnist_test, read_idx
-from posterity.datasets.location import cache_folder, data_folder
-from posterity.datasets.posteriordb import POSTERIORS, posteriordb_data, posteriordb_draws
-from posterity.datasets.preprocessing import PreparedTable, Preprocessing, Transformed, prepare
-from posterity.datasets.registry import TOYS, load
+from posterity.datasets.files import cache_folder, data_folder
+from posterity.datasets.images import cifar10, cifar10_test, mnist, mnist_test, read_idx
+from posterity.datasets.posteriordb import (
+    POSTERIORS,
+    ReferenceMoments,
+    german_credit_reference,
+    posteriordb_data,
+    posteriordb_draws,
+)
+from posterity.datasets.preprocessing import (
+    InputColumn,
+    PreparedTable,
+    Preprocessing,
+    TargetColumn,
+    Transformed,
+    prepare,
+)
 from posterity.datasets.table import Table, read_table, split
-from posterity.datasets.toys import LINE_BIAS, LINE_WEIGHT, blobs, line, sine, two_moons
+from posterity.datasets.toys import LINE_BIAS, LINE_WEIGHT, TOYS, blobs, line, load, sine, two_moons
 from posterity.datasets.uci import UCI_CLASSIFICATION, UCI_REGRESSION, uci_classification, uci_regression
 
 __all__ = [

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from posterity.datasets import cifar, idx, uci
-from posterity.datasets.files import content
-from posterity.datasets.location import data_places
+from posterity.datasets import images as cifar
+from posterity.datasets import images as idx
+from posterity.datasets import uci
+from posterity.datasets.files import content, data_places
 from posterity.errors import BadData
 
 _IMAGES = {

@@ -15,10 +15,10 @@ from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 
-from posterity.datasets import idx, uci
+from posterity.datasets import images as idx
+from posterity.datasets import uci
 from posterity.datasets.catalogue import Published, is_sound
-from posterity.datasets.files import check_sum, content
-from posterity.datasets.location import cache_folder
+from posterity.datasets.files import cache_folder, check_sum, content
 from posterity.errors import BadData, PosterityError, shown
 from posterity.storage import disk
 

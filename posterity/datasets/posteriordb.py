@@ -1,16 +1,15 @@
-"""Posteriors of posteriordb: the data of well-known models, and long runs of chains to compare with."""
+"""Posteriors of posteriordb with their reference draws."""
 
 import io
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.datasets.files import HOST, check_sum, content
-from posterity.datasets.location import data_folder
+from posterity.datasets.files import HOST, check_sum, content, data_folder
 from posterity.errors import BadData, unknown
 
 # Of each posterior the file of its draws, with its SHA-256. Those of the last one are no part of posteriordb: they are
@@ -124,3 +123,31 @@ def _unpacked(path: Path, wanted: str, name: str) -> Any:
             return json.loads(archive.read(archive.namelist()[0]))
     except (zipfile.BadZipFile, IndexError, ValueError) as error:
         raise BadData(f"{path}: it must be a zip archive with one JSON file. {error}. Fetch the file again.") from error
+
+
+FILE = "reference_posterior.json"
+_SUM = "afa0347a47cf16d38e5f96477877cca7900cec864a331fff5ba3c01be74f50cc"
+
+
+class ReferenceMoments(NamedTuple):
+    """Means (K,) of a posterior, their standard errors, and the standard deviations."""
+
+    mean: Tensor
+    mean_error: Tensor
+    sd: Tensor
+
+
+def german_credit_reference(root: str | Path | None = None) -> ReferenceMoments:
+    """Moments of the 24 weights and the bias (25,), as the inference gym of TensorFlow Probability has them.
+
+    Inputs are standardised over all 1000 rows (population standard deviation), bad is class 1, and weights and bias
+    have N(0, 1) priors. `root` is the folder of the file, which is checked against its SHA-256; without it that is
+    looked for in `data_folder("uci-classification")`.
+    """
+    path = (data_folder("uci-classification") / "german-credit" if root is None else Path(root)) / FILE
+    data = content(path)
+    check_sum(data, _SUM, path, "german-credit")
+    found = json.loads(data)["logistic"]
+    return ReferenceMoments(
+        *(torch.tensor(found[key], dtype=torch.float64, device=HOST) for key in ("mean", "mean_standard_error", "sd"))
+    )

@@ -1,18 +1,221 @@
-"""From a table to tensors: what is learnt from its training rows, stored with the model, applied at prediction."""
+"""From a table to tensors: encodings of inputs and targets, stored with the run."""
 
 import difflib
+import math
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.datasets.columns import infer_decimal
+from posterity.datasets.columns import (
+    MISSING,
+    Column,
+    Kind,
+    boolean_words,
+    class_labels,
+    class_names,
+    has_leading_zeros,
+    infer_decimal,
+)
 from posterity.datasets.dataset import DataSet, LabelledData, Task
-from posterity.datasets.encoding import InputColumn, TargetColumn, fit_input, fit_target
+from posterity.datasets.files import HOST
 from posterity.datasets.table import Table, split, with_values
 from posterity.errors import BadData, shown
+
+FEWEST_IDS = 10
+"""Whole numbers that all differ are said to look like numbers of the rows from this many rows on."""
+
+
+@dataclass(frozen=True)
+class InputColumn:
+    """How a column becomes inputs.
+
+    Numbers, and truth values as 0 and 1 (`categories` holds their two words), give (value - `mean`) / `scale`;
+    `fill`, the median of the training rows, stands in for missing ones. Categories give 1 in their place among
+    `categories` and 0 elsewhere; one that no training row has gives zeros only. With `has_indicator`, which is
+    so if values were missing in the training rows, one more input is 1 where the value is missing.
+    """
+
+    name: str
+    kind: Literal["number", "boolean", "category"]
+    mean: float = 0.0
+    scale: float = 1.0
+    fill: float = 0.0
+    categories: tuple[str, ...] = ()
+    has_indicator: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the inputs that it gives.
+
+        >>> InputColumn("size", "category", categories=("L", "S"), has_indicator=True).features
+        ('size=L', 'size=S', 'size missing')
+        """
+        values = tuple(f"{self.name}={value}" for value in self.categories)
+        return (values if self.kind == "category" else (self.name,)) + (f"{self.name} missing",) * self.has_indicator
+
+    def encode(self, column: Column, decimal: str, notes: list[str]) -> Tensor:
+        """The inputs (N, width) of a column in float32; what the training rows did not have is added to `notes`."""
+        missing = torch.tensor([field in MISSING for field in column.fields], dtype=torch.bool, device=HOST)
+        if self.kind == "category":
+            values = self._one_hot(column, notes)
+        elif self.kind == "boolean":
+            values = standardised(column, column.truths(self.categories), self.mean, self.scale, self.fill)
+        else:
+            values = standardised(column, column.numbers(decimal), self.mean, self.scale, self.fill)
+        if self.has_indicator:
+            return torch.cat((values, missing[:, None].float()), dim=1)
+        if missing.any():
+            stands_in = "no category is set" if self.kind == "category" else f"the median {self.fill:g} stands in"
+            notes.append(
+                f"Column {shown(self.name)}: {int(missing.sum())} of {len(missing)} values are missing, as none was in "
+                f"the training rows; {stands_in} for them."
+            )
+        return values
+
+    def _one_hot(self, column: Column, notes: list[str]) -> Tensor:
+        places = {category: place for place, category in enumerate(self.categories)}
+        values = torch.zeros(len(column.fields), len(places), dtype=torch.float32, device=HOST)  # (N, C)
+        unseen: Counter[str] = Counter()
+        for row, field in enumerate(column.fields):
+            if field in places:
+                values[row, places[field]] = 1.0
+            elif field not in MISSING:
+                unseen[field] += 1
+        if unseen:
+            named = ", ".join(shown(field) for field in sorted(unseen)[:5]) + ", ..." * (len(unseen) > 5)
+            notes.append(
+                f"Column {shown(self.name)}: {unseen.total()} of {len(column.fields)} values are categories that no "
+                f"training row has ({named}); no category is set for them."
+            )
+        return values
+
+
+@dataclass(frozen=True)
+class TargetColumn:
+    """How the target becomes targets: (value - `mean`) / `scale` in regression, else its place among `classes`."""
+
+    name: str
+    kind: Literal["number", "boolean", "category"]
+    mean: float = 0.0
+    scale: float = 1.0
+    classes: tuple[str, ...] = ()
+
+    def encode(self, column: Column, decimal: str) -> Tensor:
+        """The targets of a column without missing values: (N, 1) float32, or (N,) int64 places of classes."""
+        if not self.classes:
+            return standardised(column, column.numbers(decimal), self.mean, self.scale)
+        places = {label: place for place, label in enumerate(self.classes)}
+        labels = class_labels(column, self.kind, decimal)
+        for row, label in enumerate(labels):
+            if label not in places:
+                raise BadData(
+                    f"{column.at(row)}: {shown(column.fields[row])} is not a class of the training rows, which are "
+                    f"{shown(self.classes)}. Correct it, or fit with rows of every class."
+                )
+        return torch.tensor([places[label] for label in labels if label is not None], dtype=torch.int64, device=HOST)
+
+
+def fit_input(column: Column, kind: Kind, decimal: str, notes: list[str]) -> InputColumn | None:
+    """What these rows of a column teach; None, and a note, where they have no values or a single one."""
+    name = shown(column.name)
+    if all(field in MISSING for field in column.fields):
+        notes.append(f"Column {name} has no values and was dropped.")
+        return None
+    found = None
+    if kind == "category":
+        found = _fit_category(column, notes)
+    elif kind in ("number", "boolean"):
+        found = _fit_numbers(column, kind, decimal, notes)
+    if found is None:
+        notes.append(f"Column {name} is constant and was dropped.")
+    return found
+
+
+def fit_target(column: Column, kind: Kind, task: Task, decimal: str) -> TargetColumn:
+    """What these rows of the target teach; BadData where they are all the same."""
+    assert kind in ("number", "boolean", "category")
+    if task == "classification":
+        classes = class_names(class_labels(column, kind, decimal), kind)
+        if len(classes) > 1:
+            return TargetColumn(column.name, kind, classes=classes)
+    else:
+        mean, scale = _moments([value for value in column.numbers(decimal) if value is not None])
+        if scale > 0:
+            return TargetColumn(column.name, kind, mean, scale)
+    raise BadData(
+        f"{column.path}: the target {shown(column.name)} is the same in all training rows. There is nothing to learn."
+    )
+
+
+def standardised(
+    column: Column, values: list[float | None], mean: float, scale: float, fill: float = math.nan
+) -> Tensor:
+    """(value - mean) / scale (N, 1) in float32, `fill` for None; BadData where that is beyond float32."""
+    filled = torch.tensor([fill if value is None else value for value in values], dtype=torch.float64, device=HOST)
+    result = ((filled - mean) / scale).float()
+    beyond = torch.nonzero(~result.isfinite())
+    if len(beyond):
+        row = int(beyond[0])
+        raise BadData(
+            f"{column.at(row)}: {shown(column.fields[row])} is too far from the training rows, whose mean is {mean:g} "
+            f"and standard deviation {scale:g}. Correct it."
+        )
+    return result[:, None]
+
+
+def _fit_category(column: Column, notes: list[str]) -> InputColumn | None:
+    categories, missing = tuple(sorted(set(column.fields) - MISSING)), column.missing
+    if len(categories) + bool(missing) < 2:
+        return None
+    own = f", and the missing values ({missing} of {len(column.fields)}) as one more" if missing else ""
+    count = f"{len(categories)} categor{'ies' if len(categories) > 1 else 'y'}"
+    notes.append(f"Column {shown(column.name)} is taken as {count}{own}.")
+    return InputColumn(column.name, "category", categories=categories, has_indicator=missing > 0)
+
+
+def _fit_numbers(
+    column: Column, kind: Literal["number", "boolean"], decimal: str, notes: list[str]
+) -> InputColumn | None:
+    words = boolean_words(column) if kind == "boolean" else ()
+    values = column.truths(words) if words else column.numbers(decimal)
+    known = [value for value in values if value is not None]
+    mean, scale = _moments(known)
+    if scale == 0:
+        return None
+    name, count = shown(column.name), len(values)
+    missing, fill = count - len(known), statistics.median_low(known)
+    if missing:
+        notes.append(
+            f"Column {name}: {missing} of {count} values are missing; the median {fill:g} stands in for them, "
+            "and one more input says where."
+        )
+    if zeros := has_leading_zeros(column):
+        notes.append(
+            f"Column {name} has whole numbers with zeros in front, as {zeros}. If they are codes, "
+            f"use --category {name}."
+        )
+    if kind == "number" and count >= FEWEST_IDS and len(set(known)) == count and all(v.is_integer() for v in known):
+        notes.append(
+            f"Column {name} has another whole number in every row and is an input. If it only numbers the rows, "
+            f"use --drop {name}."
+        )
+    return InputColumn(column.name, kind, mean, scale, fill, words, missing > 0)
+
+
+def _moments(values: list[float]) -> tuple[float, float]:
+    """Mean and standard deviation (of the population), the latter 0 if no two values differ by what it can show."""
+    if min(values) == max(values):
+        return values[0], 0.0
+    unit = 2.0 ** (math.frexp(max(map(abs, values)))[1] - 1)  # or squares of large numbers overflow
+    scaled = [value / unit for value in values]
+    mean = math.fsum(scaled) / len(scaled)
+    variance = math.fsum((value - mean) ** 2 for value in scaled) / len(scaled)
+    return mean * unit, math.sqrt(variance) * unit
 
 
 class Transformed(NamedTuple):

@@ -8,13 +8,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from posterity.datasets.columns import MOST_CATEGORIES, Column, Kind, infer_decimal, infer_kind
+from posterity.datasets.columns import (
+    MISSING,
+    MOST_CATEGORIES,
+    Column,
+    Kind,
+    class_labels,
+    class_names,
+    infer_decimal,
+    infer_kind,
+)
 from posterity.datasets.dataset import Task
-from posterity.datasets.fields import MISSING
 from posterity.datasets.files import HOST
-from posterity.datasets.header import take_header
-from posterity.datasets.labels import class_labels, class_names
-from posterity.datasets.reader import read_records
+from posterity.datasets.reader import read_records, take_header
 from posterity.errors import BadData, shown, unknown
 from posterity.numerics.random import Key
 

@@ -1,12 +1,14 @@
-"""Small data sets made on the spot: the same arguments give the same numbers."""
+"""Toy data sets made on the spot, by name."""
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from posterity.datasets.dataset import DataSet, LabelledData
-from posterity.errors import shown
+from posterity.errors import shown, unknown
 from posterity.numerics.random import Key
 
 LINE_WEIGHT = 1.5
@@ -98,3 +100,19 @@ def _labels(count: int, num_classes: int, key: Key) -> Tensor:
 def _blurred(clean: Tensor, noise: float, key: Key) -> Tensor:
     """`clean` in float64 plus normal noise, as float32."""
     return (clean + noise * key.fold("noise").normal(tuple(clean.shape), dtype=torch.float64)).float()
+
+
+TOYS: Mapping[str, Callable[..., DataSet]] = MappingProxyType(
+    {"two-moons": two_moons, "sine": sine, "line": line, "blobs": blobs}
+)
+
+
+def load(name: str, seed: int = 0) -> DataSet:
+    """The toy data set of this name, of its usual size.
+
+    >>> load("blobs").classes
+    ('top', 'left', 'right')
+    """
+    if name not in TOYS:
+        raise ValueError(unknown("data set", name, TOYS))
+    return TOYS[name](seed=seed)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.datasets.dataset import DataSet, LabelledData
-from posterity.datasets.files import HOST, check_sum, content
-from posterity.datasets.location import data_folder
+from posterity.datasets.files import HOST, check_sum, content, data_folder
 from posterity.datasets.table import stratified
 from posterity.errors import BadData, shown, unknown
 

@@ -2,10 +2,18 @@
 
 from posterity.diagnostics.collapse import Collapse, collapse
 from posterity.diagnostics.convergence import Convergence, Quantity, convergence
-from posterity.diagnostics.effective_sample_size import bulk_ess, mean_ess, quantile_ess, sd_ess, tail_ess
-from posterity.diagnostics.energy import e_bfmi
-from posterity.diagnostics.monte_carlo_error import mcse_mean, mcse_median, mcse_quantile, mcse_sd
-from posterity.diagnostics.rhat import rhat
+from posterity.diagnostics.effective_sample_size import (
+    bulk_ess,
+    mcse_mean,
+    mcse_median,
+    mcse_quantile,
+    mcse_sd,
+    mean_ess,
+    quantile_ess,
+    sd_ess,
+    tail_ess,
+)
+from posterity.diagnostics.rhat import e_bfmi, rhat
 from posterity.diagnostics.temperature import Temperature, configurational_temperature, kinetic_temperature
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from posterity.diagnostics.chains import LEAST_DRAWS
+from posterity.diagnostics.rhat import LEAST_DRAWS
 
 if TYPE_CHECKING:
     from posterity.diagnostics.convergence import Convergence, Quantity

@@ -9,13 +9,10 @@ import torch
 from torch import Tensor
 
 from posterity.diagnostics.advice import warnings_of
-from posterity.diagnostics.chains import of_each
-from posterity.diagnostics.effective_sample_size import bulk_ess, tail_ess
-from posterity.diagnostics.energy import e_bfmi
-from posterity.diagnostics.monte_carlo_error import mcse_mean
-from posterity.diagnostics.rhat import rhat
+from posterity.diagnostics.effective_sample_size import bulk_ess, mcse_mean, tail_ess
+from posterity.diagnostics.rhat import e_bfmi, of_each, rhat
 from posterity.errors import positive_whole, shown
-from posterity.model.inputs import Inputs
+from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples

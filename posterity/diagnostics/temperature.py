@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.diagnostics.monte_carlo_error import mcse_mean
+from posterity.diagnostics.effective_sample_size import mcse_mean
 from posterity.errors import fraction, positive, shown
 from posterity.numerics.layout import Layout
 

@@ -1,23 +1,15 @@
 """Evidence: log p(D) and its bounds, and hyper-parameters that maximise it."""
 
-from posterity.evidence import wide
 from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo
-from posterity.evidence.gamma import Gamma
 from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
 from posterity.evidence.importance import Importance, importance, prior_monte_carlo
-from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.evidence.leave_one_out import LeaveOneOut, leave_one_out
-from posterity.evidence.mackay import MacKay
+from posterity.evidence.m_steps import Expected, Gamma, Maximisation, NoiseScale, PriorScale
 from posterity.evidence.mackay_update import MacKayUpdate
-from posterity.evidence.marginal import Marginal, residual_sums
-from posterity.evidence.maximisation import Expected, Maximisation
-from posterity.evidence.maximise import Evidence
-from posterity.evidence.noise_scale import NoiseScale
-from posterity.evidence.prior_scale import PriorScale
-from posterity.evidence.retuned import marginal_likelihood, retuned
-from posterity.evidence.tuned import Tuned, Tuning, present_precision, tuned_joint
-from posterity.evidence.validation_grid import ValidationGrid
+from posterity.evidence.marginal import Marginal, laplace_evidence, residual_sums
+from posterity.evidence.retuned import ValidationGrid, marginal_likelihood, retuned
+from posterity.evidence.tuning import Evidence, MacKay, Tuned, Tuning, present_precision, tuned_joint
 
 __all__ = [
     "DropoutObjective",
@@ -52,5 +44,4 @@ __all__ = [
     "residual_sums",
     "retuned",
     "tuned_joint",
-    "wide",
 ]

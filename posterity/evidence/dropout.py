@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, positive_whole, shown
-from posterity.numerics.coin import coin_entropy
+from posterity.special.functions import coin_entropy
 
 _POINTS = 4001  # of the trapezoid rule, to rounding for smooth integrands
 _TAIL = 9.0  # standard deviations beyond which nothing is left

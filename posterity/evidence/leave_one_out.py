@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
-from posterity.evidence.pareto import pareto_smoothed
+from posterity.evidence.importance import pareto_smoothed
 from posterity.posteriors.samples import Samples
 
 logger = logging.getLogger("posterity")

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from posterity.errors import of_kinds
 from posterity.evidence.groups import Groups, Shared
-from posterity.evidence.mackay import MacKay
-from posterity.evidence.maximisation import Expected, Maximisation
+from posterity.evidence.m_steps import Expected, Maximisation
 from posterity.evidence.retuned import marginal_likelihood
-from posterity.evidence.tuned import Tuned, tuned_joint
+from posterity.evidence.tuning import MacKay, Tuned, tuned_joint
 from posterity.model.joint import Joint
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized

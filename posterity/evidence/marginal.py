@@ -1,4 +1,4 @@
-"""The log evidence of a Gaussian at a mode, as a function of prior precision and observation noise."""
+"""The log evidence of a Gaussian at a mode, as a function of prior precision and noise."""
 
 import logging
 import math
@@ -9,15 +9,30 @@ import torch
 from torch import Tensor
 
 from posterity.evidence.groups import Groups, Shared, grouped
-from posterity.evidence.laplace_evidence import laplace_evidence
 from posterity.likelihoods import Gaussian, Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.likelihoods.scaled import Scaled
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
-from posterity.numerics.precision import Precision
-from posterity.numerics.updated import base, updated
+from posterity.precisions.precision import Precision
+from posterity.precisions.updated import base, updated
 from posterity.priors import Correlated, Normal
+
+
+def laplace_evidence(log_joint: Tensor, precision: Precision) -> Tensor:
+    """log Z = log_joint + R/2 log 2 pi - 1/2 logdet: the Laplace approximation of the log normaliser.
+
+    Takes the log density at the mode, all constants in, and the precision there; exact for linear-Gaussian models.
+    Under tempering it is the log normaliser of the tempered density, not comparable across temperatures.
+
+    >>> import torch
+    >>> from posterity.precisions import Dense
+    >>> peak = torch.tensor(-0.5 * math.log(2 * math.pi), dtype=torch.float64)  # of N(0, 1)
+    >>> round(float(laplace_evidence(peak, Dense(torch.eye(1)))), 12)
+    0.0
+    """
+    return log_joint + 0.5 * precision.size * math.log(2.0 * math.pi) - 0.5 * precision.logdet
+
 
 logger = logging.getLogger("posterity")
 

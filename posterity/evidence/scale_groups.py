@@ -9,7 +9,6 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.evidence.groups import Groups, grouped
 from posterity.model.joint import Joint
-from posterity.numerics.diagonal import Diagonal
 from posterity.numerics.layout import Layout, Slice
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
@@ -17,6 +16,7 @@ from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import LARGE, Samples
+from posterity.precisions.diagonal import Diagonal
 from posterity.priors import Normal, Prior
 from posterity.priors.scale_family import by_tensor, centred, degree, log_scale, penalty
 

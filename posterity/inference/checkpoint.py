@@ -12,9 +12,7 @@ from torch import Tensor
 
 from posterity.errors import BadFolder, Diverged, positive, positive_whole, shown
 from posterity.inference.callbacks import Callback
-from posterity.inference.finite import check_kept, check_loss
-from posterity.inference.run import Run
-from posterity.inference.trace import Trace
+from posterity.inference.run import Run, Trace, check_kept, check_loss
 from posterity.storage import Part, RunFolder, flatten, mapped, restore
 
 

@@ -1,38 +1,166 @@
-"""The one loop over steps."""
+"""The one loop over steps: where it starts, how it is interrupted."""
 
+import dataclasses
 import logging
 import operator
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
+from types import FrameType, TracebackType
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.inference.accelerate import Acceleration, Stepper
+from posterity.inference.acceleration import Acceleration, Stepper
 from posterity.inference.callbacks import Callback, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good
-from posterity.inference.finite import check_loss
-from posterity.inference.interrupt import Interrupt
 from posterity.inference.kept import Kept, refuse_too_many
 from posterity.inference.method import Method, Target
 from posterity.inference.plan import refuse_too_large
-from posterity.inference.run import Run
-from posterity.inference.start import starting_point
-from posterity.inference.trace import Trace
+from posterity.inference.run import Run, Trace, check_loss
 from posterity.inference.validator import Validator
 from posterity.model.checked import checked
-from posterity.model.data import Data, Feed, StreamData, as_data
+from posterity.model.data import Data, Feed, StreamData, TensorData, as_data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
+
+def starting_point(
+    method: Method, joint: Target, start: Posterior | Tensor | None, data: Data, key: Key
+) -> tuple[Target, Tensor]:
+    """(joint, theta) to begin from; theta (P,) or (M, P) is a new tensor, which members may share (no copy for each).
+
+    A posterior brings all it knows: weights by name (those the joint freezes are frozen at its values), buffers, and
+    the fitted parameters of its likelihood. A single theta is repeated where the joint or the data have members.
+    """
+    if start is None:
+        theta = method.initial(joint, key)
+    elif isinstance(start, Posterior):
+        if type(start.joint) is not type(joint):
+            kinds = f"a {type(start.joint).__name__}, and this problem is a {type(joint).__name__}"
+            raise ValueError(f"start is the posterior of {kinds}. Start from a posterior of the same problem.")
+        start = start.start()
+        theta = _same_dtype(joint, start.point())
+        if isinstance(joint, Joint) and isinstance(start.joint, Joint):
+            joint, theta = _from_posterior(joint, theta, start, start.joint)
+    elif isinstance(start, Tensor):
+        theta = _with_noise(joint, _same_dtype(joint, start))
+    else:
+        raise TypeError(f"start must be a Posterior, a tensor (P,) or (M, P), or None. Got {shown(start)}.")
+    return joint, _members(joint, theta, data)
+
+
+def _same_dtype(joint: Target, theta: Tensor) -> Tensor:
+    if theta.dtype != joint.dtype:
+        raise ValueError(f"start must have the model's dtype {joint.dtype}. Got {theta.dtype}. Convert one of them.")
+    return theta.detach().to(joint.device)
+
+
+def _with_noise(joint: Target, theta: Tensor) -> Tensor:
+    """theta with the likelihood's starting parameters appended, where only weights were given."""
+    if isinstance(joint, Joint) and joint.likelihood.num_free and theta.dim() and theta.shape[-1] == joint.num_weights:
+        free = joint.likelihood.free(theta)
+        theta = torch.cat([theta, free.expand(*theta.shape[:-1], -1)], dim=-1)
+    return theta
+
+
+def _from_posterior(joint: Joint, theta: Tensor, start: Posterior, origin: Joint) -> tuple[Joint, Tensor]:
+    known = {**origin.network.frozen, **origin.network.layout.unflatten(theta)}
+    shapes = _shapes(origin)
+    for name, shape in _shapes(joint).items():
+        if shapes.get(name) != shape:
+            raise ValueError(
+                f"start comes from another network: it has no '{name}' of shape {shape}. "
+                "Start from a posterior of the same network."
+            )
+    if theta.dim() > 1 and any(name not in origin.network.frozen for name in joint.network.frozen):
+        raise ValueError(
+            "start has several members, so the frozen weights would differ by member. Start from q.member(0)."
+        )
+    network = joint.network.replace(
+        frozen={name: known[name].to(joint.device) for name in joint.network.frozen},
+        buffers={name: b.to(joint.device) for name, b in (start.buffers or joint.network.buffers).items()},
+    )
+    joint = dataclasses.replace(joint, network=network)
+    weights = joint.network.layout.flatten(known)
+    raw = joint.likelihood.free_from(origin.likelihood, weights)
+    return joint, torch.cat([weights, raw.expand(*weights.shape[:-1], -1)], dim=-1)
+
+
+def _shapes(joint: Joint) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the network, frozen or not."""
+    frozen = {name: tuple(value.shape) for name, value in joint.network.frozen.items()}
+    return {**frozen, **{part.name: part.shape for part in joint.network.layout}}
+
+
+def _members(joint: Target, theta: Tensor, data: Data) -> Tensor:
+    """theta, repeated for each member of the joint or the data where it has none of its own; its shape is checked."""
+    if theta.dim() not in (1, 2) or theta.shape[-1] != joint.size or not theta.numel():
+        raise ValueError(
+            f"start must have {joint.size} entries, ({joint.size},) or (members, {joint.size}). "
+            f"Got shape {tuple(theta.shape)}."
+        )
+    if not bool(torch.isfinite(theta).all()):
+        where = joint.layout.name_at(int((~torch.isfinite(theta)).nonzero()[0, -1]))
+        raise ValueError(
+            f"The starting weights must be finite. Got NaN or infinity in '{where}'. Repair or retrain it."
+        )
+    theta = theta.detach().clone()
+    in_data = data.rows.targets.shape[0] if isinstance(data, TensorData) and data.rows.per_member else None
+    for owner, members in (("joint", joint.num_members), ("data", in_data)):
+        if members is None:
+            continue
+        if theta.dim() == 1:
+            theta = theta.expand(members, -1)
+        elif theta.shape[0] != members:
+            raise ValueError(
+                f"There must be one row of theta for each of the {members} members of the {owner}. "
+                f"Got {theta.shape[0]}. Give start, joint and data the same number of members."
+            )
+    return theta
+
+
 logger = logging.getLogger("posterity")
+
+
+class Interrupt:
+    """A context in which the first Ctrl-C only sets `came`; a second one interrupts at once.
+
+    A step overwrites its state in place, so a state stored in the middle of one could not be resumed exactly. Leaves
+    the signal alone where `wanted` is false, outside the main thread, and where somebody else handles it already.
+    """
+
+    def __init__(self, wanted: bool) -> None:
+        """Nothing is changed before the context is entered."""
+        self.came = False
+        ours = wanted and threading.current_thread() is threading.main_thread()
+        self._takes = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def __enter__(self) -> "Interrupt":
+        if self._takes:
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._takes:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
+        logger.warning("interrupted: this step is finished and the run stored; press again to stop at once")
+
 
 VALIDATIONS = 50  # looks at the validation data in a run
 CHECK_EVERY = 100  # steps between looks at the loss on a GPU, where every look waits for the device

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.data import Data, NoData
 from posterity.model.density import Density
-from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.joint import Joint
-from posterity.numerics.optimizer import Optimizer
+from posterity.optim.optimizer import Optimizer
 
 # Where Linux tells what a container may use, in its two versions of control groups.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

@@ -1,18 +1,226 @@
-"""Where a run stands: what callbacks see and checkpoints store."""
+"""Where a run stands: its trace, its state, and whether both are finite."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from posterity.errors import PosterityError
-from posterity.inference.finite import check_kept
+from posterity.errors import Diverged, PosterityError, unknown
 from posterity.inference.kept import Kept
 from posterity.inference.method import Method, Target
-from posterity.inference.trace import Trace
 from posterity.posteriors.posterior import Posterior
-from posterity.storage import clone
+from posterity.storage import clone, flatten
+
+BLOCK = 256  # rows that wait as tensors before they are moved to the CPU together
+
+
+class Trace:
+    """What a run recorded: `trace["loss"]` (T,) or (T, M), at the steps `trace.steps("loss")`.
+
+    Values wait on their device and are moved in blocks, so that recording does not stall a GPU. `seconds` is the wall
+    time of the run, all its resumptions included.
+
+    >>> trace = Trace()
+    >>> trace.record(1, {"loss": 2.0})
+    >>> trace.record(2, {"loss": 1.5})
+    >>> trace["loss"], trace.steps("loss")
+    (tensor([2.0000, 1.5000], dtype=torch.float64), tensor([1, 2]))
+    """
+
+    def __init__(self) -> None:
+        """No columns yet."""
+        self.seconds = 0.0
+        self._done: dict[str, list[Tensor]] = {}
+        self._steps: dict[str, list[int]] = {}
+        self._waiting: dict[str, list[Tensor]] = {}
+
+    def record(self, step: int, values: Mapping[str, Tensor | float]) -> None:
+        """Add one row at `step`. Tensors are read later: nobody may overwrite them."""
+        for name, value in values.items():
+            waiting = self._waiting.setdefault(name, [])
+            waiting.append(value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64))
+            self._steps.setdefault(name, []).append(step)
+            if len(waiting) >= BLOCK:
+                self._move(name)
+
+    def _move(self, name: str) -> None:
+        waiting = self._waiting.get(name)
+        if waiting:
+            self._done.setdefault(name, []).append(torch.stack(waiting).to("cpu", torch.float64))
+            waiting.clear()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns, sorted."""
+        return tuple(sorted(self._steps))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._steps
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The column `name`, in float64 on the CPU."""
+        self._known(name)
+        self._move(name)
+        if len(self._done[name]) > 1:
+            self._done[name] = [torch.cat(self._done[name])]
+        return self._done[name][0]
+
+    def recent(self, name: str, count: int) -> Tensor:
+        """The last `count` values of the column `name` (or as many as there are), without gathering the whole."""
+        self._known(name)
+        waiting = self._waiting.get(name, [])
+        if len(waiting) >= count:
+            return torch.stack(waiting[-count:])
+        self._move(name)
+        blocks: list[Tensor] = []
+        for block in reversed(self._done[name]):
+            blocks.insert(0, block)
+            if sum(map(len, blocks)) >= count:
+                break
+        return torch.cat(blocks)[-count:]
+
+    def steps(self, name: str) -> Tensor:
+        """The steps at which the column `name` was recorded, counted from 1."""
+        self._known(name)
+        return torch.tensor(self._steps[name])
+
+    def last_step(self, name: str) -> int:
+        """The last step at which the column `name` was recorded, 0 if never."""
+        return self._steps[name][-1] if name in self._steps else 0
+
+    def _known(self, name: str) -> None:
+        if name not in self._steps:
+            raise KeyError(unknown("trace column", name, self._steps))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All columns and their steps, for storing."""
+        return {
+            f"{kind}.{name}": self[name] if kind == "value" else self.steps(name)
+            for name in self._steps
+            for kind in ("value", "step")
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Trace":
+        """The trace that `tensors` stored."""
+        trace = cls()
+        for full in tensors:
+            kind, _, name = full.partition(".")
+            if kind == "value":
+                trace._done[name] = [tensors[full]]
+                trace._steps[name] = tensors[f"step.{name}"].tolist()
+        return trace
+
+
+_REMEDY = "Use a smaller step size, standardise the inputs and targets, or look for extreme rows."
+_RAN_OFF = "The density may be improper, or the step size too large: look for a prior that is missing."
+_NO_DENSITY = "Mend the density there, or use a smaller step size."
+FAR = 1e15  # a position of a chain beyond this is on its way to infinity
+_ELSEWHERE = "Begin at other weights (start=), or take a prior that allows these."
+
+
+def check_loss(joint: Target, trace: Trace, state: Any, count: int, row: str = "member") -> None:
+    """Raise `Diverged` if one of the last `count` values of the trace's "loss" is not finite.
+
+    `row` is what a row of theta (M, P) is called.
+    """
+    if "loss" not in trace:
+        return
+    recent = trace.recent("loss", count)
+    if math.isfinite(float(recent.sum())):  # one number to read; it may overflow where no loss does
+        return
+    bad = ~torch.isfinite(recent).reshape(len(recent), -1).all(1)
+    if not bool(bad.any()):
+        return
+    step = int(trace.steps("loss")[-len(recent) :][bad.to("cpu")][0])
+    first = recent[bad][0]  # () or (M,)
+    index = int((~torch.isfinite(first)).nonzero()[0, 0]) if first.dim() == 1 else None
+    if row == "chain" and index is not None:
+        _refuse_chain(joint, state, step, index, float(first[index]))
+    tensor, cause, remedy = _first_bad(joint, state, index)[0], "", _REMEDY
+    if "kl" in trace and not bool(torch.isfinite(trace.recent("kl", count)[bad]).all()):
+        tensor = tensor or "the KL to the prior"
+        cause = " The KL to the prior is not finite: the prior has no density at such weights, or they are too large."
+        remedy = _ELSEWHERE if step == 1 else _REMEDY
+    tensor = tensor or "the log-likelihood of the batch"
+    where = _where(tensor, index, row)
+    raise Diverged(
+        f"The loss is not finite at step {step} (first seen in {where}).{cause} {remedy}", step=step, tensor=tensor
+    )
+
+
+def _refuse_chain(joint: Target, state: Any, step: int, chain: int, loss: float) -> None:
+    """Raise `Diverged` for a chain that ran off, or came where the log density is no number."""
+    tables = {path.rpartition(".")[2]: tensor for path, tensor in _floating(state).items()}
+    theta, density = tables.get("theta"), tables.get("log_density")
+    if theta is None or density is None:  # chains on mini-batches have no density to look at
+        return
+    size = theta[chain].abs().nan_to_num(torch.inf, torch.inf)
+    place = int(size.argmax())
+    if float(size[place]) >= FAR:
+        tensor = joint.layout.name_at(place)
+        message = f"Chain {chain} ran off at step {step}: '{tensor}' is {float(theta[chain, place]):.3g}. {_RAN_OFF}"
+        raise Diverged(message, step=step, tensor=tensor)
+    message = f"Chain {chain} came to a log density of {-loss} at step {step}. {_NO_DENSITY}"
+    raise Diverged(message, step=step, tensor="the log density")
+
+
+def check_kept(joint: Target, kept: Sequence[Any], step: int, row: str = "member") -> None:
+    """Raise `Diverged` if a posterior would be made of numbers that are not finite; see `check_loss`."""
+    if isinstance(kept, Kept):  # of many small states, which are looked at together
+        kept = kept[kept.num_finite() :][:1]
+    # A state may have a few numbers on the CPU beside tensors on a GPU.
+    good = [torch.isfinite(tensor).all().cpu() for state in kept for tensor in _floating(state).values()]
+    if not good or bool(torch.stack(good).all()):
+        return
+    tensor, index = next(found for state in kept if (found := _first_bad(joint, state))[0])
+    where = _where(tensor, index, row)
+    raise Diverged(
+        f"The run is not finite after step {step} (first seen in {where}). {_REMEDY}", step=step, tensor=tensor
+    )
+
+
+def _where(tensor: str, index: int | None, row: str) -> str:
+    return tensor if index is None else f"{tensor} of {row} {index}"
+
+
+def _floating(state: Any) -> dict[str, Tensor]:
+    return {path: tensor for path, tensor in flatten(state).tensors.items() if tensor.is_floating_point()}
+
+
+def _first_bad(joint: Target, state: Any, row: int | None = None) -> tuple[str, int | None]:
+    """The first tensor with a number that is not finite, "" if there is none, and its row where theta has rows.
+
+    Entries of flat vectors go by the weights' names. With `row` no other row of theta is looked at.
+    """
+    for path, tensor in _floating(state).items():
+        bad, itself = ~torch.isfinite(tensor), path in ("theta", "parameters")
+        if itself and bad.dim() == 2 and bool(bad.any()):
+            row = int(bad.nonzero()[0, 0]) if row is None else row
+            bad = bad[row]
+        if bool(bad.any()):
+            places = joint.random_indices
+            scaled = joint.size + (joint.num_weights if places is None else places.numel())  # means, then scales
+            length = tensor.shape[-1] if tensor.dim() else 0
+            more = path == "parameters" and length > scaled  # what else a covariance has comes behind these
+            if not more and length not in (joint.size, joint.num_weights, scaled):
+                return path, row
+            index = int(bad.nonzero()[0, -1])
+            if index >= scaled:
+                return "the covariance", row
+            if index >= joint.size:
+                index -= joint.size
+                name = joint.layout.name_at(index if places is None else int(places[index]))
+                return f"the scale of {name}", row
+            name = joint.layout.name_at(index)
+            return name if itself else f"{path} of {name}", row
+    return "", row
 
 
 @dataclass

@@ -1,15 +1,21 @@
 """Transitions of Markov chains, as pure functions on a batch of chains with the noise given."""
 
-from posterity.kernels.dual_averaging import DualAveraging, averaged, averaging_from
-from posterity.kernels.hamiltonian import hamiltonian
+from posterity.kernels.adaptation import (
+    DenseMass,
+    DiagonalMass,
+    DualAveraging,
+    Mass,
+    Moments,
+    UnitMass,
+    averaged,
+    averaging_from,
+    windows,
+)
+from posterity.kernels.hamiltonian import hamiltonian, leapfrog
 from posterity.kernels.langevin import adjusted, unadjusted
-from posterity.kernels.leapfrog import leapfrog
-from posterity.kernels.mass import DenseMass, DiagonalMass, Mass, UnitMass
 from posterity.kernels.metropolis import accepted, random_walk
 from posterity.kernels.no_u_turn import no_u_turn
-from posterity.kernels.place import Move, Place, Target, place_at
-from posterity.kernels.whitening import whitened
-from posterity.kernels.windows import Moments, windows
+from posterity.kernels.state import Move, Place, Target, place_at, whitened
 
 __all__ = [
     "DenseMass",

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posterity.kernels.metropolis import accepted, single_move
-from posterity.kernels.place import Move, Place, Target
+from posterity.kernels.state import Move, Place, Target
 
 
 def proposal_mean(place: Place, step_size: Tensor | float) -> Tensor:

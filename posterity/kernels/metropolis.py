@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from posterity.kernels.place import Move, Place, Target, chosen
+from posterity.kernels.state import Move, Place, Target, chosen
 
 # A fall of the log density by more than this says that an integrator has lost the trajectory.
 DIVERGENCE = 1000.0

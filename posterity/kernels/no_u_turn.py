@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from posterity.kernels.leapfrog import leapfrog, log_joint
+from posterity.kernels.hamiltonian import leapfrog, log_joint
 from posterity.kernels.metropolis import DIVERGENCE, finite_ratio
-from posterity.kernels.place import Move, Place, Target, chosen
-from posterity.kernels.whitening import whitened
+from posterity.kernels.state import Move, Place, Target, chosen, whitened
 
 # How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest. What
 # it gives may be overwritten by its next call with the same function.

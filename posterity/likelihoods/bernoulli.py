@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum
-from posterity.likelihoods.targets import first_row
+from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum, first_row
 from posterity.numerics.random import Key
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from posterity.errors import BadData, shown
-from posterity.likelihoods.likelihood import Likelihood, event_sum
-from posterity.likelihoods.targets import first_row
+from posterity.likelihoods.likelihood import Likelihood, event_sum, first_row
 from posterity.numerics.random import Key
 
 _NO_LABEL = torch.iinfo(torch.int64).min  # torch gives the label -100 the probability 1 unless told otherwise

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Likelihood
+from posterity.likelihoods.likelihood import Likelihood, real
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI
-from posterity.likelihoods.targets import real
 from posterity.numerics.random import Key
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum
-from posterity.likelihoods.targets import first_row, shaped
+from posterity.likelihoods.likelihood import Likelihood, diagonal_information, event_sum, first_row, shaped
 from posterity.numerics.random import Key
 
 

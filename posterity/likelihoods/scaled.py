@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
-from posterity.likelihoods.likelihood import Likelihood, event_shape
-from posterity.likelihoods.targets import real
+from posterity.likelihoods.likelihood import Likelihood, event_shape, real
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -1,4 +1,7 @@
-"""Inference methods, one file each."""
+"""Inference methods, one file each.
+
+What several of them share is in `parts`.
+"""
 
 from posterity.methods.conjugate import Conjugate
 from posterity.methods.coordinate_ascent import CoordinateAscent
@@ -6,14 +9,6 @@ from posterity.methods.dropout import MCDropout
 from posterity.methods.ensemble import Ensemble
 from posterity.methods.expectation_maximization import ExpectationMaximization
 from posterity.methods.full_rank import FullRank
-from posterity.methods.gradients import (
-    Flipout,
-    LocalReparameterisation,
-    ScoreFunction,
-    SecondOrder,
-    StickTheLanding,
-    WeightSampling,
-)
 from posterity.methods.hmc import HMC
 from posterity.methods.langevin import Langevin
 from posterity.methods.laplace import Laplace
@@ -25,10 +20,18 @@ from posterity.methods.metropolis import Metropolis
 from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.nuts import NUTS
 from posterity.methods.online_laplace import OnlineLaplace
-from posterity.methods.preconditioner import Plain, Preconditioner, RMSprop
+from posterity.methods.parts.gradients import (
+    Flipout,
+    LocalReparameterisation,
+    ScoreFunction,
+    SecondOrder,
+    StickTheLanding,
+    WeightSampling,
+)
+from posterity.methods.parts.minibatch_chains import Plain, Preconditioner, RMSprop
+from posterity.methods.parts.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.sghmc import SGHMC
 from posterity.methods.sgld import SGLD
-from posterity.methods.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.swag import SWAG
 from posterity.methods.variational_em import VariationalEM
 

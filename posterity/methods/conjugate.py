@@ -15,10 +15,10 @@ from posterity.inference.method import Info, Method, Target
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.joint import Joint
-from posterity.numerics.dense import Dense
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
+from posterity.precisions.dense import Dense
 from posterity.priors import Normal
 
 

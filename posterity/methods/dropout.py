@@ -1,5 +1,6 @@
-"""Dropout as inference: masks while training, and masks in predictions."""
+"""Monte Carlo dropout, with rates fixed or learnt."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,19 +11,84 @@ from torch import Tensor
 from posterity.errors import of_kinds, positive, positive_whole, shown
 from posterity.inference.memory import activation_bytes, moment_bytes
 from posterity.inference.method import Info, Method, Target
-from posterity.methods.buffers import starting_buffers
-from posterity.methods.learnt_rates import check_learnt_rates, learnt_rates, prior_value_and_grad
+from posterity.methods.parts.buffers import starting_buffers
+from posterity.model.batch import map_inputs
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.dropout_sites import dropout_sites
-from posterity.model.inputs import map_inputs
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
-from posterity.numerics.adam import Adam
-from posterity.numerics.masks import KeyedMasks
-from posterity.numerics.optimizer import Optimizer
+from posterity.numerics.dropout import KeyedMasks
+from posterity.numerics.layout import Slice
 from posterity.numerics.random import Key
-from posterity.numerics.schedules import Constant, Schedule
+from posterity.optim.optimizer import Adam, Optimizer
+from posterity.optim.schedules import Constant, Schedule
 from posterity.posteriors.dropout import Dropout
+from posterity.priors.normal import Normal
+from posterity.special.functions import coin_entropy
+
+NAME = "rate_logit"
+
+
+class LearntRate(NamedTuple):
+    """Where the logit of a rate and the weights behind it are in theta, and how many units it drops."""
+
+    name: str
+    logit: Slice
+    weight: Slice
+    units: int
+
+
+def learnt_rates(joint: Joint) -> tuple[LearntRate, ...]:
+    """The rates of the `ConcreteDropout` layers that are in theta."""
+    parts = {part.name: part for part in joint.network.layout}
+    found = []
+    for name, logit in parts.items():
+        owner, _, last = name.rpartition(".")
+        if last != NAME:
+            continue
+        weight = parts.get(f"{owner}.layer.weight" if owner else "layer.weight")
+        if weight is None:
+            raise ValueError(
+                f"MCDropout: the rate '{name}' is learnt but the weights behind it are frozen, so they have no prior. "
+                "Freeze both or neither."
+            )
+        found.append(LearntRate(owner, logit, weight, weight.shape[1]))
+    return tuple(found)
+
+
+def check_learnt_rates(joint: Joint) -> None:
+    """A ValueError where rates are learnt under a prior that is not a normal one around zero."""
+    prior = joint.bound_prior
+    if learnt_rates(joint) and not (isinstance(prior, Normal) and not bool(torch.as_tensor(prior.mean).any())):
+        raise ValueError(
+            f"MCDropout: learnt rates need normal priors with mean 0. Got {type(joint.prior).__name__}. Use Normal, or "
+            "Layerwise of scale rules, or torch.nn.Dropout with rates that are given."
+        )
+
+
+def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, ...]) -> tuple[Tensor, Tensor]:
+    """pp E_q log p(w) + H(masks) up to a constant, in nats, and its gradient in theta (..., T).
+
+    A row of weights W behind a rate p is W / (1 - p) with probability 1 - p and 0 else, so that a normal prior
+    of scale s gives -|W|^2 / (2 s^2 (1 - p)), which is its log density at W / sqrt(1 - p). The rates have a flat prior.
+    """
+    leaf = theta.detach().requires_grad_()
+    with torch.enable_grad():
+        weights, raw = joint.split(leaf)
+        moved, entropy = weights.clone(), torch.zeros((), dtype=leaf.dtype, device=leaf.device)
+        variance = joint.bound_prior.variance(weights.detach())
+        for one in rates:
+            logit = weights[..., one.logit.offset : one.logit.offset + 1]
+            own = slice(one.weight.offset, one.weight.offset + one.weight.size)
+            moved[..., own] = weights[..., own] * (1.0 + logit.exp()).sqrt()  # 1 / (1 - p) = 1 + exp(logit)
+            moved[..., one.logit.offset] = 0.0
+            entropy = entropy + one.units * coin_entropy(logit.squeeze(-1))
+        value = joint.bound_prior.log_prob(moved)
+        for one in rates:  # the log density of a logit at 0, which is no part of a flat prior
+            value = value + 0.5 * torch.log(2.0 * math.pi * variance[..., one.logit.offset])
+        value = joint.powers[1] * (value + joint.likelihood.free_log_prior(raw)) + entropy
+        grad = torch.autograd.grad(value.sum(), leaf)[0]
+    return value.detach(), grad
 
 
 class MCDropoutState(NamedTuple):

@@ -1,4 +1,4 @@
-"""Ensembles of any method: members that differ in their first weights and in the order of their data."""
+"""Deep ensembles of any method; members that diverge are left out."""
 
 import logging
 from collections.abc import Sequence
@@ -10,16 +10,62 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole, shown
+from posterity.inference.executor import Task
+from posterity.inference.infer import starting_point
 from posterity.inference.method import Info, Method, Target
-from posterity.inference.start import starting_point
-from posterity.inference.task import Task
-from posterity.methods.survivors import finite_members, repaired
-from posterity.model.data import Batch, Data, Feed, TensorData, as_data
+from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData, as_data
 from posterity.model.joint import Joint
-from posterity.model.orders import OwnOrders, Reordered
 from posterity.numerics.random import Key
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
+from posterity.storage import flatten
+
+
+def finite_members(state: Any, size: int) -> Tensor:
+    """Whether all numbers of each member of a state are finite, (M,) on the CPU.
+
+    Members are the rows of tensors with M of them and the entries of lists of that length.
+
+    >>> finite_members((torch.tensor([[1.0], [torch.nan]]), [{"sum": torch.zeros(3)}] * 2), 2)
+    tensor([ True, False])
+    """
+    own = _own_rows(state, size)
+    if own is not None:
+        return own
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, (tuple, list)) else ()
+    found = [finite_members(part, size) for part in parts]
+    return torch.stack(found).all(0) if found else torch.ones(size, dtype=torch.bool, device="cpu")
+
+
+def repaired(state: Any, alive: Tensor, size: int) -> Any:
+    """The state with the numbers of the first member that is alive in place of those of members that are not.
+
+    >>> repaired((torch.tensor([1.0, torch.nan]), 7), torch.tensor([True, False]), 2)
+    (tensor([1., 1.]), 7)
+    """
+    if _own_rows(state, size) is not None:
+        chosen = torch.where(alive, torch.arange(size, device=alive.device), alive.int().argmax())
+        if isinstance(state, Tensor):
+            return state.index_select(0, chosen.to(state.device))
+        return [state[index] for index in chosen.tolist()]
+    if isinstance(state, dict):
+        return {name: repaired(part, alive, size) for name, part in state.items()}
+    if isinstance(state, (tuple, list)):
+        parts = [repaired(part, alive, size) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+    return state
+
+
+def _own_rows(value: Any, size: int) -> Tensor | None:
+    """Which members of a tensor or list are finite; None where it has no members."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dim() and len(value) == size:
+        return torch.isfinite(value).reshape(size, -1).all(1).cpu()
+    if isinstance(value, list) and len(value) == size:
+        entries = [[t for t in flatten([entry]).tensors.values() if t.is_floating_point()] for entry in value]
+        good = [all(bool(torch.isfinite(tensor).all()) for tensor in entry) for entry in entries]
+        return torch.tensor(good, device="cpu") if any(entries) else None
+    return None
+
 
 logger = logging.getLogger("posterity")
 
@@ -145,7 +191,9 @@ class Ensemble(Method):
         joint, theta = starting_point(self, joint, start, rows, Key(seed).fold("start"))
         theta = self._each(theta)
         return [
-            Task(_label(index), self.method, _of(joint, index), _own(rows, index), theta[index].clone(), seed=seed)
+            Task(
+                _label(index), self.method, _of(joint, index), _of_member(rows, index), theta[index].clone(), seed=seed
+            )
             for index in range(self.size)
         ]
 
@@ -243,7 +291,7 @@ def _of(joint: Target, index: int) -> Target:
     return joint.member(index)
 
 
-def _own(data: Data, index: int) -> Data:
+def _of_member(data: Data, index: int) -> Data:
     """The data as one member sees them."""
     if not isinstance(data, TensorData):
         return data

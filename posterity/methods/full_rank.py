@@ -11,17 +11,15 @@ from torch import Tensor
 from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
-from posterity.methods.buffers import starting_buffers
-from posterity.methods.gradients.estimator import shifted
-from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
+from posterity.methods.parts.buffers import starting_buffers
+from posterity.methods.parts.gradients.estimator import initial_log_scales, num_random, shifted
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
-from posterity.numerics.adam import Adam
-from posterity.numerics.dense import Dense
-from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
-from posterity.numerics.schedules import Constant, Schedule
+from posterity.optim.optimizer import Adam, Optimizer
+from posterity.optim.schedules import Constant, Schedule
 from posterity.posteriors.gaussian import Gaussian
+from posterity.precisions.dense import Dense
 from posterity.priors.fan import FanIn, ScaleRule
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -62,7 +60,7 @@ class FullRank(Method):
     >>> import torch, posterity as po
     >>> precision = torch.tensor([[2.0, 1.2], [1.2, 3.0]])
     >>> density = po.Density(lambda w: -0.5 * w @ precision @ w, {"w": (2,)})
-    >>> method = po.methods.FullRank(steps=1000, optimizer=po.numerics.Adam(0.03), schedule=po.numerics.Cosine())
+    >>> method = po.methods.FullRank(steps=1000, optimizer=po.optim.Adam(0.03), schedule=po.optim.Cosine())
     >>> q, trace = po.infer(method, density, None)
     >>> bool((q.precision.matrix - precision).abs().max() < 0.01)
     True

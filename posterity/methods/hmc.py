@@ -7,14 +7,11 @@ import torch
 from torch import Tensor
 
 from posterity.errors import fraction, positive_whole
-from posterity.inference.potential import Potential
-from posterity.kernels.hamiltonian import judged
-from posterity.kernels.leapfrog import leapfrog
-from posterity.kernels.mass import DiagonalMass, Mass
-from posterity.kernels.place import Move, Place
-from posterity.kernels.whitening import whitened
-from posterity.methods.sampler import Sampler, check_tuning
-from posterity.methods.warmup import Tuning
+from posterity.inference.acceleration import Potential
+from posterity.kernels.adaptation import DiagonalMass, Mass
+from posterity.kernels.hamiltonian import judged, leapfrog
+from posterity.kernels.state import Move, Place, whitened
+from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning
 from posterity.numerics.random import Key
 from posterity.storage import clone
 

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 from posterity.errors import positive
-from posterity.inference.potential import Potential
+from posterity.inference.acceleration import Potential
+from posterity.kernels.adaptation import UnitMass
 from posterity.kernels.langevin import unadjusted
-from posterity.kernels.mass import UnitMass
-from posterity.kernels.place import Move, Place
-from posterity.methods.sampler import Sampler, in_whitened
-from posterity.methods.warmup import Tuning, Warmup
+from posterity.kernels.state import Move, Place
+from posterity.methods.parts.sampler import Sampler, Tuning, Warmup, in_whitened
 from posterity.numerics.random import Key
 
 

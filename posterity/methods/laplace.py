@@ -27,10 +27,15 @@ from posterity.curvature.survey import Place, survey
 from posterity.evidence import Evidence, PerTensor, Tuning, residual_sums
 from posterity.inference.method import Info, Method, Target
 from posterity.inference.plan import refuse_too_large
-from posterity.methods.buffers import starting_buffers
-from posterity.methods.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
-from posterity.methods.laplace_memory import described, laplace_alternatives, laplace_bytes, laplace_prediction_bytes
-from posterity.methods.subset import AllWeights, Subset, largest, narrowed
+from posterity.methods.parts.buffers import starting_buffers
+from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
+from posterity.methods.parts.laplace_memory import (
+    described,
+    laplace_alternatives,
+    laplace_bytes,
+    laplace_prediction_bytes,
+)
+from posterity.methods.parts.subset import AllWeights, Subset, largest, narrowed
 from posterity.model.data import Batch, Data, Feed, NoData, check_batch_size
 from posterity.model.density import Density
 from posterity.model.joint import Joint

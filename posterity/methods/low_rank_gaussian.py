@@ -11,21 +11,25 @@ from torch import Tensor
 from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
-from posterity.methods.buffers import starting_buffers
-from posterity.methods.gradients.divergence import divergence
-from posterity.methods.gradients.estimator import Factorised, Gradients, shifted
-from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
+from posterity.jacobians.jacobian import CACHED, chunk_size
+from posterity.methods.parts.buffers import starting_buffers
+from posterity.methods.parts.gradients.estimator import (
+    Factorised,
+    Gradients,
+    divergence,
+    initial_log_scales,
+    num_random,
+    shifted,
+)
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.density import Density
 from posterity.model.network import Buffers
-from posterity.numerics.adam import Adam
-from posterity.numerics.jacobian import CACHED, chunk_size
-from posterity.numerics.low_rank_covariance import LowRankCovariance
-from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
-from posterity.numerics.schedules import Constant, Schedule
 from posterity.numerics.workspace import workspace
+from posterity.optim.optimizer import Adam, Optimizer
+from posterity.optim.schedules import Constant, Schedule
 from posterity.posteriors.gaussian import Gaussian
+from posterity.precisions.low_rank import LowRankCovariance
 from posterity.priors.fan import FanIn, ScaleRule
 
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
@@ -69,7 +73,7 @@ class LowRankGaussian(Method):
     >>> covariance = 0.5 * torch.eye(3) + torch.ones(3, 3)
     >>> density = po.Density(lambda w: -0.5 * w @ torch.linalg.solve(covariance, w), {"w": (3,)})
     >>> method = po.methods.LowRankGaussian(
-    ...     rank=1, steps=1500, draws=4, optimizer=po.numerics.Adam(0.03), schedule=po.numerics.Cosine()
+    ...     rank=1, steps=1500, draws=4, optimizer=po.optim.Adam(0.03), schedule=po.optim.Cosine()
     ... )
     >>> q, trace = po.infer(method, density, None)
     >>> bool((q.precision.covariance() - covariance).abs().max() < 0.1)

@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from posterity.inference.potential import Potential
+from posterity.inference.acceleration import Potential
+from posterity.kernels.adaptation import DiagonalMass, Mass
 from posterity.kernels.langevin import adjusted
-from posterity.kernels.mass import DiagonalMass, Mass
-from posterity.kernels.place import Move, Place
-from posterity.methods.sampler import Sampler, check_tuning, in_whitened
-from posterity.methods.warmup import Tuning
+from posterity.kernels.state import Move, Place
+from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning, in_whitened
 from posterity.numerics.random import Key
 
 

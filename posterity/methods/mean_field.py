@@ -11,20 +11,25 @@ from torch import Tensor
 from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
-from posterity.methods.buffers import starting_buffers
-from posterity.methods.gradients.divergence import divergence
-from posterity.methods.gradients.estimator import Estimator, Factorised, Gradients, Memory
-from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
-from posterity.methods.gradients.weight_sampling import WeightSampling
+from posterity.methods.parts.buffers import starting_buffers
+from posterity.methods.parts.gradients.estimator import (
+    Estimator,
+    Factorised,
+    Gradients,
+    Memory,
+    divergence,
+    initial_log_scales,
+    num_random,
+)
+from posterity.methods.parts.gradients.weight_sampling import WeightSampling
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
-from posterity.numerics.adam import Adam
-from posterity.numerics.diagonal import Diagonal
-from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
-from posterity.numerics.schedules import Constant, Schedule
 from posterity.numerics.workspace import workspace
+from posterity.optim.optimizer import Adam, Optimizer
+from posterity.optim.schedules import Constant, Schedule
 from posterity.posteriors.gaussian import Gaussian
+from posterity.precisions.diagonal import Diagonal
 from posterity.priors.fan import FanIn, ScaleRule
 
 _PER_OCTAVE = 1.0 / math.log(2.0)
@@ -67,7 +72,7 @@ class MeanField(Method):
     >>> import torch, posterity as po
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
     >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=20)
-    >>> method = po.methods.MeanField(steps=1500, batch_size=None, optimizer=po.numerics.Adam(0.02))
+    >>> method = po.methods.MeanField(steps=1500, batch_size=None, optimizer=po.optim.Adam(0.02))
     >>> q, trace = po.infer(method, joint, (x, 2 * x))
     >>> exact = (20 / 0.5**2 + 1) ** -0.5  # of the bias
     >>> bool((q.variance[1].sqrt() / exact - 1).abs() < 0.2)

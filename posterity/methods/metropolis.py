@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from posterity.inference.potential import Potential
-from posterity.kernels.mass import DiagonalMass, Mass
+from posterity.inference.acceleration import Potential
+from posterity.kernels.adaptation import DiagonalMass, Mass
 from posterity.kernels.metropolis import random_walk
-from posterity.kernels.place import Move, Place
-from posterity.methods.sampler import Sampler, check_tuning, in_whitened
-from posterity.methods.warmup import Tuning
+from posterity.kernels.state import Move, Place
+from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning, in_whitened
 from posterity.numerics.random import Key
 
 

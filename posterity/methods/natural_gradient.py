@@ -11,21 +11,26 @@ from torch import Tensor
 from posterity.errors import fraction, of_kinds, positive, positive_whole, shown
 from posterity.inference.memory import activation_bytes, count_members, moment_bytes
 from posterity.inference.method import Info, Method, Target
-from posterity.methods.buffers import starting_buffers
-from posterity.methods.gradients.divergence import divergence
-from posterity.methods.gradients.estimator import Estimator, Factorised, Gradients, Memory
-from posterity.methods.gradients.initial_scales import initial_log_scales, num_random
-from posterity.methods.gradients.weight_sampling import WeightSampling
+from posterity.methods.parts.buffers import starting_buffers
+from posterity.methods.parts.gradients.estimator import (
+    Estimator,
+    Factorised,
+    Gradients,
+    Memory,
+    divergence,
+    initial_log_scales,
+    num_random,
+)
+from posterity.methods.parts.gradients.weight_sampling import WeightSampling
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.network import Buffers
-from posterity.numerics.adam import Adam
-from posterity.numerics.diagonal import Diagonal
-from posterity.numerics.online_newton import online_newton_
-from posterity.numerics.optimizer import Optimizer
 from posterity.numerics.random import Key
-from posterity.numerics.schedules import Constant, Schedule
 from posterity.numerics.workspace import workspace
+from posterity.optim.online_newton import online_newton_
+from posterity.optim.optimizer import Adam, Optimizer
+from posterity.optim.schedules import Constant, Schedule
 from posterity.posteriors.gaussian import Gaussian
+from posterity.precisions.diagonal import Diagonal
 from posterity.priors.fan import FanIn, ScaleRule
 
 

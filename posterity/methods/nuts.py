@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
+from posterity.inference.acceleration import Potential
 from posterity.inference.method import Target
-from posterity.inference.potential import Potential
-from posterity.kernels.mass import DiagonalMass, Mass
+from posterity.kernels.adaptation import DiagonalMass, Mass
 from posterity.kernels.no_u_turn import no_u_turn
-from posterity.kernels.place import Move, Place
-from posterity.methods.kept_draw import KeptDraw
-from posterity.methods.sampler import SMALLEST, Sampler, check_tuning
-from posterity.methods.warmup import Tuning
+from posterity.kernels.state import Move, Place
+from posterity.methods.parts.sampler import SMALLEST, KeptDraw, Sampler, Tuning, check_tuning
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples
 

@@ -12,24 +12,16 @@ from torch import Tensor
 
 from posterity.curvature import Kronecker
 from posterity.errors import fraction, of_kinds, positive_whole, shown
-from posterity.evidence import (
-    Evidence,
-    Marginal,
-    PerLayer,
-    Tuned,
-    Tuning,
-    present_precision,
-    tuned_joint,
-)
+from posterity.evidence import Evidence, Marginal, PerLayer, Tuned, Tuning, present_precision, tuned_joint
 from posterity.evidence.groups import grouped
 from posterity.inference.method import Info, Method, Target
 from posterity.likelihoods import Gaussian
-from posterity.methods.buffers import with_buffers
-from posterity.methods.gaussian_at_mode import prior_precision
 from posterity.methods.laplace import Laplace, LaplaceState
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
-from posterity.methods.stops import equal_stops
-from posterity.methods.subset import narrowed
+from posterity.methods.parts.buffers import with_buffers
+from posterity.methods.parts.expectations import equal_stops
+from posterity.methods.parts.gaussian_at_mode import prior_precision
+from posterity.methods.parts.subset import narrowed
 from posterity.model.data import Batch, Data, Feed
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
@@ -75,7 +67,7 @@ class OnlineLaplace(Method):
     >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
     >>> y = 2 * x + 0.1 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
     >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=40)
-    >>> fit = po.methods.MAP(steps=1000, batch_size=None, optimizer=po.numerics.Adam(0.02))
+    >>> fit = po.methods.MAP(steps=1000, batch_size=None, optimizer=po.optim.Adam(0.02))
     >>> q, trace = po.infer(po.methods.OnlineLaplace(fit), joint, (x, y))
     >>> round(q.joint.likelihood.scale, 1)
     0.1

@@ -6,13 +6,20 @@ from typing import NamedTuple
 from torch import Tensor
 
 from posterity.inference.method import Info, Target
-from posterity.methods.buffers import starting_buffers
-from posterity.methods.minibatch_chains import MinibatchChains, chain_gradients, chain_info, loss_factor, step_number
-from posterity.methods.preconditioner import Plain, Preconditioner
+from posterity.methods.parts.buffers import starting_buffers
+from posterity.methods.parts.minibatch_chains import (
+    MinibatchChains,
+    Plain,
+    Preconditioner,
+    chain_gradients,
+    chain_info,
+    loss_factor,
+    step_number,
+)
 from posterity.model.data import Batch
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
-from posterity.numerics.schedules import Constant, Schedule
+from posterity.optim.schedules import Constant, Schedule
 
 
 class SGLDState(NamedTuple):

@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader
 from posterity.errors import positive, positive_whole, shown, whole
 from posterity.inference.memory import count_members
 from posterity.inference.method import Info, Method, Target
-from posterity.methods.gradients.initial_scales import num_random
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
+from posterity.methods.parts.gradients.estimator import num_random
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
-from posterity.numerics.diagonal import Diagonal
-from posterity.numerics.low_rank_covariance import LowRankCovariance
-from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
-from posterity.numerics.sgd import SGD
+from posterity.optim.optimizer import SGD
 from posterity.posteriors.gaussian import Gaussian
+from posterity.precisions.diagonal import Diagonal
+from posterity.precisions.low_rank import LowRankCovariance
+from posterity.precisions.precision import Precision
 
 _LEAST = 1e-30  # variance of a weight that never moved: too little to see in a draw, enough for a density
 
@@ -70,7 +70,7 @@ class SWAG(Method):
     >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
     >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=40)
     >>> start, _ = po.infer(po.methods.MAP(steps=500), joint, (x, 2 * x))
-    >>> fit = po.methods.MAP(steps=400, batch_size=8, optimizer=po.numerics.SGD(0.05))
+    >>> fit = po.methods.MAP(steps=400, batch_size=8, optimizer=po.optim.SGD(0.05))
     >>> q, trace = po.infer(po.methods.SWAG(fit, every=5, rank=10), joint, (x, 2 * x), start=start)
     >>> q.sample(3, po.Key(0)).shape
     torch.Size([3, 2])

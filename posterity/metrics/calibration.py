@@ -1,11 +1,21 @@
-"""Whether confidence agrees with accuracy."""
+"""Calibration errors, confidence, coverage and width of intervals."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posterity.metrics.scored import classification, labelled, whole_number
+from posterity.metrics.scored import (
+    by_label,
+    classification,
+    labelled,
+    mean_over_rows,
+    per_row,
+    regression,
+    scored,
+    whole_number,
+)
+from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.predictive import Predictive
 
 
@@ -142,3 +152,75 @@ def _table(confidence: Tensor, correct: Tensor, where: Tensor, bins: int) -> Rel
         confidence=torch.bincount(where, confidence, minlength=bins) / count,
         accuracy=torch.bincount(where, correct, minlength=bins) / count,
     )
+
+
+@mean_over_rows
+def confidence(pred: Predictive, y: Tensor) -> Tensor:
+    """Mean over labels of the largest averaged class probability, 1/C to 1; calibrated where it equals the accuracy.
+
+    `y` is checked and not used.
+
+    >>> import torch
+    >>> confidence(ClassPredictive(torch.tensor([[0.75, 0.25], [0.5, 0.5]])), torch.tensor([0, 0]))
+    0.625
+    """
+    return per_row(labelled("confidence", pred, y, "interval_width")[0].amax(-1), pred)
+
+
+@mean_over_rows
+def gibbs_confidence(pred: Predictive, y: Tensor) -> Tensor:
+    """Mean over labels and posterior draws of the largest class probability: that of a weight drawn at random.
+
+    Never below `confidence`. It needs the posterior draws. `y` is checked and not used.
+
+    >>> import torch
+    >>> draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
+    >>> gibbs_confidence(ClassPredictive(draws.mean(0), draws), torch.tensor([0]))
+    1.0
+    """
+    classification("gibbs_confidence", pred, "interval_width")
+    labelled("gibbs_confidence", pred, y)
+    draws = pred.draws if isinstance(pred, ClassPredictive) else None
+    if draws is None:
+        raise ValueError(
+            "gibbs_confidence needs the class probabilities of each posterior draw. Got averaged probabilities only. "
+            "Predict with MonteCarlo(), or use confidence."
+        )
+    return per_row(by_label(draws.amax(2).movedim(0, 1)).mean(-1), pred)
+
+
+@mean_over_rows
+def coverage(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
+    """Fraction of targets, over rows and outputs, inside the central interval of probability `level`.
+
+    It is `level` for a calibrated predictive; both ends of the interval belong to it. Read it beside `interval_width`:
+    wide intervals hold everything.
+
+    >>> import torch
+    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(1))
+    >>> coverage(pred, torch.tensor([1.9, 2.0]))  # the interval ends at 1.96
+    0.5
+    """
+    regression("coverage", pred, "expected_calibration_error")
+    targets = scored("coverage", pred, y)
+    lower, upper = pred.interval(level)
+    return per_row((lower <= targets) & (targets <= upper), pred)
+
+
+@mean_over_rows
+def interval_width(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
+    """Mean width, over rows and outputs, of the central interval of probability `level`; in the units of y.
+
+    `y` is checked and not used.
+
+    >>> import torch
+    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(1))
+    >>> round(interval_width(pred, torch.zeros(2)), 2)
+    3.92
+    """
+    regression("interval_width", pred, "confidence")
+    scored("interval_width", pred, y)
+    lower, upper = pred.interval(level)
+    return per_row(upper - lower, pred)

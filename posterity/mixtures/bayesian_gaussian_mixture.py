@@ -7,23 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.mixtures import student_mixture
+from posterity.mixtures import normal_wishart as student_mixture
 from posterity.mixtures.checks import as_key, as_rows, one_of, refuse_few_rows
-from posterity.mixtures.diagonal_precisions import DiagonalPrecisions
-from posterity.mixtures.dirichlet import Dirichlet
+from posterity.mixtures.diagonal import DiagonalPrecisions
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
-from posterity.mixtures.full_precisions import FullPrecisions
-from posterity.mixtures.mixture_prior import PriorSettings, prior_of
-from posterity.mixtures.mixture_weights import MixtureWeights
+from posterity.mixtures.full import FullPrecisions
 from posterity.mixtures.normal_wishart import Beliefs, Family, components, covariances, sums_of, updated
 from posterity.mixtures.passes import scores
 from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.rows import Rows
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
-from posterity.mixtures.spherical_precisions import SphericalPrecisions
-from posterity.mixtures.sticks import Sticks
-from posterity.mixtures.tied_precisions import TiedPrecisions
-from posterity.mixtures.variational_rounds import VariationalRounds
+from posterity.mixtures.spherical import SphericalPrecisions
+from posterity.mixtures.tied import TiedPrecisions
+from posterity.mixtures.variational_rounds import PriorSettings, VariationalRounds, prior_of
+from posterity.mixtures.weights import Dirichlet, MixtureWeights, Sticks
 from posterity.numerics.random import Key
 
 WEIGHTS: dict[str, MixtureWeights] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}

@@ -1,4 +1,4 @@
-"""One covariance matrix for all components."""
+"""One full covariance for all components."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,11 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Sweep
+from posterity.mixtures.covariance import Covariance, MatrixSweep, Sweep, centred, suffice
 from posterity.mixtures.full import inverse_roots, moved
-from posterity.mixtures.moments import suffice
+from posterity.mixtures.precisions import Precisions, condition_of, raised
 from posterity.mixtures.rows import Components, Statistics, chunk_rows, taken
-from posterity.mixtures.whitened import MatrixSweep, centred
 
 
 @dataclass(frozen=True)
@@ -124,3 +123,59 @@ def back(whitened: Tensor, factors: Tensor) -> Tensor:
     """Rows of whitened coordinates (R, n, D) in those of the points, x A = z."""
     rows: Tensor = torch.linalg.solve_triangular(factors, whitened, upper=True, left=False)
     return rows
+
+
+@dataclass(frozen=True)
+class TiedPrecisions(Precisions):
+    """Lambda ~ Wishart(W, nu) is the precision of every component, storage (R, D, D)."""
+
+    covariance: ClassVar[Covariance] = Tied()
+
+    def block(self, dimensions: int) -> tuple[int, int]:
+        """One D by D matrix."""
+        return dimensions, 1
+
+    def multiplicity(self, dimensions: int) -> int:
+        """Once."""
+        return 1
+
+    def prior_shape(self, dimensions: int) -> tuple[int, ...]:
+        """A matrix."""
+        return dimensions, dimensions
+
+    def stored(self, matrix: Tensor) -> Tensor:
+        """The matrix, (1, D, D)."""
+        return matrix[None]
+
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """On the diagonal alone."""
+        diagonal = raised(stored.diagonal(dim1=-2, dim2=-1), floor)
+        return torch.diagonal_scatter(stored, diagonal, dim1=-2, dim2=-1)
+
+    def condition(self, stored: Tensor) -> float:
+        """Of the correlations."""
+        return condition_of(stored)
+
+    def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
+        """nu = nu_0 + sum_k N_k, (R, 1)."""
+        return counts.sum(-1, keepdim=True)
+
+    def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
+        """Summed over components, (R, D, D)."""
+        return (weights[..., None] * vectors).mT @ vectors
+
+    def broadcast(self, degrees: Tensor) -> Tensor:
+        """(R, 1, 1)."""
+        return degrees[..., None]
+
+    def log_det(self, factors: Tensor) -> Tensor:
+        """(R, 1)."""
+        return 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
+
+    def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
+        """(R, 1)."""
+        return (factors * (moments @ factors)).sum((-2, -1))[..., None]
+
+    def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+        """(N, K, 1)."""
+        return ((points[:, None] - means) @ factors).square().sum(-1, keepdim=True)

@@ -1,11 +1,11 @@
-"""Batches of rows, and the order in which a run eats them."""
+"""Inputs, and a batch of rows of them with targets and weights."""
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -13,8 +13,32 @@ from torch import Tensor
 
 from posterity.errors import BadData, shown
 from posterity.model.augmentation import Augmentation, check_images
-from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
 from posterity.numerics.random import Key
+
+Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+
+
+def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """`function` applied to every tensor of `inputs`."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, Mapping):
+        return {name: function(value) for name, value in inputs.items()}
+    return tuple(function(value) for value in inputs)
+
+
+def named_tensors(inputs: Inputs) -> dict[str, Tensor]:
+    """Every tensor of `inputs` under a name fit for an error message."""
+    if isinstance(inputs, Tensor):
+        return {"inputs": inputs}
+    if isinstance(inputs, Mapping):
+        return {f"inputs['{name}']": value for name, value in inputs.items()}
+    return {f"inputs[{index}]": value for index, value in enumerate(inputs)}
+
+
+def num_rows(inputs: Inputs, axis: int = 0) -> int:
+    """How many rows the tensors share along `axis`."""
+    return next(iter(named_tensors(inputs).values())).shape[axis]
 
 
 class Batch(NamedTuple):

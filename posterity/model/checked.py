@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 from posterity.errors import BadData
-from posterity.model.data import Data, NoData, StreamData, TensorData
+from posterity.model.data import Data, NoData, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.density import Density
 from posterity.model.joint import Joint
-from posterity.model.orders import OwnOrders, Reordered
 
 
 def checked(joint: Joint | Density, data: Data) -> Data:

@@ -1,15 +1,17 @@
-"""Where a network calls for dropout: found by running it on a few rows."""
+"""Where a network drops, and its outputs under many masks."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 
-from posterity.model.inputs import Inputs, map_inputs, named_tensors, num_rows
-from posterity.model.network import Network
-from posterity.numerics.masks import NoMasks, Site
-from posterity.numerics.random import torch_states
+from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
+from posterity.model.network import Buffers, Network
+from posterity.numerics.dropout import LayersAfter, NoMasks, NumberedMasks, Site
+from posterity.numerics.random import Key, torch_states
 
 Call = tuple[tuple[int, ...], float, int]
 Calls = list[Call]
@@ -96,3 +98,87 @@ def _site(two: Call, three: Call) -> Site:
     axis = changed[0]
     repeats = small[axis] // 2
     return Site(rate, (*small[:axis], repeats, *small[axis + 1 :]), axis, repeats, entries=entries)
+
+
+logger = logging.getLogger("posterity")
+
+LARGE = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries of the largest masked tensor for the draws that go together
+AT_LEAST = 8  # draws go together up to so many times that size: they share what comes before the first dropout
+
+_ALONE: WeakSet[Network] = WeakSet()  # those that vmap refused
+
+
+def mask_numbers(known: DropoutSites, draws: int, key: Key, device: torch.device) -> list[Tensor]:
+    """Uniform numbers (draws, *shape) for each site, in float32 whatever the network's number type."""
+    if not all(site.clear for site in known.sites):
+        raise ValueError(
+            "One mask a draw: the rows cannot be told in every mask of this network. Use one_mask_a_draw=False."
+        )
+    shapes = [(draws, *site.shape) for site in known.sites]
+    return [key.fold(index).uniform(shape, torch.float32, device) for index, shape in enumerate(shapes)]
+
+
+def outputs_under(
+    network: Network,
+    theta: Tensor,
+    inputs: Inputs,
+    buffers: Buffers | None,
+    numbers: Sequence[Tensor],
+    known: DropoutSites,
+) -> Tensor:
+    """Outputs (S, N, *event) of theta (P,) under S masks, each for all rows, from numbers (S, *shape) for each site."""
+
+    def one(*own: Tensor) -> Tensor:
+        with network.dropping(NumberedMasks(own, known.sites), training=known.training):
+            return network.outputs(theta, inputs, buffers)
+
+    together = min(len(numbers[0]), _together(known, num_rows(inputs), theta.device))
+    if together > 1 and network not in _ALONE:
+        try:
+            outputs: Tensor = torch.func.vmap(one, chunk_size=together)(*numbers)
+            return outputs
+        except (RuntimeError, ValueError) as error:
+            looped = torch.stack([one(*own) for own in zip(*numbers, strict=True)])  # raises if the module is at fault
+            _ALONE.add(network)
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            logger.warning("masks run one after the other because vmap refused this module: %s", reason)
+            return looped
+    return torch.stack([one(*own) for own in zip(*numbers, strict=True)])
+
+
+def _together(known: DropoutSites, rows: int, device: torch.device) -> int:
+    """How many draws go together."""
+    large = LARGE["cuda" if device.type == "cuda" else "cpu"]
+    widest = rows * max(max(site.units, site.entries) for site in known.sites)
+    fit = large // widest
+    return fit if fit >= AT_LEAST else min(AT_LEAST, max(1, AT_LEAST * large // widest))
+
+
+def masked_weights(network: Network, theta: Tensor, example: Inputs, draws: int, key: Key) -> Tensor:
+    """Weights (draws, P) whose function is that of theta (P,) under the masks that the key draws.
+
+    (x * keep) W^T = x (W diag(keep))^T: a unit that is dropped before a linear layer is a column of its weights at
+    zero. A TypeError where dropout comes before anything else. `example` is a row to run the network on.
+    """
+    known = dropout_sites(network, example, theta)
+    views = dict(zip(network.layout.names, network.views(theta.detach()), strict=True))
+    seen = LayersAfter(views)
+    with torch.no_grad(), network.dropping(seen, training=known.training):
+        network.run(list(views.values()), map_inputs(lambda tensor: torch.cat([tensor[:1]] * 2), example))
+    for index, site in enumerate(known.sites):
+        names = seen.layers.get(index, [])
+        whole = all(site.units == views[name].shape[1] and name not in seen.unmasked for name in names)
+        if not names or not whole or index in seen.elsewhere:
+            raise TypeError(
+                f"Dropout number {index + 1} of the network, of {site.units} units, is not a mask of weights: it must "
+                "come right before linear layers or, by whole channels, convolutions. Use outputs or predict."
+            )
+    drawn = theta.detach().repeat(draws, 1)
+    own = dict(zip(network.layout.names, network.views(drawn), strict=True))  # (S, *shape) each
+    for index, (site, numbers) in enumerate(
+        zip(known.sites, mask_numbers(known, draws, key, theta.device), strict=True)
+    ):
+        scaled = (numbers >= site.rate).to(theta.dtype).flatten(1) / (1.0 - site.rate)  # (S, units)
+        for name in seen.layers[index]:
+            own[name].mul_(scaled.view(draws, 1, -1, *(1 for _ in own[name].shape[3:])))
+    return drawn

@@ -11,16 +11,13 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.batch_likelihood import batch_log_likelihood
-from posterity.model.checks import check_finite, check_inputs, checked_patterns, example_output
+from posterity.model.backward import Seat, Seats, batch_log_likelihood, in_turn
+from posterity.model.batch import Inputs
+from posterity.model.checks import check_finite, check_inputs, checked_patterns, example_output, like_saved
 from posterity.model.data import Batch
-from posterity.model.in_turn import in_turn
-from posterity.model.inputs import Inputs
 from posterity.model.network import Buffers, Network
-from posterity.model.saved import like_saved
-from posterity.model.seat import Seat, Seats
 from posterity.model.tempering import Tempering
-from posterity.numerics.backward import backward
+from posterity.numerics.autodiff import backward
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.priors.prior import Prior

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from posterity.errors import unknown
-from posterity.model.image_chain import ImageChain, image_chain
-from posterity.model.inputs import Inputs, map_inputs, num_rows
-from posterity.model.linear_chain import linear_chain
+from posterity.model.batch import Inputs, map_inputs, num_rows
+from posterity.model.layer_chains import ImageChain, image_chain, linear_chain
 from posterity.model.module import (
     Turn,
     check_one_kind,
@@ -26,8 +25,7 @@ from posterity.model.module import (
     unique,
     without_recomputation,
 )
-from posterity.numerics.dropout import Dropping, Masks
-from posterity.numerics.layered_recurrence import scattered_weights
+from posterity.numerics.dropout import Dropping, Masks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from posterity.errors import positive_whole, unknown
-from posterity.networks.chain import Chain
-from posterity.networks.entrywise import Erf, Scaled
+from posterity.networks.layers import Chain, Erf, Scaled
 from posterity.networks.mlp import ACTIVATIONS
 
 MEAN_FIELD_ACTIVATIONS: dict[str, type[nn.Module]] = {**ACTIVATIONS, "erf": Erf}
@@ -16,7 +15,7 @@ class MeanFieldNetwork(Chain):
 
     Takes (rows, inputs) and gives (rows, outputs). The b_j are the rows of `0.weight` (width, inputs), the a_j the
     columns of `2.weight` (outputs, width). The 1/N is part of the model: f depends on the weights only through the
-    distribution of the neurons, which is what `posterity.evidence.wide` is about. All neurons start from one
+    distribution of the neurons, which is what `posterity.theory` is about. All neurons start from one
     distribution, whatever the width: a_j uniform on [-1, 1], and b_j as torch starts a linear layer.
 
     >>> net = MeanFieldNetwork(inputs=2, width=50)

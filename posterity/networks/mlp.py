@@ -6,7 +6,7 @@ from itertools import pairwise
 from torch import nn
 
 from posterity.errors import shown, unknown
-from posterity.networks.chain import Chain
+from posterity.networks.layers import Chain
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

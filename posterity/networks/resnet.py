@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterity.errors import shown
-from posterity.networks.chain import Chain
+from posterity.networks.layers import Chain
 
 
 class ResidualBlock(nn.Module):

@@ -1,15 +1,42 @@
-"""Functions of tensors compiled to machine code, or recorded as CUDA graphs: one call instead of hundreds."""
+"""Functions compiled to machine code, and recorded as CUDA graphs."""
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from posterity.numerics.recording import nothing_read, recording
 from posterity.numerics.workspace import own_workspaces
+
+
+@contextmanager
+def nothing_read() -> Iterator[None]:
+    """An error where work waits for the device to read a number: a recording could not, and would end in pieces."""
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it does not see every case
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """The work inside `with` goes into the graph; an error leaves torch as it was."""
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            yield
+    except BaseException:
+        # A recording that failed leaves torch's own generator waiting for the end of it: make one that succeeds.
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.zeros((), device="cuda")
+        raise
+
 
 logger = logging.getLogger("posterity")
 

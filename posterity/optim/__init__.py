@@ -1,5 +1,22 @@
-"""Optimisers for training loops of one's own."""
+"""Optimisers and schedules: those that methods take, and IVON for training loops of one's own.
+
+No losses and no loops.
+"""
 
 from posterity.optim.ivon import IVON
+from posterity.optim.optimizer import SGD, Adam, Optimizer
+from posterity.optim.schedules import Constant, Cosine, Cycles, Cyclic, Schedule, Steps, Warmup
 
-__all__ = ["IVON"]
+__all__ = [
+    "IVON",
+    "SGD",
+    "Adam",
+    "Constant",
+    "Cosine",
+    "Cycles",
+    "Cyclic",
+    "Optimizer",
+    "Schedule",
+    "Steps",
+    "Warmup",
+]

@@ -3,18 +3,18 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.optim.hand_over import gaussian
-from posterity.optim.settings import check_group, step_settings
-from posterity.optim.slab import Slab
-from posterity.posteriors.gaussian import Gaussian
+from posterity.optim.online_newton import Slab, check_group, step_settings
+
+if TYPE_CHECKING:
+    from posterity.model.joint import Joint
+    from posterity.posteriors.gaussian import Gaussian
 
 
 class IVON(torch.optim.Optimizer):
@@ -313,12 +313,14 @@ class IVON(torch.optim.Optimizer):
                 self.state[p] = {key: value.detach().to(p.device, copy=True) for key, value in saved.items()}
 
     @torch.no_grad()
-    def posterior(self, joint: Joint, module: nn.Module) -> Gaussian:
+    def posterior(self, joint: "Joint", module: nn.Module) -> "Gaussian":
         """q for predictions and metrics: the Gaussian over the weights of `joint`, which is about this module.
 
         Means and buffers are the module's, found by their names; precisions ess (h + weight_decay) are those of the
         optimiser. Every random weight of the joint must be one of its parameters.
         """
+        from posterity.posteriors.gaussian import gaussian
+
         self._refuse_inside("posterior")
         self._lay_out()
         precisions = {

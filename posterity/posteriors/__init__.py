@@ -1,11 +1,10 @@
 """Posteriors: whatever draws network outputs."""
 
-from posterity.posteriors.dropout import Dropout
-from posterity.posteriors.enumerated_masks import MaskMixture, enumerated
+from posterity.posteriors.continued import continued
+from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.mixture import Mixture
-from posterity.posteriors.next_problem import continued
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import Samples

@@ -1,19 +1,20 @@
-"""A Gaussian over weights."""
+"""Gaussian posteriors over weights."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from posterity.model.batch import Inputs, named_tensors, num_rows
 from posterity.model.density import Density
-from posterity.model.inputs import Inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
-from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
+from posterity.precisions.diagonal import Diagonal
+from posterity.precisions.precision import Precision
 
 # Numbers that are drawn at a time: few enough to stay in a processor's cache until they are used.
 LARGE = {"cpu": 1 << 19, "cuda": 1 << 26}
@@ -39,7 +40,8 @@ class Gaussian(Posterior):
     **Example**:
 
     >>> from posterity.likelihoods import Bernoulli
-    >>> from posterity.numerics import Dense, Key
+    >>> from posterity.precisions import Dense
+    >>> from posterity.numerics import Key
     >>> from posterity.priors import Normal
     >>> joint = Joint(torch.nn.Linear(1, 1, bias=False), Bernoulli(), Normal(), num_data=1)
     >>> q = Gaussian(joint, torch.zeros(1), Dense(torch.tensor([[4.0]])))
@@ -145,3 +147,32 @@ class Gaussian(Posterior):
                 some_outputs = (joint.outputs(members, inputs, buffers) for members in torch.split(weights, together))
                 parts += [outputs.clone() for outputs in some_outputs]  # they may be the weights, which are passing
         return torch.cat(parts)
+
+
+def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor]) -> Gaussian:
+    """N(module's weights, 1 / precisions) over the random weights of the joint, by their names in the module.
+
+    `precisions` has a tensor for each parameter of the optimiser. Buffers are the module's.
+    """
+    named = dict(module.named_parameters())
+    layout = joint.network.layout
+    for part in layout:
+        if part.name not in named or named[part.name].shape != part.shape:
+            raise ValueError(
+                "IVON.posterior: the module must be that of the joint. "
+                f"It has no parameter '{part.name}' of shape {tuple(part.shape)}."
+            )
+    missing = [part.name for part in joint.random_slices if named[part.name] not in precisions]
+    if missing:
+        raise ValueError(
+            f"IVON.posterior: the optimiser has no parameter '{missing[0]}', which is random in the joint. "
+            "Pass the optimiser all of them, or name its own in Joint(..., random=...)."
+        )
+    mean = layout.flatten({part.name: named[part.name].detach() for part in layout})
+    point = mean.new_ones((), dtype=torch.float64)  # stands for weights that are not random, and is left out
+    every = [precisions.get(named[part.name], point.expand(part.shape)).reshape(-1) for part in layout]
+    places = joint.random_indices
+    precision = torch.cat(every) if places is None else torch.cat(every)[places]
+    buffers = dict(module.named_buffers())
+    kept = {name: buffers[name].detach().clone() for name in joint.network.buffers}
+    return Gaussian(joint, mean.clone(), Diagonal(precision), kept)

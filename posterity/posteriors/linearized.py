@@ -10,16 +10,16 @@ from torch import Tensor
 
 from posterity.curvature.derivatives import Piece, derivatives, row_bytes
 from posterity.curvature.survey import survey
+from posterity.jacobians.jacobian import Jacobian
+from posterity.model.batch import Inputs, num_rows
 from posterity.model.density import Density
-from posterity.model.inputs import Inputs, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
-from posterity.numerics.dense import Dense
-from posterity.numerics.jacobian import Jacobian
-from posterity.numerics.low_rank import LowRank
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.posterior import Posterior
+from posterity.precisions.dense import Dense
+from posterity.precisions.low_rank import LowRank
 
 JOINT_BUDGET = 1 << 32  # bytes up to which all rows are taken together where the caller sets no other bound
 
@@ -48,7 +48,7 @@ class Linearized(Posterior):
     **Example**:
 
     >>> from posterity.likelihoods import Gaussian as Noise
-    >>> from posterity.numerics import Dense
+    >>> from posterity.precisions import Dense
     >>> from posterity.priors import Normal
     >>> joint = Joint(torch.nn.Linear(1, 1, bias=False), Noise(scale=1.0), Normal(), num_data=1)
     >>> q = Linearized(joint, Gaussian(joint, torch.zeros(1), Dense(torch.tensor([[4.0]]))))

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from posterity.errors import BadData, positive_whole, shown
 from posterity.likelihoods.gaussian import Gaussian as GaussianNoise
 from posterity.likelihoods.likelihood import Likelihood
+from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.data import Batch, as_inputs
 from posterity.model.density import Density
-from posterity.model.inputs import Inputs, map_inputs, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.stream import in_order

@@ -14,8 +14,14 @@ from posterity.likelihoods.gaussian import Gaussian
 from posterity.likelihoods.heteroscedastic import Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
-from posterity.predictive.bisection import bisected_quantile
-from posterity.predictive.predictive import Predictive, aligned, between_zero_and_one, chosen_rows, rows
+from posterity.predictive.predictive import (
+    Predictive,
+    aligned,
+    between_zero_and_one,
+    bisected_quantile,
+    chosen_rows,
+    rows,
+)
 
 
 @final

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from posterity.errors import shown
 from posterity.numerics.random import Key
-from posterity.predictive.bisection import bisected_quantile
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.draws import DrawsPredictive
-from posterity.predictive.predictive import Predictive, between_zero_and_one
+from posterity.predictive.predictive import Predictive, between_zero_and_one, bisected_quantile
 
 
 @final

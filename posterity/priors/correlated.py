@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posterity.errors import shown
 from posterity.numerics.layout import Layout
-from posterity.numerics.per_member import PerMember
-from posterity.numerics.precision import Precision
 from posterity.numerics.random import Key
+from posterity.precisions.block import PerMember
+from posterity.precisions.precision import Precision
 from posterity.priors.prior import Prior
 from posterity.storage import encode
 
@@ -36,7 +36,7 @@ class Correlated(Prior):
 
     **Example**:
 
-    >>> from posterity.numerics import Dense
+    >>> from posterity.precisions import Dense
     >>> prior = Correlated(torch.zeros(2), Dense(torch.tensor([[2.0, 1.0], [1.0, 2.0]])))
     >>> prior.value_and_grad(torch.ones(2))[1]
     tensor([-3., -3.])
@@ -48,7 +48,7 @@ class Correlated(Prior):
     def __post_init__(self) -> None:
         if not isinstance(self.matrix, Precision):
             raise TypeError(
-                f"Correlated.matrix must be a Precision, such as numerics.Dense(matrix). Got {shown(self.matrix)}."
+                f"Correlated.matrix must be a Precision, such as precisions.Dense(matrix). Got {shown(self.matrix)}."
             )
         count = len(self.matrix.parts) if isinstance(self.matrix, PerMember) else None
         wanted = (self.matrix.size,) if count is None else (count, self.matrix.size)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.numerics.activations import activation_function, slope_of
-from posterity.numerics.quadrature import normal_expectation
 from posterity.priors.fan import ScaleRule
+from posterity.special.activations import activation_function, slope_of
+from posterity.special.quadrature import normal_expectation
 
 _POINTS = 2000  # an even number: no node lies on a kink at zero, and slopes on either side of it weigh the same
 _NOTHING = 1e-20  # a variance so small that an activation is linear over it

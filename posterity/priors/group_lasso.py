@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.numerics.expected_norm import expected_norm
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
-from posterity.numerics.shrinkage import group_threshold
+from posterity.optim.shrinkage import group_threshold
 from posterity.priors.members import check_members, column, content, count_members, log, of_member, row
 from posterity.priors.prior import Prior
+from posterity.special.expected_norm import expected_norm
 
 Grouping = Literal["rows", "columns", "channels"]
 

@@ -7,10 +7,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from posterity.numerics.quadrature import normal_expectation
 from posterity.numerics.random import Key
 from posterity.priors.members import check_members, column, content, count_members, log, of_member, row
 from posterity.priors.prior import Prior
+from posterity.special.quadrature import normal_expectation
 
 
 class Independent(Prior):

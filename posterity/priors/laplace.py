@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.numerics.expected_norm import expected_absolute
 from posterity.numerics.random import Key
-from posterity.numerics.shrinkage import soft_threshold
+from posterity.optim.shrinkage import soft_threshold
 from posterity.priors.independent import Independent
 from posterity.priors.members import column
+from posterity.special.expected_norm import expected_absolute
 
 
 @dataclass(frozen=True, eq=False)

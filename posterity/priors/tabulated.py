@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterity.errors import positive, shown
 from posterity.numerics.random import Key
-from posterity.numerics.shrinkage import soft_threshold
+from posterity.optim.shrinkage import soft_threshold
 from posterity.priors.independent import Independent
 from posterity.priors.members import column
 
@@ -53,7 +53,7 @@ class Tabulated(Independent):
 
     **Cost**: a table look-up for each weight; `cross_entropy` makes 401 of them, and its gradient as many again.
 
-    **References**: none; it is what `posterity.priors.penalty.to_prior` gives where a prior has no name.
+    **References**: none; it is what `posterity.penalties.to_prior` gives where a prior has no name.
 
     **Example**:
 

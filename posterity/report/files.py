@@ -1,8 +1,10 @@
-"""Files written whole or not at all."""
+"""Files of a report, written whole or not at all; the machine that made them."""
 
 import os
+import platform
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from posterity.errors import PosterityError, unknown
 from posterity.storage import disk
@@ -50,3 +52,21 @@ def check_report_path(path: Path) -> None:
 def _check_matplotlib() -> None:
     if find_spec("matplotlib") is None:
         raise PosterityError("Figures need matplotlib. Install it with: pip install 'posterity[report]'.")
+
+
+def machine() -> dict[str, Any]:
+    """Model name of the processor and number of cores; nothing that tells one computer from another of its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {"cpu": names[0] if names else platform.processor() or platform.machine(), "cores": os.cpu_count()}
+
+
+def processor(device: str) -> dict[str, Any]:
+    """What tensors on a device are computed by: its name, and the threads of a CPU that take part."""
+    import torch
+
+    name = platform.machine() if device == "cpu" else torch.cuda.get_device_name(device)
+    return {"device": name, "threads": torch.get_num_threads()}

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from posterity.numerics.layout import Layout
-from posterity.priors import GroupLasso, Signals
-from posterity.priors.penalty import Divergence, Family, Penalty
+from posterity.penalties import Divergence, Family, Penalty
+from posterity.priors import GroupLasso
 from posterity.report.canvas import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, array, panels, plain, save
+from posterity.theory import Signals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

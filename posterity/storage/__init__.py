@@ -2,7 +2,16 @@
 
 from posterity.storage.folder import RunFolder
 from posterity.storage.part import Part
-from posterity.storage.tree import clone, flatten, leaves, mapped, restore
-from posterity.storage.values import decode, encode
+from posterity.storage.values import clone, decode, encode, flatten, leaves, mapped, restore
 
-__all__ = ["Part", "RunFolder", "clone", "decode", "encode", "flatten", "leaves", "mapped", "restore"]
+__all__ = [
+    "Part",
+    "RunFolder",
+    "clone",
+    "decode",
+    "encode",
+    "flatten",
+    "leaves",
+    "mapped",
+    "restore",
+]

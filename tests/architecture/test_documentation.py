@@ -10,10 +10,10 @@ import posterity as po
 from posterity.curvature import Curvature
 from posterity.inference import Method
 from posterity.likelihoods import Likelihood
+from posterity.penalties import Penalty
+from posterity.penalties.families import Family
 from posterity.posteriors import Posterior
 from posterity.priors import Prior
-from posterity.priors.penalty import Penalty
-from posterity.priors.penalty.families import Family
 
 KINDS = {
     "methods": Method,
@@ -21,7 +21,7 @@ KINDS = {
     "likelihoods": Likelihood,
     "curvature": Curvature,
     "posteriors": Posterior,
-    "priors.penalty": (Penalty, Family),
+    "penalties": (Penalty, Family),
 }
 SECTIONS = ("**Math**", "**Limit**", "**Cost**", "**References**", "**Example**", ">>>")
 

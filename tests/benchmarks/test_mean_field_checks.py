@@ -7,7 +7,7 @@ import torch
 from benchmarkfiles import load
 
 import posterity as po
-from posterity.methods.gradients.estimator import Estimator
+from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.numerics import Key
 
 checks = load("mean_field_checks")

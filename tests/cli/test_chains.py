@@ -86,7 +86,7 @@ def test_words_that_cannot_be_are_one_line(run, tmp_path, words, said):
 
 
 def test_chains_agree_where_all_is_well():
-    from posterity.cli.chains import chains_line
+    from posterity.cli.frame.scores import chains_line
 
     told = {"chains": 1, "draws": 9, "rhat": None, "bulk_ess": 1234.5, "divergences": None, "warnings": []}
     assert chains_line("nuts", told) == (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.cli import stages
-from posterity.cli.scores import best
+from posterity.cli.frame import stages
+from posterity.cli.frame.scores import best
 from posterity.datasets import load
 from posterity.report import files
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from posterity.datasets import UCI_CLASSIFICATION, UCI_REGRESSION, idx, uci
+from posterity.datasets import UCI_CLASSIFICATION, UCI_REGRESSION, uci
+from posterity.datasets import images as idx
 from posterity.datasets.catalogue import catalogue
 
 pytestmark = pytest.mark.cpu

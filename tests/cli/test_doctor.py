@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import posterity
-from posterity.cli import doctor
+from posterity.cli.verbs import doctor
 
 pytest.importorskip("platformdirs")  # without it something required is missing
 pytestmark = pytest.mark.cpu
@@ -80,8 +80,8 @@ def test_a_package_that_is_missing(run, monkeypatch):
 
 
 def test_a_wrong_posterior_fails_the_self_check(run, monkeypatch):
-    original = posterity.numerics.Dense.solve
-    monkeypatch.setattr(posterity.numerics.Dense, "solve", lambda self, vector: 1.0001 * original(self, vector))
+    original = posterity.precisions.Dense.solve
+    monkeypatch.setattr(posterity.precisions.Dense, "solve", lambda self, vector: 1.0001 * original(self, vector))
     result = run("doctor")
     assert result.code == 1
     assert "self-check" in result.out

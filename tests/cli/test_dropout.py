@@ -6,7 +6,7 @@ import pytest
 
 import posterity as po
 from posterity.posteriors import Dropout
-from posterity.studies.dropout import classification, enumeration, regression
+from posterity_studies.dropout import classification, enumeration, regression
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")

@@ -6,9 +6,9 @@ import math
 import pytest
 
 import posterity as po
-from posterity.cli.folders import open_run
-from posterity.cli.options import STRUCTURES as WORDS
-from posterity.cli.tasks import STRUCTURES
+from posterity.cli.frame.folders import open_run
+from posterity.cli.frame.options import STRUCTURES as WORDS
+from posterity.cli.frame.tasks import STRUCTURES
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "5", "--steps", "60", "--device", "cpu", "-q")

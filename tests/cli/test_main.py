@@ -7,8 +7,8 @@ import sys
 import pytest
 
 import posterity
-from posterity.cli import stages
-from posterity.cli.options import DATA_NAMES
+from posterity.cli.frame import stages
+from posterity.cli.frame.options import DATA_NAMES
 from posterity.datasets import TOYS
 from posterity.errors import NotPositiveDefinite
 
@@ -204,7 +204,8 @@ def test_a_narrow_terminal_cuts_no_number(run, monkeypatch, columns):
 
 
 def test_signs_that_a_terminal_does_not_have_are_spelt_out(process, monkeypatch):
-    code = "from posterity.cli.output import *; spell_out(); console().print('1 ± 2 λ'); print_json({'a': '±'}, None)"
+    code = "from posterity.cli.frame.output import *\n"
+    code += "spell_out(); console().print('1 ± 2 λ'); print_json({'a': '±'}, None)"
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     assert process("-c", code).stdout.splitlines() == ["1 +- 2 ?", '{"a": "\\u00b1"}']
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8")

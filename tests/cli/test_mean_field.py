@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from posterity.cli.folders import open_run
-from posterity.cli.options import ESTIMATORS as WORDS
-from posterity.cli.settings import LABELS, METHODS
-from posterity.cli.tasks import ESTIMATORS
+from posterity.cli.frame.folders import open_run
+from posterity.cli.frame.options import ESTIMATORS as WORDS
+from posterity.cli.frame.settings import LABELS, METHODS
+from posterity.cli.frame.tasks import ESTIMATORS
 from posterity.methods import MeanField
-from posterity.methods.gradients import Flipout, LocalReparameterisation, WeightSampling
+from posterity.methods.parts.gradients import Flipout, LocalReparameterisation, WeightSampling
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "5", "--steps", "30", "--device", "cpu", "-q")

@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from posterity.cli.expressions import FUNCTIONS, expression
+from posterity.cli.verbs.penalty.words import FUNCTIONS, expression
 from posterity.networks import LeNet
+from posterity.penalties import GroupLasso, SquaredL2, layer_factors, usual_factors
 from posterity.priors import He
-from posterity.priors.penalty import GroupLasso, SquaredL2, layer_factors, usual_factors
 
 pytestmark = pytest.mark.cpu
 
@@ -196,7 +196,7 @@ def test_figures(run, tmp_path, words):
 
 
 def test_the_edge_of_chaos(run, found, tmp_path, monkeypatch):
-    from posterity.cli import penalty_edge
+    from posterity.cli.verbs.penalty import edge as penalty_edge
 
     monkeypatch.setattr(penalty_edge, "DEPTH", 6)
     monkeypatch.setattr(penalty_edge, "WIDTH", 60)

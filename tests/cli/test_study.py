@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity.cli.study import study as studies
+from posterity.cli.verbs.study import study as studies
 
 pytestmark = pytest.mark.cpu
 every_study = pytest.mark.parametrize("name", [one.callback.__name__ for one in studies.registered_commands])
@@ -14,8 +14,8 @@ def test_an_unknown_study_is_met_with_the_nearest(run):
     error, hint = result.err.splitlines()
     assert "'logistic'" in error
     assert hint == (
-        "hint: the studies are logistic, gradients, images, uci, dropout, moons, calibration, posteriors, mixtures, "
-        "hyperparameters, collapse, temperature, penalties."
+        "hint: the studies are calibration, collapse, dropout, gradients, hyperparameters, images, logistic, mixtures, "
+        "moons, penalties, posteriors, temperature, uci."
     )
 
 

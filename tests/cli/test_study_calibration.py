@@ -2,10 +2,10 @@
 
 import pytest
 
-from posterity.cli.study_calibration import METHODS, MODELS
 from posterity.methods import HMC
-from posterity.studies import calibration as package
-from posterity.studies.calibration import models, recipes
+from posterity_studies import calibration as package
+from posterity_studies.calibration import models, recipes
+from posterity_studies.commands.calibration import METHODS, MODELS
 
 pytestmark = pytest.mark.cpu
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity.studies.collapse import cases, optima
+from posterity_studies.collapse import cases, optima
 
 pytestmark = pytest.mark.cpu
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity.studies.gradients import example, network
+from posterity_studies.gradients import example, network
 
 pytestmark = pytest.mark.cpu
 

@@ -3,9 +3,9 @@
 import pytest
 from ucitable import REFUSED, write_energy
 
-from posterity.cli.study_hyperparameters import NAMES
-from posterity.studies import hyperparameters as package
-from posterity.studies.hyperparameters import recipes, runs
+from posterity_studies import hyperparameters as package
+from posterity_studies.commands.hyperparameters import NAMES
+from posterity_studies.hyperparameters import recipes, runs
 
 pytestmark = pytest.mark.cpu
 TINY = ("--datasets", "energy", "--steps", "20", "--splits", "2", "--jobs", "1")

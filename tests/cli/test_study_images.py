@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 from noiseimages import noise_images
 
-from posterity.cli.study_images import images
-from posterity.studies import images as package
-from posterity.studies.images import NETWORKS, Settings, protocol, runs
+from posterity_studies import images as package
+from posterity_studies.commands.images import images
+from posterity_studies.images import NETWORKS, Settings, protocol, runs
 
 pytestmark = pytest.mark.cpu
 TINY = ("--networks", "mlp", "--etas", "1,0.1", "--seeds", "2", "--steps", "2")

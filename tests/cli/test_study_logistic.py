@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity.studies.logistic import multiclass
+from posterity_studies.logistic import multiclass
 
 pytestmark = pytest.mark.cpu
 

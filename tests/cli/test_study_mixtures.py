@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity.studies.mixtures import clusters, partly, prior
+from posterity_studies.mixtures import clusters, partly, prior
 
 pytestmark = pytest.mark.cpu
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity.studies.moons import fits
+from posterity_studies.moons import fits
 
 pytestmark = pytest.mark.cpu
 

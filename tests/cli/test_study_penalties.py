@@ -5,10 +5,10 @@ import inspect
 import pytest
 from noiseimages import noise_images
 
-from posterity.cli.study_penalties import penalties
-from posterity.studies import groups
-from posterity.studies import penalties as package
-from posterity.studies.penalties import protocol
+from posterity_studies import groups
+from posterity_studies import penalties as package
+from posterity_studies.commands.penalties import penalties
+from posterity_studies.penalties import protocol
 
 pytestmark = pytest.mark.cpu
 TINY = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from posterity.studies import posteriors as package
-from posterity.studies.posteriors import Comparison
+from posterity_studies import posteriors as package
+from posterity_studies.posteriors import Comparison
 
 pytestmark = pytest.mark.cpu
 

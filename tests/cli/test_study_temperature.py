@@ -2,9 +2,9 @@
 
 import pytest
 
-from posterity.cli.study_temperature import temperature
-from posterity.studies import groups
-from posterity.studies.temperature import Settings
+from posterity_studies import groups
+from posterity_studies.commands.temperature import temperature
+from posterity_studies.temperature import Settings
 
 pytestmark = pytest.mark.cpu
 TINY = (

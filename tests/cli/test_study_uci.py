@@ -5,10 +5,10 @@ import json
 import pytest
 from ucitable import REFUSED, write_energy
 
-from posterity.cli.study_uci import NAMES
 from posterity.datasets import UCI_REGRESSION
-from posterity.studies import uci as package
-from posterity.studies.uci.recipes import RECIPES
+from posterity_studies import uci as package
+from posterity_studies.commands.uci import NAMES
+from posterity_studies.uci.recipes import RECIPES
 
 pytestmark = pytest.mark.cpu
 TINY = ("--datasets", "energy", "--steps", "20", "--jobs", "1")

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from posterity.cli.termination import as_interrupt
+from posterity.cli.main import as_interrupt
 
 
 @pytest.fixture(autouse=True)

@@ -45,7 +45,7 @@ from posterity.methods import (
     RMSprop,
     VariationalEM,
 )
-from posterity.methods.gradients import (
+from posterity.methods.parts.gradients import (
     Flipout,
     LocalReparameterisation,
     ScoreFunction,
@@ -53,9 +53,10 @@ from posterity.methods.gradients import (
     StickTheLanding,
     WeightSampling,
 )
-from posterity.methods.subset import LargestVariance, LastLayer, Matching
+from posterity.methods.parts.subset import LargestVariance, LastLayer, Matching
 from posterity.networks import MLP, ConcreteDropout
-from posterity.numerics import SGD, Adam, Cosine, Cycles, Key, Warmup
+from posterity.numerics import Key
+from posterity.optim import SGD, Adam, Cosine, Cycles, Warmup
 from posterity.priors import Laplace as LaplacePrior
 from posterity.priors import Normal
 

@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posterity.model import Compose, Crop, Flip, pruned, unused_inputs
+from posterity import penalties as p
+from posterity.model import Compose, Crop, Flip
 from posterity.numerics import Key
+from posterity.numerics.compiled import nothing_read
 from posterity.numerics.layout import Layout
-from posterity.numerics.recording import nothing_read
-from posterity.numerics.shrinkage import group_threshold, soft_threshold
-from posterity.priors import EdgeOfChaos, GroupLasso, Laplace, Logistic, Normal, Prior, Tabulated, signal_propagation
-from posterity.priors import penalty as p
-from posterity.priors.penalty.inversion import Member, invert
+from posterity.optim.shrinkage import group_threshold, soft_threshold
+from posterity.penalties.inversion import Member, invert
+from posterity.priors import EdgeOfChaos, GroupLasso, Laplace, Logistic, Normal, Prior, Tabulated
+from posterity.pruning import pruned, unused_inputs
+from posterity.theory import signal_propagation
 
 W = torch.tensor([[-1.5, -0.2, 0.0, 0.4, 3.0, 40.0]], dtype=torch.float64, device="cpu")  # (1, 6)
 MU = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64, device="cpu")

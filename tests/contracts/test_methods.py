@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import posterity as po
 from posterity.errors import BadData
 from posterity.inference import Checkpoint, Trace
-from posterity.methods import subset
+from posterity.methods.parts import subset
 from posterity.model import Tempering
 from posterity.numerics import Key
 from posterity.posteriors import Posterior
@@ -214,7 +214,7 @@ def test_is_a_value(case: Case) -> None:
     assert hash(twin) == hash(case.method)
     assert pickle.loads(pickle.dumps(case.method)) == case.method
     names = {}
-    for package in (po.priors, po.numerics, po.curvature, po.evidence, po.kernels, po.methods, subset):
+    for package in (po.priors, po.optim, po.curvature, po.evidence, po.kernels, po.methods, subset):
         names.update(vars(package))
     assert eval(repr(case.method), names) == case.method
     stored: dict[str, Tensor] = {}

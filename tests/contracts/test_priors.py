@@ -10,9 +10,10 @@ import torch
 from opaqueprior import Opaque
 from torch import Tensor
 
-from posterity.numerics import Block, BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, PerMember
+from posterity.numerics import Block
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
+from posterity.precisions import BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, PerMember
 from posterity.priors import (
     Cauchy,
     Correlated,

@@ -366,7 +366,7 @@ def test_float32_is_summed_in_float64() -> None:
 
 @pytest.mark.cpu  # which kernels refuse differs by device
 def test_a_fallback_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    import_module("posterity.curvature.explicit")._log_once.cache_clear()
+    import_module("posterity.curvature.survey")._log_once.cache_clear()
     p = problem("recurrent", "gaussian")
     with caplog.at_level(logging.WARNING, logger="posterity"):
         for _ in range(3):

@@ -105,8 +105,8 @@ CHUNKED = [
 @pytest.mark.parametrize("chunk", [1, 300, 5000])
 @pytest.mark.parametrize("name", CHUNKED)
 def test_derivatives_a_few_rows_at_a_time(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posterity.numerics.jacobian.CHUNK", chunk)
-    monkeypatch.setattr("posterity.numerics.jacobian.DEVICE_SHARE", 1)
+    monkeypatch.setattr("posterity.jacobians.jacobian.CHUNK", chunk)
+    monkeypatch.setattr("posterity.jacobians.jacobian.DEVICE_SHARE", 1)
     build, x, _ = CASES[name]
     case = truth(made(build), x)
     close(GaussNewton().matrix(case.joint, case.theta, case.batch, None), case.matrix)
@@ -118,9 +118,9 @@ def test_derivatives_a_few_rows_at_a_time(name: str, chunk: int, monkeypatch: py
 def test_structures_a_few_rows_at_a_time(name: str, structure, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = torch.linspace(0.2, 2.0, 6, dtype=FLOAT64)
     whole = as_matrix(kept(problem(name, weights=weights), structure))
-    monkeypatch.setattr("posterity.numerics.jacobian.DEVICE_SHARE", 1)
+    monkeypatch.setattr("posterity.jacobians.jacobian.DEVICE_SHARE", 1)
     for chunk in (1, 300):
-        monkeypatch.setattr("posterity.numerics.jacobian.CHUNK", chunk)
+        monkeypatch.setattr("posterity.jacobians.jacobian.CHUNK", chunk)
         close(as_matrix(kept(problem(name, weights=weights), structure)), whole, 1e-8)
 
 

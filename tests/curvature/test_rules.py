@@ -233,7 +233,7 @@ def test_jacobians_are_those_of_plain_autodiff_in_one_chunk_or_many(name: str) -
     build, inputs, _ = CASES[name]
     small = truth(made(build), inputs)
     times = 4  # 20 rows, so that the least chunk of 16 leaves a rest
-    many = po.model.inputs.map_inputs(lambda tensor: tensor.repeat(times, *[1] * (tensor.dim() - 1)), inputs)
+    many = po.model.batch.map_inputs(lambda tensor: tensor.repeat(times, *[1] * (tensor.dim() - 1)), inputs)
     wanted = small.slopes.reshape(ROWS, -1, small.slopes.shape[-1]).repeat(times, 1, 1)
     for budget in (None, 1):
         found = torch.zeros_like(wanted)

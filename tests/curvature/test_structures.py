@@ -26,7 +26,8 @@ from posterity.curvature.structure import Sums
 from posterity.curvature.survey import survey
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.model import Batch
-from posterity.numerics import Key, Precision
+from posterity.numerics import Key
+from posterity.precisions import Precision
 
 ROWS = 6
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from posterity.datasets import cifar, cifar10, cifar10_test
+from posterity.datasets import cifar10, cifar10_test
+from posterity.datasets import images as cifar
 from posterity.errors import BadData
 
 pytestmark = pytest.mark.cpu  # files are read into the memory of the CPU

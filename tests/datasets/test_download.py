@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from posterity.datasets import cifar, cifar10_test, download, idx, uci, uci_regression
+from posterity.datasets import cifar10_test, download, uci, uci_regression
+from posterity.datasets import images as cifar
+from posterity.datasets import images as idx
 from posterity.datasets.catalogue import catalogue, locate
 from posterity.datasets.download import Unreachable
 from posterity.errors import BadData, PosterityError

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from posterity.datasets import data_folder, idx, mnist, mnist_test, read_idx
+from posterity.datasets import data_folder, mnist, mnist_test, read_idx
+from posterity.datasets import images as idx
 from posterity.errors import BadData
 
 

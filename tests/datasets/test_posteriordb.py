@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posterity.datasets import POSTERIORS, german_credit_reference, posteriordb_data, posteriordb_draws
-from posterity.datasets import german_credit as german_credit_module
+from posterity.datasets import posteriordb as german_credit_module
 from posterity.datasets import posteriordb as module
 from posterity.errors import BadData
 

@@ -9,7 +9,7 @@ import tableoracle as oracle
 from hypothesis import assume, given, settings
 
 from posterity.datasets import read_table
-from posterity.datasets.fields import number, trouble
+from posterity.datasets.columns import number, trouble
 from posterity.datasets.reader import SPACES, read_records
 from posterity.errors import BadData
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posterity.datasets import read_table, split
-from posterity.datasets.fields import MISSING
+from posterity.datasets.columns import MISSING
 from posterity.datasets.table import stratified
 from posterity.errors import BadData
 

@@ -12,8 +12,9 @@ import posterity as po
 from posterity.diagnostics import collapse
 from posterity.likelihoods import Categorical
 from posterity.methods import MAP, Laplace
-from posterity.numerics import Dense, Diagonal, Key
+from posterity.numerics import Key
 from posterity.posteriors import Gaussian
+from posterity.precisions import Dense, Diagonal
 from posterity.priors import FanIn, Layerwise, Normal, StudentT
 
 FLOAT64 = torch.float64

@@ -9,7 +9,7 @@ from torch import nn
 
 import posterity as po
 from posterity.diagnostics import bulk_ess, convergence, e_bfmi, mcse_mean, rhat, tail_ess
-from posterity.model.constraints import Positive
+from posterity.model.density import Positive
 from posterity.numerics import Key
 from posterity.posteriors import Point, Samples
 

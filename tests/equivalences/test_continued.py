@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import posterity as po
 from posterity.curvature import CorrectedKronecker, Diagonal, Full, Kronecker, Structure
 from posterity.model import Network
-from posterity.numerics import Dense, Key
+from posterity.numerics import Key
+from posterity.precisions import Dense
 from posterity.priors import Correlated
 
 NOISE = 0.4
@@ -157,7 +158,7 @@ def test_a_network_keeps_what_it_learnt(structure: Structure) -> None:
     network = Network(po.networks.MLP([2, 16, 2]))
     network = network.replace(initial=network.fresh(Key(0)))  # the same on every device
     joint = po.Joint(network, po.likelihoods.Categorical(), po.priors.Normal(), num_data=100)
-    train = po.methods.MAP(steps=300, batch_size=None, optimizer=po.numerics.Adam(0.03), schedule=po.numerics.Cosine())
+    train = po.methods.MAP(steps=300, batch_size=None, optimizer=po.optim.Adam(0.03), schedule=po.optim.Cosine())
     mode, _ = po.infer(train, joint, first)
     q, _ = po.infer(po.methods.Laplace(structure=structure, tuning=None), joint, first, start=mode)
     problem = po.continued(joint, q)

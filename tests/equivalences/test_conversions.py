@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import posterity as po
 from posterity.evidence import elbo
-from posterity.numerics import Diagonal
 from posterity.posteriors import Gaussian
+from posterity.precisions import Diagonal
 
 FLOAT64 = torch.float64
 TEMPERINGS = [po.Tempering.bayes(), po.Tempering.tempered(0.2), po.Tempering.cold(3.0), po.Tempering(0.7, 2.0)]

@@ -9,7 +9,8 @@ from contracts.cases import inputs, linear_regression, numbers
 import posterity as po
 from posterity.curvature import GaussNewton, Hessian
 from posterity.methods import MAP, Conjugate, Laplace
-from posterity.numerics import SGD, Cosine, Key
+from posterity.numerics import Key
+from posterity.optim import SGD, Cosine
 
 FLOAT64 = torch.float64
 TEMPERINGS = {

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import posterity as po
+from posterity import penalties
 from posterity.methods import MAP, MeanField
-from posterity.methods.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model import Batch
 from posterity.model.network import Buffers
-from posterity.numerics import SGD, Key
+from posterity.numerics import Key
+from posterity.optim import SGD
+from posterity.penalties import Gaussian, Penalty, from_prior, prior_of
 from posterity.priors import FanIn, GroupLasso, Laplace, Logistic, Normal, Prior, StudentT
-from posterity.priors import penalty as penalties
-from posterity.priors.penalty import Gaussian, Penalty, from_prior, prior_of
 
 ROWS, STEP, STRENGTH = 20, 0.05, 0.4
 Groups = Callable[[Tensor], Tensor]

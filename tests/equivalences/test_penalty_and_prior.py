@@ -6,9 +6,9 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.methods import MeanField
-from posterity.numerics import Adam
+from posterity.optim import Adam
+from posterity.penalties import Dirac, Divergence, Function, Gaussian, from_prior, to_prior
 from posterity.priors import Laplace, Logistic, Normal, Prior, Tabulated
-from posterity.priors.penalty import Dirac, Divergence, Function, Gaussian, from_prior, to_prior
 
 
 def unnamed(prior: Prior) -> Function:

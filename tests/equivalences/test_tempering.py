@@ -9,7 +9,7 @@ from matrixcases import as_matrix
 
 import posterity as po
 from posterity.methods import MAP, Conjugate, Laplace
-from posterity.numerics import SGD
+from posterity.optim import SGD
 
 FLOAT64 = torch.float64
 

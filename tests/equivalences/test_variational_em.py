@@ -8,9 +8,9 @@ from contracts.cases import linear_regression, numbers, regression
 
 import posterity as po
 from posterity.evidence import NoiseScale, PriorScale, Shared
-from posterity.evidence.maximisation import Expected
+from posterity.evidence.m_steps import Expected
 from posterity.methods import MAP, SGLD, Conjugate, FullRank, Laplace, MeanField, NaturalGradient, VariationalEM
-from posterity.methods.expectations.expected_sums import expected_sums
+from posterity.methods.parts.expectations import expected_sums
 from posterity.numerics import Key
 from posterity.posteriors import Posterior
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 import posterity as po
 from posterity.inference import Callback
 from posterity.methods import MAP
-from posterity.numerics import SGD, Adam, Key
+from posterity.numerics import Key
+from posterity.optim import SGD, Adam
 
 FLOAT64 = torch.float64
 STEPS, SIZE, SCALE = 25, 6, 0.7

@@ -15,11 +15,12 @@ from torch import nn
 import posterity as po
 from posterity.errors import BadData
 from posterity.evidence import Importance, importance, prior_monte_carlo
-from posterity.evidence.pareto import pareto_smoothed
+from posterity.evidence.importance import pareto_smoothed
 from posterity.likelihoods import Bernoulli, Gaussian
 from posterity.methods import MAP, Conjugate, Laplace
-from posterity.numerics import Dense, Diagonal, Key
+from posterity.numerics import Key
 from posterity.posteriors import Gaussian as Normally
+from posterity.precisions import Dense, Diagonal
 from posterity.priors import Normal, StudentT
 
 FLOAT64 = torch.float64

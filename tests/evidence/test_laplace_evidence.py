@@ -10,8 +10,9 @@ import posterity as po
 from posterity.curvature import Diagonal
 from posterity.evidence import laplace_evidence
 from posterity.methods import Conjugate, Laplace
-from posterity.numerics import Dense, Key
-from posterity.numerics import Diagonal as DiagonalPrecision
+from posterity.numerics import Key
+from posterity.precisions import Dense
+from posterity.precisions import Diagonal as DiagonalPrecision
 
 FLOAT64 = torch.float64
 

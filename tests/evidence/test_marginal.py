@@ -12,7 +12,8 @@ import posterity as po
 from posterity.evidence import Marginal, PerLayer, PerTensor, Shared, residual_sums
 from posterity.likelihoods import Gaussian, Heteroscedastic, StudentT
 from posterity.model import Batch
-from posterity.numerics import Dense, Diagonal, Key
+from posterity.numerics import Key
+from posterity.precisions import Dense, Diagonal
 from posterity.priors import Layerwise, Normal
 
 FLOAT64 = torch.float64

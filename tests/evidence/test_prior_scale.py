@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.evidence import Gamma, Groups, PerLayer, PerTensor, PriorScale, Shared
-from posterity.evidence.groups import grouped
-from posterity.evidence.rescaled import rescaled_prior
+from posterity.evidence.groups import grouped, rescaled_prior
 from posterity.inference.method import Method
-from posterity.numerics import Dense, Diagonal, Key
+from posterity.numerics import Key
 from posterity.posteriors import Gaussian, Linearized, Mixture, Point, Posterior, Samples
+from posterity.precisions import Dense, Diagonal
 from posterity.priors import FanIn, GroupLasso, Horseshoe, Laplace, Layerwise, Normal, Prior, StudentT
 
 KINDS: dict[str, Prior] = {

@@ -27,8 +27,9 @@ from posterity.evidence import (
 )
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.model import Batch
-from posterity.numerics import BlockDiagonal, Dense, Diagonal, Key, Kronecker, LowRank
-from posterity.numerics.block import Block
+from posterity.numerics import Key
+from posterity.numerics.layout import Block
+from posterity.precisions import BlockDiagonal, Dense, Diagonal, Kronecker, LowRank
 from posterity.priors import FanIn, Layerwise, Normal
 
 FLOAT64 = torch.float64

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import posterity as po
-from posterity.inference import Callback, Checkpoint, Method, Run, graph
-from posterity.inference.accelerate import Stepper
+from posterity.inference import Callback, Checkpoint, Method, Run
+from posterity.inference import acceleration as graph
+from posterity.inference.acceleration import Stepper
 from posterity.methods import (
     MAP,
     SGHMC,
@@ -26,8 +27,9 @@ from posterity.methods import (
     WeightSampling,
 )
 from posterity.networks import MLP
-from posterity.numerics import SGD, Adam, Constant, Cosine, Cycles, Key, Schedule, Steps, Warmup
+from posterity.numerics import Key
 from posterity.numerics.random import Streams, seed
+from posterity.optim import SGD, Adam, Constant, Cosine, Cycles, Schedule, Steps, Warmup
 from posterity.posteriors import Posterior
 from posterity.storage import leaves, mapped
 
@@ -229,7 +231,7 @@ def test_schedules_of_tensors_are_those_of_numbers(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, nesterov=True), Adam(0.1)], ids=repr)
-def test_step_sizes_may_be_tensors(optimizer: po.numerics.Optimizer) -> None:
+def test_step_sizes_may_be_tensors(optimizer: po.optim.Optimizer) -> None:
     moved = []
     for size in (0.05, torch.tensor(0.05, dtype=torch.float64)):
         theta = torch.ones(3)
@@ -243,7 +245,7 @@ def test_step_sizes_may_be_tensors(optimizer: po.numerics.Optimizer) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("optimizer", [ADAM, SGD(0.01), SGD(0.01, nesterov=True)], ids=repr)
 @pytest.mark.parametrize("kind", ["laplace", "group lasso", "members"])
-def test_recorded_proximal_steps(optimizer: po.numerics.Optimizer, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_recorded_proximal_steps(optimizer: po.optim.Optimizer, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     rates = torch.tensor([2.0, 9.0], device="cuda")
     prior = {
         "laplace": po.priors.Laplace(0.1),
@@ -258,7 +260,7 @@ def test_recorded_proximal_steps(optimizer: po.numerics.Optimizer, kind: str, ca
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, nesterov=True), Adam(0.1)], ids=repr)
 @pytest.mark.parametrize("prior", [po.priors.Laplace(0.1), po.priors.GroupLasso(5.0)], ids=["laplace", "groups"])
-def test_step_sizes_of_proximal_steps_may_be_tensors(optimizer: po.numerics.Optimizer, prior: po.priors.Prior) -> None:
+def test_step_sizes_of_proximal_steps_may_be_tensors(optimizer: po.optim.Optimizer, prior: po.priors.Prior) -> None:
     proximal, moved = prior.bound(po.numerics.Layout.of({"weight": (2, 2)})).proximal, []
     for size in (0.05, torch.tensor(0.05, dtype=torch.float64)):
         theta = torch.ones(4)
@@ -272,7 +274,7 @@ def test_step_sizes_of_proximal_steps_may_be_tensors(optimizer: po.numerics.Opti
 
 
 @pytest.mark.parametrize("optimizer", [SGD(0.1), Adam(0.1)], ids=repr)
-def test_a_proximal_step_of_size_zero_moves_nothing(optimizer: po.numerics.Optimizer) -> None:
+def test_a_proximal_step_of_size_zero_moves_nothing(optimizer: po.optim.Optimizer) -> None:
     for size in (0.0, torch.tensor(0.0)):
         theta = torch.tensor([1.0, -2.0, 0.0, 4.0])
         state = optimizer.init(theta)

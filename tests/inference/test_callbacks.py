@@ -13,7 +13,8 @@ from posterity.errors import BadData
 from posterity.inference import Callback, Checkpoint, EarlyStopping, Validation
 from posterity.methods import MAP, Laplace
 from posterity.metrics import negative_log_likelihood
-from posterity.numerics import SGD, Key
+from posterity.numerics import Key
+from posterity.optim import SGD
 
 FLOAT64 = torch.float64
 OVERFITS = MAP(steps=120, batch_size=None, optimizer=SGD(0.05))

@@ -228,7 +228,7 @@ def test_ctrl_c_finishes_the_step_and_stores_the_run(writes, tmp_path):
 
 @pytest.mark.usefixtures("keyboard")
 def test_ctrl_c_in_the_middle_of_a_step_stores_no_half_of_it(writes, monkeypatch, tmp_path):
-    adam, calls = po.numerics.Adam, []
+    adam, calls = po.optim.Adam, []
     ascend = adam.ascend
 
     def interrupted(self, theta, grad, state, step_size, divisor):

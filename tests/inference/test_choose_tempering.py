@@ -12,7 +12,7 @@ import posterity as po
 from posterity.errors import Diverged
 from posterity.inference import choose_tempering, memory
 from posterity.methods import MAP, NUTS, Conjugate, Laplace, MeanField
-from posterity.numerics import SGD, Adam
+from posterity.optim import SGD, Adam
 
 FLOAT64 = torch.float64
 ETAS = torch.tensor([0.01, 0.3, 10.0], dtype=FLOAT64)

@@ -11,10 +11,10 @@ from torch import Tensor
 import posterity as po
 from posterity.errors import Diverged
 from posterity.inference import Checkpoint, Method, Trace
-from posterity.inference.finite import check_loss
+from posterity.inference.run import check_loss
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, FullRank, LowRankGaussian, MeanField
-from posterity.numerics import SGD
+from posterity.optim import SGD
 from posterity.posteriors import Point
 
 FLOAT64 = torch.float64

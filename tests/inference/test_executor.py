@@ -14,7 +14,8 @@ from posterity.errors import BadFolder
 from posterity.inference import Batched, Executor, Outcome, Processes, Sequential, Task
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, Conjugate, Laplace, MeanField
-from posterity.numerics import SGD, Key
+from posterity.numerics import Key
+from posterity.optim import SGD
 from posterity.priors import Normal
 
 pytestmark = pytest.mark.cpu

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import posterity as po
 from posterity.errors import BadData
 from posterity.inference import Callback, EarlyStopping, Validation
-from posterity.inference.start import starting_point
+from posterity.inference.infer import starting_point
 from posterity.methods import MAP, Conjugate, Laplace
 from posterity.model import Tempering
 
@@ -218,7 +218,9 @@ def test_map_refuses(options, error, message):
         MAP(**options)
 
 
-@pytest.mark.parametrize("options", [{"curvature": "ggn"}, {"structure": "full"}, {"structure": po.numerics.Diagonal}])
+@pytest.mark.parametrize(
+    "options", [{"curvature": "ggn"}, {"structure": "full"}, {"structure": po.precisions.Diagonal}]
+)
 def test_laplace_refuses_names_in_the_place_of_objects(options):
     (name,) = options
     with pytest.raises(TypeError, match=f"Laplace.{name} must be of kind {name.capitalize()}"):
@@ -306,7 +308,7 @@ def test_methods_can_be_stepped_by_hand():
 
 
 def test_a_density_is_inferred_without_data():
-    q, _ = po.infer(MAP(steps=300, optimizer=po.numerics.SGD(0.1)), density(), None, start=torch.ones(3, dtype=FLOAT64))
+    q, _ = po.infer(MAP(steps=300, optimizer=po.optim.SGD(0.1)), density(), None, start=torch.ones(3, dtype=FLOAT64))
     assert q.point().abs().max() < 1e-6
     laplace, _ = po.infer(Laplace(tuning=None, curvature=po.curvature.Hessian()), density(), None, start=q)
     torch.testing.assert_close(as_matrix(laplace.precision), torch.eye(3, dtype=FLOAT64))

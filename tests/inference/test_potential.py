@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import posterity as po
-from posterity.inference.potential import Potential, accelerated, potential
+from posterity.inference.acceleration import Potential, accelerated, potential
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import HMC
 from posterity.model.batch import Batch
@@ -221,7 +221,7 @@ def test_a_branch_in_a_density_falls_back_with_a_word(caplog):
 
 def test_a_variable_that_is_another_in_the_next_run_is_read_again(monkeypatch):
     """By little, seen from a far start in float32, and by half a standard deviation of the density."""
-    monkeypatch.setattr("posterity.methods.sampler.LONG", 1)
+    monkeypatch.setattr("posterity.methods.parts.sampler.LONG", 1)
     centre = 1.0
     density = po.Density(lambda x: -5000 * (x - centre).square().sum(), {"x": (2,)}, dtype=torch.float32)
     method = HMC(draws=200, warmup=200, chains=4, steps=4)

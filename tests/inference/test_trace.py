@@ -6,7 +6,7 @@ from contracts.cases import numbers, regression
 
 import posterity as po
 from posterity.inference import Checkpoint, Trace
-from posterity.inference.trace import BLOCK
+from posterity.inference.run import BLOCK
 from posterity.methods import MAP
 
 

@@ -11,7 +11,8 @@ from torch import nn
 import posterity as po
 from posterity.inference import Checkpoint
 from posterity.methods import MAP, Laplace
-from posterity.numerics import SGD, Key
+from posterity.numerics import Key
+from posterity.optim import SGD
 
 FLOAT64 = torch.float64
 

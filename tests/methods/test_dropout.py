@@ -12,10 +12,11 @@ from torch.nn import functional as F
 import posterity as po
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, MCDropout
-from posterity.methods.learnt_rates import learnt_rates, prior_value_and_grad
+from posterity.methods.dropout import learnt_rates, prior_value_and_grad
 from posterity.model import Batch, Tempering
 from posterity.networks import MLP, ConcreteDropout
-from posterity.numerics import SGD, Adam, Cosine, Key
+from posterity.numerics import Key
+from posterity.optim import SGD, Adam, Cosine
 from posterity.posteriors import Dropout
 from posterity.priors import FanIn, Laplace, Layerwise, Normal
 

@@ -11,9 +11,10 @@ import posterity as po
 from posterity.errors import Diverged
 from posterity.inference import Callback, Checkpoint, Sequential
 from posterity.methods import MAP, Conjugate, Ensemble, FullRank, Laplace, MeanField, OnlineLaplace
-from posterity.methods.subset import LargestVariance
+from posterity.methods.parts.subset import LargestVariance
 from posterity.model.data import TensorData, as_data
-from posterity.numerics import SGD, Key
+from posterity.numerics import Key
+from posterity.optim import SGD
 from posterity.posteriors import Linearized, Mixture, Point
 from posterity.priors import Normal
 

@@ -322,7 +322,7 @@ def test_the_gradient_norm_is_that_of_the_log_posterior(caplog) -> None:
 @pytest.mark.parametrize("structure", ALL, ids=lambda s: type(s).__name__)
 def test_at_a_mode_nothing_is_said(structure, caplog) -> None:
     problem = joint(nn.Sequential(nn.Linear(3, 1)))
-    optimizer = po.numerics.SGD(0.02, momentum=0.8)
+    optimizer = po.optim.SGD(0.02, momentum=0.8)
     start, _ = po.infer(MAP(steps=300, batch_size=None, optimizer=optimizer), problem, (X, Y), progress=False)
     caplog.clear()
     laplace(problem, structure=structure, start=start)

@@ -13,7 +13,9 @@ from posterity.methods import LowRankGaussian, low_rank_gaussian
 from posterity.methods.low_rank_gaussian import _add_entropy_grad, _inner, _split
 from posterity.model import Batch
 from posterity.networks import MLP
-from posterity.numerics import Adam, Dense, Key
+from posterity.numerics import Key
+from posterity.optim import Adam
+from posterity.precisions import Dense
 from posterity.priors import Correlated, GroupLasso, HalfCauchy, Hierarchical, Laplace, Layerwise, Normal, Prior
 
 FLOAT64 = torch.float64

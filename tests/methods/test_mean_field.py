@@ -11,10 +11,11 @@ import posterity as po
 from posterity.inference import Method
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Flipout, LocalReparameterisation, MeanField, WeightSampling
-from posterity.methods.gradients import DataTerm, Estimator, Factorised, Gradients
+from posterity.methods.parts.gradients import DataTerm, Estimator, Factorised, Gradients
 from posterity.model import Batch
 from posterity.networks import MLP
-from posterity.numerics import Adam, Constant, Key, Warmup
+from posterity.numerics import Key
+from posterity.optim import Adam, Constant, Warmup
 from posterity.priors import (
     Cauchy,
     FanIn,
@@ -155,7 +156,7 @@ def test_warm_up_weighs_the_kl() -> None:
     joint = problem()
     grads = {}
     for name, schedule in (("none", Constant()), ("warm", Warmup(1.0))):
-        method = MeanField(steps=99, batch_size=None, optimizer=po.numerics.SGD(1.0), kl_schedule=schedule)
+        method = MeanField(steps=99, batch_size=None, optimizer=po.optim.SGD(1.0), kl_schedule=schedule)
         grads[name], info = first_step(method, joint)
         assert abs(info["elbo"] - info["data_fit"] + info["kl"]) < 1e-12
     state = MeanField().init(joint, joint.initial(), Key(0))
@@ -197,7 +198,7 @@ class HalfInPlace(Estimator):
 def test_an_estimator_may_make_either_gradient_in_place() -> None:
     joint = problem()
     moves = [
-        first_step(MeanField(optimizer=po.numerics.SGD(1.0), estimator=HalfInPlace(of)), joint)[0]
+        first_step(MeanField(optimizer=po.optim.SGD(1.0), estimator=HalfInPlace(of)), joint)[0]
         for of in ("neither", "mean", "scale")
     ]
     assert torch.equal(moves[0], moves[1])
@@ -232,7 +233,7 @@ def test_a_density_without_data() -> None:
     centre = torch.tensor([1.0, -1.0], dtype=FLOAT64)
     density = po.Density(lambda w: -0.5 * (w - centre) @ precision @ (w - centre), {"w": (2,)}, dtype=FLOAT64)
     method = MeanField(
-        steps=1000, optimizer=Adam(0.02), schedule=po.numerics.Cosine(), estimator=WeightSampling(4, antithetic=True)
+        steps=1000, optimizer=Adam(0.02), schedule=po.optim.Cosine(), estimator=WeightSampling(4, antithetic=True)
     )
     q, _ = po.infer(method, density, None)
     torch.testing.assert_close(q.mean, centre, rtol=0.01, atol=0.0)

@@ -15,11 +15,22 @@ from posterity.errors import Diverged
 from posterity.inference import Checkpoint
 from posterity.likelihoods import Gaussian
 from posterity.methods import Flipout, LocalReparameterisation, MeanField, WeightSampling
-from posterity.methods.gradients import Estimator, Factorised
-from posterity.methods.gradients.divergence import divergence
-from posterity.methods.gradients.estimator import Gradients
-from posterity.numerics import SGD, Adam, Key
-from posterity.priors import Cauchy, FanIn, GroupLasso, Horseshoe, Laplace, Layerwise, Logistic, Normal, Prior, StudentT
+from posterity.methods.parts.gradients import Estimator, Factorised
+from posterity.methods.parts.gradients.estimator import Gradients, divergence
+from posterity.numerics import Key
+from posterity.optim import SGD, Adam
+from posterity.priors import (
+    Cauchy,
+    FanIn,
+    GroupLasso,
+    Horseshoe,
+    Laplace,
+    Layerwise,
+    Logistic,
+    Normal,
+    Prior,
+    StudentT,
+)
 from posterity.storage import RunFolder
 
 FLOAT64 = torch.float64

@@ -14,9 +14,10 @@ from posterity.inference import Checkpoint
 from posterity.inference.kept import kept_bytes
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, SGHMC, SGLD, Ensemble, Plain, RMSprop
-from posterity.methods.minibatch_chains import chain_gradients
+from posterity.methods.parts.minibatch_chains import chain_gradients
 from posterity.model import Batch
-from posterity.numerics import SGD, Constant, Cosine, Cycles, Key
+from posterity.numerics import Key
+from posterity.optim import SGD, Constant, Cosine, Cycles
 from posterity.priors import Normal
 
 FLOAT64 = torch.float64

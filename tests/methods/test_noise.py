@@ -13,7 +13,7 @@ from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, Conjugate, Laplace
 
 FLOAT64 = torch.float64
-TO_THE_MODE = MAP(steps=800, batch_size=None, optimizer=po.numerics.Adam(0.05), schedule=po.numerics.Cosine())
+TO_THE_MODE = MAP(steps=800, batch_size=None, optimizer=po.optim.Adam(0.05), schedule=po.optim.Cosine())
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_laplace_uses_the_fitted_noise(fitted):
 
 def test_each_member_fits_its_own_noise():
     joint = dataclasses.replace(regression(FLOAT64), prior=po.priors.Normal(torch.tensor([0.05, 0.7])))
-    method = MAP(steps=200, batch_size=None, optimizer=po.numerics.Adam(0.05))
+    method = MAP(steps=200, batch_size=None, optimizer=po.optim.Adam(0.05))
     together, _ = po.infer(method, joint, numbers(FLOAT64))
     assert together.joint.likelihood.scale.shape == (2, 1, 1)
     scales = [together.member(i).joint.likelihood.scale for i in range(2)]

@@ -16,7 +16,7 @@ from posterity.inference import Checkpoint
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, Laplace, LargestVariance, LastLayer, OnlineLaplace
 from posterity.model.batch import Feed
-from posterity.numerics import SGD
+from posterity.optim import SGD
 from posterity.priors import Normal
 
 FLOAT64 = torch.float64

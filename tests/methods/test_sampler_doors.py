@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 import posterity as po
 from posterity.errors import BadData, Diverged
 from posterity.inference import Checkpoint
-from posterity.kernels.mass import DenseMass, DiagonalMass
+from posterity.kernels.adaptation import DenseMass, DiagonalMass
 from posterity.likelihoods import Gaussian
 from posterity.methods import HMC, MALA, NUTS, Langevin, Metropolis
-from posterity.methods.doubtful_chains import warn_of_doubtful
+from posterity.methods.parts.chains import warn_of_doubtful
 from posterity.priors import Normal
 
 FLOAT64 = torch.float64
@@ -369,6 +369,6 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, mass, stop):
 
 
 def test_a_compiled_run_ends_with_the_same_bits(tmp_path, monkeypatch):
-    monkeypatch.setattr("posterity.methods.sampler.LONG", 1)
+    monkeypatch.setattr("posterity.methods.parts.sampler.LONG", 1)
     method = HMC(draws=6, warmup=20, chains=2, steps=4)
     interrupted_equals_whole(tmp_path, method, regression(FLOAT64), numbers(FLOAT64), 15, accelerate="auto")

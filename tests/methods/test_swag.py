@@ -20,8 +20,10 @@ from posterity.inference.callbacks import Validation
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, SWAG
 from posterity.model import Batch
-from posterity.numerics import SGD, Cyclic, Dense, Diagonal, Key
+from posterity.numerics import Key
+from posterity.optim import SGD, Cyclic
 from posterity.posteriors.linearized import Linearized
+from posterity.precisions import Dense, Diagonal
 from posterity.priors import Normal
 
 FLOAT64 = torch.float64

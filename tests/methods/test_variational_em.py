@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import posterity as po
 from posterity.errors import BadData, BadFolder, BoundFell
 from posterity.evidence import Evidence, Gamma, MacKayUpdate, NoiseScale, PerLayer, PerTensor, PriorScale, Shared
-from posterity.evidence.maximisation import Expected, Maximisation
+from posterity.evidence.m_steps import Expected, Maximisation
 from posterity.inference import plan
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.methods import (
@@ -32,9 +32,9 @@ from posterity.methods import (
     OnlineLaplace,
     VariationalEM,
 )
-from posterity.methods.rounds import refuse_fall
+from posterity.methods.parts.rounds import refuse_fall
 from posterity.model import Tempering
-from posterity.numerics import Adam, Cosine, Cycles
+from posterity.optim import Adam, Cosine, Cycles
 from posterity.posteriors import Posterior
 from posterity.priors import GroupLasso, Horseshoe, Layerwise, Normal
 

@@ -5,11 +5,11 @@ import torch
 
 import posterity as po
 from posterity.kernels import windows
-from posterity.kernels.mass import DenseMass
+from posterity.kernels.adaptation import DenseMass
 from posterity.methods import NUTS, Metropolis
 from posterity.model.batch import Batch
-from posterity.model.constraints import Positive
 from posterity.model.data import TensorData
+from posterity.model.density import Positive
 
 
 def regression() -> po.Density:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posterity.mixtures import moments
+from posterity.mixtures import covariance as moments
 
 
 @pytest.fixture(params=["products", "whitened"])

@@ -19,11 +19,13 @@ from posterity.mixtures import (
     Full,
     Rows,
     log_densities,
-    moments,
     responsibilities,
     rows_of,
     scores,
     statistics,
+)
+from posterity.mixtures import (
+    covariance as moments,
 )
 from posterity.mixtures.tied import SharedSweep
 

@@ -9,7 +9,18 @@ from beliefcases import FAMILIES, drawn, log_normals, naive_sums, problem
 from goldcases import load
 from scipy import integrate, stats
 
-from posterity.mixtures import dirichlet, passes, student_mixture, wishart
+from posterity.mixtures import (
+    normal_wishart as student_mixture,
+)
+from posterity.mixtures import (
+    normal_wishart as wishart,
+)
+from posterity.mixtures import (
+    passes,
+)
+from posterity.mixtures import (
+    weights as dirichlet,
+)
 from posterity.mixtures.normal_wishart import Beliefs, bound, components, divergence, sums_of, updated
 from posterity.mixtures.rows import Rows
 from posterity.numerics.random import Key

@@ -17,12 +17,14 @@ from posterity.mixtures import (
     Full,
     Rows,
     log_densities,
-    moments,
     responsibilities,
     rows_of,
     score_chunks,
     scores,
     statistics,
+)
+from posterity.mixtures import (
+    covariance as moments,
 )
 from posterity.mixtures import rows as sizes
 

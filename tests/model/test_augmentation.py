@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from posterity.errors import BadData
 from posterity.model import Augmentation, Compose, Crop, Flip, as_data
-from posterity.model.orders import OwnOrders, Reordered
+from posterity.model.data import OwnOrders, Reordered
 from posterity.numerics import Key
-from posterity.numerics.recording import nothing_read
+from posterity.numerics.compiled import nothing_read
 from posterity.storage import decode, encode
 
 USUAL = Compose((Crop(2), Flip()))

@@ -6,7 +6,7 @@ from torch import nn
 from posterity.likelihoods import Categorical
 from posterity.model import Joint, Tempering
 from posterity.model.data import Batch
-from posterity.model.image_chain import image_chain
+from posterity.model.layer_chains import image_chain
 from posterity.model.network import Network
 from posterity.networks import LeNet, ResNet
 from posterity.numerics.random import Key

@@ -4,7 +4,7 @@ from drawn import normal
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from posterity.model.linear_chain import linear_chain
+from posterity.model.layer_chains import linear_chain
 from posterity.model.network import Network
 from posterity.networks import MLP, MeanFieldNetwork
 from posterity.numerics.random import Key

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from posterity.model.data import Batch, TensorData
-from posterity.model.orders import OwnOrders, Reordered
+from posterity.model.data import Batch, OwnOrders, Reordered, TensorData
 from posterity.numerics.random import Key
 
 pytestmark = pytest.mark.cpu

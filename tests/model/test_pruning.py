@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import posterity as po
-from posterity.model import dead_units, pruned, unused_inputs
 from posterity.networks import MLP, LeNet, MeanFieldNetwork, ResNet
+from posterity.pruning import dead_units, pruned, unused_inputs
 
 IMAGE = (2, 3, 9, 9)
 LARGER = (2, 3, 12, 12)
@@ -353,7 +353,7 @@ def test_the_module_of_a_point_has_its_weights_and_statistics() -> None:
     net[3].bias.requires_grad_(False)
     joint = po.Joint(net, po.likelihoods.Gaussian(0.5), po.priors.Normal(), num_data=20)
     x, y = normal(1, 20, 2), normal(2, 20, 1)
-    q, _ = po.infer(po.methods.MAP(30, None, po.numerics.Adam(0.05)), joint, (x, y), progress=False)
+    q, _ = po.infer(po.methods.MAP(30, None, po.optim.Adam(0.05)), joint, (x, y), progress=False)
     with torch.no_grad():
         torch.testing.assert_close(q.module()(x), q.predict(x).mean, rtol=1e-12, atol=1e-12)
     assert not torch.equal(q.module()[1].running_mean, net[1].running_mean)

@@ -10,8 +10,8 @@ from prunedcases import agree, normal, randomised
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterity.model import dead_units, pruned, unused_inputs
 from posterity.networks import LeNet
+from posterity.pruning import dead_units, pruned, unused_inputs
 
 SPATIAL: dict[int, tuple[int, ...]] = {0: (5, 3), 1: (5, 3, 12), 2: (5, 3, 9, 10), 3: (2, 3, 6, 7, 6)}
 CONVOLUTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

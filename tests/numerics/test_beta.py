@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from posterity.numerics.beta import beta_quantile
+from posterity.special.functions import beta_quantile
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1586553, 0.5, 0.8413447, 0.999])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from posterity.numerics import Key
-from posterity.numerics.complex_logarithm import complex_expm1, complex_log1p
+from posterity.special.functions import complex_expm1, complex_log1p
 
 
 def numbers(seed: int) -> torch.Tensor:

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 from posterity.model import Network
 from posterity.model.dropout_sites import dropout_sites
 from posterity.numerics import Key
-from posterity.numerics.dropout import Dropping, Masks
-from posterity.numerics.masks import KeyedMasks, NoMasks, Site
+from posterity.numerics.dropout import Dropping, KeyedMasks, Masks, NoMasks, Site
 
 
 class Fixed(Masks):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posterity.numerics import expected_norm as module
-from posterity.numerics.expected_norm import expected_absolute, expected_norm
 from posterity.numerics.random import Key
+from posterity.special import expected_norm as module
+from posterity.special.expected_norm import expected_absolute, expected_norm
 
 
 def isotropic(length: float, scale: float, size: int) -> float:

@@ -6,7 +6,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from posterity.numerics.exponential_integral import scaled_exponential_integral
+from posterity.special.functions import scaled_exponential_integral
 
 
 def grid() -> Tensor:

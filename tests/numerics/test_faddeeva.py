@@ -8,7 +8,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from posterity.numerics.faddeeva import faddeeva
+from posterity.special.functions import faddeeva
 
 
 def plane(reach: float, count: int = 161) -> Tensor:

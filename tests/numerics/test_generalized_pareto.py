@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from posterity.numerics.generalized_pareto import GeneralizedPareto
+from posterity.evidence.importance import GeneralizedPareto
 
 
 @pytest.mark.parametrize("shape", [-0.4, 0.0, 0.3, 0.7, 1.5])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from posterity.jacobians.linear import symmetric, upper_gram
 from posterity.numerics import Key
-from posterity.numerics.gram import symmetric, upper_gram
 
 
 def gram(matrix):

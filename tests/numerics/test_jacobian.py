@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrixcases import FLOAT64, between, normal
 
-from posterity.numerics import Block, Key, jacobian
-from posterity.numerics.convolution_jacobian import Convolution, Window
-from posterity.numerics.head_jacobian import Head
-from posterity.numerics.jacobian import Explicit, Selected, Stacked, as_jacobian
-from posterity.numerics.layer_jacobians import Lookup, Matrix
-from posterity.numerics.thin_jacobian import Thin
+from posterity.jacobians import jacobian
+from posterity.jacobians.convolution import Convolution, Window
+from posterity.jacobians.head import Head
+from posterity.jacobians.jacobian import Explicit, Selected, Stacked, as_jacobian
+from posterity.jacobians.linear import Lookup, Matrix, Thin
+from posterity.numerics import Block, Key
 
 ROWS, OUTPUTS = 5, 2
 

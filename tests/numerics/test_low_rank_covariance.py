@@ -10,9 +10,10 @@ from matrixcases import FLOAT64, between, low_rank_covariance, normal
 from numerics.test_precision_structures import check_all, close
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics import Block, Dense, LowRank, LowRankCovariance
-from posterity.numerics.jacobian import Explicit, Stacked
-from posterity.numerics.updated import base, updated
+from posterity.jacobians.jacobian import Explicit, Stacked
+from posterity.numerics import Block
+from posterity.precisions import Dense, LowRank, LowRankCovariance
+from posterity.precisions.updated import base, updated
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(0, 8))

@@ -6,8 +6,9 @@ from drawn import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posterity.numerics import Key, online_newton
-from posterity.numerics.online_newton import online_newton_
+from posterity.numerics import Key
+from posterity.optim import online_newton
+from posterity.optim.online_newton import online_newton_
 
 FLOAT64 = torch.float64
 

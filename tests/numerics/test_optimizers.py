@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from posterity.numerics import SGD, Adam, Key
+from posterity.numerics import Key
+from posterity.optim import SGD, Adam
 
 DTYPES = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from matrixcases import STRUCTURES, as_matrix, normal
 
-from posterity.numerics import LowRankCovariance
-from posterity.numerics.per_member import PerMember
+from posterity.precisions import LowRankCovariance
+from posterity.precisions.block import PerMember
 
 FLOAT64 = torch.float64
 

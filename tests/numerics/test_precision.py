@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics import Dense, Diagonal, Key
+from posterity.numerics import Key
+from posterity.precisions import Dense, Diagonal
 
 LEADS = st.sampled_from([(), (2,), (3, 2)])
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from matrixcases import REST, SCALES, TABLE, TIED, TOTAL, WEIGHT, block_diagonal, dense, diagonal, low_rank, normal
 
-from posterity.numerics import BlockDiagonal, jacobian
-from posterity.numerics.jacobian import Explicit, Selected, Stacked
-from posterity.numerics.layer_jacobians import Lookup, Matrix
+from posterity.jacobians import jacobian
+from posterity.jacobians.jacobian import Explicit, Selected, Stacked
+from posterity.jacobians.linear import Lookup, Matrix
+from posterity.precisions import BlockDiagonal
 
 ROWS, OUTPUTS = 5, 2
 SMALL = {

@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics import Factor, Key, Kronecker
-from posterity.numerics.layer_jacobians import Lookup, Matrix
+from posterity.jacobians.linear import Lookup, Matrix
+from posterity.numerics import Key
+from posterity.precisions import Factor, Kronecker
 
 ROWS, OUTPUTS = 4, 3
 

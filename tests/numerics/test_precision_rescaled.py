@@ -8,7 +8,7 @@ from goldcases import load
 from matrixcases import FLOAT64, STRUCTURES, dense, gram, low_rank, patterned
 
 from posterity.errors import NotPositiveDefinite
-from posterity.numerics import Dense, Diagonal, Kronecker, LowRank
+from posterity.precisions import Dense, Diagonal, Kronecker, LowRank
 
 SCALABLE = {name: build for name, build in STRUCTURES.items() if name not in ("dense alone", "low rank covariance")}
 

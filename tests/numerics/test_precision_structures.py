@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrixcases import FLOAT64, STRUCTURES, TOTAL, diagonal, kronecker, low_rank, normal, patterned
 
-from posterity.numerics import Block, BlockDiagonal, Diagonal
-from posterity.numerics.jacobian import Explicit, Selected
+from posterity.jacobians.jacobian import Explicit, Selected
+from posterity.numerics import Block
+from posterity.precisions import BlockDiagonal, Diagonal
 from posterity.storage import decode, encode
 
 SEEDS = st.integers(0, 10**6)

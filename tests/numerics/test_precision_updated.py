@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from posterity.numerics import Block, BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, PerMember, Precision
+from posterity.numerics import Block
 from posterity.numerics.random import Key
-from posterity.numerics.updated import base, updated
+from posterity.precisions import BlockDiagonal, Dense, Diagonal, Kronecker, LowRank, PerMember, Precision
+from posterity.precisions.updated import base, updated
 
 pytestmark = pytest.mark.cpu  # the matrices are there
 

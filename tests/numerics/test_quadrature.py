@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from posterity.numerics import quadrature
-from posterity.numerics.quadrature import normal_expectation
+from posterity.special import quadrature
+from posterity.special.quadrature import normal_expectation
 
 # Smooth functions that vary over distances of 1 around zero, however wide the normal.
 SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {

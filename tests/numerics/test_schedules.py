@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from posterity.numerics import Constant, Cosine, Cyclic, Steps
+from posterity.optim import Constant, Cosine, Cyclic, Steps
 
 
 @given(st.integers(2, 500), st.floats(0.0, 0.9), st.floats(0.0, 0.9))

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from posterity.numerics import Key
-from posterity.numerics.shrinkage import group_threshold, soft_threshold
+from posterity.optim.shrinkage import group_threshold, soft_threshold
 
 
 def normal(seed: int, *shape: int) -> Tensor:

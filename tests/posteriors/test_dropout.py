@@ -10,9 +10,8 @@ from torch import nn
 import posterity as po
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.metrics import accuracy, negative_log_likelihood
-from posterity.model import mask_draws
-from posterity.model.dropout_sites import dropout_sites
-from posterity.model.mask_draws import mask_numbers, outputs_under
+from posterity.model import dropout_sites as mask_draws
+from posterity.model.dropout_sites import dropout_sites, mask_numbers, outputs_under
 from posterity.networks import MLP
 from posterity.numerics import Key
 from posterity.posteriors import Dropout, enumerated

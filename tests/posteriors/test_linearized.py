@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import posterity as po
 from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Full, Kronecker, LowRank
 from posterity.curvature.derivatives import derivatives
+from posterity.jacobians.head import Head
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import Laplace, LargestVariance, LastLayer, Matching
-from posterity.numerics import Dense, Key
-from posterity.numerics.head_jacobian import Head
+from posterity.numerics import Key
 from posterity.posteriors import Linearized
+from posterity.precisions import Dense
 from posterity.predictive import Exact, LaplaceBridge, MonteCarlo, Probit, from_outputs
 
 FLOAT64 = torch.float64

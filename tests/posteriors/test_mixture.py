@@ -9,8 +9,9 @@ import posterity as po
 from posterity.likelihoods import Categorical, Heteroscedastic
 from posterity.likelihoods import Gaussian as Noise
 from posterity.methods import MAP, Laplace, MeanField
-from posterity.numerics import Dense, Key
+from posterity.numerics import Key
 from posterity.posteriors import Gaussian, Mixture, Point
+from posterity.precisions import Dense
 from posterity.predictive import MixturePredictive, MonteCarlo, Probit
 from posterity.priors import Normal
 

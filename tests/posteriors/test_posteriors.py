@@ -13,9 +13,10 @@ import posterity as po
 from posterity.curvature import Diagonal, Full
 from posterity.errors import BadData
 from posterity.methods import MAP, Conjugate, Laplace
-from posterity.numerics import Dense, Key
-from posterity.numerics import Diagonal as DiagonalPrecision
+from posterity.numerics import Key
 from posterity.posteriors import Gaussian, Linearized, Point
+from posterity.precisions import Dense
+from posterity.precisions import Diagonal as DiagonalPrecision
 from posterity.predictive import Exact, MonteCarlo, Probit
 
 FLOAT64 = torch.float64
@@ -120,7 +121,7 @@ def test_draws_of_a_density_are_constrained():
         {"rate": po.model.Positive()},
         dtype=FLOAT64,
     )
-    start, _ = po.infer(MAP(steps=200, optimizer=po.numerics.SGD(0.1)), density, None)
+    start, _ = po.infer(MAP(steps=200, optimizer=po.optim.SGD(0.1)), density, None)
     q, _ = po.infer(Laplace(tuning=None, curvature=po.curvature.Hessian()), density, None, start=start)
     draws = q.draws(1000)["rate"]
     assert draws.shape == (1000,)

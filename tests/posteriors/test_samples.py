@@ -12,9 +12,10 @@ import posterity as po
 from posterity.errors import BadData, PosterityError
 from posterity.likelihoods import Gaussian, StudentT
 from posterity.methods import MAP, Conjugate
-from posterity.model.constraints import Positive, Simplex
 from posterity.model.data import Batch
-from posterity.numerics import SGD, Key
+from posterity.model.density import Positive, Simplex
+from posterity.numerics import Key
+from posterity.optim import SGD
 from posterity.posteriors import Mixture, Point, Samples
 from posterity.predictive import DrawsPredictive
 from posterity.priors import Normal
@@ -262,7 +263,7 @@ def test_values_of_a_density_are_constrained():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_log_likelihoods_of_rows_are_those_of_the_joint(weighted, monkeypatch):
-    monkeypatch.setattr("posterity.posteriors.pointwise.ROWS", 4)
+    monkeypatch.setattr("posterity.posteriors.samples.ROWS", 4)
     joint = noisy()
     tempered = po.Joint(joint.network, joint.likelihood, joint.prior, 6, po.Tempering.cold(0.1))
     q, x = spread(tempered, 2, 3), inputs(FLOAT64, 6)

@@ -25,7 +25,7 @@ def test_mode_and_evidence_are_those_of_linear_regression() -> None:
         joint = po.Joint(module, po.likelihoods.Gaussian(scale=NOISE), around(weights, SCALE), num_data=12)
         precision = x.T @ x / NOISE**2 + torch.eye(3, dtype=torch.float64) / SCALE**2
         mode = torch.linalg.solve(precision, x.T @ y.flatten() / NOISE**2 + mean / SCALE**2)
-        train = po.methods.MAP(800, None, po.numerics.Adam(0.05), schedule=po.numerics.Cosine())
+        train = po.methods.MAP(800, None, po.optim.Adam(0.05), schedule=po.optim.Cosine())
         found, _ = po.infer(train, joint, (x, y))
         assert torch.allclose(found.point(), mode, atol=1e-4)
         q, _ = po.infer(po.methods.Laplace(tuning=None), joint, (x, y), start=mode)
@@ -66,18 +66,18 @@ def test_bad_weights_are_refused() -> None:
 
 
 def test_a_correlated_prior_must_fit_its_matrix_and_the_weights() -> None:
-    matrix = po.numerics.Dense(torch.eye(2))
+    matrix = po.precisions.Dense(torch.eye(2))
     with pytest.raises(ValueError, match=r"finite, of shape \(2,\)"):
         Correlated(torch.zeros(3), matrix)
     with pytest.raises(ValueError, match="must be finite"):
         Correlated(torch.tensor([0.0, math.nan]), matrix)
-    with pytest.raises(TypeError, match=r"such as numerics.Dense\(matrix\)"):
+    with pytest.raises(TypeError, match=r"such as precisions.Dense\(matrix\)"):
         Correlated(torch.zeros(2), torch.eye(2))  # type: ignore[arg-type]
     prior = Correlated(torch.zeros(2), matrix)
     with pytest.raises(ValueError, match=r"for 2 weights. Got tensors of 3"):
         prior.bound(Layout.of({"w": (3,)}))
     with pytest.raises(ValueError, match=r"for 2 weights. Got theta of shape \(3,\)"):
         prior.log_prob(torch.zeros(3))
-    members = Correlated(torch.zeros(3, 2), po.numerics.PerMember((matrix,) * 3))
+    members = Correlated(torch.zeros(3, 2), po.precisions.PerMember((matrix,) * 3))
     with pytest.raises(ValueError, match=r"theta must be \(..., 3, P\)"):
         members.log_prob(torch.zeros(2))

@@ -9,11 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from posterity.numerics.activations import slope_of
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.priors import EdgeOfChaos, FanIn, He, Layerwise, Normal, signal_propagation
+from posterity.priors import EdgeOfChaos, FanIn, He, Layerwise, Normal
+from posterity.special.activations import slope_of
 from posterity.storage.values import decode, encode
+from posterity.theory import signal_propagation
 
 GOLD = load("edge_of_chaos")
 

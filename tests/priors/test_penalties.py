@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posterity.numerics.layout import Layout
-from posterity.priors import Cauchy, Laplace, Logistic, Normal, StudentT, Tabulated
-from posterity.priors import GroupLasso as GroupLassoPrior
-from posterity.priors.penalty import (
+from posterity.penalties import (
     L1,
     Dirac,
     Divergence,
@@ -26,6 +24,8 @@ from posterity.priors.penalty import (
     from_prior,
     to_prior,
 )
+from posterity.priors import Cauchy, Laplace, Logistic, Normal, StudentT, Tabulated
+from posterity.priors import GroupLasso as GroupLassoPrior
 
 GOLD = load("penalty_lambda_per_layer")
 NAMES: dict[str, Penalty] = {

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import posterity as po
-from posterity.numerics.quadrature import normal_expectation
+from posterity.penalties import (
+    L1,
+    Dirac,
+    Divergence,
+    Function,
+    Gaussian,
+    GroupLasso,
+    SquaredL2,
+    Sum,
+    Translation,
+    from_prior,
+    to_prior,
+)
 from posterity.priors import (
     Cauchy,
     Correlated,
@@ -26,19 +38,7 @@ from posterity.priors import (
     Tabulated,
 )
 from posterity.priors import GroupLasso as GroupLassoPrior
-from posterity.priors.penalty import (
-    L1,
-    Dirac,
-    Divergence,
-    Function,
-    Gaussian,
-    GroupLasso,
-    SquaredL2,
-    Sum,
-    Translation,
-    from_prior,
-    to_prior,
-)
+from posterity.special.quadrature import normal_expectation
 
 STAR = load("condition_star")
 LAMBDA, S0, SIGMAS = STAR.inputs["lam"], STAR.inputs["s0"], tuple(STAR.inputs["sigma"].tolist())
@@ -358,7 +358,7 @@ def test_a_bounded_penalty_does_not_integrate() -> None:
         (lambda: from_prior(Normal(torch.ones(1, 3)), Dirac()), ValueError, "not the same for every weight"),
         (lambda: from_prior(Layerwise.of(Normal()), Gaussian()), ValueError, "not the same for every weight"),
         (
-            lambda: from_prior(Correlated(torch.zeros(2), po.numerics.Dense(torch.eye(2))), Dirac()),
+            lambda: from_prior(Correlated(torch.zeros(2), po.precisions.Dense(torch.eye(2))), Dirac()),
             ValueError,
             "weight",
         ),

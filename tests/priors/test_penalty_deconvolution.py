@@ -8,11 +8,11 @@ import torch
 from goldcases import load
 from torch import Tensor
 
-from posterity.numerics.quadrature import normal_expectation
-from posterity.priors.penalty.families import Dirac, Gaussian, Translation
-from posterity.priors.penalty.inversion import Expansion, Member, invert, invert_expansions
-from posterity.priors.penalty.inversion.integrability import expansion_log_kappa, grid_log_kappa
-from posterity.priors.penalty.inversion.spline import forward_fit, interpolate
+from posterity.penalties.families import Dirac, Gaussian, Translation
+from posterity.penalties.inversion import Expansion, Member, invert, invert_expansions
+from posterity.penalties.inversion.integrability import expansion_log_kappa, grid_log_kappa
+from posterity.penalties.inversion.spline import forward_fit, interpolate
+from posterity.special.quadrature import normal_expectation
 
 GOLD = load("penalty_to_prior_deconvolution")
 MU = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posterity.priors import Horseshoe, Laplace, Normal, StudentT, Tabulated
-from posterity.priors.penalty import (
+from posterity.penalties import (
     L1,
     Dirac,
     Function,
@@ -20,7 +19,8 @@ from posterity.priors.penalty import (
     layer_factors,
     to_prior,
 )
-from posterity.priors.penalty.panels import halved, panel_rule, panelled
+from posterity.penalties.families import halved, panel_rule, panelled
+from posterity.priors import Horseshoe, Laplace, Normal, StudentT, Tabulated
 
 UNIFORM = Translation(torch.ones_like, -1.0, 1.0, scale=0.3)
 TRIANGLE = Translation(lambda z: (1.0 - z.abs()).clamp_min(0.0), -1.0, 1.0, scale=0.3)

@@ -13,9 +13,8 @@ import posterity as po
 from posterity.methods import MAP
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout
-from posterity.numerics.sgd import SGD
-from posterity.priors import Cauchy, EdgeOfChaos, FanIn, Glorot, He, Laplace, Layerwise, Normal, StudentT
-from posterity.priors.penalty import (
+from posterity.optim.optimizer import SGD
+from posterity.penalties import (
     L1,
     GroupLasso,
     SquaredL2,
@@ -30,6 +29,7 @@ from posterity.priors.penalty import (
     prior_of,
     usual_factors,
 )
+from posterity.priors import Cauchy, EdgeOfChaos, FanIn, Glorot, He, Laplace, Layerwise, Normal, StudentT
 
 GOLD = load("penalty_lambda_per_layer")
 PENALTIES = {

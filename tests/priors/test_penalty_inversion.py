@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from numpy.polynomial.hermite_e import herme2poly
 from torch import Tensor
 
-from posterity.priors import Normal
-from posterity.priors.penalty.families import Gaussian, Translation
-from posterity.priors.penalty.inversion import (
+from posterity.penalties.families import Gaussian, Translation
+from posterity.penalties.inversion import (
     Expansion,
     Member,
     invert,
@@ -23,7 +22,8 @@ from posterity.priors.penalty.inversion import (
     smooth_expansion,
     smooth_polynomial,
 )
-from posterity.priors.penalty.inversion.recognition import recognise_polynomial, recognise_trigonometric
+from posterity.penalties.inversion.explanation import recognise_polynomial, recognise_trigonometric
+from posterity.priors import Normal
 
 GOLD = load("penalty_to_prior_deconvolution")
 STAR = load("condition_star")

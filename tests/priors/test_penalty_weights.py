@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from posterity.numerics import Key
-from posterity.priors import Laplace
-from posterity.priors.penalty import (
+from posterity.penalties import (
     L1,
     Function,
     GroupLasso,
@@ -19,6 +18,7 @@ from posterity.priors.penalty import (
     prior_of,
     usual_factors,
 )
+from posterity.priors import Laplace
 
 PENALTIES = {
     "l2_squared": SquaredL2(),

@@ -77,8 +77,7 @@ from posterity.methods import (
 )
 from posterity.model import Interval, Ordered, Positive, Simplex
 from posterity.networks import ConcreteDropout
-from posterity.numerics import SGD, Adam, Constant, Cosine, Cycles, Cyclic, Steps, Warmup
-from posterity.optim import IVON
+from posterity.optim import IVON, SGD, Adam, Constant, Cosine, Cycles, Cyclic, Steps, Warmup
 from posterity.posteriors import Mixture, Posterior
 from posterity.predictive import Exact, Integrator, LaplaceBridge, MonteCarlo, Probit, ProbitPhi
 from posterity.priors import (

@@ -11,7 +11,7 @@ import torch
 import posterity as po
 from posterity import report
 from posterity.posteriors import Point
-from posterity.report import diagnostics
+from posterity.report import figures as diagnostics
 from posterity.report.html import Picture, comparison_page
 
 pytestmark = pytest.mark.cpu

@@ -5,8 +5,9 @@ import torch
 from safetensors.torch import load
 
 from posterity.errors import BadFolder
-from posterity.storage import Part, RunFolder, folder, tensor_file
-from posterity.storage.tensor_file import TensorFile, dtype_name
+from posterity.storage import Part, RunFolder, folder
+from posterity.storage import part as tensor_file
+from posterity.storage.part import TensorFile, dtype_name
 
 DTYPES = [
     torch.float64,

@@ -12,14 +12,14 @@ from torch import nn
 from posterity.likelihoods import Gaussian
 from posterity.methods import HMC, MAP, Conjugate, Laplace, MeanField
 from posterity.model import Joint, Tempering
-from posterity.numerics.adam import Adam
 from posterity.numerics.random import Key
+from posterity.optim.optimizer import Adam
 from posterity.priors import Normal
-from posterity.studies.calibration import Calibration, Problem, calibrate, calibration, check, draw, study
-from posterity.studies.calibration.figures import band_width
-from posterity.studies.calibration.models import MODELS
-from posterity.studies.calibration.ranks import autocorrelation, chi_square_p, counts_of, number_of_bins, ranks_of
-from posterity.studies.calibration.recipes import RECIPES
+from posterity_studies.calibration import Calibration, Problem, calibrate, calibration, check, draw, study
+from posterity_studies.calibration.figures import band_width
+from posterity_studies.calibration.models import MODELS
+from posterity_studies.calibration.ranks import autocorrelation, chi_square_p, counts_of, number_of_bins, ranks_of
+from posterity_studies.calibration.recipes import RECIPES
 
 pytestmark = pytest.mark.cpu
 X = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).unsqueeze(1)

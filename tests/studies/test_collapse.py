@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.autograd.functional import hessian
 
-from posterity.evidence.wide import Neurons, OutputLaw, Rectified, sampled_excess
 from posterity.numerics import Key
-from posterity.studies.collapse import cases, collapse, draw, optima
-from posterity.studies.collapse.confidence import averaged
-from posterity.studies.collapse.gaps import gaps
+from posterity.theory import Neurons, OutputLaw, Rectified, sampled_excess
+from posterity_studies.collapse import cases, collapse, draw, optima
+from posterity_studies.collapse.confidence import averaged
+from posterity_studies.collapse.gaps import gaps
 
 pytestmark = pytest.mark.cpu
 FIGURES = ["kl.png", "gap.png", "balanced.png", "confidence.png"]

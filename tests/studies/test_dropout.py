@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from posterity.studies.dropout import classification, draw, dropout, enumeration, regression
-from posterity.studies.dropout.divergence import divergence
+from posterity_studies.dropout import classification, draw, dropout, enumeration, regression
+from posterity_studies.dropout.divergence import divergence
 
 pytestmark = pytest.mark.cpu
 FIGURES = ["regression.png", "moons.png", "enumeration.png", "divergence.png"]

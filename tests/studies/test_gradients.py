@@ -7,10 +7,10 @@ import pytest
 import torch
 from goldcases import load
 
-from posterity.methods.gradients import WeightSampling
+from posterity.methods.parts.gradients import WeightSampling
 from posterity.numerics.random import Key
-from posterity.studies.gradients import draw, example, gradients, network
-from posterity.studies.gradients.variances import total_variance
+from posterity_studies.gradients import draw, example, gradients, network
+from posterity_studies.gradients.variances import total_variance
 
 pytestmark = pytest.mark.cpu
 GOLD = {"w^2": "quadratic_w2", "log sigmoid(w)": "log_sigmoid"}

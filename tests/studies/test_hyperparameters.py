@@ -13,12 +13,12 @@ from posterity.inference import infer
 from posterity.likelihoods import Gaussian
 from posterity.model import Joint
 from posterity.priors import Normal
-from posterity.studies.hyperparameters import Settings, Study, draw, figures, hyperparameters, recipes, runs
-from posterity.studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE, grid_problem
-from posterity.studies.hyperparameters.runs import EM, GRID, Cell, grid_key
-from posterity.studies.hyperparameters.summary import GOAL, comparisons
-from posterity.studies.results import Result
-from posterity.studies.uci.protocol import mlp, standard_split
+from posterity_studies.hyperparameters import Settings, Study, draw, figures, hyperparameters, recipes, runs
+from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE, grid_problem
+from posterity_studies.hyperparameters.runs import EM, GRID, Cell, grid_key
+from posterity_studies.hyperparameters.summary import GOAL, comparisons
+from posterity_studies.results import Result
+from posterity_studies.uci.protocol import mlp, standard_split
 
 pytestmark = pytest.mark.cpu  # the study runs there
 TINY = Settings(steps=25, batch_size=16)

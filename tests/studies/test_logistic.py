@@ -10,11 +10,11 @@ from goldcases import load
 
 from posterity.model import Batch
 from posterity.predictive import Probit
-from posterity.studies.logistic import draw, logistic, multiclass
-from posterity.studies.logistic.exact import exact_posterior, ray_marginal
-from posterity.studies.logistic.multiclass import with_bias
-from posterity.studies.logistic.rays import DIRECTIONS, ray_limits
-from posterity.studies.logistic.regression import INPUTS, LABELS, PRIOR_SCALE, binary, fit
+from posterity_studies.logistic import draw, logistic, multiclass
+from posterity_studies.logistic.exact import exact_posterior, ray_marginal
+from posterity_studies.logistic.multiclass import with_bias
+from posterity_studies.logistic.rays import DIRECTIONS, ray_limits
+from posterity_studies.logistic.regression import INPUTS, LABELS, PRIOR_SCALE, binary, fit
 
 pytestmark = pytest.mark.cpu
 FIGURES = ["maps.png", "rays.png", "laplace.png", "probit.png", "evidence.png", "multiclass.png"]

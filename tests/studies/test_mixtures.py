@@ -10,7 +10,7 @@ from goldcases import load
 from posterity.errors import BoundFell
 from posterity.evidence import jensen
 from posterity.numerics import Key
-from posterity.studies.mixtures import bounds, clusters, draw, example, mixtures, partly, prior
+from posterity_studies.mixtures import bounds, clusters, draw, example, mixtures, partly, prior
 
 pytestmark = pytest.mark.cpu
 FIGURES = [

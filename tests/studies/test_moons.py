@@ -7,8 +7,8 @@ import warnings
 import pytest
 import torch
 
-from posterity.studies.moons import draw, fits, moons
-from posterity.studies.moons.study import METRICS, interval
+from posterity_studies.moons import draw, fits, moons
+from posterity_studies.moons.study import METRICS, interval
 
 pytestmark = pytest.mark.cpu
 NAMES = ["MAP", "MeanField", "NaturalGradient", "MCDropout", "Ensemble", "SWAG", "Laplace"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import posterity as po
-from posterity.studies.posteriors import Comparison, Study, draw, study
-from posterity.studies.posteriors.model import Model
-from posterity.studies.posteriors.study import Reference, compared
+from posterity_studies.posteriors import Comparison, Study, draw, study
+from posterity_studies.posteriors.model import Model
+from posterity_studies.posteriors.study import Reference, compared
 
 pytestmark = pytest.mark.cpu
 

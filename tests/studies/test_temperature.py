@@ -11,14 +11,14 @@ from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadData, BadFolder, Diverged
 from posterity.model.data import as_data
 from posterity.posteriors import Gaussian
-from posterity.studies.grids import log_grid
-from posterity.studies.groups import own_orders
-from posterity.studies.results import Result
-from posterity.studies.temperature import Settings, data, draw, runs, temperature
-from posterity.studies.temperature.figures import against_eta, against_tau
-from posterity.studies.temperature.protocol import problem
-from posterity.studies.temperature.runs import Cell
-from posterity.studies.temperature.study import Study, Width
+from posterity_studies.grids import log_grid
+from posterity_studies.groups import own_orders
+from posterity_studies.results import Result
+from posterity_studies.temperature import Settings, data, draw, runs, temperature
+from posterity_studies.temperature.figures import against_eta, against_tau
+from posterity_studies.temperature.protocol import problem
+from posterity_studies.temperature.runs import Cell
+from posterity_studies.temperature.study import Study, Width
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(

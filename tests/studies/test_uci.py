@@ -16,12 +16,12 @@ from posterity.datasets import UCI_REGRESSION, uci_regression
 from posterity.errors import BadData, BadFolder, Diverged, PosterityError
 from posterity.methods import MAP
 from posterity.predictive.gaussian import GaussianPredictive
-from posterity.studies.uci import Settings, draw, runs, study, summary, uci
-from posterity.studies.uci.protocol import problem, standard_split
-from posterity.studies.uci.published import COMPARED, read_published
-from posterity.studies.uci.recipes import RECIPES, Recipe
-from posterity.studies.uci.runs import Cell
-from posterity.studies.uci.summary import Mean, Row, at_least_as_good, mean_and_error
+from posterity_studies.uci import Settings, draw, runs, study, summary, uci
+from posterity_studies.uci.protocol import problem, standard_split
+from posterity_studies.uci.published import COMPARED, read_published
+from posterity_studies.uci.recipes import RECIPES, Recipe
+from posterity_studies.uci.runs import Cell
+from posterity_studies.uci.summary import Mean, Row, at_least_as_good, mean_and_error
 
 pytestmark = pytest.mark.cpu  # the study runs there
 TINY = Settings(steps=30, batch_size=16)

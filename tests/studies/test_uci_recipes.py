@@ -11,12 +11,12 @@ from posterity.datasets import LabelledData
 from posterity.likelihoods import Gaussian, Heteroscedastic
 from posterity.posteriors import Dropout, Mixture, Point
 from posterity.predictive import DrawsPredictive
-from posterity.studies.uci import Settings, dropout, uci
-from posterity.studies.uci.dropout import chosen_dropout, dropout_problem, mask_average
-from posterity.studies.uci.ensemble import LEAST, LeastNoise, chosen_ensemble, ensemble_problem, moments
-from posterity.studies.uci.protocol import held_out, standard_split
-from posterity.studies.uci.recipes import MEMBERS, RECIPES
-from posterity.studies.uci.summary import Mean, Row, reached
+from posterity_studies.uci import Settings, dropout, uci
+from posterity_studies.uci.dropout import chosen_dropout, dropout_problem, mask_average
+from posterity_studies.uci.ensemble import LEAST, LeastNoise, chosen_ensemble, ensemble_problem, moments
+from posterity_studies.uci.protocol import held_out, standard_split
+from posterity_studies.uci.recipes import MEMBERS, RECIPES
+from posterity_studies.uci.summary import Mean, Row, reached
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(steps=100, batch_size=16)

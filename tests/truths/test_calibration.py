@@ -9,13 +9,12 @@ from torch import nn
 
 from posterity.likelihoods import Gaussian
 from posterity.methods import HMC, MALA, NUTS, SGLD, Langevin, Metropolis
-from posterity.methods.sampler import Sampler
-from posterity.methods.warmup import Tuning
+from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.priors import Normal
-from posterity.studies.calibration import Problem, calibrate
-from posterity.studies.calibration.models import MODELS
+from posterity_studies.calibration import Problem, calibrate
+from posterity_studies.calibration.models import MODELS
 
 pytestmark = pytest.mark.cpu
 EXACT = {

@@ -8,7 +8,8 @@ from torch import nn
 import posterity as po
 from posterity.likelihoods import Bernoulli, Gaussian
 from posterity.methods import Conjugate, FullRank, MeanField
-from posterity.numerics import Adam, Cosine, Key
+from posterity.numerics import Key
+from posterity.optim import Adam, Cosine
 from posterity.priors import FanIn, Normal
 
 FLOAT64 = torch.float64

@@ -19,8 +19,8 @@ from posterity.evidence import (
     Shared,
     marginal_likelihood,
 )
-from posterity.numerics import Diagonal
 from posterity.posteriors import Posterior
+from posterity.precisions import Diagonal
 
 
 @pytest.mark.parametrize("tuning", [Evidence(), MacKay()], ids=lambda tuning: type(tuning).__name__)

@@ -8,9 +8,9 @@ import torch
 
 from posterity.methods import HMC, MALA, NUTS, Langevin, Metropolis
 from posterity.model import Density
-from posterity.model.constraints import Positive
+from posterity.model.density import Positive
 from posterity.numerics.random import Key
-from posterity.studies.calibration.models import MODELS
+from posterity_studies.calibration.models import MODELS
 
 pytestmark = pytest.mark.cpu
 CHAINS, ROUNDS = 2000, 25

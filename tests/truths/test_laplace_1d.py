@@ -10,7 +10,7 @@ def test_mode_precision_and_normaliser():
     case = load("laplace_1d")
     k, r = case.inputs["k"], case.inputs["r"]
     density = po.Density(lambda u: k * u - r * u.exp(), {"u": ()}, dtype=torch.float64)
-    sgd = po.numerics.SGD(step_size=0.1, momentum=0.0)
+    sgd = po.optim.SGD(step_size=0.1, momentum=0.0)
     start, _ = po.infer(po.methods.MAP(steps=500, batch_size=None, optimizer=sgd), density, None, progress=False)
     case.check("mode", start.theta.squeeze())
     laplace = po.methods.Laplace(tuning=None, curvature=po.curvature.Hessian())

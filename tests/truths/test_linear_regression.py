@@ -25,7 +25,7 @@ def problem(case, tempering=None, prior_scale=None):
 def newton_free_map(joint, data):
     """MAP by gradient descent: linear convergence to machine precision on this quadratic."""
     step_size = 0.05 * min(1.0, 1.0 / joint.tempering.likelihood_power)  # a colder posterior is more curved
-    sgd = po.numerics.SGD(step_size=step_size, momentum=0.8)
+    sgd = po.optim.SGD(step_size=step_size, momentum=0.8)
     return po.infer(po.methods.MAP(steps=500, batch_size=None, optimizer=sgd), joint, data, progress=False)[0]
 
 
@@ -96,7 +96,7 @@ def test_all_temperatures_at_once_are_the_same_posteriors():
     rows = (1, 2, 3)
     temperatures = torch.tensor([case.expected["rows"][row]["T"] for row in rows], dtype=torch.float64)
     joint, data = problem(case, po.Tempering.tempered(temperatures))
-    sgd = po.numerics.SGD(step_size=0.02, momentum=0.9)  # small enough for the coldest member
+    sgd = po.optim.SGD(step_size=0.02, momentum=0.9)  # small enough for the coldest member
     start, _ = po.infer(po.methods.MAP(steps=1500, batch_size=None, optimizer=sgd), joint, data, progress=False)
     q, _ = po.infer(po.methods.Laplace(tuning=None), joint, data, start=start, progress=False)
     for member, row in enumerate(rows):

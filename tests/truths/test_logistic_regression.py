@@ -19,7 +19,7 @@ def problem(case):
 
 
 def find_map(joint, data, step_size=2.0, steps=800):
-    sgd = po.numerics.SGD(step_size=step_size, momentum=0.8)
+    sgd = po.optim.SGD(step_size=step_size, momentum=0.8)
     return po.infer(po.methods.MAP(steps=steps, batch_size=None, optimizer=sgd), joint, data, progress=False)[0]
 
 

@@ -12,8 +12,10 @@ import posterity as po
 from posterity.evidence import elbo
 from posterity.likelihoods import Gaussian as Noise
 from posterity.methods import Conjugate, LowRankGaussian, low_rank_gaussian
-from posterity.numerics import Adam, Cosine, Diagonal, Key
+from posterity.numerics import Key
+from posterity.optim import Adam, Cosine
 from posterity.posteriors import Gaussian
+from posterity.precisions import Diagonal
 from posterity.priors import FanIn, Normal
 
 FLOAT64 = torch.float64

@@ -19,7 +19,7 @@ from posterity.kernels import (
     random_walk,
     unadjusted,
 )
-from posterity.kernels.leapfrog import log_joint
+from posterity.kernels.hamiltonian import log_joint
 
 FLOAT64 = torch.float64
 pytestmark = pytest.mark.cpu  # pure functions, whose noise comes from a generator of the CPU

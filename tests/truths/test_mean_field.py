@@ -21,10 +21,11 @@ from posterity.methods import (
     StickTheLanding,
     WeightSampling,
 )
-from posterity.methods.gradients import Estimator, Factorised
-from posterity.methods.gradients.score_function import score_gradients
+from posterity.methods.parts.gradients import Estimator, Factorised
+from posterity.methods.parts.gradients.score_function import score_gradients
 from posterity.model import Batch
-from posterity.numerics import SGD, Adam, Cosine, Key
+from posterity.numerics import Key
+from posterity.optim import SGD, Adam, Cosine
 from posterity.priors import FanIn, Normal
 
 FLOAT64 = torch.float64

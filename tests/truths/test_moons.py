@@ -3,8 +3,8 @@
 import pytest
 
 from posterity.inference import infer
-from posterity.studies.moons import fits
-from posterity.studies.moons.study import NOTHING
+from posterity_studies.moons import fits
+from posterity_studies.moons.study import NOTHING
 
 pytestmark = pytest.mark.cpu
 

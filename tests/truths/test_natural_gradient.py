@@ -10,7 +10,8 @@ import posterity as po
 from posterity.curvature import Hessian
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian
 from posterity.methods import LocalReparameterisation, MeanField, NaturalGradient, SecondOrder, WeightSampling
-from posterity.numerics import Adam, Cosine, Key
+from posterity.numerics import Key
+from posterity.optim import Adam, Cosine
 from posterity.priors import FanIn, Hierarchical, Laplace, Layerwise, LogNormal, Normal
 
 FLOAT64 = torch.float64

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.kernels import Place, leapfrog, no_u_turn, place_at
-from posterity.kernels.leapfrog import log_joint
+from posterity.kernels.hamiltonian import log_joint
 
 FLOAT64 = torch.float64
 CHAINS = 1000

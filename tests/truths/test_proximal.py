@@ -13,9 +13,10 @@ from posterity import Joint, Tempering, infer
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP
 from posterity.networks import MLP
-from posterity.numerics import SGD, Adam, Cosine, Key, Optimizer
+from posterity.numerics import Key
+from posterity.optim import SGD, Adam, Cosine, Optimizer
+from posterity.penalties import L1, SquaredL2, Sum
 from posterity.priors import GroupLasso, Laplace, Layerwise, Normal, Prior
-from posterity.priors.penalty import L1, SquaredL2, Sum
 
 ROWS, COLUMNS = 60, 8
 FITS = {
@@ -256,7 +257,7 @@ def test_a_network_loses_the_units_whose_groups_vanish() -> None:
         for flag in (False, True)
     )
     assert int((circling.point() == 0).sum()) == 0
-    smaller = po.model.pruned(exact.module())
+    smaller = po.pruning.pruned(exact.module())
     for before, after in smaller.units.values():
         assert 0 < after < 0.75 * before
     assert smaller.weights[1] < 0.6 * smaller.weights[0]

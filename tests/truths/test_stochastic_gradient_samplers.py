@@ -266,7 +266,7 @@ def test_cycles_visit_both_modes_where_constant_steps_stay_in_one() -> None:
     steady = SGLD(draws=100, warmup=0, chains=20, step_size=0.01, thin=20)
     q, _ = po.infer(steady, two_modes(), None, start=start)
     assert bool((q.theta > 0).all())
-    cycles = po.numerics.Cycles(length=200, explore=0.9)
+    cycles = po.optim.Cycles(length=200, explore=0.9)
     q, _ = po.infer(SGLD(draws=50, warmup=0, chains=20, step_size=0.8, thin=4, schedule=cycles), two_modes(), None)
     right = (q.theta > 0).double().mean((1, 2))
     assert q.theta.shape == (20, 50, 1)

@@ -21,7 +21,7 @@ def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
         net = po.networks.MLP((2, 50, 50, 2))
     tempering = po.Tempering.tempered(0.3)  # there are more weights than rows
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), len(data.train), tempering)
-    adam, cosine = po.numerics.Adam(0.01), po.numerics.Cosine()
+    adam, cosine = po.optim.Adam(0.01), po.optim.Cosine()
     point, _ = po.infer(po.methods.MAP(600, 128, adam, cosine), joint, data.train.pair)
     method = po.methods.MeanField(2500, 128, adam, cosine, po.methods.WeightSampling(antithetic=True))
     q, _ = po.infer(method, joint, data.train.pair, start=point)

@@ -9,7 +9,7 @@ import posterity as po
 from posterity.evidence import NoiseScale, PriorScale, Shared
 from posterity.inference import Method
 from posterity.methods import NUTS, Conjugate, MeanField, NaturalGradient, SecondOrder, VariationalEM, WeightSampling
-from posterity.numerics import Adam, Cosine
+from posterity.optim import Adam, Cosine
 
 STEPS = (PriorScale(Shared()), NoiseScale())
 

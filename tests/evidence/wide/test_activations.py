@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from posterity.evidence.wide import Activation, Rectified, Smooth
 from posterity.numerics import Key
+from posterity.theory import Activation, Rectified, Smooth
 
 ACTIVATIONS = [Rectified(), *(Smooth(name) for name in ("tanh", "erf", "sigmoid", "gelu", "silu"))]
 NODES, WEIGHTS = (torch.from_numpy(value) for value in np.polynomial.legendre.leggauss(40))

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from posterity.evidence.wide import Logistic, NeuronPrior, Neurons, Softmax, Square, WideProblem, optimum
+from posterity.theory import Logistic, NeuronPrior, Neurons, Softmax, Square, WideProblem, optimum
 
 X = torch.tensor([[1.0, 0.5], [0.2, -1.0]])
 ONE = NeuronPrior().neurons(inputs=2)

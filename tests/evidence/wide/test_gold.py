@@ -5,7 +5,7 @@ import torch
 from goldcases import load
 from torch import Tensor
 
-from posterity.evidence.wide import Logistic, NeuronPrior, Neurons, Smooth, Square, WideProblem, collapse_law, optimum
+from posterity.theory import Logistic, NeuronPrior, Neurons, Smooth, Square, WideProblem, collapse_law, optimum
 
 
 def slope(widths: Tensor, values: Tensor) -> float:

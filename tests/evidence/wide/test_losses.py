@@ -8,7 +8,8 @@ import torch
 from drawn import normal
 from torch import Tensor
 
-from posterity.evidence.wide import (
+from posterity.numerics import Key
+from posterity.theory import (
     Activation,
     Logistic,
     Loss,
@@ -18,10 +19,11 @@ from posterity.evidence.wide import (
     Smooth,
     Softmax,
     Square,
-    output_law,
     sampled_excess,
 )
-from posterity.numerics import Key
+from posterity.theory import (
+    losses as output_law,
+)
 
 ROWS, INPUTS = 6, 2
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from posterity.evidence.wide import (
+from posterity.numerics import Key
+from posterity.theory import (
     Activation,
     Logistic,
     Loss,
@@ -25,7 +26,6 @@ from posterity.evidence.wide import (
     collapse_law,
     optimum,
 )
-from posterity.numerics import Key
 
 LOSSES: list[tuple[Loss, int]] = [(Square(), 1), (Square(0.5), 2), (Logistic(), 1), (Softmax(), 3)]
 WIDTHS = torch.tensor([6.0, 12.0, 120.0, 12_000.0], dtype=torch.float64)  # whole numbers of 1, 2 or 3 kinds of neurons

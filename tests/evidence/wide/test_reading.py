@@ -8,20 +8,11 @@ from drawn import normal
 from torch import nn
 
 import posterity as po
-from posterity.evidence.wide import (
-    Logistic,
-    NeuronPrior,
-    Neurons,
-    Smooth,
-    Softmax,
-    Square,
-    neurons_of,
-    optimum,
-    problem_of,
-)
 from posterity.networks import MeanFieldNetwork
-from posterity.numerics import Dense, Diagonal, Key
+from posterity.numerics import Key
 from posterity.posteriors import Gaussian
+from posterity.precisions import Dense, Diagonal
+from posterity.theory import Logistic, NeuronPrior, Neurons, Smooth, Softmax, Square, neurons_of, optimum, problem_of
 
 PRIOR = po.priors.Normal(scale=0.2**0.5)
 ROWS, WIDTH = 5, 4
@@ -96,7 +87,7 @@ def test_a_run_of_mean_field_reaches_the_bound_of_the_theory():
     tempering = po.Tempering.balanced(tau, ROWS, width)
     tempered = po.Joint(net, po.likelihoods.Gaussian(scale=0.5**0.5), PRIOR, ROWS, tempering)
     start = torch.cat([torch.tensor([0.3, 0.1] * width), torch.full((width,), 0.5)]).double()
-    method = po.methods.MeanField(steps=1500, batch_size=None, optimizer=po.numerics.Adam(0.02))
+    method = po.methods.MeanField(steps=1500, batch_size=None, optimizer=po.optim.Adam(0.02))
     q, _ = po.infer(method, tempered, (inputs, targets), start=start)
     problem, nu = problem_of(tempered, inputs, targets), neurons_of(q)
     best = optimum(problem, Neurons.from_theta(nu.theta.mean(0, keepdim=True)), width, tau).neurons

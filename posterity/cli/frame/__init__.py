@@ -1,0 +1,1 @@
+"""What verbs share: options, settings, problems, run folders, output."""

@@ -1,0 +1,213 @@
+"""Run folders of the command line."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from posterity.cli.frame.options import READING, TableOptions
+from posterity.cli.frame.output import UsageError, option_values
+from posterity.cli.frame.sources import Source, other_source, own_source, stored_preprocessing
+from posterity.cli.frame.tasks import find_data
+from posterity.datasets import TOYS, Preprocessing
+from posterity.errors import BadData, BadFolder, shown
+from posterity.networks import MLP
+from posterity.posteriors import Posterior
+from posterity.posteriors.load import load
+from posterity.storage import Part, RunFolder, disk
+from posterity.storage.part import JSON
+
+STAGES = "stages"
+ANEW = "give another folder to --out, or --force to start anew: what is there is replaced when the new run is complete."
+
+
+class Slot:
+    """The place of a run: a finished one in the folder itself, one under way in its subfolder `stages`.
+
+    `config` is all that the run depends on. `stages` is a run folder too, whose one part says what is being run
+    there; each stage has a folder of its own beside it. A finished run has no `stages`.
+    """
+
+    def __init__(self, path: Path, config: dict[str, JSON]) -> None:
+        """Take the folder, and all that the run depends on."""
+        self.path = path
+        self.config = config
+        self._folder = RunFolder(path)
+        self._stages = RunFolder(path / STAGES)
+
+    def finished(self, *, force: bool) -> bool:
+        """Whether the folder holds this run, complete and unaltered. BadFolder where it holds something else."""
+        if not self._folder.exists():
+            self._refuse_foreign()
+            return False
+        if force:
+            self._folder.parts()  # a folder that could not be replaced in the end is refused now
+            return False
+        self._same(self._folder.read("task"), "another run")
+        for part in self._folder.parts():
+            self._folder.read(part)
+        self._clear_leftovers()
+        return True
+
+    @contextmanager
+    def running(self, *, force: bool) -> Iterator[None]:
+        """Hold the place while the run goes on; BadFolder where another run is under way there."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadFolder(
+                f"Cannot make the folder '{self.path}': {error.strerror}. Give another to --out."
+            ) from error
+        with disk.locked(self.path / ".fit.lock", seconds=0.0):
+            if self._stages.exists():
+                try:
+                    self._same(self._stages.read("task"), "another run, unfinished")
+                except BadFolder:
+                    if not force:
+                        raise
+                    disk.remove(self._stages.path)
+            self._stages.commit({"task": Part(self.config)})
+            yield
+
+    def stage(self, number: int, name: str) -> Path:
+        """The folder of one stage."""
+        return self._stages.path / f"{number}-{name}"
+
+    def finish(self, parts: Mapping[str, Part]) -> None:
+        """Put the whole result in its place in one step, then remove the stages."""
+        self._folder.commit({**parts, "task": Part(self.config)}, drop=["*"])
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the stages."""
+        disk.remove(self._stages.path)
+
+    def scores(self) -> dict[str, Any]:
+        """The scores of the finished run."""
+        return dict(self._folder.read("scores").config)
+
+    def _same(self, stored: Part, what: str) -> None:
+        for name in (*self.config, *stored.config):
+            there, wanted = stored.config.get(name), self.config.get(name)
+            if there != wanted and name == "sha256" and there and wanted:
+                changed = BadFolder(
+                    f"'{self.path}' holds {what}: it was fitted to {self.config['data']} with other content. The file "
+                    f"has changed: its SHA-256 was {str(there)[:12]}... and is {str(wanted)[:12]}... now."
+                )
+                changed.add_note(ANEW)
+                raise changed
+            if there != wanted:
+                error = BadFolder(
+                    f"'{self.path}' holds {what}: its {name} is {shown(there)} and {shown(wanted)} was asked for."
+                )
+                error.add_note(ANEW)
+                raise error
+
+    def _refuse_foreign(self) -> None:
+        """A folder with other things in it is not ours to write in."""
+        if self.path.is_file():
+            raise BadFolder(f"'{self.path}' is a file. Give a folder to --out.")
+        if self.path.is_dir() and not self._stages.exists():
+            others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+            if STAGES in others and not _is_fresh(self._stages.path):
+                raise BadFolder(f"'{self.path}' has a folder '{STAGES}' that is not of a run. Give another to --out.")
+            if set(others) - {STAGES}:
+                raise BadFolder(
+                    f"'{self.path}' is not a run folder: it holds '{others[0]}' and no manifest.json. "
+                    "Give an empty or a new folder to --out."
+                )
+
+    def _clear_leftovers(self) -> None:
+        """Remove the stages of this same run, left by a process killed after the result was in its place."""
+        try:
+            other = self._stages.exists() and self._stages.read("task").config != self.config
+        except BadFolder:  # half removed
+            other = False
+        if not other and _is_ours(self._stages.path):  # another run begun with --force may still go on
+            self.discard()
+
+
+def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
+    """What a finished run was, and its posterior with the network built anew."""
+    config: dict[str, Any] = dict(RunFolder(path).read("task").config)
+    try:
+        network = MLP(**config["network"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadFolder(f"Run folder '{path}': its task does not describe a network ({error}). Fit it anew.") from error
+    return config, load(path, network)
+
+
+def _is_ours(stages: Path) -> bool:
+    """Whether nothing but what a run puts there is in the folder, be it half removed."""
+    return not stages.is_dir() or all(
+        re.fullmatch(r"\..*|manifest\.json|task-[0-9a-f]+|[0-9]+-[a-z-]+", entry.name) for entry in stages.iterdir()
+    )
+
+
+def _is_fresh(stages: Path) -> bool:
+    """Whether nothing but the beginnings of a first commit is in the folder."""
+    return all(entry.name.startswith((".", "task-")) for entry in stages.iterdir())
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: all it depended on, and its posterior; of one on a file, the file and its preprocessing too."""
+
+    config: dict[str, Any]
+    posterior: Posterior
+    file: Path | None = None
+    preprocessing: Preprocessing | None = None
+
+
+def find_run(path: Path) -> Run:
+    """The run in a folder; BadFolder where there is none that is sound."""
+    try:
+        config, posterior = open_run(path)
+        folder = RunFolder(path)
+        if "preprocessing" not in folder.parts():
+            return Run(config, posterior)
+        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path))
+    except BadFolder as error:
+        error.add_note("a run folder is made by 'posterity fit DATA --out RUN'.")
+        raise
+
+
+def find_rows(run: Run, data: str | None, options: TableOptions, verb: str, *, targets: bool) -> Source:
+    """The rows that --data names, or the run's own test rows; BadData where the run does not fit them.
+
+    With `targets` the rows are to be scored, so they must have them; without, every row of a file is kept.
+    """
+    with option_values(verb):
+        if run.preprocessing is not None and data not in TOYS:
+            assert run.file is not None
+            if data is not None:
+                return other_source(Path(data), run.preprocessing, _reading(run, options), targets=targets)
+            if given := options.given():
+                raise UsageError(f"--{given[0]} is for --data FILE.", "the run's own file is read as it was before.")
+            return own_source(run.file, run.config)
+        if data is not None and data not in TOYS and Path(data).exists():
+            raise _misfit(run, f"the file {data}")
+        source = find_data(str(run.config["data"]) if data is None else data, options)
+    rows, wanted = source.data, run.config["network"]["sizes"][0]
+    if run.preprocessing is not None or rows.task != run.config["task"] or rows.test.inputs.shape[1:] != (wanted,):
+        raise _misfit(run, f"{rows.task} with {rows.test.inputs.shape[1]} ({rows.name})")
+    if targets and rows.classes is not None and list(rows.classes) != run.config["classes"]:
+        raise _misfit(run, f"the classes {', '.join(rows.classes)} ({rows.name})")
+    return source
+
+
+def _reading(run: Run, options: TableOptions) -> TableOptions:
+    """What is said now of how to read the file, and else what was said when the run was fitted."""
+    before: dict[str, Any] = {name: run.config.get(name) for name in READING if getattr(options, name) is None}
+    return replace(options, **before)
+
+
+def _misfit(run: Run, came: str) -> BadData:
+    wanted = run.config["network"]["sizes"][0]
+    error = BadData(
+        f"The run was fitted to {run.config['task']} with {wanted} inputs ({run.config['data']}). Got {came}."
+    )
+    error.add_note("name data of the same kind with --data, or leave it out.")
+    return error

@@ -1,0 +1,149 @@
+"""What a verb prints: results on standard output, progress and errors on standard error."""
+
+import codecs
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+
+class UsageError(Exception):
+    """An option or argument that cannot be used as given; exit code 2. The hint is a note of the exception.
+
+    Not a `PosterityError`, whose module needs torch.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str) -> None:
+        """Take what is wrong, and what to do about it."""
+        super().__init__(message)
+        self.add_note(hint)
+
+
+@contextmanager
+def option_values(verb: str) -> Iterator[None]:
+    """Turn what the library says of a bad value into a `UsageError` of the command `verb`; leave its own errors."""
+    from posterity.errors import PosterityError
+
+    try:
+        yield
+    except PosterityError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise UsageError(str(error), f"'posterity {verb} --help' lists the options and their values.") from error
+
+
+_ANY = 10_000  # columns
+
+
+class Terminal(Console):
+    """A console whose tables have lines longer than the terminal's rather than numbers cut short."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, with room for the longest words of tables."""
+        own, wide = self.width, self.options.update(width=_ANY)
+        tables = [one for one in objects if isinstance(one, Table)]
+        least = max((Measurement.get(self, wide, table).minimum for table in tables), default=0)
+        if least <= own:
+            super().print(*objects, **options)
+            return
+        self.width = least
+        try:
+            super().print(*objects, **options)
+        finally:
+            self.width = own
+
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SPELT = {"±": "+-", "…": "..."}
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console on standard output or error, without any escape codes when NO_COLOR is set."""
+
+    file = sys.stderr if stderr else sys.stdout
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Terminal(file=file, highlight=False, color_system=None if plain else "auto")
+
+
+def print_json(document: dict[str, Any], indent: int | None = 2) -> None:
+    """The one JSON document of a command, on standard output."""
+    print(json.dumps(document, indent=indent, ensure_ascii=not _has_all_signs(sys.stdout), allow_nan=False))
+
+
+def log(message: str, *, quiet: bool = False) -> None:
+    """One line about the progress, on standard error."""
+    if not quiet:
+        _labelled(message, "", "dim")
+
+
+def error_line(message: str) -> None:
+    """`error: message` as one line on standard error."""
+    _labelled(message, "error: ", "bold red")
+
+
+def hint_line(message: str) -> None:
+    """`hint: message` as one line on standard error."""
+    _labelled(message, "hint: ", "bold")
+
+
+def spell_out() -> None:
+    """Let signs that standard output and error cannot encode, as in ASCII, be spelt out instead of ending a command."""
+    codecs.register_error("posterity.spelt", _spelt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not _has_all_signs(stream):
+            stream.reconfigure(errors="posterity.spelt")
+
+
+def _has_all_signs(stream: TextIO) -> bool:
+    return codecs.lookup(stream.encoding or "utf-8").name.startswith("utf")
+
+
+def _spelt(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_SPELT.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+def _labelled(message: str, label: str, style: str) -> None:
+    from rich.text import Text
+
+    line = " ".join(message.split())
+    text = Text.assemble((label, style), line) if label else Text(line, style)
+    console(stderr=True).print(text, soft_wrap=True)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread, as the fits are small; somebody who sets OMP_NUM_THREADS is left alone."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def table(first: str, *numbers: str, wrap: bool = True) -> Any:
+    """An empty table with one column of words and further ones of numbers, whose text goes on in a next line or not."""
+    from rich import box
+    from rich.table import Table
+
+    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    empty.add_column(first, no_wrap=True)
+    for heading in numbers:
+        empty.add_column(heading, justify="right", no_wrap=not wrap)
+    return empty

@@ -1,0 +1,160 @@
+"""Where rows come from: data sets made on the spot, and text files with a target column."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posterity.cli.frame.options import TableOptions
+from posterity.cli.frame.output import UsageError, log
+from posterity.datasets import TOYS, DataSet, LabelledData, Preprocessing, Table, prepare, read_table
+from posterity.datasets.files import content
+from posterity.errors import BadData, BadFolder, shown
+from posterity.storage import Part, decode, encode
+from posterity.storage.part import JSON
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Rows to fit or to score; those of a file have the file, how it was read, and what became of its columns.
+
+    `table` and `test` are the file as written and its test rows there; `config` is what a run on the file depends on.
+    """
+
+    data: DataSet
+    path: Path | None = None
+    preprocessing: Preprocessing | None = None
+    table: Table | None = None
+    test: tuple[int, ...] = ()
+    config: dict[str, JSON] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> float:
+        """What one unit of the targets is in the units of the file; 1 for classes and for made data."""
+        return 1.0 if self.preprocessing is None else self.preprocessing.target.scale
+
+    @property
+    def shift(self) -> float:
+        """Where the targets' zero is in the units of the file; 0 for classes and for made data."""
+        return 0.0 if self.preprocessing is None else self.preprocessing.target.mean
+
+    def part(self) -> dict[str, Part]:
+        """What a run folder keeps in order to read other files: nothing for made data."""
+        if self.preprocessing is None:
+            return {}
+        tensors: dict[str, torch.Tensor] = {}
+        value = encode(self.preprocessing, tensors)
+        return {"preprocessing": Part({"file": str(self.path), "value": value}, tensors)}
+
+
+def say_notes(source: Source, *, quiet: bool = False) -> None:
+    """Say on standard error what the reader of a file had to decide."""
+    for note in source.notes:
+        log(f"{source.data.name}: {note}", quiet=quiet)
+
+
+def is_file(name: str) -> bool:
+    """Whether the argument DATA means a file: there is one, or it is written like a path."""
+    if name in TOYS:
+        return False
+    return "/" in name or "\\" in name or name.lower().endswith(SUFFIXES) or Path(name).exists()
+
+
+def read_source(path: Path, options: TableOptions, seed: int) -> Source:
+    """The rows of a file with a target, split by the seed; BadData or `UsageError` where that cannot be."""
+    if options.target is None:
+        names = read_table(path, **options.reading()).names
+        raise UsageError(
+            f"{path} is a file: --target must name the column to predict. Its columns are {', '.join(names)}.",
+            f"as in --target {_word(names[-1])}.",
+        )
+    if not 0 < options.test_fraction < 1:
+        raise UsageError(
+            f"--test-fraction must be between 0 and 1. Got {options.test_fraction:g}.",
+            "0.2 tests on a fifth of the rows.",
+        )
+    digest = hashlib.sha256(content(path)).hexdigest()
+    try:
+        table = read_table(
+            path,
+            options.target,
+            task=options.task,  # type: ignore[arg-type]  # read_table refuses other words by name
+            drop=options.drop,
+            category=options.category,
+            **options.reading(),
+        )
+    except BadData as error:
+        if "Unknown column" in str(error) and "Did you mean" in str(error):
+            error.add_note(f"its columns are {', '.join(read_table(path, **options.reading()).names)}.")
+        raise
+    prepared = prepare(table, options.test_fraction, seed)
+    return Source(
+        prepared.data,
+        path.absolute(),
+        prepared.preprocessing,
+        table,
+        tuple(prepared.test.tolist()),
+        {"sha256": digest, **options.config()},
+        prepared.notes,
+    )
+
+
+def stored_preprocessing(part: Part, run: Path) -> tuple[Path, Preprocessing]:
+    """The file that a run was fitted to, and what became of its columns."""
+    value = decode(part.config.get("value"), part.tensors)
+    file = part.config.get("file")
+    if not isinstance(value, Preprocessing) or not isinstance(file, str):
+        raise BadFolder(f"Run folder '{run}': its preprocessing cannot be read. Fit it anew.")
+    return Path(file), value
+
+
+def own_source(path: Path, config: dict[str, Any]) -> Source:
+    """The file of a finished run, read as it was then; BadData where it is gone or has changed."""
+    advice = "name the rows to use with --data FILE."
+    try:
+        digest = hashlib.sha256(content(path)).hexdigest()
+    except BadData as error:
+        error.add_note(advice)
+        raise
+    if digest != config["sha256"]:
+        changed = BadData(
+            f"{path}: the file has changed since the run was fitted to it, so its test rows are not known."
+        )
+        changed.add_note(advice)
+        raise changed
+    options = replace(TableOptions.stored(config), task=str(config["task"]))
+    source = read_source(path, options, int(config["seed"]))
+    if not options.drop or source.table is None:
+        return source
+    # What is no input may still say which row is which: show the dropped columns too.
+    whole = read_table(path, **{**options.reading(), "header": source.table.named})
+    places = {line: row for row, line in enumerate(whole.columns[0].lines)}
+    lines = source.table.columns[0].lines
+    return replace(source, table=whole, test=tuple(places[lines[row]] for row in source.test))
+
+
+def other_source(path: Path, preprocessing: Preprocessing, options: TableOptions, *, targets: bool) -> Source:
+    """The rows of another file for a run: every row without `targets`, else those that have one."""
+    table = read_table(path, **options.reading())
+    if targets:
+        try:
+            table.column(preprocessing.target.name)
+        except BadData as error:  # it names the nearest column
+            error.add_note("scores need the target; 'posterity predict' does not.")
+            raise
+    inputs, found, notes = preprocessing.transform(table, targets=targets)
+    if not targets:
+        found = torch.zeros(len(inputs), dtype=torch.int64 if preprocessing.target.classes else inputs.dtype)
+    assert found is not None
+    rows = LabelledData(inputs, found)
+    data = DataSet(path.stem, preprocessing.task, rows, rows, preprocessing.target.classes or None)
+    return Source(data, path, preprocessing, table, tuple(range(len(table))), notes=(*table.notes, *notes))
+
+
+def _word(name: str) -> str:
+    return shown(name) if " " in name else name

@@ -1,0 +1,1 @@
+"""`posterity penalty`: the prior of a penalty, by name or formula."""

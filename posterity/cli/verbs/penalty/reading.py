@@ -1,0 +1,402 @@
+"""What `posterity penalty` tells: the prior of a penalty, as text and figure."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.cli.verbs.penalty.words import asked_family, asked_penalty, asked_prior, asked_shape, sized
+from posterity.numerics.layout import Layout
+from posterity.penalties import (
+    Dirac,
+    Divergence,
+    Family,
+    Function,
+    Gaussian,
+    Penalty,
+    Sum,
+    Verdict,
+    from_prior,
+    to_prior,
+)
+from posterity.penalties import GroupLasso as GroupPenalty
+from posterity.penalties.catalogue import variance_of_one
+from posterity.penalties.inversion.expansion import Expansion
+from posterity.penalties.inversion.explanation import recognise_polynomial, recognise_trigonometric, times
+from posterity.priors import Cauchy, GroupLasso, Horseshoe, Laplace, Logistic, Normal, Prior, StudentT
+
+ENTROPY = "log(sigma sqrt(2 pi e))"
+
+
+def name_of(prior: Prior) -> str:
+    """What people call the prior, with its numbers."""
+    if isinstance(prior, Normal):
+        return f"normal, mean {float(prior.mean):.6g}, scale {float(prior.scale):.6g}"
+    if isinstance(prior, GroupLasso):
+        return f"of the group lasso over {prior.over}, rate {float(prior.rate):.6g}"
+    if isinstance(prior, StudentT):
+        return f"Student-t, {prior.degrees:g} degrees, scale {float(prior.scale):.6g}"
+    if isinstance(prior, (Laplace, Cauchy, Logistic, Horseshoe)):
+        return f"{type(prior).__name__}, scale {float(prior.scale):.6g}"
+    return "without a name, by a table"
+
+
+def density_of(prior: Prior) -> str | None:
+    """p(w) of a prior with a name; None of one without."""
+    if isinstance(prior, Normal):
+        scale, mean = float(prior.scale), float(prior.mean)
+        shifted = "w" if mean == 0.0 else f"(w {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
+        return f"exp(-{shifted}^2{_over(2.0 * scale**2)}){_over(scale * math.sqrt(2.0 * math.pi))}"
+    if isinstance(prior, GroupLasso):
+        return f"exp(-{times(float(prior.rate))}||w_g||) / Z for each group g"
+    if isinstance(prior, Horseshoe):
+        return f"mean over s of N(w; 0, ({float(prior.scale):.6g} s)^2), s half-Cauchy of scale 1"
+    if not isinstance(prior, (Laplace, StudentT, Cauchy, Logistic)):
+        return None
+    scale = float(prior.scale)
+    if isinstance(prior, Laplace):
+        return f"exp(-|w|{_over(scale)}){_over(2.0 * scale)}"
+    if isinstance(prior, Cauchy):
+        return f"1 / ({math.pi * scale:.6g} (1 + {_square(scale)}))"
+    if isinstance(prior, StudentT):
+        df = prior.degrees
+        return f"(1 + {_square(scale)}{_over(df)})^(-{(df + 1.0) / 2.0:g}) / Z"
+    return f"1 / ({4.0 * scale:.6g} cosh(w{_over(2.0 * scale)})^2)"
+
+
+def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> str | None:
+    """p(w) of the prior that was found, spelt out where it is known; None where it is only a table, or none."""
+    if verdict.prior is None:
+        return None
+    known = density_of(verdict.prior)
+    if known is not None:
+        return known
+    if points:
+        if not 0.0 < verdict.kappa < math.inf:
+            return f"exp({verdict.K:.6g} - r(w)) with r = {penalty}"
+        return f"exp(-r(w)) / {verdict.kappa:.6g} with r = {penalty}"
+    if verdict.route in ("spline", "fourier"):
+        return None
+    places = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
+    recognise = recognise_polynomial if verdict.route == "polynomial" else recognise_trigonometric
+    found = recognise(places, verdict.log_alpha(places))
+    return None if found is None else f"exp({_sum(found)})"
+
+
+def divergence_from(prior: Prior) -> str:
+    """KL(N(mu, sigma^2) || prior) of one weight (of one group, for the group lasso)."""
+    if isinstance(prior, Normal):
+        scale, mean = float(prior.scale), float(prior.mean)
+        shifted = "mu" if mean == 0.0 else f"(mu {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
+        return f"log({scale:.6g} / sigma) + (sigma^2 + {shifted}^2){_over(2.0 * scale**2)} - 1/2"
+    if isinstance(prior, Laplace):
+        scale = float(prior.scale)
+        expected = "E|w| = sigma sqrt(2/pi) exp(-mu^2 / (2 sigma^2)) + mu erf(mu / (sigma sqrt(2)))"
+        size = f"{2.0 * scale:.6g}"
+        return f"{times(1.0 / scale)}E|w|{'' if size == '1' else f' + log({size})'} - {ENTROPY}, {expected}"
+    if isinstance(prior, GroupLasso):
+        return f"{times(float(prior.rate))}E||w_g|| + log Z - n {ENTROPY} for each group of n weights"
+    return f"-E log p(w) - {ENTROPY}, the expectation by quadrature"
+
+
+def _over(number: float) -> str:
+    """A divisor after something, and nothing for 1."""
+    return "" if f"{number:.6g}" == "1" else f" / {number:.6g}"
+
+
+def _square(scale: float) -> str:
+    """(w / scale)^2."""
+    return f"(w{over})^2" if (over := _over(scale)) else "w^2"
+
+
+def _sum(expansion: Expansion) -> str:
+    """A polynomial with waves, highest power first."""
+    terms = [
+        (value, "" if power == 0 else "w" if power == 1 else f"w^{power}")
+        for power, value in reversed(list(enumerate(expansion.coefficients)))
+    ]
+    for frequency, cosine, sine in zip(expansion.frequencies, expansion.cosines, expansion.sines, strict=True):
+        inside = "w" if f"{frequency:.6g}" == "1" else f"{frequency:.6g} w"
+        terms[-1:-1] = [(cosine, f"cos({inside})"), (sine, f"sin({inside})")]
+    largest = max(abs(value) for value, _ in terms)
+    text = ""
+    for value, what in terms:
+        if abs(value) < 1e-10 * largest:  # rounding
+            continue
+        size = f"{abs(value):.6g}"
+        term = what if what and size == "1" else f"{size} {what}".rstrip()
+        text += f" {'-' if value < 0.0 else '+'} {term}" if text else f"{'-' if value < 0.0 else ''}{term}"
+    return text
+
+
+_PLACES = (0.0, 0.5, 1.0, 2.0)
+_REACH = 4.0
+_HERE = {"to_prior: reach": "--reach", "Give reach=": "Give --reach ", "by points, Dirac()": "it by --family dirac"}
+_HERE |= {"a family with a width, such as Gaussian(0.5)": "posteriors with a width, as --sigma 0.5"}
+_GRID = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
+
+
+def finite(value: float) -> float | None:
+    """The number for JSON, which has no others."""
+    return value if math.isfinite(value) else None
+
+
+def read(
+    name: str | None,
+    factor: float | None,
+    prior: str | None,
+    family: str | None,
+    sigma: str | None,
+    shape: str | None,
+    reach: float | None = None,
+) -> "Reading":
+    """What a family makes of a penalty by name or formula, or of the one that a prior is."""
+    sizes = asked_shape(shape)
+    if reach is not None:
+        sized("--reach", reach)
+    if prior is not None:
+        if factor is not None:
+            raise ValueError(f"--factor is for a PENALTY: a prior has its scale. Got {factor:g} with --prior.")
+        if reach is not None:
+            raise ValueError("--reach is for a PENALTY that is inverted by numbers: a prior is known. Leave it out.")
+        target = asked_prior(prior)
+        if isinstance(target, GroupLasso):
+            _check_groups(sizes, shape)
+        reader = asked_family(family, sigma, "gaussian")
+        penalty = from_prior(target, reader)
+        by_points = from_prior(target, Dirac())
+        kind = by_points.terms[0] if isinstance(by_points, Sum) else by_points
+        return Reading(kind, penalty, reader, sizes, True, to_prior(penalty, reader, shape=sizes))
+    assert name is not None
+    asked = asked_penalty(name, 1.0 if factor is None else factor)
+    reader = asked_family(family, sigma, asked.reader)
+    if asked.kind.separates:
+        _check_values(asked.kind, reader)
+    else:
+        _check_groups(sizes, shape)
+    if reach is not None and isinstance(reader, Dirac):
+        raise ValueError("--reach is for --family gaussian: points need no inversion. Leave it out.")
+    at = _REACH if reach is None else reach
+    try:
+        verdict = to_prior(asked.penalty, reader, shape=sizes, reach=at)
+    except ValueError as error:
+        text = str(error)
+        for of_library, here in _HERE.items():
+            text = text.replace(of_library, here)
+        raise ValueError(text) from error
+    return Reading(asked.kind, asked.penalty, reader, sizes, False, verdict, at)
+
+
+def _check_values(kind: Penalty, reader: Family) -> None:
+    """A formula that is not finite is a wrong formula, whoever reads it."""
+    for scale in reader.scales:
+        scales = torch.full_like(_GRID, scale)
+        if isinstance(reader, Dirac) and isinstance(kind, Function) and bool((kind.r(_GRID, scales) == math.inf).all()):
+            continue  # it needs a width, which is said where it is read
+        try:
+            kind.each(_GRID, scales)
+        except ValueError as error:
+            text = re.sub(r"\bnu\b", "sigma", str(error)).replace("Function.r", f"r = {kind}")
+            raise ValueError(text) from error
+
+
+def _check_groups(sizes: tuple[int, ...], shape: str | None) -> None:
+    if len(sizes) < 2:
+        raise ValueError(f"--shape must have at least two numbers, (out, in, kernel), for groups. Got '{shape}'.")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A penalty as a family reads it; `kind` is it without its factor, `shape` that of the weight tensor.
+
+    `reach` is how far from 0 the penalty is looked at where it is inverted by numbers.
+    """
+
+    kind: Penalty
+    penalty: Penalty
+    family: Family
+    shape: tuple[int, ...]
+    prior_given: bool
+    verdict: Verdict
+    reach: float = _REACH
+
+    @property
+    def points(self) -> bool:
+        """Whether posteriors without width read it."""
+        return isinstance(self.family, Dirac)
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """The shape of one group of weights; (1, 1) where each counts alone."""
+        if not isinstance(self.kind, GroupPenalty):
+            return (1, 1)
+        out, kernel = self.shape[0], math.prod(self.shape[2:])
+        sizes = {"rows": (1, self.shape[1] * kernel), "columns": (out, 1), "channels": (out * kernel, 1)}
+        return sizes[self.kind.over]
+
+    @cached_property
+    def nearest(self) -> Divergence | None:
+        """The KL that the penalty is but for K, or is near to; None for points, and where there is none."""
+        if self.points or self.prior_given:
+            return None
+        if isinstance(self.verdict.nearest, Divergence):
+            return self.verdict.nearest
+        try:
+            return Divergence(self.verdict.prior or self.penalty.prior(), self.family)
+        except ValueError:
+            return None
+
+    @cached_property
+    def alone(self) -> dict[float, Verdict]:
+        """Where a trained sigma leaves no prior: those that there are with sigma fixed."""
+        if self.verdict.satisfies_star or self.family.is_fixed:
+            return {}
+        found = {
+            scale: to_prior(self.penalty, Gaussian(scale), shape=self.shape, reach=self.reach)
+            for scale in self.family.scales
+        }
+        return {scale: one for scale, one in found.items() if one.satisfies_star}
+
+    @property
+    def place(self) -> str:
+        """What the penalty is a function of."""
+        return "mu" if self.penalty.separates else "||mu_g||"
+
+    def headline(self) -> str:
+        """The finding in a line."""
+        if self.prior_given:
+            assert self.verdict.prior is not None
+            return f"prior {name_of(self.verdict.prior)}, as a penalty on {self.family}"
+        found = "a prior" if self.verdict.satisfies_star else "no prior" if self.verdict.decided else "not known"
+        if self.verdict.satisfies_star and self.verdict.fitted:
+            found += f", to within {self.verdict.residual:.1g}"
+        return f"r = {self.penalty}, read by {self.family}: {found}"
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """All else in lines, each with a word before it."""
+        verdict = self.verdict
+        if not self.penalty.separates:
+            yield "groups", f"of {math.prod(self.group)} weights, in a tensor of shape {self.shape}"
+        if verdict.prior is not None:
+            yield "prior", name_of(verdict.prior)
+            yield "density", f"p(w) = {self.density or 'known by its values only'}"
+            yield "variance", self._variance_in_words(verdict.prior)
+        if self.prior_given:
+            yield "by points", str(from_prior(verdict.prior, Dirac()))  # type: ignore[arg-type]
+        if self.prior_given and not self.points:
+            yield "KL", f"r(mu, sigma) = {divergence_from(verdict.prior)}"  # type: ignore[arg-type]
+        if not self.prior_given:
+            yield "why" if verdict.satisfies_star else "why not", verdict.explanation
+            if isinstance(verdict.nearest, Divergence):
+                yield "nearest", f"{verdict.nearest}: {divergence_from(verdict.nearest.target)}"
+            elif verdict.nearest is not None:
+                yield "nearest", str(verdict.nearest)
+            for scale, one in self.alone.items():
+                density = density_of_verdict(self.penalty, one, points=False) or "known by its values only"
+                yield f"sigma {scale:g}", f"p(w) = {density}"
+            yield "numbers", self._numbers()
+
+    @cached_property
+    def density(self) -> str | None:
+        """The formula of the prior's density, where it is known."""
+        return density_of_verdict(self.penalty, self.verdict, points=self.points)
+
+    def _numbers(self) -> str:
+        verdict = self.verdict
+        told = "yes" if verdict.satisfies_star else "no" if verdict.decided else "not known"
+        if verdict.satisfies_star and verdict.fitted:
+            told += f", to within {verdict.residual:.1g}"
+        told = f"r = KL + K for one prior: {told}"
+        if math.isfinite(verdict.K):
+            kappa = f"{verdict.kappa:.6g}" if 0.0 < verdict.kappa < math.inf else f"exp({-verdict.K:.6g})"
+            told += f"; kappa {kappa}, K {verdict.K:.6g}"
+        elif math.isinf(verdict.kappa):
+            told += "; kappa infinite"
+        if math.isfinite(verdict.residual):
+            told += f", residual {verdict.residual:.2g}, noise amplification {verdict.noise_amplification:.2g}"
+        return f"{told}; route: {verdict.route}"
+
+    def variance(self, prior: Prior) -> float:
+        """That of one weight of a tensor of the shape."""
+        return variance_of_one(prior, self.shape)
+
+    def _variance_in_words(self, prior: Prior) -> str:
+        value = self.variance(prior)
+        return f"{value:.6g} of one weight" if math.isfinite(value) else "none that is finite"
+
+    def values(self) -> list[tuple[float, list[float]]]:
+        """The penalty at some lengths of the mean, for each sigma."""
+        from posterity.report.penalties import penalty_along
+
+        places = torch.tensor(_PLACES, dtype=torch.float64, device="cpu")
+        columns = [penalty_along(self.penalty, places, scale, self.group).tolist() for scale in self.family.scales]
+        return [(place, list(row)) for place, row in zip(_PLACES, zip(*columns, strict=True), strict=True)]
+
+    def draw(self, path: Path) -> None:
+        """The penalty, the KL, and the density."""
+        from posterity.report.penalties import penalty_figure
+
+        of = "the prior"
+        priors: dict[str, Callable[[Tensor], Tensor]] = {}
+        if self.verdict.prior is not None:
+            priors = {of: partial(self._log_density, self.verdict.prior)}
+        elif self.alone:
+            of = "the priors of fixed scales"
+            priors = {f"$\\sigma$ = {scale:g}": one.log_alpha for scale, one in self.alone.items()}
+        elif self.nearest is not None:
+            of = "exp(-r) / Z"
+            priors = {of: partial(self._log_density, self.nearest.target)}
+        penalty_figure(
+            self.penalty,
+            self.family,
+            priors,
+            path,
+            nearest=self.nearest,
+            near_to="the prior" if self.verdict.satisfies_star else "exp(-r) / Z",
+            of=of,
+            group=self.group,
+            title=self.headline(),
+        )
+
+    def _log_density(self, prior: Prior, lengths: Tensor) -> Tensor:
+        if not isinstance(prior, GroupLasso):
+            return prior.log_prob(lengths.unsqueeze(-1))
+        size = math.prod(self.group)
+        theta = (lengths / math.sqrt(size)).unsqueeze(-1).expand(-1, size)
+        return prior.bound(Layout.of({"weight": self.group})).log_prob(theta)
+
+    def document(self) -> dict[str, Any]:
+        """All of it for JSON; numbers that are not finite are null."""
+        verdict, prior = self.verdict, self.verdict.prior
+        nearest = verdict.nearest
+        return {
+            "penalty": str(self.penalty),
+            "family": str(self.family),
+            "sigmas": [] if self.points else list(self.family.scales),
+            "shape": list(self.shape),
+            "satisfies_star": verdict.satisfies_star,
+            "decided": verdict.decided,
+            "kappa": finite(verdict.kappa),
+            "K": finite(verdict.K),
+            "residual": finite(verdict.residual),
+            "noise_amplification": finite(verdict.noise_amplification),
+            "route": verdict.route,
+            "explanation": verdict.explanation,
+            "prior": None
+            if prior is None
+            else {"name": name_of(prior), "density": self.density, "variance": finite(self.variance(prior))},
+            "nearest": None if nearest is None else str(nearest),
+            "kl": divergence_from(prior) if prior is not None and not self.points else None,
+            "priors_at_fixed_sigma": {
+                f"{scale:g}": density_of_verdict(self.penalty, one, points=False) for scale, one in self.alone.items()
+            },
+            "values": [{"mu": place, "r": list(map(finite, row))} for place, row in self.values()]
+            if self.prior_given
+            else None,
+        }

@@ -1,0 +1,320 @@
+"""M-steps of variational EM: prior scales and noise in closed form, under Gamma hyper-priors."""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import of_kinds, positive, shown
+from posterity.evidence.groups import Groups, PerLayer, rescaled_prior
+from posterity.evidence.scale_groups import ScaleGroup, expected_penalties, scale_groups
+from posterity.likelihoods import Gaussian
+from posterity.model.joint import Joint
+from posterity.posteriors.mixture import Mixture
+from posterity.posteriors.posterior import Posterior
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma(shape, rate) of a positive number tau: a hyper-prior, or what is known of tau under q.
+
+    **Math**: p(tau) = rate^shape tau^(shape - 1) exp(-rate tau) / Gamma(shape), of mean shape / rate. After `count` log
+    tau - tau `total` in the expected log density of all that depends on tau, q(tau) = Gamma(shape + count, rate +
+    total).
+
+    **Limit**: conjugate to precisions of normals and to rates of exponential densities, so that q(tau) is exact given
+    the rest of q. Small `shape` and `rate` say little about tau.
+
+    **Cost**: none.
+
+    **References**: Bishop (2006), Pattern Recognition and Machine Learning, section 10.3.
+
+    **Example**:
+
+    >>> Gamma(1.0, 2.0).updated(count=5.0, total=1.0)
+    Gamma(shape=6.0, rate=3.0)
+    """
+
+    shape: float
+    rate: float
+
+    def __post_init__(self) -> None:
+        positive("Gamma.shape", self.shape)
+        positive("Gamma.rate", self.rate)
+
+    @property
+    def mean(self) -> float:
+        """E tau."""
+        return self.shape / self.rate
+
+    @property
+    def mean_log(self) -> float:
+        """E log tau."""
+        return float(torch.digamma(torch.tensor(self.shape, dtype=torch.float64))) - math.log(self.rate)
+
+    @property
+    def entropy(self) -> float:
+        """That of tau, in nats."""
+        return self.shape + math.lgamma(self.shape) - (self.shape - 1.0) * self.mean_log - self.shape * self._log_rate
+
+    def updated(self, count: float, total: float) -> "Gamma":
+        """What is known of tau after a term `count` log tau - tau `total`."""
+        return Gamma(self.shape + count, self.rate + total)
+
+    def expected_log_density(self, of: "Gamma") -> float:
+        """E log p(tau) for tau ~ `of`, p being this density."""
+        constant = self.shape * self._log_rate - math.lgamma(self.shape)
+        return constant + (self.shape - 1.0) * of.mean_log - self.rate * of.mean
+
+    def bound_terms(self, count: float, mean: float) -> float:
+        """What q(tau) = Gamma(shape + count, .) of this mean adds to a bound that has tau fixed at the mean.
+
+        E log p(tau) / q(tau), and `count` (E log tau - log E tau) for the term `count` log tau of that bound.
+        """
+        shape = self.shape + count
+        q = Gamma(shape, shape / mean)
+        return self.expected_log_density(q) + q.entropy + count * (q.mean_log - math.log(mean))
+
+    @property
+    def _log_rate(self) -> float:
+        return math.log(self.rate)
+
+
+class Expected(NamedTuple):
+    """What a pass over all rows found under q, untempered; w_n are the rows' weights."""
+
+    log_likelihood: Tensor  # (S,) log p(D | w_s) over all data at draws w_s ~ q; S = 1 where in closed form
+    squares: Tensor  # (E,) sum_n w_n E_q (y_n - f_n)^2, for each of the E entries of an output row
+    count: Tensor  # type: ignore[assignment]  # () sum_n w_n; a tuple has a method of that name
+
+
+class Maximisation(ABC):
+    """An M-step: another prior or likelihood of the problem, under which what q expects is most probable.
+
+    The posterior q over the weights stays as it is. Tempering changes nothing: it multiplies the log-likelihood and the
+    log prior by powers, and each M-step makes one of the two alone as large as can be.
+    """
+
+    @property
+    @abstractmethod
+    def needs_residuals(self) -> bool:
+        """Whether `Expected.squares` are used, so that a pass over the data is needed."""
+
+    @property
+    def climbs(self) -> bool:
+        """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
+        return True
+
+    def check(self, joint: Joint) -> None:  # noqa: B027  most have nothing to refuse
+        """Refuse a problem that has no such hyper-parameters, before a run begins."""
+
+    @abstractmethod
+    def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
+        """The joint with new hyper-parameters; `expected` may be None where no residuals are needed."""
+
+    def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
+        """What hyper-priors add to the ELBO at the joint's hyper-parameters, in nats: 0 without hyper-priors.
+
+        Under tempering it is multiplied by the power of the term that the hyper-parameters are in, so that the M-step
+        is the maximum of `Elbo.bound` with it. A hyper-prior of the noise asks `expected` for the number of rows.
+        """
+        return 0.0
+
+
+@dataclass(frozen=True)
+class PriorScale(Maximisation):
+    """One scale of the prior for each group of weights, in closed form.
+
+    **Math**: a prior with A(w) = log p(mode) - log p(w) homogeneous of degree k (2 for `Normal`, 1 for `Laplace` and
+    `GroupLasso`) is p(w | tau) = const tau^(n / k) exp(-tau A1(w)) for the n weights of a group, tau = s^-k. The
+    maximum of E_q log p(w | tau) is tau = (n / k) / E_q A1: the precision n / sum E(w - mean)^2 of a normal, the scale
+    mean E|w| of a Laplace prior, the group-lasso rate n / sum over g of E||w_g||. With `hyper_prior` = Gamma(a, b) on
+    tau, q(tau) = Gamma(a + n / k, b + E_q A1); the joint gets E tau, and `bound_terms` makes the ELBO there that of
+    q(w) q(tau).
+
+    Scales that differ inside a group (`FanIn`, `Layerwise`) keep their ratios, and tau goes by their geometric mean;
+    means stay. Weights that are points under q keep their prior.
+
+    **Limit**: exact for Gaussian q (any covariance under `Normal` and `Laplace`, a factorised one under `GroupLasso`,
+    there to 1e-9), points, and mixtures; for `Samples` the average over their draws. It is unchanged under tempering.
+    A point has no spread, so that rounds with it drive the scale of a group that the data do not need to zero.
+
+    **Cost**: one pass over the weights, or over the draws.
+
+    **References**: MacKay (1992); Bishop (2006), eq. 9.63 and section 10.3; Graves (2011), section 4.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> joint = po.Joint(torch.nn.Linear(2, 1), po.likelihoods.Gaussian(), po.priors.Laplace(), num_data=9)
+    >>> q = po.posteriors.Point(joint, torch.tensor([0.5, -0.3, 0.1]))
+    >>> round(PriorScale()(joint, q, None).prior.scale, 6)  # the mean of |w|
+    0.3
+    """
+
+    groups: Groups = field(default_factory=PerLayer)
+    hyper_prior: Gamma | None = None
+
+    def __post_init__(self) -> None:
+        of_kinds(self, groups=Groups)
+        if self.hyper_prior is not None:
+            of_kinds(self, hyper_prior=Gamma)
+
+    @property
+    def needs_residuals(self) -> bool:
+        """No."""
+        return False
+
+    def check(self, joint: Joint) -> None:
+        """Refuse a prior without a scale that is found in closed form."""
+        scale_groups(joint, self.groups)
+
+    def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:
+        """The joint with the scales found; see `Maximisation`."""
+        random = _random(joint, posterior)
+        groups = scale_groups(random, self.groups)
+        penalties = expected_penalties(groups, posterior)
+        factors = [self._factor(group, total) for group, total in zip(groups, penalties, strict=True)]
+        found = torch.tensor(factors, dtype=torch.float64, device=joint.device)
+        return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, found))
+
+    def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
+        """E log p(tau) / q(tau), and n / k (E log tau - log E tau), over the groups; see `Maximisation`."""
+        if self.hyper_prior is None:
+            return 0.0
+        groups = scale_groups(_random(joint, posterior), self.groups)
+        total = sum(self.hyper_prior.bound_terms(group.power, group.tau) for group in groups)
+        return float(joint.tempering.prior_power) * total
+
+    def _factor(self, group: ScaleGroup, penalty: float) -> float:
+        """What the scales of a group are multiplied by: (tau / new tau)^(1 / k)."""
+        power, tau = group.power, group.tau
+        if self.hyper_prior is not None:
+            after = self.hyper_prior.updated(power, penalty / tau).mean
+            return float((tau / after) ** (1.0 / group.degree))
+        if not penalty > 0.0:
+            raise ValueError(
+                f"PriorScale: all weights of {group.name} are at the mean of their prior with no spread, so that their "
+                "scale would be zero. Give it a hyper_prior=Gamma(shape, rate)."
+            )
+        return float((penalty / power) ** (1.0 / group.degree))
+
+
+def _random(joint: Joint, posterior: Posterior) -> Joint:
+    """The joint with those weights random that are so under the posterior."""
+    of = posterior.posteriors[0].joint if isinstance(posterior, Mixture) else posterior.joint
+    if not isinstance(of, Joint) or of.network.layout != joint.network.layout:
+        raise TypeError(f"PriorScale: the posterior must be one of the joint's weights. Got one of {shown(of)}.")
+    return dataclasses.replace(joint, random=of.random)
+
+
+@dataclass(frozen=True)
+class NoiseScale(Maximisation):
+    """The scale of Gaussian noise from the expected squares of the residuals, in closed form.
+
+    **Math**: 1 / scale^2 = sum_n w_n D / sum_n w_n E_q |y_n - f(x_n)|^2, for N rows of weights w_n and D entries of an
+    output row; for a likelihood with a scale for each output, each from its own entries. With `hyper_prior` =
+    Gamma(a, b) on the noise precision beta = 1 / scale^2, q(beta) = Gamma(a + count / 2, b + squares / 2); the joint
+    gets E beta, and `bound_terms` makes the ELBO there that of q(w) q(beta).
+
+    **Limit**: exact given the expected squares; unchanged under tempering. A learnt noise becomes a fixed one, as found
+    here. Likelihoods that are not Gaussian are refused.
+
+    **Cost**: none beyond the pass over the data that finds the squares.
+
+    **References**: Bishop (2006), eq. 9.68 and section 10.3.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> joint = po.Joint(torch.nn.Linear(2, 1), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=8)
+    >>> q = po.posteriors.Point(joint, torch.zeros(3))
+    >>> found = Expected(torch.zeros(1), squares=torch.tensor([2.0]), count=torch.tensor(8.0))
+    >>> NoiseScale()(joint, q, found).likelihood.scale
+    0.5
+    """
+
+    hyper_prior: Gamma | None = None
+
+    def __post_init__(self) -> None:
+        if self.hyper_prior is not None:
+            of_kinds(self, hyper_prior=Gamma)
+
+    @property
+    def needs_residuals(self) -> bool:
+        """Yes."""
+        return True
+
+    def check(self, joint: Joint) -> None:
+        """Refuse a likelihood without noise that is found in closed form."""
+        _shared(joint)
+
+    def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
+        """The joint with the noise found; see `Maximisation`."""
+        shared, known = _shared(joint), _known(expected)
+        scales = [self._scale(count, squares) for count, squares in _sums(joint, known)]
+        return dataclasses.replace(joint, likelihood=Gaussian(scale=scales[0] if shared else tuple(scales)))
+
+    def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
+        """E log p(beta) / q(beta), and count / 2 (E log beta - log E beta), over the scales; see `Maximisation`."""
+        _shared(joint)
+        if self.hyper_prior is None:
+            return 0.0
+        assert isinstance(joint.likelihood, Gaussian)
+        scales = torch.as_tensor(joint.likelihood.scale, dtype=torch.float64).reshape(-1).tolist()
+        sums = zip(_sums(joint, _known(expected)), scales, strict=True)
+        total = sum(self.hyper_prior.bound_terms(0.5 * count, scale**-2) for (count, _), scale in sums)
+        return float(joint.tempering.likelihood_power) * total
+
+    def _scale(self, count: float, squares: float) -> float:
+        if self.hyper_prior is not None:
+            return float(self.hyper_prior.updated(0.5 * count, 0.5 * squares).mean ** -0.5)
+        if not (squares > 0.0 and count > 0.0):
+            raise ValueError(
+                f"NoiseScale: the residuals must have positive squares. Got {squares:g} over {count:g} rows. Does the "
+                "network know the targets exactly? Give a hyper_prior=Gamma(shape, rate), or leave NoiseScale out."
+            )
+        return float((squares / count) ** 0.5)
+
+
+def _shared(joint: Joint) -> bool:
+    """Whether one scale is that of all outputs; refuses what has no closed form."""
+    likelihood = joint.likelihood
+    if not isinstance(likelihood, Gaussian):
+        raise ValueError(
+            f"NoiseScale is for a Gaussian likelihood. Got {shown(likelihood)}. Leave NoiseScale out, and let the "
+            "likelihood learn its scale (learn=True) where it has one."
+        )
+    if likelihood.num_members is not None:
+        raise ValueError(
+            f"NoiseScale is for one problem. Got noise of {likelihood.num_members} members. Use joint.member(i)."
+        )
+    if likelihood.log_scale_prior is not None:
+        raise ValueError(
+            "NoiseScale: a normal prior on the log of the noise has no closed form. Give NoiseScale a "
+            "hyper_prior=Gamma(shape, rate) instead of log_scale_prior, or leave NoiseScale out."
+        )
+    return torch.as_tensor(likelihood.scale).dim() == 0
+
+
+def _known(expected: Expected | None) -> Expected:
+    if expected is None:
+        raise ValueError("NoiseScale needs the expected squares of the residuals. Pass expected=Expected(...).")
+    return expected
+
+
+def _sums(joint: Joint, expected: Expected) -> Sequence[tuple[float, float]]:
+    """(number of entries, sum of their squares) that each scale is found from."""
+    count, squares = float(expected.count), expected.squares.double().reshape(-1).tolist()
+    if _shared(joint):
+        return [(count * len(squares), sum(squares))]
+    assert isinstance(joint.likelihood, Gaussian)
+    scales = torch.as_tensor(joint.likelihood.scale).numel()
+    if len(squares) != scales:
+        raise ValueError(f"NoiseScale: the noise has {scales} scales. Got squares of {len(squares)} outputs.")
+    return [(count, each) for each in squares]

@@ -1,0 +1,377 @@
+"""Prior precision and noise by maximum evidence: gradient search and MacKay's fixed point."""
+
+import dataclasses
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import NotPositiveDefinite, positive, positive_whole
+from posterity.evidence.groups import Groups, Shared, grouped, rescaled_prior
+from posterity.evidence.marginal import Marginal, parted
+from posterity.likelihoods import Gaussian
+from posterity.model.joint import Joint
+
+logger = logging.getLogger("posterity")
+
+
+@dataclass(frozen=True, eq=False)
+class Tuned:
+    """Hyper-parameters after a search: those found, or, if it failed, those from before.
+
+    `before` and `after` are what was made as large as possible: the log evidence in nats, or minus the validation loss.
+    `reason` says why a search failed. `noise_scale` is None where there is no noise to tune.
+    """
+
+    groups: Groups
+    names: tuple[str, ...]
+    prior_precision: Tensor  # (G,)
+    noise_scale: float | None
+    before: float
+    after: float
+    evaluations: int
+    reason: str = ""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the search found an optimum."""
+        return not self.reason
+
+
+class Tuning(ABC):
+    """A way to choose hyper-parameters after a fit, from the evidence of the Gaussian at its mode."""
+
+    groups: Groups
+    noise: bool
+
+    @abstractmethod
+    def tune(self, marginal: Marginal) -> Tuned:
+        """Search from the present hyper-parameters; a failed search gives those back and logs a warning."""
+
+
+def unchanged(groups: Groups, marginal: Marginal, evaluations: int, reason: str, value: float) -> Tuned:
+    """What a failed search gives: everything as before; the reason goes to the log."""
+    logger.warning("The hyper-parameters stay as they were: %s", reason)
+    scale = None if marginal.noise is None else marginal.noise.scale
+    return Tuned(groups, marginal.names, marginal.prior_precision, scale, value, value, evaluations, reason)
+
+
+def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
+    """The joint with the prior and the noise found; the joint itself if the search failed.
+
+    The pattern of scales and means inside a group is kept: see `rescaled_prior`.
+    """
+    if not tuned.succeeded:
+        return joint
+    likelihood = joint.likelihood
+    if tuned.noise_scale is not None:
+        likelihood = Gaussian(scale=tuned.noise_scale)
+    prior = rescaled_prior(joint, tuned.groups, _factors(joint, tuned)) if tuned.names else joint.prior
+    return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
+
+
+def present_precision(joint: Joint, groups: Groups) -> Tensor:
+    """Prior precision of each group of random weights, (G,) in float64: geometric means under a normal prior."""
+    names, index = grouped(joint, groups)
+    precision = joint.bound_prior.precision(joint.network.initial.to(torch.float64))
+    random = precision if joint.random_indices is None else precision[joint.random_indices]
+    return parted(random, index, len(names))[0]
+
+
+def _factors(joint: Joint, tuned: Tuned) -> Tensor:
+    """What the scales of each group are multiplied by, (G,)."""
+    present = present_precision(joint, tuned.groups)
+    return (present / tuned.prior_precision.to(present)).sqrt()
+
+
+class Point(NamedTuple):
+    """Where a search stands: logs of prior precisions and noise precision, the evidence and its gradient there.
+
+    gradient = (gained - lost) / 2: at the optimum a group's effective number of weights, `gained`, is its alpha
+    |theta - mean|^2, `lost`; and the number of observations less that of fitted weights is the residuals' chi square.
+    """
+
+    logs: Tensor  # (K,)
+    value: float
+    gradient: Tensor  # (K,)
+    lost: Tensor  # (K,)
+
+    @property
+    def gained(self) -> Tensor:
+        """Effective numbers of weights (G,), and of observations that are left."""
+        return 2.0 * self.gradient + self.lost
+
+    @property
+    def imbalance(self) -> Tensor:
+        """|gained - lost| / (|gained| + lost), (K,): how far each is from its optimum; one if that is at infinity."""
+        return 2.0 * self.gradient.abs() / (self.gained.abs() + self.lost).clamp(min=1e-300)
+
+
+class Search:
+    """The evidence as a function of logs (K,): of the prior precision of each group, then of 1 / noise^2 if tuned."""
+
+    def __init__(self, marginal: Marginal, noise: bool) -> None:
+        """With or without the noise."""
+        self.marginal, self.noise = marginal, noise
+        self.evaluations = 0
+        self.names = (
+            *(f"the prior precision of {name}" for name in marginal.names),
+            *(("the noise",) if noise else ()),
+        )
+        self.size = marginal.pattern.numel()
+        logs = marginal.prior_precision.log()
+        if noise:
+            assert marginal.noise is not None
+            logs = torch.cat([logs, logs.new_tensor([-2.0 * math.log(marginal.noise.scale)])])
+        self.start = logs
+
+    @classmethod
+    def wanted(cls, marginal: Marginal, noise: bool) -> "Search":
+        """Over all that can be tuned, `noise` if wanted; what cannot is said."""
+        if not marginal.names:
+            logger.warning("The prior precision is not tuned: only that of normal priors is.")
+        return cls(marginal, noise and marginal.noise is not None)
+
+    def values(self, logs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Prior precisions (G,), and the noise scale if it is tuned."""
+        return (logs[:-1].exp(), (-0.5 * logs[-1]).exp()) if self.noise else (logs.exp(), None)
+
+    def at(self, logs: Tensor) -> Point | None:
+        """The evidence there; None where it is not finite."""
+        self.evaluations += 1
+        leaf = logs.detach().clone().requires_grad_()
+        marginal = self.marginal
+        try:
+            with torch.enable_grad():
+                alpha, scale = self.values(leaf)
+                value = marginal.log_evidence(alpha, scale) + 0.0 * leaf.sum()  # there may be nothing to tune
+            (gradient,) = torch.autograd.grad(value, leaf)
+        except NotPositiveDefinite:
+            return None
+        lost = marginal.prior_power * alpha.detach() * marginal.squares
+        if scale is not None:
+            assert marginal.noise is not None
+            chi = marginal.likelihood_power * marginal.noise.squares * scale.detach() ** -2
+            lost = torch.cat([lost, chi.reshape(1)])
+        number = float(value.detach())
+        if not math.isfinite(number) or not bool(torch.isfinite(gradient).all()):
+            return None
+        return Point(leaf.detach(), number, gradient, lost)
+
+    def tuned(self, groups: Groups, start: Point, found: Point) -> Tuned:
+        """The outcome of a search that found a maximum."""
+        alpha, scale = self.values(found.logs)
+        noise = None if self.marginal.noise is None else self.marginal.noise.scale
+        noise = noise if scale is None else float(scale)
+        return Tuned(groups, self.marginal.names, alpha, noise, start.value, found.value, self.evaluations)
+
+
+_SMALLEST = 1e-8  # of a group's size: what an effective number is taken for at least
+_NOT_FINITE = "the log evidence has no finite value at the present hyper-parameters."
+_MEMORY = 20  # pairs of steps and changes of the gradient
+
+
+@dataclass(frozen=True)
+class Evidence(Tuning):
+    """Prior precision and noise that maximise the log evidence at the mode.
+
+    **Math**: with u = log alpha of each group and b = -2 log noise scale, 2 d log Z / du = gamma - alpha |theta* - m|^2
+    and 2 d log Z / db = N - gamma - RSS / scale^2; gamma is the effective number of weights. log Z is concave in
+    (u, b), so that there is one optimum. Steps are those of limited-memory BFGS, preconditioned by logarithmic means of
+    the two sides of each balance, which alone would give (damped) steps of MacKay's fixed point.
+
+    **Limit**: theta* stays where it is, so the optimum is that of the model only if a new mode is found and tuned
+    again until nothing changes. A search that meets numbers that are not finite, or an optimum at infinity (weights
+    all at the prior mean, no residuals), changes nothing and says so.
+
+    **Cost**: ten to thirty log determinants with their gradients.
+
+    **References**: MacKay (1992), Bayesian interpolation, eq. 4.9-4.14; Immer et al. (2021), section 3.
+
+    **Example**:
+
+    >>> from posterity.likelihoods import Bernoulli
+    >>> from posterity.model import Joint
+    >>> from posterity.precisions import Diagonal
+    >>> from posterity.priors import Normal
+    >>> joint = Joint(torch.nn.Linear(2, 1, bias=False), Bernoulli(), Normal(), num_data=9)
+    >>> curvature = Diagonal(torch.tensor([3.0, 3.0]))
+    >>> marginal = Marginal.of(joint, torch.ones(2), curvature, torch.tensor(-5.0))
+    >>> Evidence().tune(marginal).prior_precision  # alpha |theta|^2 = 2 alpha = gamma = 2 * 3 / (3 + alpha)
+    tensor([0.7913], dtype=torch.float64)
+    """
+
+    groups: Groups = field(default_factory=Shared)
+    noise: bool = True
+    tolerance: float = 1e-6
+    limit: float = 1e12
+    max_evaluations: int = 200
+
+    def __post_init__(self) -> None:
+        positive("Evidence.tolerance", self.tolerance)
+        positive("Evidence.limit", self.limit)
+        positive_whole("Evidence.max_evaluations", self.max_evaluations)
+
+    def tune(self, marginal: Marginal) -> Tuned:
+        """See `Tuning`."""
+        search = Search.wanted(marginal, self.noise)
+        start = search.at(search.start)
+        if start is None:
+            return unchanged(self.groups, marginal, search.evaluations, _NOT_FINITE, math.nan)
+        point, reason = self._climb(search, start)
+        if reason:
+            return unchanged(self.groups, marginal, search.evaluations, reason, start.value)
+        return search.tuned(self.groups, start, point)
+
+    def _climb(self, search: Search, start: Point) -> tuple[Point, str]:
+        """The optimum, or the last point and why it is none."""
+        point = start
+        pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=_MEMORY)
+        reach = math.log(self.limit)
+        while bool((point.imbalance > self.tolerance).any()):
+            far = (point.logs - start.logs).abs() >= 0.999 * reach
+            if bool(far.any()):
+                which = search.names[int(far.nonzero()[0])]
+                return point, f"the evidence has no maximum within a factor of {self.limit:.0e} for {which}."
+            direction = _direction(point, pairs)
+            moved, given_up = self._along(search, start, point, direction, reach)
+            if moved is None:
+                return point, given_up
+            step, change = moved.logs - point.logs, point.gradient - moved.gradient
+            if float(step @ change) > 1e-14 * float(step.norm() * change.norm()):
+                pairs.append((step, change))
+            point = moved
+        return point, ""
+
+    def _along(
+        self, search: Search, start: Point, point: Point, direction: Tensor, reach: float
+    ) -> tuple[Point | None, str]:
+        """A point along the direction that is good enough, by steps that are halved."""
+        slope = float(point.gradient @ direction)
+        length = 1.0
+        while search.evaluations < self.max_evaluations:
+            logs = torch.minimum(torch.maximum(point.logs + length * direction, start.logs - reach), start.logs + reach)
+            there = search.at(logs)
+            if there is not None:
+                rounding = 1e-13 * (abs(point.value) + search.size)
+                rises = there.value >= point.value + 1e-4 * length * slope
+                # Near the optimum rounding hides the rise; a smaller slope shows it then.
+                flatter = (
+                    abs(float(there.gradient @ direction)) <= 0.5 * slope and there.value >= point.value - rounding
+                )
+                if rises or flatter:
+                    return there, ""
+            if length < 1e-10:
+                return None, "no step increases the evidence; the curvature may not be positive semi-definite."
+            length *= 0.5
+        return None, f"no optimum after {self.max_evaluations} evaluations of the evidence."
+
+
+def _direction(point: Point, pairs: "deque[tuple[Tensor, Tensor]]") -> Tensor:
+    """The two loops of limited-memory BFGS for a concave function; pairs are (step, fall of the gradient)."""
+    vector, parts = point.gradient.clone(), []
+    for step, change in reversed(pairs):
+        weight = (step @ vector) / (step @ change)
+        parts.append(weight)
+        vector = vector - weight * change
+    vector = vector * _balance(point)
+    for (step, change), weight in zip(pairs, reversed(parts), strict=True):
+        vector = vector + step * (weight - (change @ vector) / (step @ change))
+    return vector if float(vector @ point.gradient) > 0 else point.gradient * _balance(point)
+
+
+def _balance(point: Point) -> Tensor:
+    """Step for each unit of the gradient that would make both sides of each balance equal, if they were alone.
+
+    The effective number falls as the precision rises, at most as fast as 1 / precision: so a step down is halved.
+    """
+    floor = _SMALLEST * (point.gained.abs() + point.lost).clamp(min=1e-300)
+    gained, lost = torch.maximum(point.gained, floor), torch.maximum(point.lost, floor)
+    ratio = (gained / lost).log()
+    even = ratio.abs() < 1e-6
+    mean = torch.where(even, 0.5 * (gained + lost), (gained - lost) / torch.where(even, 1.0, ratio))
+    return torch.where(ratio < 0, 0.5, 1.0) * 2.0 / mean
+
+
+class Update(NamedTuple):
+    """One step of the fixed point: effective numbers (G,) before it, hyper-parameters after it."""
+
+    effective: Tensor
+    prior_precision: Tensor  # (G,)
+    noise_scale: Tensor | None  # ()
+
+
+@dataclass(frozen=True)
+class MacKay(Tuning):
+    """Prior precision and noise by MacKay's re-estimation: effective numbers of weights over their squared size.
+
+    **Math**: gamma_g = n_g - alpha_g tr Sigma_gg (= sum of lambda / (lambda + alpha) with one group), alpha_g =
+    gamma_g / |theta* - m|^2_g, 1 / scale^2 = (N - gamma) / RSS, all from the same Gaussian. Under tempering
+    n_g, N and the two squares are multiplied by the powers of their terms.
+
+    **Limit**: its fixed point is the maximum of the evidence at this mode, as that of `Evidence`. It comes nearer by
+    steps that alternate around it, slowly where the data say little. A search that fails changes nothing and says so.
+
+    **Cost**: one log determinant with its gradient for each step.
+
+    **References**: MacKay (1992), Bayesian interpolation, eq. 4.9-4.14; Bishop (2006), eq. 3.91-3.95.
+
+    **Example**:
+
+    >>> MacKay(noise=False).groups
+    Shared()
+    """
+
+    groups: Groups = field(default_factory=Shared)
+    noise: bool = True
+    tolerance: float = 1e-6
+    max_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        positive("MacKay.tolerance", self.tolerance)
+        positive_whole("MacKay.max_steps", self.max_steps)
+
+    def step(self, marginal: Marginal, prior_precision: Tensor, noise_scale: Tensor | float | None = None) -> Update:
+        """One re-estimation from prior precisions (G,) and a noise scale; None leaves that as it is."""
+        search = Search(marginal, noise_scale is not None)
+        logs = prior_precision.log()
+        if noise_scale is not None:
+            logs = torch.cat(
+                [logs, -2.0 * torch.as_tensor(noise_scale, dtype=logs.dtype, device=logs.device).log().reshape(1)]
+            )
+        point = search.at(logs)
+        after = None if point is None else _after(point)
+        if point is None or after is None:
+            raise ValueError(
+                "MacKay.step: there is no next step from here. Weights at the prior mean, or no residuals?"
+            )
+        return Update(point.gained[: len(marginal.names)], *search.values(after))
+
+    def tune(self, marginal: Marginal) -> Tuned:
+        """See `Tuning`."""
+        search = Search.wanted(marginal, self.noise)
+        start = search.at(search.start)
+        point = start
+        while point is not None and bool((point.imbalance > self.tolerance).any()):
+            after = _after(point)
+            if after is None or search.evaluations > self.max_steps:
+                break
+            point = search.at(after)
+        if start is None or point is None:
+            return unchanged(self.groups, marginal, search.evaluations, "the log evidence is not finite.", math.nan)
+        if bool((point.imbalance > self.tolerance).any()):
+            which = search.names[int(point.imbalance.argmax())]
+            reason = f"MacKay's fixed point was not reached in {search.evaluations - 1} steps for {which}."
+            return unchanged(self.groups, marginal, search.evaluations, reason, start.value)
+        return search.tuned(self.groups, start, point)
+
+
+def _after(point: Point) -> Tensor | None:
+    """Each precision times the ratio of its two sides; None where one is not positive."""
+    gained, lost = point.gained, point.lost
+    return point.logs + (gained / lost).log() if bool(((gained > 0) & (lost > 0)).all()) else None

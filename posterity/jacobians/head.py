@@ -1,0 +1,100 @@
+"""Derivatives of the outputs of a network in the weights of its last layer, for which no backward pass is needed."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.jacobians import jacobian
+from posterity.jacobians.jacobian import Jacobian, Outline
+
+
+@dataclass(frozen=True, eq=False)
+class Head(Jacobian):
+    """Derivatives of z = W a + b itself, z being the outputs: a `Matrix` whose gradients are the unit vectors.
+
+    J[n, d, (o, i)] = basis[d, o] features[n, i], with a last i of feature 1 for the bias. `features` are (N, I);
+    `basis` (D, D) is the identity where it is None, else a rotation of the outputs that all rows share.
+
+    >>> Head(torch.tensor([[2.0]]), bias=True, outputs=2).rows()
+    tensor([[[2., 1., 0., 0.],
+             [0., 0., 2., 1.]]])
+    """
+
+    features: Tensor
+    bias: bool
+    outputs: int
+    basis: Tensor | None = None
+
+    @property
+    def outline(self) -> Outline:
+        """R = D I, the bias counted in I."""
+        rows, width = self.features.shape
+        return Outline.like(self.features, rows, self.outputs, self.outputs * (width + int(self.bias)))
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """Features with the 1 of the bias, (N, I)."""
+        if not self.bias:
+            return self.features
+        return torch.cat([self.features, self.features.new_ones(self.num_rows, 1)], -1)
+
+    def rows(self) -> Tensor:
+        """The outer products."""
+        basis = self.basis
+        if basis is None:
+            basis = torch.eye(self.outputs, dtype=self.dtype, device=self.device)
+        return (basis[:, :, None] * self.inputs[:, None, None, :]).flatten(2)
+
+    def narrow(self, low: int, high: int) -> "Head":
+        """Those rows."""
+        return Head(self.features[low:high], self.bias, self.outputs, self.basis)
+
+    def rotated(self, outer: Tensor, inner: Tensor) -> "Head":
+        """J in the coordinates W -> outer^T W inner, for outer (1, D, D) and inner (1, I, I), the bias in I."""
+        turn = outer[0].to(self.dtype)
+        basis = turn if self.basis is None else self.basis @ turn
+        return Head(self.inputs @ inner[0].to(self.dtype), False, self.outputs, basis)
+
+    def squares(self) -> Tensor:
+        """A product of sums of squares."""
+        inner = self.inputs.square().sum(0)
+        outer = inner.new_ones(self.outputs) if self.basis is None else self.basis.square().sum(0)
+        return (outer.unsqueeze(-1) * inner).flatten()
+
+    def _inside(self, variance: Tensor) -> Tensor:
+        """Variances (N, D) of the rotated outputs, which are independent."""
+        return self.inputs.square() @ variance.to(self.dtype).view(self.outputs, -1).T
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """basis diag(inner^2 variance) basis^T."""
+        inside = self._inside(variance)
+        if self.basis is None:
+            return torch.diag_embed(inside)
+        return (self.basis * inside.unsqueeze(1)) @ self.basis.T
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """basis^2 (inner^2 variance)."""
+        inside = self._inside(variance)
+        return inside if self.basis is None else inside @ self.basis.square().T
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """basis W a for each matrix W of weights."""
+        moved = self.inputs @ vectors.to(self.dtype).view(len(vectors), self.outputs, -1).mT  # (S, N, D)
+        return moved if self.basis is None else moved @ self.basis.T
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """basis diag(inner inner' variance) basis^T for each pair of rows."""
+        table = variance.to(self.dtype).view(self.outputs, -1)
+        num, out = self.num_rows, self.outputs
+        step = max(1, jacobian.chunk_size(self.device) // max(1, num * (self.inputs.shape[1] + out * out)))
+        parts = []
+        for low in range(0, num, step):
+            inside = (self.inputs[low : low + step, None] * self.inputs) @ table.T  # (n, N, D)
+            turned = torch.diag_embed(inside)
+            if self.basis is not None:
+                turned = (self.basis * inside.unsqueeze(-2)) @ self.basis.T
+            parts.append(turned.transpose(1, 2).flatten(2).flatten(0, 1))  # (n D, N D)
+        whole = torch.cat(parts)
+        return 0.5 * (whole + whole.mT)

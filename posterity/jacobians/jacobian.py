@@ -1,0 +1,325 @@
+"""Derivatives of N rows of D outputs in R weights, held in factors: the dense (N, D, R) is never needed whole."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.numerics.layout import Block
+
+CHUNK = 1 << 21  # entries of dense rows that are formed at a time on a CPU, whose caches are small
+DEVICE_SHARE = 64  # times as many on a GPU, which wants large pieces
+CACHED = 8  # share of such a chunk that a cache holds, for work that goes over it twice
+
+
+def chunk_size(device: torch.device, share: int = 1) -> int:
+    """How many entries are formed at a time on this device; on a CPU one in `share` of that."""
+    return CHUNK // share if device.type == "cpu" else DEVICE_SHARE * CHUNK
+
+
+class Outline(NamedTuple):
+    """What is known of J (N, D, R) without its entries."""
+
+    num_rows: int  # N
+    num_outputs: int  # D
+    size: int  # R
+    dtype: torch.dtype  # of the factors
+    device: torch.device
+
+    @classmethod
+    def like(cls, factor: Tensor, num_rows: int, num_outputs: int, size: int) -> "Outline":
+        """With number type and device of a factor."""
+        return cls(num_rows, num_outputs, size, factor.dtype, factor.device)
+
+
+class Jacobian(ABC):
+    """J (N, D, R), row n and output d by weight r."""
+
+    @property
+    @abstractmethod
+    def outline(self) -> Outline:
+        """Its sizes, number type and device."""
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.outline.num_rows
+
+    @property
+    def num_outputs(self) -> int:
+        """D."""
+        return self.outline.num_outputs
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return self.outline.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of the factors."""
+        return self.outline.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the factors are."""
+        return self.outline.device
+
+    @abstractmethod
+    def rows(self) -> Tensor:
+        """J, dense (N, D, R)."""
+
+    @abstractmethod
+    def narrow(self, low: int, high: int) -> "Jacobian":
+        """The rows `low` to `high`."""
+
+    def chunks(self, share: int = 1) -> Iterator[tuple[int, "Jacobian"]]:
+        """(first row, rows) in pieces whose dense form is of bounded size, or of a part of that, one in `share`."""
+        step = max(1, chunk_size(self.device, share) // max(1, self.num_outputs * self.size))
+        for low in range(0, self.num_rows, step):
+            yield low, self.narrow(low, min(self.num_rows, low + step))
+
+    def squares(self) -> Tensor:
+        """Sum of J^2 over rows and outputs, (R,)."""
+        total = None
+        for _, part in self.chunks(CACHED):
+            rows = part.rows().flatten(0, 1)
+            value = torch.einsum("nr,nr->r", rows, rows)
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    def add_squares(self, block: Block, total: Tensor) -> None:
+        """Add `squares` to a vector in which a block says where the weights lie."""
+        block.add(self.squares(), total)
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """J diag(variance) J^T for each row, (N, D, D), of variances (R,)."""
+        root = variance.sqrt()
+        parts = []
+        for _, part in self.chunks():
+            scaled = part.rows() * root.to(part.dtype)
+            parts.append(scaled @ scaled.mT)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """J diag(variance) J^T between all rows, (N D, N D), of variances (R,)."""
+        scaled = (self.rows() * variance.sqrt().to(self.dtype)).flatten(0, 1)
+        return scaled @ scaled.mT
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """The diagonals of `weighted_gram`, (N, D), of variances (R,)."""
+        parts = [part.rows().square() @ variance.to(part.dtype) for _, part in self.chunks(CACHED)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """J v for each of the vectors (S, R), (S, N, D)."""
+        wanted = vectors.to(self.dtype)
+        return torch.cat([torch.einsum("ndr,sr->snd", part.rows(), wanted) for _, part in self.chunks()], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Explicit(Jacobian):
+    """J given as it is, (N, D, R).
+
+    >>> Explicit(torch.ones(2, 1, 3)).squares()
+    tensor([2., 2., 2.])
+    """
+
+    dense: Tensor
+
+    @property
+    def outline(self) -> Outline:
+        """That of the tensor."""
+        return Outline.like(self.dense, *self.dense.shape)
+
+    def rows(self) -> Tensor:
+        """The tensor."""
+        return self.dense
+
+    def narrow(self, low: int, high: int) -> "Explicit":
+        """Those rows."""
+        return Explicit(self.dense[low:high])
+
+
+def as_jacobian(value: Tensor | Jacobian) -> Jacobian:
+    """A dense tensor (N, D, R) as a Jacobian; a Jacobian as it is."""
+    return Explicit(value) if isinstance(value, Tensor) else value
+
+
+def halves(jacobian: Tensor | Jacobian, half: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """What `half` makes of dense rows, (N, D, R) -> (..., N D, R), as (..., n, D, R), some rows after the other."""
+    for _, part in as_jacobian(jacobian).chunks():
+        found = half(part.rows())
+        yield found.reshape(*found.shape[:-2], part.num_rows, part.num_outputs, found.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Selected(Jacobian):
+    """Some columns of another Jacobian: the weights at the places `index` (S,)."""
+
+    whole: Jacobian
+    index: Tensor
+
+    @property
+    def outline(self) -> Outline:
+        """That of the whole, with S weights."""
+        return self.whole.outline._replace(size=self.index.numel())
+
+    def rows(self) -> Tensor:
+        """The columns, from pieces of the whole of bounded size."""
+        return torch.cat([part.rows()[..., self.index] for _, part in self.whole.chunks()])
+
+    def narrow(self, low: int, high: int) -> "Selected":
+        """Those rows."""
+        return Selected(self.whole.narrow(low, high), self.index)
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """That of the whole with variance 0 elsewhere, where the whole has factors."""
+        if self._in_factors:
+            return self.whole.weighted_gram(self._spread(variance))
+        return super().weighted_gram(variance)
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """As `weighted_gram`."""
+        if self._in_factors:
+            return self.whole.weighted_squares(self._spread(variance))
+        return super().weighted_squares(variance)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Those of the whole with 0 elsewhere."""
+        return self.whole.products(self._spread(vectors))
+
+    @property
+    def _in_factors(self) -> bool:
+        """Whether the whole has sums of squares without a dense form: tied weights are summed before squaring."""
+        return isinstance(self.whole, Stacked) and all(isinstance(places, Block) for places, _ in self.whole.pieces)
+
+    def _spread(self, vector: Tensor) -> Tensor:
+        """Entries (..., S) at their places among those of the whole."""
+        places = self.index.to(vector.device)
+        return vector.new_zeros(*vector.shape[:-1], self.whole.size).index_copy(-1, places, vector)
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked(Jacobian):
+    """J over all R weights, made of parts that each concern one block; blocks of tied weights may overlap.
+
+    >>> block = Block(("bias",), rows=2, columns=1, weight=1)
+    >>> Stacked((block,), (Explicit(torch.ones(1, 1, 2)),), 4).rows()
+    tensor([[[0., 1., 1., 0.]]])
+    """
+
+    blocks: tuple[Block, ...]
+    parts: tuple[Jacobian, ...]
+    total: int
+
+    @property
+    def outline(self) -> Outline:
+        """That of the parts, with all weights."""
+        return self.parts[0].outline._replace(size=self.total)
+
+    def rows(self) -> Tensor:
+        """The parts, added at their places."""
+        first = self.parts[0]
+        dense = first.rows().new_zeros(self.num_rows, self.num_outputs, self.total)
+        for block, part in zip(self.blocks, self.parts, strict=True):
+            dense = dense.index_add(2, block.index.to(dense.device), part.rows())
+        return dense
+
+    def narrow(self, low: int, high: int) -> "Stacked":
+        """Those rows."""
+        return Stacked(self.blocks, tuple(part.narrow(low, high) for part in self.parts), self.total)
+
+    def part(self, block: Block) -> Jacobian:
+        """The derivatives in the weights of one block, in its order."""
+        indices = {index for name in block.names for index in self._users.get(name, ())}
+        if len(indices) == 1 and self.blocks[(index := next(iter(indices)))] == block:
+            return self.parts[index]
+        touching = [self.blocks[index] for index in sorted(indices)]
+        if not touching:  # weights that the outputs do not depend on
+            zero = self.parts[0].narrow(0, 0).rows().new_zeros(())
+            return Explicit(zero.expand(self.num_rows, self.num_outputs, block.size))
+        return Selected(self.restricted(touching), block.index)
+
+    @cached_property
+    def _users(self) -> dict[str, list[int]]:
+        """For each name of a tensor the numbers of the parts that it is in."""
+        users: dict[str, list[int]] = {}
+        for index, block in enumerate(self.blocks):
+            for name in block.names:
+                users.setdefault(name, []).append(index)
+        return users
+
+    def restricted(self, blocks: list[Block]) -> "Stacked":
+        """The parts of these blocks alone, the others zero."""
+        pairs = [(block, part) for block, part in zip(self.blocks, self.parts, strict=True) if block in blocks]
+        return Stacked(tuple(block for block, _ in pairs), tuple(part for _, part in pairs), self.total)
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[Block | Tensor, Jacobian], ...]:
+        """Places and derivatives of weights, no weight twice: parts alone, or those that share weights together."""
+        if all(len(users) == 1 for users in self._users.values()):
+            return tuple(zip(self.blocks, self.parts, strict=True))
+        groups: list[tuple[set[str], list[Block]]] = []
+        for block in dict.fromkeys(self.blocks):
+            touching = [group for group in groups if not group[0].isdisjoint(block.names)]
+            groups = [group for group in groups if group not in touching]
+            names = set(block.names).union(*(group[0] for group in touching))
+            groups.append((names, [*(other for group in touching for other in group[1]), block]))
+        pieces: list[tuple[Block | Tensor, Jacobian]] = []
+        for _, blocks in groups:
+            if len(blocks) == 1 and self.blocks.count(blocks[0]) == 1:
+                pieces.append((blocks[0], self.parts[self.blocks.index(blocks[0])]))
+            else:
+                index: Tensor = torch.unique(torch.cat([block.index for block in blocks]))
+                pieces.append((index, Selected(self.restricted(blocks), index)))
+        return tuple(pieces)
+
+    def squares(self) -> Tensor:
+        """Piece by piece."""
+        total = torch.zeros(self.total, dtype=self.dtype, device=self.device)
+        self.accumulate_squares(total)
+        return total
+
+    def accumulate_squares(self, total: Tensor) -> None:
+        """Add `squares` to a vector (R,), piece by piece."""
+        for places, piece in self.pieces:
+            if isinstance(places, Block):
+                piece.add_squares(places, total)
+            else:
+                total.index_add_(0, places.to(total.device), piece.squares())
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """Piece by piece."""
+        return added(piece.weighted_gram(taken(variance, places)) for places, piece in self.pieces)
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """Piece by piece."""
+        return added(piece.joint_gram(taken(variance, places)) for places, piece in self.pieces)
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """Piece by piece."""
+        return added(piece.weighted_squares(taken(variance, places)) for places, piece in self.pieces)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """Part by part: of tied weights, too."""
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return added(part.products(block.gather(vectors)) for block, part in pairs)
+
+
+def added(values: Iterator[Tensor]) -> Tensor:
+    """Their sum, one being held at a time."""
+    total = next(values)
+    for value in values:
+        total = total + value
+    return total
+
+
+def taken(vector: Tensor, places: Block | Tensor) -> Tensor:
+    """The entries (..., size) of a vector (..., R) at some places."""
+    return places.gather(vector) if isinstance(places, Block) else vector[..., places.to(vector.device)]

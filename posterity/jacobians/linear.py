@@ -1,0 +1,430 @@
+"""Jacobians of linear layers, embeddings and norms in factors."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.jacobians import jacobian
+from posterity.jacobians.jacobian import Jacobian, Outline
+from posterity.numerics.layout import Block
+
+BLOCKS = 4
+LEAST = 256  # columns below which one product is quicker
+
+
+def upper_gram(matrix: Tensor, out: Tensor | None = None) -> Tensor:
+    """X^T X for X (n, d) on and above its diagonal, added to `out`; what is below, where X is wide, is not to be read.
+
+    Takes (BLOCKS + 1) / (2 BLOCKS) of the multiplications. `symmetric` makes the whole of it.
+
+    >>> import torch
+    >>> symmetric(upper_gram(torch.tensor([[1.0, 2.0]])))
+    tensor([[1., 2.],
+            [2., 4.]])
+    """
+    size = matrix.shape[1]
+    out = matrix.new_zeros(size, size) if out is None else out
+    blocks = BLOCKS if size >= LEAST else 1
+    width = -(-size // blocks)
+    for low in range(0, size, width):
+        high = min(size, low + width)
+        out[low:high, low:].addmm_(matrix[:, low:high].T, matrix[:, low:])
+    return out
+
+
+def symmetric(upper: Tensor) -> Tensor:
+    """The symmetric matrices (..., d, d) whose upper triangles are given."""
+    return upper.triu() + upper.triu(1).mT
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix(Jacobian):
+    """Derivatives in weights that act as matrices: z_t = W a_t + b at T positions of each row, in G groups.
+
+    J[n, d, (g, o, i)] = sum_t gradients[d, n, t, g, o] features[n, t, g, i], with a last i of feature 1 for the bias.
+    `features` (N, T, G, I) has no such column; it is None where only the bias is wanted. Convolutions have T output
+    positions and the patches below them as features.
+
+    >>> part = Matrix(torch.ones(1, 1, 1, 2), torch.full((1, 1, 1, 1, 1), 3.0), bias=True)
+    >>> part.rows()
+    tensor([[[3., 3., 3.]]])
+    """
+
+    features: Tensor | None
+    gradients: Tensor
+    bias: bool
+
+    @property
+    def outline(self) -> Outline:
+        """R = G O I, the bias counted in I."""
+        outputs, rows, _, groups, out = self.gradients.shape
+        return Outline.like(self.gradients, rows, outputs, groups * out * self.width)
+
+    @property
+    def positions(self) -> int:
+        """T."""
+        return self.gradients.shape[2]
+
+    @property
+    def width(self) -> int:
+        """Features with the 1 of the bias."""
+        return (0 if self.features is None else self.features.shape[3]) + int(self.bias)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """Features with the 1 of the bias, (N, T, G, I)."""
+        if self.features is not None and not self.bias:
+            return self.features
+        ones = self.gradients.new_ones(*self.gradients.shape[1:4], 1)
+        return ones if self.features is None else torch.cat([self.features, ones], -1)
+
+    def rows(self) -> Tensor:
+        """Sum over positions of the outer products."""
+        if self.positions == 1:
+            outer = self.gradients[:, :, 0, :, :, None] * self.inputs[:, 0, :, None, :]  # (D, N, G, O, I)
+        else:
+            left = self.gradients.permute(1, 3, 0, 4, 2)  # (N, G, D, O, T)
+            outer = left.flatten(2, 3) @ self.inputs.permute(0, 2, 1, 3)  # times (N, G, T, I)
+            outer = outer.view(*outer.shape[:2], *left.shape[2:4], -1).permute(2, 0, 1, 3, 4)
+        return outer.flatten(2).transpose(0, 1)
+
+    def narrow(self, low: int, high: int) -> "Matrix":
+        """Those rows."""
+        features = None if self.features is None else self.features[low:high]
+        return Matrix(features, self.gradients[:, low:high], self.bias)
+
+    def inner_gram(self, weights: Tensor | None) -> Tensor:
+        """Sum over rows of the mean over positions of a a^T, (G, I, I), rows counting with `weights` (N,).
+
+        To be read on and above the diagonals.
+        """
+        features, groups = self.features, self.gradients.shape[3]
+        total = float(self.num_rows) if weights is None else float(weights.sum())
+        if features is None:
+            return self.gradients.new_full((groups, 1, 1), total)
+        weighted = features if weights is None else features * weights.to(self.dtype).view(-1, 1, 1, 1)
+        width = features.shape[-1]
+        inner = features.new_zeros(groups, self.width, self.width)
+        if groups == 1 and weights is None:
+            upper_gram(features.flatten(2).flatten(0, 1), inner[0, :width, :width])
+        else:
+            inner[:, :width, :width] = torch.einsum("ntgi,ntgj->gij", features, weighted)
+        if self.bias:
+            inner[:, :-1, -1] = weighted.sum((0, 1))
+            inner[:, -1, -1] = total * self.positions
+        return inner if self.positions == 1 else inner.div_(self.positions)
+
+    def outer_gram(self) -> Tensor:
+        """Sum of g g^T over outputs, rows and positions, (G, O, O); to be read on and above the diagonals."""
+        flat = self.gradients.transpose(0, 1).flatten(0, 2)  # (N D T, G, O)
+        if flat.shape[1] == 1:
+            return upper_gram(flat[:, 0]).unsqueeze(0)
+        return torch.einsum("ngo,ngp->gop", flat, flat)
+
+    def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
+        """J in the coordinates W -> outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
+        inner, outer = inner.to(self.dtype), outer.to(self.dtype)
+        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer)
+        return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner), gradients, bias=False)
+
+    def squares(self) -> Tensor:
+        """Where each row has one position, a product of the squares of the factors."""
+        if self.positions > 1:
+            return super().squares()
+        outer = self.gradients.new_zeros(self.gradients.shape[1], *self.gradients.shape[3:])  # (N, G, O)
+        for column in self.gradients[:, :, 0]:  # small enough to stay in the cache, which all of them are not
+            outer.addcmul_(column, column)
+        inner = self.inputs[:, 0].square()  # (N, G, I)
+        if outer.shape[1] == 1:
+            return (outer[:, 0].T @ inner[:, 0]).flatten()
+        return torch.einsum("ngo,ngi->goi", outer, inner).flatten()
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """Where each row has one position: U diag(inner^2 variance) U^T with U the gradients."""
+        if self.positions > 1:
+            return super().weighted_gram(variance)
+        half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
+        return (half * self._inside(variance).unsqueeze(1)) @ half.mT
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """Where each row has one position: U^2 (inner^2 variance) with U the gradients."""
+        if self.positions > 1:
+            return super().weighted_squares(variance)
+        half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
+        value: Tensor = torch.linalg.vecdot(half.square(), self._inside(variance).unsqueeze(1))
+        return value
+
+    def _inside(self, variance: Tensor) -> Tensor:
+        """inner^2 variance, (N, G O), for one position."""
+        table = variance.to(self.dtype).view(*self.gradients.shape[3:], -1)  # (G, O, I)
+        return torch.einsum("ngi,goi->ngo", self.inputs[:, 0].square(), table).flatten(1)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """sum_t gradients_t . (W a_t) for each matrix W, unless many positions make the dense form cheaper."""
+        draws = len(vectors)
+        if draws * self.positions > self.num_outputs * (self.positions + draws):
+            return super().products(vectors)
+        table = vectors.to(self.dtype).view(draws, *self.gradients.shape[3:], -1)  # (S, G, O, I)
+        inner = self.inputs.permute(2, 0, 1, 3).flatten(1, 2)  # (G, N T, I)
+        outer = self.gradients.transpose(0, 1).flatten(2)  # (N, D, T G O)
+        step = max(1, jacobian.chunk_size(self.device) // max(1, self.gradients[0].numel()))
+        parts = []
+        for low in range(0, draws, step):
+            moved = inner @ table[low : low + step].mT  # (s, G, N T, O)
+            moved = moved.reshape(*moved.shape[:2], self.num_rows, -1, moved.shape[-1])  # (s, G, N, T, O)
+            moved = moved.permute(2, 3, 1, 4, 0).flatten(1, 3)  # (N, T G O, s)
+            parts.append((outer @ moved).permute(2, 0, 1))
+        return torch.cat(parts)
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """Where each row has one position, from U diag(inner inner' variance) U'^T for each pair of rows.
+
+        Elsewhere some rows of the weight matrix after the other, so that the dense form is of bounded size.
+        """
+        _, _, _, groups, out = self.gradients.shape
+        table = variance.to(self.dtype).view(groups, out, -1)
+        count = self.num_rows * self.num_outputs
+        total = self.gradients.new_zeros(count, count)
+        for group in range(groups):
+            total = total + (
+                self._pairs(group, table[group]) if self.positions == 1 else self._sums(group, table[group])
+            )
+        return total
+
+    def _pairs(self, group: int, table: Tensor) -> Tensor:
+        """The Gram matrix of one group, of variances (O, I), for one position."""
+        inner, outer = self.inputs[:, 0, group], self.gradients[:, :, 0, group].transpose(0, 1)  # (N, I), (N, D, O)
+        num, outputs, out = outer.shape
+        step = max(1, jacobian.chunk_size(self.device) // max(1, num * (inner.shape[-1] + outputs * out)))
+        parts = []
+        for low in range(0, num, step):
+            weights = (inner[low : low + step, None] * inner) @ table.T  # (n, N, O)
+            left = outer[low : low + step, None] * weights.unsqueeze(2)  # (n, N, D, O)
+            parts.append((left @ outer.mT).transpose(1, 2).flatten(2).flatten(0, 1))  # (n D, N D)
+        whole = torch.cat(parts)
+        return 0.5 * (whole + whole.mT)
+
+    def _sums(self, group: int, table: Tensor) -> Tensor:
+        """The Gram matrix of one group, of variances (O, I), for any positions."""
+        features = None if self.features is None else self.features[:, :, group : group + 1]
+        count = self.num_rows * self.num_outputs
+        step = max(1, jacobian.chunk_size(self.device) // max(1, count * self.width))
+        total = self.gradients.new_zeros(count, count)
+        for low in range(0, table.shape[0], step):
+            part = Matrix(features, self.gradients[:, :, :, group : group + 1, low : low + step], self.bias)
+            scaled = (part.rows() * table[low : low + step].flatten().sqrt()).flatten(0, 1)
+            total = total + scaled @ scaled.mT
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup(Jacobian):
+    """Derivatives in the rows of a table (V, E) that are looked up at T positions: an embedding.
+
+    J[n, d, (v, e)] = sum over t with index[n, t] = v of gradients[d, n, t, e].
+
+    >>> part = Lookup(torch.tensor([[2, 2]]), torch.ones(1, 1, 2, 1), entries=3)
+    >>> part.rows()
+    tensor([[[0., 0., 2.]]])
+    """
+
+    index: Tensor  # (N, T)
+    gradients: Tensor  # (D, N, T, E)
+    entries: int
+    padding: int | None = None  # an entry that is looked up without being learnt: its gradients are zero
+
+    @property
+    def outline(self) -> Outline:
+        """R = V E."""
+        outputs, rows, _, width = self.gradients.shape
+        return Outline.like(self.gradients, rows, outputs, self.entries * width)
+
+    @cached_property
+    def merged(self) -> Tensor:
+        """Gradients (D, N, T, E) where the first position of each entry of a row has the sum of all its positions."""
+        same = self.index.unsqueeze(1) == self.index.unsqueeze(2)  # (N, T, T)
+        first = same.to(torch.int8).argmax(-1) == torch.arange(self.index.shape[1], device=self.index.device)
+        return (same & first.unsqueeze(-1)).to(self.dtype) @ self.gradients
+
+    def rows(self) -> Tensor:
+        """The gradients, added at their places."""
+        outputs, num, positions, width = self.gradients.shape
+        dense = self.gradients.new_zeros(num, outputs, self.entries, width)
+        place = self.index[:, None, :, None].expand(num, outputs, positions, width)
+        return dense.scatter_add(2, place, self.gradients.transpose(0, 1)).flatten(2)
+
+    def narrow(self, low: int, high: int) -> "Lookup":
+        """Those rows."""
+        return Lookup(self.index[low:high], self.gradients[:, low:high], self.entries, self.padding)
+
+    def counts(self, weights: Tensor | None) -> Tensor:
+        """Sum over rows of the share of positions at which each entry is looked up, (V,)."""
+        each = self.index.new_ones(self.num_rows, dtype=self.dtype) if weights is None else weights.to(self.dtype)
+        found = each.new_zeros(self.entries).index_add(
+            0, self.index.flatten(), each.repeat_interleave(self.index.shape[1])
+        )
+        if self.padding is not None:
+            found[self.padding] = 0.0
+        return found / self.index.shape[1]
+
+    def outer_gram(self) -> Tensor:
+        """Sum of g g^T over outputs, rows and positions, (E, E)."""
+        flat = self.gradients.flatten(0, 2)
+        return flat.T @ flat
+
+    def rotated(self, inner: Tensor) -> "Lookup":
+        """J in the coordinates table -> table inner, for inner (E, E)."""
+        return Lookup(self.index, self.gradients @ inner.to(self.dtype), self.entries, self.padding)
+
+    def squares(self) -> Tensor:
+        """Squares of the merged gradients, added at their places."""
+        values = self.merged.square().sum(0).flatten(0, 1)  # (N T, E)
+        return values.new_zeros(self.entries, values.shape[-1]).index_add(0, self.index.flatten(), values).flatten()
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """Over the merged gradients, which share no entry."""
+        table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
+        half = self.merged.transpose(0, 1)  # (N, D, T, E)
+        return (half * table.unsqueeze(1)).flatten(2) @ half.flatten(2).mT
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """Over the merged gradients, which share no entry."""
+        table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
+        return (self.merged.square() * table).sum((-2, -1)).T
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """One vector after the other, at the entries that are looked up."""
+        tables = vectors.to(self.dtype).view(len(vectors), self.entries, -1)
+        half = self.gradients.transpose(0, 1).flatten(2)  # (N, D, T E)
+        return torch.stack([(half @ table[self.index].flatten(1).unsqueeze(-1)).squeeze(-1) for table in tables])
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """Over the entries that are looked up."""
+        used, index = torch.unique(self.index, return_inverse=True)
+        rows = Lookup(index, self.gradients, used.numel()).rows()
+        rows = (rows * variance.view(self.entries, -1)[used].flatten().sqrt().to(self.dtype)).flatten(0, 1)
+        return rows @ rows.mT
+
+
+@dataclass(frozen=True, eq=False)
+class Thin(Jacobian):
+    """As `Matrix` with one position and one group, its gradients (N, O) in a tuple of D.
+
+    What is a sum over columns takes them one by one, while they are in the cache; all else stacks them first.
+
+    >>> Thin(torch.ones(1, 2), (torch.full((1, 1), 3.0), torch.zeros(1, 1)), bias=True).squares()
+    tensor([9., 9., 9.])
+    """
+
+    features: Tensor | None  # (N, I)
+    columns: tuple[Tensor, ...]
+    bias: bool
+
+    @cached_property
+    def matrix(self) -> Matrix:
+        """The columns stacked."""
+        stacked = torch.stack(self.columns, 1).transpose(0, 1)  # in memory the columns of a row lie together
+        features = None if self.features is None else self.features[:, None, None]
+        return Matrix(features, stacked[:, :, None, None], self.bias)
+
+    @property
+    def outline(self) -> Outline:
+        """R = O I, the bias counted in I."""
+        rows, out = self.columns[0].shape
+        width = 1 if self.features is None else self.features.shape[1] + int(self.bias)
+        return Outline.like(self.columns[0], rows, len(self.columns), out * width)
+
+    @cached_property
+    def inputs(self) -> Tensor:
+        """Features with the 1 of the bias, (N, I)."""
+        if self.features is not None and not self.bias:
+            return self.features
+        ones = self.columns[0].new_ones(self.num_rows, 1)
+        return ones if self.features is None else torch.cat([self.features, ones], -1)
+
+    def rows(self) -> Tensor:
+        """As of `Matrix`."""
+        return self.matrix.rows()
+
+    def narrow(self, low: int, high: int) -> "Thin":
+        """Those rows."""
+        features = None if self.features is None else self.features[low:high]
+        return Thin(features, tuple(column[low:high] for column in self.columns), self.bias)
+
+    def squares(self) -> Tensor:
+        """A product of the squares of the factors."""
+        return (self._outer_squares.T @ self.inputs.square()).flatten()
+
+    def add_squares(self, block: Block, total: Tensor) -> None:
+        """The same, straight to its places."""
+        outer, views = self._outer_squares, block.views(total)
+        if self.features is not None:
+            views[0].addmm_(outer.T, self.features.square())
+        if self.bias:
+            views[-1].add_(outer.sum(0).unsqueeze(-1))
+
+    @property
+    def _outer_squares(self) -> Tensor:
+        """Sum over outputs of the squares of the gradients, (N, O)."""
+        outer = torch.zeros_like(self.columns[0])
+        for column in self.columns:
+            outer.addcmul_(column, column)
+        return outer
+
+    def weighted_gram(self, variance: Tensor) -> Tensor:
+        """As of `Matrix`."""
+        return self.matrix.weighted_gram(variance)
+
+    def weighted_squares(self, variance: Tensor) -> Tensor:
+        """U^2 (inner^2 variance) with U the gradients."""
+        table = variance.to(self.dtype).view(self.columns[0].shape[1], -1)  # (O, I)
+        if self.features is None or not self.bias:
+            inside = self.inputs.square() @ table.T
+        else:
+            inside = self.features.square() @ table[:, :-1].T + table[:, -1]  # (N, O), without a copy that has the 1
+        return torch.stack([torch.linalg.vecdot(column.square(), inside) for column in self.columns], 1)
+
+    def joint_gram(self, variance: Tensor) -> Tensor:
+        """As of `Matrix`."""
+        return self.matrix.joint_gram(variance)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """As of `Matrix`."""
+        return self.matrix.products(vectors)
+
+    def rotated(self, outer: Tensor, inner: Tensor) -> "Thin":
+        """As of `Matrix`."""
+        turn, base = outer[0].to(self.dtype), inner[0].to(self.dtype)
+        columns = tuple(column @ turn for column in self.columns)
+        if self.features is None or not self.bias:
+            return Thin(self.inputs @ base, columns, bias=False)
+        return Thin(torch.addmm(base[-1], self.features, base[:-1]), columns, bias=False)
+
+    def inner_gram(self, weights: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """As of `Matrix`; added to `out` (1, I, I) where that is given."""
+        width = self.inputs.shape[1] if self.features is None or not self.bias else self.features.shape[1] + 1
+        total = self.columns[0].new_zeros(1, width, width) if out is None else out
+        if self.bias:
+            total[0, -1, -1] += self.num_rows if weights is None else weights.sum().to(self.dtype)
+        if self.features is None:
+            return total
+        features = self.features
+        weighted = features if weights is None else features * weights.to(self.dtype).unsqueeze(-1)
+        square = total[0, : features.shape[1], : features.shape[1]]
+        if weights is None:
+            upper_gram(features, square)
+        else:
+            square.addmm_(features.T, weighted)
+        if self.bias:
+            total[0, :-1, -1] += weighted.sum(0)
+        return total
+
+    def outer_gram(self, out: Tensor | None = None) -> Tensor:
+        """As of `Matrix`; added to `out` (1, O, O) where that is given."""
+        size = self.columns[0].shape[1]
+        total = self.columns[0].new_zeros(1, size, size) if out is None else out
+        for column in self.columns if size >= LEAST else (torch.cat(self.columns),):
+            upper_gram(column, total[0])
+        return total

@@ -1,0 +1,208 @@
+"""What a warm-up learns: step sizes by dual averaging, mass matrices over windows."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class DualAveraging(NamedTuple):
+    """Search for the log of a step size: the one to try next, the average of those tried, and what leads to them."""
+
+    log_step: Tensor
+    average: Tensor
+    error: Tensor
+    centre: Tensor
+    tried: Tensor
+
+
+# The constants of Hoffman and Gelman (2014), section 3.2.1: shrinkage, delay, forgetting, and the first pull upwards.
+SHRINKAGE, DELAY, FORGETTING, UPWARDS = 0.05, 10.0, 0.75, 10.0
+
+
+def averaging_from(step_size: Tensor) -> DualAveraging:
+    """The search from step sizes (G,)."""
+    log_step, none = step_size.log(), torch.zeros_like(step_size)
+    return DualAveraging(log_step, log_step, none, log_step + math.log(UPWARDS), torch.zeros_like(step_size[0]))
+
+
+def averaged(search: DualAveraging, accept: Tensor, wanted: float) -> DualAveraging:
+    """The search after a transition whose probability of acceptance was `accept` (G,), where `wanted` is the goal.
+
+    **Math**: with t transitions so far, e_t = (1 - 1/(t + 10)) e_{t-1} + (wanted - accept) / (t + 10), log step =
+    centre - e_t sqrt(t) / 0.05, and its average with weight t^-0.75.
+
+    **References**: Hoffman and Gelman (2014), The no-U-turn sampler, eq. 6.
+
+    >>> search = averaging_from(torch.ones(1))
+    >>> for _ in range(1000):  # a sampler that accepts with probability exp(-step)
+    ...     search = averaged(search, (-search.log_step.exp()).exp(), 0.8)
+    >>> round(float((-search.average.exp()).exp()), 1)
+    0.8
+    """
+    count = search.tried + 1.0
+    share = 1.0 / (count + DELAY)
+    error = (1.0 - share) * search.error + share * (wanted - accept)
+    log_step = search.centre - count.sqrt() / SHRINKAGE * error
+    weight = count**-FORGETTING
+    average = weight * log_step + (1.0 - weight) * search.average
+    return DualAveraging(log_step, average, error, search.centre, count)
+
+
+FIRST, LAST, BASE = 75, 50, 25  # transitions before, after and in the first window of a long warm-up
+SETTLING = 5  # transitions in which a step size comes down from the first, upward pull of its search
+SHORTEST = 20  # a shorter warm-up learns the step size alone
+FEW = 4  # so many chains or fewer that learn together learn no sooner than one
+SOONEST, LEAST = 20, 5  # FIRST and BASE of a great many chains
+
+
+@lru_cache
+def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
+    """(first transition whose draws count, transitions after which the mass matrix is made anew) of a warm-up.
+
+    Windows double in length, each beginning from nothing, so that early draws are forgotten; before and after them
+    only the step size is learnt. Many `chains` that learn together have enough draws sooner: theirs begin earlier and
+    are shorter. A warm-up too short for that is shared out as 15 %, 75 %, 10 %,
+    the last of at least 5 transitions.
+
+    >>> windows(1000)
+    (75, (100, 150, 250, 450, 950))
+    >>> windows(200, chains=16)
+    (20, (26, 38, 62, 150))
+    >>> windows(100)
+    (15, (90,))
+    >>> windows(10)
+    (10, ())
+    """
+    if warmup < SHORTEST:
+        return warmup, ()
+    share = FEW / max(FEW, chains)
+    first, last, length = max(SOONEST, int(share * FIRST)), LAST, max(LEAST, int(share * BASE))
+    if warmup < first + last + length:
+        first, last = int(0.15 * warmup), max(SETTLING, int(0.1 * warmup))
+        length = warmup - first - last
+    stop = warmup - last
+    ends, end = [], first
+    while end < stop:
+        end += length
+        length *= 2
+        if end + length > stop:  # too short a window would be left
+            end = stop
+        ends.append(end)
+    return first, tuple(ends)
+
+
+class Moments(NamedTuple):
+    """Number, mean (G, P) and scatter about it, (G, P) or (G, P, P), of the positions of groups of chains."""
+
+    number: Tensor
+    mean: Tensor
+    scatter: Tensor
+
+
+def with_positions(moments: Moments, positions: Tensor) -> Moments:
+    """The moments with positions (C, P) more, C / G to each group."""
+    groups = moments.mean.shape[0]
+    rows = positions.reshape(groups, -1, positions.shape[-1])  # (G, C / G, P)
+    more = rows.shape[1]
+    number = moments.number + more
+    mean = rows.mean(1)
+    away, shift = rows - mean.unsqueeze(1), mean - moments.mean
+    weight = moments.number * more / number
+    if moments.scatter.dim() == 2:
+        scatter = moments.scatter + away.square().sum(1) + weight * shift.square()
+    else:
+        scatter = moments.scatter + away.mT @ away + weight * shift.unsqueeze(2) * shift.unsqueeze(1)
+    return Moments(number, moments.mean + shift * (more / number), scatter)
+
+
+def no_moments(like: Tensor) -> Moments:
+    """Those of nothing, for a scale like this one, (G, P) or (G, P, P)."""
+    return Moments(
+        torch.zeros((), dtype=like.dtype, device=like.device),
+        torch.zeros_like(like[..., 0] if like.dim() == 3 else like),
+        torch.zeros_like(like),
+    )
+
+
+# The estimate from n positions is drawn to a small multiple of one as by so many more (Stan's choice).
+_EXTRA, _SMALL = 5.0, 1e-3
+
+
+class Mass(ABC):
+    """How momenta are scaled: by the inverse of a covariance, of which the scale L has L L^T."""
+
+    learns: bool = True
+
+    @abstractmethod
+    def initial(self, groups: int, like: Tensor) -> Tensor:
+        """The scale before anything is known, for groups of chains: (G, P), or (G, P, P)."""
+
+    @abstractmethod
+    def scale(self, moments: Moments) -> Tensor:
+        """The scale from moments of positions."""
+
+
+@dataclass(frozen=True)
+class UnitMass(Mass):
+    """All directions alike, and nothing learnt: coordinates as they are."""
+
+    learns = False
+
+    def initial(self, groups: int, like: Tensor) -> Tensor:
+        """Ones (G, P)."""
+        return torch.ones(groups, like.shape[-1], dtype=like.dtype, device=like.device)
+
+    def scale(self, moments: Moments) -> Tensor:
+        """Ones."""
+        return torch.ones_like(moments.mean)
+
+
+@dataclass(frozen=True)
+class DiagonalMass(Mass):
+    """One standard deviation for each parameter, learnt in the warm-up.
+
+    >>> rows = torch.tensor([[[0.0], [2.0]]])
+    >>> from posterity.kernels.adaptation import no_moments, with_positions
+    >>> moments = with_positions(no_moments(DiagonalMass().initial(1, rows)), rows[0])
+    >>> round(float(DiagonalMass().scale(moments) ** 2), 4)  # 2/7 of the variance 2, 5/7 of 0.001
+    0.5721
+    """
+
+    def initial(self, groups: int, like: Tensor) -> Tensor:
+        """Ones (G, P)."""
+        return UnitMass().initial(groups, like)
+
+    def scale(self, moments: Moments) -> Tensor:
+        """Standard deviations (G, P), regularised."""
+        share = moments.number / (moments.number + _EXTRA)
+        variance = moments.scatter / (moments.number - 1.0)
+        return (share * variance + (1.0 - share) * _SMALL).sqrt()
+
+
+@dataclass(frozen=True)
+class DenseMass(Mass):
+    """A whole covariance, learnt in the warm-up: for strongly correlated parameters, up to some hundred of them."""
+
+    def initial(self, groups: int, like: Tensor) -> Tensor:
+        """Unit matrices (G, P, P)."""
+        size = like.shape[-1]
+        return torch.eye(size, dtype=like.dtype, device=like.device).repeat(groups, 1, 1)
+
+    def scale(self, moments: Moments) -> Tensor:
+        """Lower factors (G, P, P) of the covariances, regularised; in float64 inside.
+
+        They are drawn to a small multiple of their diagonals: a fixed number would hide the correlations of
+        parameters whose variances are below it.
+        """
+        count = moments.number.double()
+        share = count / (count + _EXTRA)
+        covariance = moments.scatter.double() / (count - 1.0)
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+        small = _SMALL * torch.where(variance > 0.0, variance, 1.0).diag_embed()
+        factor: Tensor = torch.linalg.cholesky(share * covariance + (1.0 - share) * small)
+        return factor.to(moments.scatter.dtype).contiguous()  # as it comes back from a file, to the bit

@@ -1,0 +1,197 @@
+"""Estimators of the gradient of an ELBO: the protocol, first scales, and the part without data."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.inference.method import Info, Target
+from posterity.model.data import Batch
+from posterity.model.density import Density
+from posterity.model.joint import Joint
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+from posterity.priors.fan import ScaleRule, fans
+from posterity.priors.normal import Normal
+
+
+def num_random(joint: Target) -> int:
+    """Number R of weights that have a distribution."""
+    return joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
+
+
+def initial_log_scales(joint: Target, rule: ScaleRule, like: Tensor) -> Tensor:
+    """log of the rule's standard deviation for each random weight, (R,); a tensor without fans has fans of one.
+
+    A ValueError where the number type of the weights cannot hold its square.
+    """
+    layout, limits = joint.layout, torch.finfo(like.dtype)
+    each = []
+    for part in layout:
+        variance = rule.variance(*(fans(part, layout) or (1, 1)))
+        if not limits.tiny <= variance <= limits.max:
+            raise ValueError(
+                f"initial_scales must give variances that {like.dtype} can hold. Got {variance:.3g} for '{part.name}' "
+                f"from {rule!r}. Take another gain; a weight without a distribution is left out by Joint(random=...)."
+            )
+        each.append(like.new_full((part.size,), 0.5 * math.log(variance)))
+    scales = torch.cat(each)
+    return scales[: joint.num_weights] if joint.random_indices is None else scales[joint.random_indices]
+
+
+Memory = dict[str, Tensor]
+
+
+class Factorised(NamedTuple):
+    """A factorised Gaussian over the random weights of a problem, the other entries of theta being points.
+
+    `mean` (..., T) is all of theta, with the likelihood's learnt parameters at its end; `scale` (..., R) is that of
+    the random weights, at `places` (R,) of theta, or at its first R entries for None.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    places: Tensor | None
+
+    def moved(self, noise: Tensor, out: Tensor | None = None, sign: float = 1.0) -> Tensor:
+        """theta (..., T) at mean + sign * scale * noise, for noise (R,) or (..., R); it may be written to `out`."""
+        size = self.scale.shape[-1]
+        if self.places is None and size == self.mean.shape[-1]:
+            return torch.addcmul(self.mean, self.scale, noise, value=sign, out=out)
+        return shifted(self.mean, self.scale * noise * sign, self.places)
+
+    def random(self, theta: Tensor) -> Tensor:
+        """The entries (..., R) of a tensor (..., T) that belong to random weights."""
+        return theta[..., : self.scale.shape[-1]] if self.places is None else theta.index_select(-1, self.places)
+
+    def noise(self, key: Key, out: Tensor | None = None) -> Tensor:
+        """Standard normal numbers (R,), the same for all members: each is what it would be alone.
+
+        They are drawn in float32 for every number type, so that a model draws alike in all of them;
+        into `out`, float32 (R,), if given.
+        """
+        if out is not None:
+            return out.normal_(generator=key.generator(out.device)).to(self.scale.dtype)
+        return key.normal((self.scale.shape[-1],), torch.float32, self.scale.device).to(self.scale.dtype)
+
+
+def shifted(theta: Tensor, shift: Tensor, places: Tensor | None) -> Tensor:
+    """theta (..., T) with a shift (..., R) of the entries at `places` (R,), or of the first R for None."""
+    if places is not None:
+        return theta.index_add(-1, places, shift)
+    moved = theta.clone(memory_format=torch.contiguous_format)
+    moved[..., : shift.shape[-1]].add_(shift)
+    return moved
+
+
+class Gradients(NamedTuple):
+    """Gradients in the mean (..., T) and scale (..., R) of a q, or places for them."""
+
+    mean: Tensor
+    scale: Tensor
+
+
+class DataTerm(NamedTuple):
+    """An estimate of lp E log p(D | w) and of its gradients, and what the next estimate needs."""
+
+    value: Tensor  # (...)
+    grad_mean: Tensor  # (..., T); good until the next call, as is the next
+    grad_scale: Tensor  # (..., R)
+    buffers: Buffers
+    memory: Memory
+    # Gradients of pp E[-log p(w)] - H(q) at the same draws, in place of those in closed form.
+    divergence_grads: Gradients | None = None
+
+    def written(self, out: Gradients) -> "DataTerm":
+        """The same with its gradients in the tensors `out`."""
+        if self.grad_mean is not out.mean:
+            out.mean.copy_(self.grad_mean)
+        if self.grad_scale is not out.scale:
+            out.scale.copy_(self.grad_scale)
+        return self._replace(grad_mean=out.mean, grad_scale=out.scale)
+
+
+class Estimator(ABC):
+    """Estimates E log p(D | w) over q with its gradients in mean and scale. A value: what it keeps is in `memory`."""
+
+    @abstractmethod
+    def data_term(
+        self,
+        joint: Target,
+        q: Factorised,
+        batch: Batch,
+        buffers: Buffers,
+        memory: Memory,
+        key: Key,
+        out: Gradients | None = None,
+    ) -> DataTerm:
+        """The tempered expected log-likelihood from one batch, with batch norm in training mode.
+
+        The gradients may be made in `out`; `written` puts them there where they were not.
+        """
+
+
+_HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
+# A point is a weight of almost no width: quadratures have no gradient at a width of zero, and this one moves the
+# gradient by some 1e-10 over the third power of the prior's width.
+_POINT = 1e-5
+_LEAST = 1e-10  # nor do other cross-entropies than a Gaussian's where a scale is zero in the model's number type
+
+
+class Divergence(NamedTuple):
+    """KL(q || prior), and its tempered form pp E[-log p] - H(q)."""
+
+    kl: Tensor  # (...)
+    tempered: Tensor  # (...)
+
+    def info(self, joint: Target, value: Tensor) -> Info:
+        """What a trace says of an ELBO whose tempered data term is `value` (...), in nats for each datum."""
+        data_fit, kl = value / (joint.powers[0] * joint.num_data), self.kl / joint.num_data
+        loss = (self.tempered - value) / joint.num_data
+        return {"loss": loss, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
+
+
+def divergence(
+    joint: Target, q: Factorised, log_scale: Tensor, key: Key, grads: Gradients, factor: float | Tensor
+) -> Divergence:
+    """From q and the logarithms (..., R) of its scales; by one draw where the prior has no cross-entropy.
+
+    `factor` times the gradients of pp E[-log p] is added to `grads`; those of the entropy are not. Points count by
+    minus their log prior. Of a Density, which is data and prior in one, the entropy alone is left.
+    """
+    entropy = log_scale.sum(-1) + log_scale.shape[-1] * _HALF_LOG_TWO_PI_E
+    if isinstance(joint, Density):
+        return Divergence(-entropy, -entropy)
+    power = joint.powers[1]
+    value = _cross_entropy(joint, q, key, grads, factor * (power.unsqueeze(-1) if isinstance(power, Tensor) else power))
+    kl = value - entropy
+    tempered = kl if not isinstance(power, Tensor) and power == 1.0 else power * value - entropy
+    return Divergence(kl, tempered)
+
+
+def _cross_entropy(joint: Joint, q: Factorised, key: Key, grads: Gradients, factor: float | Tensor) -> Tensor:
+    """-E log p over q, untempered; `factor` times its gradients is added to `grads`."""
+    weights, raw = joint.split(q.mean)
+    grad_weights, grad_raw = joint.split(grads.mean)
+    prior = joint.bound_prior
+    given = q.scale if isinstance(prior, Normal) else q.scale.clamp_min(_LEAST)
+    if not prior.has_cross_entropy:
+        noise = q.noise(key)
+        value, grad = prior.value_and_grad(joint.split(q.moved(noise))[0])
+        value, grad = -value, grad.mul_(-factor)
+        grad_weights.add_(grad)
+        grads.scale.addcmul_(q.random(grad), noise)
+    elif q.places is None:
+        value = prior.add_cross_entropy_grad(weights, given, grad_weights, grads.scale, factor)
+    else:
+        scale = torch.full_like(weights, _POINT).index_copy_(-1, q.places, given)
+        grad_scale = torch.zeros_like(scale)
+        value = prior.add_cross_entropy_grad(weights, scale, grad_weights, grad_scale, factor)
+        grads.scale.add_(q.random(grad_scale))
+    if raw.shape[-1]:
+        extra, raw_grad = joint.free_value_and_grad(raw)
+        value = value - extra
+        grad_raw.sub_(raw_grad * factor)
+    return value

@@ -1,0 +1,293 @@
+"""What SGLD and SGHMC share: steps on mini-batches, preconditioners."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import fraction, of_kinds, positive, shown
+from posterity.inference.kept import kept_bytes, stacked
+from posterity.inference.memory import activation_bytes, theta_bytes
+from posterity.inference.method import Target
+from posterity.methods.parts.chains import Chains
+from posterity.model.data import Batch, Data, Feed, OwnOrders, TensorData, check_batch_size
+from posterity.model.network import Buffers
+from posterity.numerics.random import Key
+from posterity.optim.schedules import Cycles, Schedule
+from posterity.posteriors.samples import Samples
+
+
+class Preconditioner(ABC):
+    """A positive diagonal matrix G that multiplies the gradient, and the variance of the noise; a value.
+
+    It is learnt in the warm-up alone: while draws are kept it rests, and they have an exact law.
+    """
+
+    learning_rate: ClassVar[float]
+    """That of SGD on the mean loss, times G, from which samplers take their usual step size."""
+
+    learns: ClassVar[bool]
+    """Whether it needs a warm-up."""
+
+    @abstractmethod
+    def init(self, theta: Tensor) -> Tensor | None:
+        """What it knows before the first gradient of chains theta (C, P)."""
+
+    @abstractmethod
+    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor | None:
+        """What it knows after the gradient of a step; its number, from 0, is a tensor () that is not to be read."""
+
+    @abstractmethod
+    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
+        """The diagonal of G, 1 or (C, P), after `learn` of that step.
+
+        `num_data`, a number or (C, 1), is by what the gradient exceeds that of the mean loss.
+        """
+
+
+@dataclass(frozen=True)
+class Plain(Preconditioner):
+    """No preconditioner: G = 1.
+
+    >>> Plain().matrix(None, torch.tensor(0.0), 10, 100.0)
+    1.0
+    """
+
+    learning_rate: ClassVar[float] = 0.03
+    learns: ClassVar[bool] = False
+
+    def init(self, theta: Tensor) -> None:
+        """Nothing."""
+
+    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> None:
+        """Nothing."""
+
+    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class RMSprop(Preconditioner):
+    """The running size of the gradients of each weight in each chain, as RMSprop has it.
+
+    V <- decay V + (1 - decay) grad^2, divided by 1 - decay^t after t steps, and G = num_data / (sqrt(V) + damping): a
+    step along G grad / num_data is one of RMSprop on the mean loss. V rests after the warm-up. (Li et al., 2016,
+    Algorithm 1, let it follow the gradients for ever and leave out the derivative of G: a bias that no step size
+    removes.) `damping`, in units of the gradient of the whole log density, bounds the steps of weights that have no
+    gradient yet: under a prior N(0, 1) it is about 1 later.
+
+    >>> rule, grad, step = RMSprop(damping=0.5), torch.tensor([[2.0, 0.0]]), torch.tensor(0.0)
+    >>> known = rule.learn(rule.init(grad), grad, step, 10)
+    >>> rule.matrix(known, step, 10, 1.0)
+    tensor([[0.4000, 2.0000]])
+    """
+
+    learning_rate: ClassVar[float] = 1e-3
+    learns: ClassVar[bool] = True
+
+    decay: float = 0.99
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        fraction("RMSprop.decay", self.decay)
+        positive("RMSprop.damping", self.damping)
+
+    def init(self, theta: Tensor) -> Tensor:
+        """V = 0."""
+        return torch.zeros_like(theta)
+
+    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor:
+        """The next V."""
+        assert known is not None
+        held = self.decay + (1.0 - self.decay) * (step >= warmup).to(step.dtype)
+        return held * known + (1.0 - held) * grad.square()
+
+    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
+        """See the class."""
+        assert known is not None
+        count = (step + 1).clamp_max(warmup)
+        return num_data / ((known / (1.0 - self.decay**count)).sqrt() + self.damping)
+
+
+class MinibatchDraw(NamedTuple):
+    """One draw of every chain, theta (C, P), and the batch-norm statistics that go with it."""
+
+    theta: Tensor
+    buffers: Buffers
+
+
+class MinibatchChains(Chains):
+    """Chains that step together, theta (C, P), along gradients of the tempered log density on mini-batches.
+
+    A subclass is a frozen dataclass with the fields below, and states what a step is. The first `warmup` steps are
+    not kept; then every `thin`-th is, until there are `draws` of each chain. Under `Cycles` whole cycles are warm-up,
+    as many as `warmup` steps touch, `thin` counts the sampling steps of a cycle, and temperatures are low while one
+    explores. Rows in memory come in an order of its own for each chain, those of a loader in one order for all.
+    """
+
+    recordable: ClassVar[bool] = True
+
+    step_size: float | None
+    batch_size: int | None
+    schedule: Schedule
+    preconditioner: Preconditioner
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        self._check_counts()
+        size: object = self.step_size
+        if isinstance(size, Tensor):
+            raise ValueError(f"{name}.step_size must be a positive number or None. Got {shown(size)}.")
+        if size is not None:
+            positive(f"{name}.step_size", size, "or None")
+        check_batch_size(f"{name}.batch_size", self.batch_size)
+        of_kinds(self, schedule=Schedule, preconditioner=Preconditioner)
+        if self.preconditioner.learns and not self.warmup:
+            kind = type(self.preconditioner).__name__
+            raise ValueError(f"{name}.warmup must be a positive whole number: {kind} is learnt in it. Got 0.")
+        if isinstance(self.schedule, Cycles) and not self._each_cycle:
+            sampling = self.schedule.length - self.schedule.first
+            raise ValueError(
+                f"{name}.thin must be at most the {sampling} steps of a cycle that sample. Got {self.thin}. "
+                "Use longer cycles, or a smaller thin."
+            )
+
+    @property
+    def _each_cycle(self) -> int:
+        """Draws of each chain in one of its cycles."""
+        assert isinstance(self.schedule, Cycles)
+        return (self.schedule.length - self.schedule.first) // self.thin
+
+    @property
+    def _first_cycle(self) -> int:
+        """The cycle that gives the first draws, from 0."""
+        assert isinstance(self.schedule, Cycles)
+        return -(-self.warmup // self.schedule.length)
+
+    @property
+    def steps(self) -> int:
+        """Steps of a run."""
+        if not isinstance(self.schedule, Cycles):
+            return self.warmup + self.draws * self.thin
+        whole, rest = divmod(self.draws, self._each_cycle)
+        steps = (self._first_cycle + whole) * self.schedule.length
+        return steps + (self.schedule.first + rest * self.thin if rest else 0)
+
+    def keeps(self, step: int) -> bool:
+        """Every `thin`-th after the warm-up; of cycles, of the steps that sample."""
+        if not isinstance(self.schedule, Cycles):
+            return super().keeps(step)
+        cycle, place = divmod(step - 1, self.schedule.length)
+        since = place + 1 - self.schedule.first
+        return cycle >= self._first_cycle and since > 0 and since % self.thin == 0
+
+    @property
+    def usual_rate(self) -> float:
+        """The learning rate to which `step_size=None` amounts."""
+        return self.preconditioner.learning_rate
+
+    @staticmethod
+    @abstractmethod
+    def step_size_for(learning_rate: float, joint: Target) -> float | Tensor:
+        """The step size at which theta moves as SGD with this learning rate moves it; (M,) for members."""
+
+    def step_size_at(self, joint: Target, step: int | Tensor) -> float | Tensor:
+        """The step size at a step, from 0: a number, a tensor (), or (C, 1) where chains have problems of their own."""
+        whole = self.step_size_for(self.usual_rate, joint) if self.step_size is None else self.step_size
+        if isinstance(whole, Tensor):
+            whole = whole.to(joint.device, joint.dtype).unsqueeze(-1)
+        size = whole * self.schedule.factor(step, self.steps)
+        return size.to(joint.dtype) if isinstance(size, Tensor) else size
+
+    def preconditioned(
+        self, joint: Target, known: Tensor | None, grad: Tensor, step: Tensor
+    ) -> tuple[Tensor | None, float | Tensor]:
+        """What the preconditioner knows after this gradient, and its diagonal."""
+        known, factor = self.preconditioner.learn(known, grad, step, self.warmup), loss_factor(joint)
+        if isinstance(factor, Tensor):
+            factor = factor.unsqueeze(-1)
+        return known, self.preconditioner.matrix(known, step, self.warmup, factor)
+
+    def noise_at(self, theta: Tensor, step: Tensor, key: Key) -> Tensor:
+        """Standard normal numbers (C, P) of their own for each chain; zeros while a cycle explores.
+
+        They are drawn in float32, so that runs in other number types see the same.
+        """
+        noise = key.normal(tuple(theta.shape), torch.float32, theta.device).to(theta.dtype)
+        return noise * self.schedule.samples(step) if isinstance(self.schedule, Cycles) else noise
+
+    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+        """With the draws that are kept."""
+        times = self.chains if joint.num_members is None else 1  # else the joint counts them
+        return {
+            "weights": 3 * times * theta_bytes(joint),
+            "gradient and noise": 3 * times * theta_bytes(joint),
+            "activations of a batch": 2 * times * activation_bytes(joint, data, self.batch_size),
+            **kept_bytes(joint, self.chains, self.draws, statistics=0),
+        }
+
+    def describe(self, joint: Target, data: Data) -> str:
+        """With chains and draws."""
+        return f"{super().describe(joint, data)}, {self.chains} chains of {self.draws:,} draws"
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        """Shuffled mini-batches, in an order for each chain where the rows are in memory, or all rows each time."""
+        if isinstance(data, TensorData):
+            data = OwnOrders(data, self.order_keys)
+        return data.minibatches(self.batch_size, self.steps, key)
+
+    def order_keys(self, key: Key) -> list[Key]:
+        """The keys by which the chains shuffle their rows, from that of the run."""
+        return [key.fold(f"chain {index}") for index in range(self.chains)]
+
+    def keep(self, state: Any) -> MinibatchDraw:
+        """theta and the batch-norm statistics."""
+        return MinibatchDraw(state.theta, state.buffers)
+
+    def posterior(self, joint: Target, kept: Sequence[MinibatchDraw]) -> Samples:
+        """The draws, chains first."""
+        draws = stacked(kept)
+        buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
+        return Samples(joint, draws.theta.transpose(0, 1), {}, buffers)
+
+
+def step_number(step: int | Tensor, device: torch.device) -> Tensor:
+    """The number of a step as a tensor () in float64, as it is in recorded steps.
+
+    So plain steps do the same arithmetic on the device, and a run that goes on with them has the same bits: numbers
+    of Python are rounded elsewhere, and CUDA multiplies by the inverse of one where it divides by a tensor.
+    """
+    return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=device)
+
+
+def loss_factor(joint: Target) -> float | Tensor:
+    """By what the gradient of the log density exceeds that of the mean loss of a datum: a number, or (M,)."""
+    return joint.num_data * joint.powers[0]
+
+
+def chain_gradients(joint: Target, theta: Tensor, batch: Batch, buffers: Buffers) -> tuple[Tensor, Tensor, Buffers]:
+    """`joint.value_and_grad` of chains (C, P); a single one goes the way of a single theta, which is quicker."""
+    if len(theta) > 1 or joint.num_members is not None:
+        return joint.value_and_grad(theta, batch, buffers)
+    alone = batch if batch is None else batch.member(0)
+    value, grad, after = joint.value_and_grad(theta[0], alone, {name: b[0] for name, b in buffers.items()})
+    return value.unsqueeze(0), grad.unsqueeze(0), {name: b.unsqueeze(0) for name, b in after.items()}
+
+
+def chain_info(joint: Target, theta: Tensor, value: Tensor, grad: Tensor, step_size: float | Tensor) -> dict[str, Any]:
+    """What every sampler records of a step from theta (C, P), one number for each chain.
+
+    The configurational temperature is -theta . grad / P. If theta follows the density exp(value), tempered as it is,
+    its expectation is 1, as well with the gradient of a batch that theta does not depend on; a theta that spreads
+    too far, by large steps or noise of gradients, makes it larger.
+    """
+    sizes = step_size.reshape(-1) if isinstance(step_size, Tensor) else theta.new_full((1,), step_size)
+    return {
+        "loss": -value / joint.num_data,
+        "configurational_temperature": -(theta * grad).sum(-1) / theta.shape[-1],
+        "step_size": sizes.expand(len(theta)).clone(),
+    }

@@ -1,0 +1,104 @@
+"""Which weights a posterior is over; the others stay at their values."""
+
+import dataclasses
+import glob
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from posterity.curvature.survey import last_layer
+from posterity.errors import positive_whole
+from posterity.inference.method import Target
+from posterity.model.batch import Inputs
+from posterity.model.joint import Joint
+
+
+class Subset(ABC):
+    """A choice among the random weights of a joint."""
+
+    @abstractmethod
+    def of(self, joint: Joint, inputs: Inputs) -> Joint:
+        """The joint over the chosen weights, found with a look at the network at these inputs."""
+
+    @property
+    def count(self) -> int | None:
+        """How many single weights are chosen after a pass over the data; None where that is not how it is done."""
+        return None
+
+
+@dataclass(frozen=True)
+class AllWeights(Subset):
+    """Every weight that the joint has as random."""
+
+    def of(self, joint: Joint, inputs: Inputs) -> Joint:
+        """The joint as it is."""
+        return joint
+
+
+@dataclass(frozen=True)
+class LastLayer(Subset):
+    """The last linear or convolutional layer that the network runs, found by running it.
+
+    With it the linearised posterior is exact in the weights that it is over, since outputs are linear in them.
+    """
+
+    def of(self, joint: Joint, inputs: Inputs) -> Joint:
+        """The joint over that layer's weight and bias."""
+        names = last_layer(joint, inputs)
+        wanted = tuple(glob.escape(part.name) for part in joint.random_slices if part.name in names)
+        if not wanted:
+            raise ValueError(
+                f"The last layer ({', '.join(names)}) is not among the random weights of the joint. "
+                "Make the joint with random='*', or name a subset by Matching('...')."
+            )
+        return joint.with_weights(random=wanted)
+
+
+@dataclass(frozen=True)
+class Matching(Subset):
+    """The tensors whose names match a shell pattern, such as `head.*`."""
+
+    pattern: str
+
+    def of(self, joint: Joint, inputs: Inputs) -> Joint:
+        """The joint over those tensors."""
+        return joint.with_weights(random=self.pattern)
+
+
+@dataclass(frozen=True)
+class LargestVariance(Subset):
+    """The `number` single weights with the largest marginal variances under a diagonal Laplace approximation.
+
+    Daxberger et al. (2021), Bayesian deep learning via subnetwork inference. It takes one more pass over the data.
+    """
+
+    number: int
+
+    def __post_init__(self) -> None:
+        positive_whole("LargestVariance.number", self.number)
+
+    @property
+    def count(self) -> int | None:
+        """The number."""
+        return self.number
+
+    def of(self, joint: Joint, inputs: Inputs) -> Joint:
+        """All weights, to choose from."""
+        return joint
+
+
+def largest(joint: Joint, variance: Tensor, number: int) -> Tensor:
+    """Places in theta, in order, of the `number` random weights of largest variance (R,)."""
+    if number > variance.numel():
+        raise ValueError(
+            f"LargestVariance.number must be at most the number of weights, {variance.numel()}. Got {number}. "
+            "Use AllWeights()."
+        )
+    best = variance.topk(number).indices.sort().values
+    return best if joint.random_indices is None else joint.random_indices[best]
+
+
+def narrowed(joint: Target, places: Tensor) -> Target:
+    """The joint over the single weights at these places of theta; over all of its own where there are none."""
+    return dataclasses.replace(joint, random=places) if isinstance(joint, Joint) and places.numel() else joint

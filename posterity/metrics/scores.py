@@ -1,0 +1,163 @@
+"""Scores of predictions: accuracy, Brier, errors, CRPS, negative log-likelihood."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from posterity.metrics.scored import labelled, mean_over_rows, per_row, regression, scored, whole_number
+from posterity.numerics.random import Key
+from posterity.predictive.predictive import Predictive
+
+
+@mean_over_rows
+def accuracy(pred: Predictive, y: Tensor) -> Tensor:
+    """Fraction of labels that are the most probable class, 0 to 1; the first class wins a tie.
+
+    >>> import torch
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> accuracy(ClassPredictive(torch.tensor([[0.9, 0.1], [0.2, 0.8]])), torch.tensor([0, 0]))
+    0.5
+    """
+    probs, labels = labelled("accuracy", pred, y, "root_mean_squared_error")
+    return per_row(probs.max(-1).indices == labels, pred)
+
+
+@mean_over_rows
+def brier_score(pred: Predictive, y: Tensor) -> Tensor:
+    """Mean over labels of the SUM over classes of (p_c - 1[y = c])^2, 0 to 2; lower is better.
+
+    Half of it is the Brier score of those who count a binary problem's second class only.
+
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> brier_score(ClassPredictive(torch.tensor([[0.5, 0.5], [0.0, 1.0]])), torch.tensor([0, 1]))
+    0.25
+    """
+    probs, labels = labelled("brier_score", pred, y)
+    squares = (probs - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(-1)
+    return per_row(squares, pred)
+
+
+def root_mean_squared_error(pred: Predictive, y: Tensor) -> float:
+    """Square root of the mean, over rows and outputs, of (y - predictive mean)^2; in the units of y.
+
+    >>> import torch
+    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(1))
+    >>> root_mean_squared_error(pred, torch.tensor([1.0, 7.0]))
+    5.0
+    """
+    regression("root_mean_squared_error", pred, "accuracy")
+    targets = scored("root_mean_squared_error", pred, y)
+    return float((targets - pred.mean).double().square().mean().sqrt())
+
+
+@mean_over_rows
+def mean_absolute_error(pred: Predictive, y: Tensor) -> Tensor:
+    """Mean, over rows and outputs, of |y - predictive mean|; in the units of y.
+
+    >>> import torch
+    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(1))
+    >>> mean_absolute_error(pred, torch.tensor([1.0, -7.0]))
+    4.0
+    """
+    regression("mean_absolute_error", pred, "accuracy")
+    targets = scored("mean_absolute_error", pred, y)
+    return per_row((targets - pred.mean).double().abs(), pred)
+
+
+_PAIRS = 1_000_000  # of mixture components at a time: bounds the memory
+
+
+@mean_over_rows
+def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0) -> Tensor:
+    """Mean, over rows and outputs, of the continuous ranked probability score, in the units of y; lower is better.
+
+    **Math**: integral of (F(x) - 1[x >= y])^2 dx with F the predictive distribution function of the output,
+    = E|X - y| - E|X - X'| / 2 for independent X, X' ~ F. In closed form where the predictive is Gaussian or an equal
+    mixture of S normals. Otherwise from `draws` samples x_i, fair (unbiased): the mean of |x_i - y| less half the mean
+    of |x_i - x_j| over pairs i != j.
+
+    **Limit**: each output is scored by its marginal alone. By samples it has noise, and may fall below 0.
+
+    **Cost**: O(S^2 N D) for a mixture of S normals; O(draws N D) by samples.
+
+    **References**: Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.2; Grimit et al. (2006), for
+    mixtures; Ferro (2014), Fair scores for ensemble forecasts.
+
+    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> pred = GaussianPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1))
+    >>> round(crps(pred, torch.tensor([0.0])), 4)  # (sqrt 2 - 1) / sqrt(pi)
+    0.2337
+    """
+    regression("crps", pred, "brier_score")
+    whole_number("crps: draws", draws, least=2)
+    targets = scored("crps", pred, y).double().reshape(-1)  # (R,)
+    if pred.normals is None:
+        sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)  # (draws, R)
+        return per_row(_of_samples(sample, targets), pred)
+    means, scales = (value.double().reshape(len(value), -1) for value in pred.normals)  # (S, R)
+    together = max(1, _PAIRS // len(means) ** 2)
+    parts = [
+        _of_normals(means[:, low : low + together], scales[:, low : low + together], targets[low : low + together])
+        for low in range(0, len(targets), together)
+    ]
+    return per_row(torch.cat(parts), pred)
+
+
+def _of_samples(sample: Tensor, targets: Tensor) -> Tensor:
+    count = len(sample)
+    # In order, the sum of x_j - x_i over pairs i < j has x_i with the weight 2 i - (count - 1).
+    weight = 2.0 * torch.arange(count, dtype=sample.dtype, device=sample.device) - (count - 1)
+    pairs = weight @ sample.sort(0).values  # (R,)
+    return (sample - targets).abs().mean(0) - pairs / (count * (count - 1))
+
+
+def _of_normals(means: Tensor, scales: Tensor, targets: Tensor) -> Tensor:
+    """CRPS (R,) of the equal mixture of normals (S, R)."""
+    away = _absolute(targets - means, scales).mean(0)
+    apart = _absolute(means - means.unsqueeze(1), torch.hypot(scales, scales.unsqueeze(1))).mean((0, 1))
+    return away - 0.5 * apart
+
+
+def _absolute(mean: Tensor, scale: Tensor) -> Tensor:
+    """E|X| for X ~ N(mean, scale^2)."""
+    standard = mean / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    density = torch.exp(-0.5 * standard.square()) * math.sqrt(2.0 / math.pi)
+    return mean * torch.erf(standard / math.sqrt(2.0)) + scale * density
+
+
+@mean_over_rows
+def negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
+    """Mean over rows of -log p(y_n) under the averaged predictive, in nats; lower is better.
+
+    **Math**: -(1/N) sum_n log E p(y_n | w): the log of the average over the posterior. The average of the log
+    (`gibbs_negative_log_likelihood`) is never smaller, by Jensen, and scores a random weight instead of the
+    prediction. All outputs or positions of a row count together.
+
+    >>> import torch
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> pred = ClassPredictive(torch.tensor([[0.5, 0.5], [0.25, 0.75]]))
+    >>> round(negative_log_likelihood(pred, torch.tensor([0, 1])), 4)
+    0.4904
+    """
+    return -pred.log_prob(scored("negative_log_likelihood", pred, y))
+
+
+@mean_over_rows
+def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
+    """Mean over rows of -E log p(y_n | w) over the posterior, in nats: the loss of a weight drawn at random.
+
+    **Math**: -(1/N) sum_n (1/S) sum_s log p(y_n | w_s); in closed form for Gaussian outputs and noise. Never below
+    `negative_log_likelihood`, which averages before it takes the log. It needs the posterior draws, not their
+    averaged probabilities.
+
+    >>> import torch
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> draws = torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]])
+    >>> pred = ClassPredictive(draws.mean(0), draws)
+    >>> round(gibbs_negative_log_likelihood(pred, torch.tensor([0])), 4)  # (log 2 + log 4) / 2
+    1.0397
+    """
+    return -pred.expected_log_prob(scored("gibbs_negative_log_likelihood", pred, y))

@@ -1,0 +1,284 @@
+"""The step of the variational online Newton method, and the flat state of its parameters."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import fraction, positive, positive_whole, shown
+from posterity.numerics.random import Key
+
+# Numbers of each vector that are worked on at a time: five such pieces stay in the last-level cache from pass to pass,
+# and smaller ones would cost more in calls than a nearer cache saves. On a GPU there is one piece.
+_PIECE = 1 << 19
+
+
+def online_newton_(
+    curvature: Tensor,
+    scale: Tensor,
+    momentum: Tensor,
+    pull: Tensor,
+    product: Tensor,
+    decay: float | Tensor,
+    *,
+    weight: float,
+    rate: float,
+    pull_factor: float,
+    bend: float = 0.5,
+    radius: float = math.inf,
+) -> None:
+    """Move the curvature by an estimate of the Hessian, and put the mean's step in place of `product`.
+
+    `curvature` is s = h + decay, h the Hessian of the data's loss and `decay` that of the prior's; `scale` is s^(-1/2)
+    before and after. The estimate is h^ = weight * product / scale, product being gradient times standard noise. Then
+
+    - s <- s (1 + x + bend x^2) with x = rate (h^ + decay - s) / s; with a bend of 1/2 at least half of s is left,
+      whatever the estimate, and with 0 a rate of 1 takes the estimate itself;
+    - product <- (momentum + pull_factor * pull) / s, between -radius and radius.
+
+    All vectors are contiguous and of one shape, as is the decay unless it is a number (Shen et al. 2024, Algorithm 1,
+    with rate = 1 - beta2; for a decay that stays the same, h^ + decay - s is their h^ - h).
+
+    >>> s, product = torch.full((1,), 4.0), torch.ones(1)
+    >>> vectors = torch.full((1,), 0.5), torch.zeros(1), torch.ones(1)
+    >>> online_newton_(s, *vectors, product, 1.0, weight=2.0, rate=0.5, pull_factor=1.0)
+    >>> s, product  # h = 3, h^ = 4: 4 + 0.5 + 0.125 / 4, and 1 / s
+    (tensor([4.5312]), tensor([0.2207]))
+    """
+    size = _PIECE if curvature.device.type == "cpu" else max(1, curvature.numel())
+    vectors = [curvature, scale, momentum, pull, product]
+    if isinstance(decay, Tensor):
+        vectors.append(decay)
+    below = curvature.new_full((), -rate)
+    for pieces in zip(*(torch.split(vector.view(-1), size) for vector in vectors), strict=True):
+        s, t, m, c, p = pieces[:5]
+        if isinstance(decay, Tensor):
+            p.addcmul_(pieces[5], t, value=1.0 / weight)
+        else:
+            p.add_(t, alpha=decay / weight)
+        torch.addcmul(below, p, t, value=rate * weight, out=p)  # x
+        s.addcmul_(s, torch.addcmul(p, p, p, value=bend, out=t))
+        torch.rsqrt(s, out=t)
+        torch.add(m, c, alpha=pull_factor, out=p).mul_(t).mul_(t)
+        if radius < math.inf:
+            p.clamp_(-radius, radius)
+
+
+_ESTIMATES = ("price", "gradsq")
+
+
+class Settings(NamedTuple):
+    """The numbers of one step, and whether the Hessian comes from squares of gradients."""
+
+    lr: float  # the whole factor of the mean's step
+    beta1: float
+    beta2: float
+    ess: float
+    correction: float  # of the momentum's start at zero
+    radius: float
+    squares: bool
+
+
+def step_settings(group: dict[str, Any]) -> Settings:
+    """The numbers of the step that `group["step"]` counts already."""
+    return Settings(
+        lr=group["lr"] * (group["hess_init"] + group["weight_decay"] if group["rescale_lr"] else 1.0),
+        beta1=group["beta1"],
+        beta2=group["beta2"],
+        ess=group["ess"],
+        correction=1.0 - group["beta1"] ** group["step"] if group["debias"] else 1.0,
+        radius=group["clip_radius"],
+        squares=group["hess_approx"] == "gradsq",
+    )
+
+
+def check_group(group: dict[str, Any]) -> None:
+    """Refuse settings that cannot be."""
+    for name in ("lr", "ess", "hess_init", "weight_decay"):
+        positive(f"IVON.{name}", group[name])
+    positive_whole("IVON.mc_samples", group["mc_samples"])
+    for name in ("beta1", "beta2"):
+        fraction(f"IVON.{name}", group[name])
+    if isinstance(group["seed"], bool) or not isinstance(group["seed"], int):
+        raise ValueError(f"IVON.seed must be a whole number. Got {shown(group['seed'])}.")
+    if group["clip_radius"] != math.inf:
+        positive("IVON.clip_radius", group["clip_radius"], "or infinity")
+    if group["hess_approx"] not in _ESTIMATES:
+        raise ValueError(f"IVON.hess_approx must be one of {_ESTIMATES}. Got {shown(group['hess_approx'])}.")
+    for p in group["params"]:
+        if not p.is_floating_point():
+            raise ValueError(f"IVON: parameters must be real numbers. Got one of {p.dtype}.")
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Slab:
+    """Curvature, scale, momentum, mean and noise of some parameters, one vector each, with one view a parameter.
+
+    The curvature is h + decay, h the Hessian of the loss for one row, and the scale its -1/2th power.
+
+    The parameters stay where they are: they are read and written through multi-tensor copies. What is in between runs
+    over whole vectors. State of half-precision parameters is kept in float32, where small updates do not get lost.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], hess_init: float, decay: float) -> None:
+        """Fresh state for parameters of one device and number type."""
+        first = parameters[0]
+        self.parameters = list(parameters)
+        self.kind = [(p.device, p.dtype, p.shape) for p in parameters]
+        dtype = torch.float32 if first.dtype in _HALF else first.dtype
+        size = sum(p.numel() for p in parameters)
+        self.decay = decay
+        self.curvature = torch.full((size,), hess_init + decay, dtype=dtype, device=first.device)
+        self.scale = self.curvature.rsqrt()
+        self.momentum = torch.zeros_like(self.curvature)
+        self.mean = torch.empty_like(self.curvature)
+        self.noise = torch.empty_like(self.curvature)
+        self.curvatures, self.scales, self.momenta, self.means, self.noises = (
+            _views(flat, parameters) for flat in (self.curvature, self.scale, self.momentum, self.mean, self.noise)
+        )
+        self.sampled: list[int] = []  # the parameters that the last draw was about
+        self.moved: list[int] = []  # those that are away from their means now
+        self.sums: tuple[Tensor, Tensor] | None = None  # of gradients and products, where a step has several samples
+        self.seen: set[int] = set()  # the parameters that have a gradient in them
+
+    @property
+    def fits(self) -> bool:
+        """Whether the parameters still are where and what they were."""
+        return all((p.device, p.dtype, p.shape) == kind for p, kind in zip(self.parameters, self.kind, strict=True))
+
+    def load(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        """Take the saved curvatures and momenta, of those parameters that have them."""
+        for state, curvature, momentum in zip(states, self.curvatures, self.momenta, strict=True):
+            if state:
+                curvature.copy_(state["curvature"])
+                momentum.copy_(state["momentum"])
+        torch.rsqrt(self.curvature, out=self.scale)
+
+    def settle(self, decay: float) -> None:
+        """Another decay from now on, with the same Hessian."""
+        if decay != self.decay:
+            self.curvature.add_(decay - self.decay)
+            torch.rsqrt(self.curvature, out=self.scale)
+            self.decay = decay
+
+    def draw(self, key: Key, ess: float) -> None:
+        """Note the means, and move the trainable parameters by noise of variance 1 / (ess curvature)."""
+        self.sampled = [index for index, p in enumerate(self.parameters) if p.requires_grad]
+        torch._foreach_copy_(self.means, self.parameters)
+        self.noise.normal_(0.0, ess**-0.5, generator=key.generator(self.noise.device))
+        self.moved = self.sampled
+        if self.moved:
+            parameters, noises, scales = (
+                _pick(self.moved, each) for each in (self.parameters, self.noises, self.scales)
+            )
+            torch._foreach_addcmul_(parameters, noises, scales)
+
+    def restore(self) -> None:
+        """Put the means back."""
+        if self.moved:
+            torch._foreach_copy_(_pick(self.moved, self.parameters), _pick(self.moved, self.means))
+            self.moved = []
+
+    def with_gradient(self) -> list[int]:
+        """The sampled parameters that have a gradient."""
+        return [index for index in self.sampled if self.parameters[index].grad is not None]
+
+    def collect(self, squares: bool) -> None:
+        """Add the gradients of the last sample to the sums, and take them off the parameters."""
+        indices = self.with_gradient()
+        if not indices:
+            return
+        gradients = self._gradients(indices)
+        if self.sums is None:
+            self.sums = torch.zeros_like(self.curvature), torch.zeros_like(self.curvature)
+        gradient_sums, product_sums = (_views(flat, self.parameters) for flat in self.sums)
+        torch._foreach_add_(_pick(indices, gradient_sums), gradients)
+        factors = gradients if squares else _pick(indices, self.noises)
+        torch._foreach_addcmul_(_pick(indices, product_sums), gradients, factors)
+        self.seen.update(indices)
+        for index in indices:
+            self.parameters[index].grad = None
+
+    def finite_sums(self) -> bool:
+        """Whether the gradients collected so far are finite, in sum."""
+        return self.sums is None or bool(torch.isfinite(self.sums[0]).all())
+
+    def forget(self) -> None:
+        """Drop what was sampled."""
+        self.sampled, self.sums, self.seen = [], None, set()
+
+    def update(self, settings: Settings, count: int, scale: float) -> None:
+        """One step from `count` samples, whose gradients are to be divided by `scale`."""
+        indices = self.with_gradient() if self.sums is None else sorted(self.seen)
+        if not indices:
+            return
+        if self.sums is not None:
+            gradient, product = self.sums
+            gradients = _pick(indices, _views(gradient.div_(count * scale), self.parameters))
+            self.noise.copy_(product).div_(count * (scale**2 if settings.squares else scale))
+        else:
+            gradients = self._gradients(indices)
+            if scale != 1.0:
+                torch._foreach_div_(gradients, scale)
+            products = _pick(indices, self.noises)
+            if settings.squares:
+                torch._foreach_copy_(products, gradients)
+            torch._foreach_mul_(products, gradients)
+        torch._foreach_lerp_(_pick(indices, self.momenta), gradients, 1.0 - settings.beta1)
+        for begin, end in self._spans(indices):
+            scales, change = self.scale[begin:end], self.noise[begin:end]
+            online_newton_(
+                self.curvature[begin:end],
+                scales,
+                self.momentum[begin:end],
+                self.mean[begin:end],
+                change.mul_(scales) if settings.squares else change,
+                self.decay,
+                weight=settings.ess,
+                rate=1.0 - settings.beta2,
+                pull_factor=self.decay * settings.correction,
+                radius=settings.radius * settings.correction,
+            )
+        changes = _pick(indices, self.noises)
+        torch._foreach_add_(_pick(indices, self.parameters), changes, alpha=-settings.lr / settings.correction)
+
+    def _gradients(self, indices: Iterable[int]) -> list[Tensor]:
+        """The gradients of these parameters, in the number type of the state."""
+        found = []
+        for index in indices:
+            gradient = self.parameters[index].grad
+            assert gradient is not None
+            if gradient.is_sparse:
+                raise RuntimeError("IVON does not take sparse gradients. Make the embedding with sparse=False.")
+            found.append(gradient if gradient.dtype == self.curvature.dtype else gradient.to(self.curvature.dtype))
+        return found
+
+    def _spans(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """Where the vectors of these parameters begin and end, neighbours in one."""
+        spans: list[tuple[int, int]] = []
+        wanted, begin = set(indices), 0
+        for index, p in enumerate(self.parameters):
+            end = begin + p.numel()
+            if index in wanted:
+                if spans and spans[-1][1] == begin:
+                    begin = spans.pop()[0]
+                spans.append((begin, end))
+            begin = end
+        return spans
+
+
+def _pick(indices: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensors[index] for index in indices]
+
+
+def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """One view of a vector for each parameter, with its order in memory, so that copies are straight."""
+    views, offset = [], 0
+    for p in parameters:
+        views.append(flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), offset))
+        offset += p.numel()
+    return views

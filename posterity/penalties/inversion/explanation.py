@@ -1,0 +1,304 @@
+"""Why a penalty has a prior or has none."""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from posterity.penalties.inversion.expansion import Expansion, Member
+
+_ROUNDING = 1e-12  # of the largest value: a fit as close as this is taken for an identity
+_HIGHEST_DEGREE = 12
+_DEGREE_WITH_COSINES = 6
+_MOST_FREQUENCIES = 3
+_ITERATIONS = 30
+
+
+def recognise_polynomial(mu: Tensor, values: Tensor, rounding: float = 0.0) -> Expansion | None:
+    """The polynomial of least degree (at most 12) through values (N,) at mu (N,), or None where there is none.
+
+    `rounding` is what the values have lost already.
+    """
+    allowed = _ROUNDING * float(values.abs().max()) + rounding
+    for degree in range(min(_HIGHEST_DEGREE, len(mu) // 4) + 1):
+        fitted = fit_expansion(mu, values, degree, ())
+        if float((fitted(mu) - values).abs().max()) <= allowed:
+            return _without_rounding(mu, values, fitted, allowed)
+    return None
+
+
+def recognise_trigonometric(mu: Tensor, values: Tensor, rounding: float = 0.0) -> Expansion | None:
+    """The polynomial (degree at most 6) with up to three cosines and sines through values (N,), or None.
+
+    Frequencies are found one by one, each where the spectrum of what is left is highest, and then refined together by
+    Gauss-Newton steps on all parameters. `rounding` is what the values have lost already.
+    """
+    allowed = _ROUNDING * float(values.abs().max()) + rounding
+    frequencies: tuple[float, ...] = ()
+    for _ in range(_MOST_FREQUENCIES):
+        frequencies = _refined(mu, values, (*frequencies, _strongest(mu, values, frequencies)))
+        if len(set(frequencies)) < len(frequencies) or min(frequencies) <= 0.0:
+            return None
+        fitted = fit_expansion(mu, values, _DEGREE_WITH_COSINES, frequencies)
+        if float((fitted(mu) - values).abs().max()) <= allowed:
+            return _without_rounding(mu, values, fitted, allowed)
+    return None
+
+
+def fit_expansion(mu: Tensor, values: Tensor, degree: int, frequencies: tuple[float, ...]) -> Expansion:
+    """Least squares on the powers up to `degree` and these frequencies, values (N,) at mu (N,)."""
+    design = _design(mu, degree, frequencies)
+    solution = torch.linalg.lstsq(design, values.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+    domain = [float(mu.min()), float(mu.max())]
+    powers = np.polynomial.Chebyshev(solution[: degree + 1].numpy(), domain=domain).convert(
+        kind=np.polynomial.Polynomial
+    )
+    coefficients = np.zeros(degree + 1)
+    coefficients[: len(powers.coef)] = powers.coef  # the conversion drops zeros at the end
+    cosines, sines = solution[degree + 1 :].reshape(2, -1).tolist()
+    return Expansion(tuple(coefficients.tolist()), frequencies, tuple(cosines), tuple(sines))
+
+
+def _design(mu: Tensor, degree: int, frequencies: tuple[float, ...]) -> Tensor:
+    """Chebyshev polynomials, cosines, sines: (N, degree + 1 + 2 J)."""
+    local = (2.0 * mu - mu.min() - mu.max()) / (mu.max() - mu.min())
+    angles = local.clamp(-1.0, 1.0).arccos().unsqueeze(-1)
+    phases = mu.unsqueeze(-1) * torch.tensor(frequencies, dtype=torch.float64, device="cpu")
+    return torch.cat([torch.cos(angles * torch.arange(degree + 1, device="cpu")), phases.cos(), phases.sin()], dim=-1)
+
+
+def _without_rounding(mu: Tensor, values: Tensor, fitted: Expansion, allowed: float) -> Expansion:
+    """Without terms that are mere rounding, where it stays as close: a trace of mu^6 would rule the tails."""
+    reach = float(mu.abs().max())
+    coefficients = [
+        0.0 if abs(value) * reach**power <= 100.0 * allowed else value
+        for power, value in enumerate(fitted.coefficients)
+    ]
+    while len(coefficients) > 1 and coefficients[-1] == 0.0:
+        coefficients.pop()
+    simpler = fit_expansion(mu, values, len(coefficients) - 1, fitted.frequencies)
+    kept = tuple(new if old != 0.0 else 0.0 for new, old in zip(simpler.coefficients, coefficients, strict=True))
+    simpler = Expansion(kept, simpler.frequencies, simpler.cosines, simpler.sines)
+    return simpler if float((simpler(mu) - values).abs().max()) <= 2.0 * allowed else fitted
+
+
+def _strongest(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> float:
+    """The frequency at which there is most in what polynomial and frequencies leave."""
+    orthogonal = torch.linalg.qr(_design(mu, _DEGREE_WITH_COSINES, frequencies)).Q
+    left = values - orthogonal @ (orthogonal.mT @ values)
+    size, length, spacing = 8 * len(mu), float(mu[-1] - mu[0]), float(mu[1] - mu[0])
+    tried = 2.0 * math.pi * torch.fft.rfftfreq(size, d=spacing, dtype=torch.float64, device="cpu")
+    power = torch.where(tried > 1.5 * math.pi / length, torch.fft.rfft(left, n=size).abs(), 0.0)
+    return float(tried[power.argmax()])
+
+
+def _refined(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> tuple[float, ...]:
+    """The frequencies after Gauss-Newton steps on them and all amplitudes."""
+    count = len(frequencies)
+    for _ in range(_ITERATIONS):
+        fitted = fit_expansion(mu, values, _DEGREE_WITH_COSINES, frequencies)
+        phases = mu.unsqueeze(-1) * torch.tensor(frequencies, dtype=torch.float64, device="cpu")
+        cosines, sines = (
+            torch.tensor(part, dtype=torch.float64, device="cpu") for part in (fitted.cosines, fitted.sines)
+        )
+        slopes = mu.unsqueeze(-1) * (sines * phases.cos() - cosines * phases.sin())  # (N, J)
+        design = torch.cat([_design(mu, _DEGREE_WITH_COSINES, frequencies), slopes], dim=-1)
+        left = (values - fitted(mu)).unsqueeze(-1)
+        change = torch.linalg.lstsq(design, left, driver="gelsd").solution[-count:, 0].tolist()
+        frequencies = tuple(old + new for old, new in zip(frequencies, change, strict=True))
+        if not all(map(math.isfinite, frequencies)):
+            return (0.0,) * count
+        if max(abs(new / old) if old else 1.0 for old, new in zip(frequencies, change, strict=True)) < 1e-14:
+            break
+    return frequencies
+
+
+LARGEST = 709.0  # exp of more is infinite in float64
+
+
+def times(number: float) -> str:
+    """A factor in front of something, and nothing for 1.
+
+    >>> times(0.5) + "mu^2", times(1.0) + "mu^2"
+    ('0.5 mu^2', 'mu^2')
+    """
+    return "" if f"{number:.6g}" == "1" else f"{number:.6g} "
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What an inversion found, whatever its route.
+
+    `missed` (V, N) is KL + K - r, up to its sign, for each member at each point, of the one log alpha for all. `fits`:
+    it is as small as can be told. `decided` is False where it does not fit, but rougher log alphas come ever closer,
+    or (`weak`) where the family smooths so little that closeness shows nothing.
+    `level` is a constant that `values` are without. Of each member by itself: `alone` has A at mu, (N,) each;
+    `own_missed` (V, N) is what that leaves; `each_fits`: it leaves as little as can be told.
+    """
+
+    mu: Tensor
+    values: Tensor
+    members: Sequence[Member]
+    missed: Tensor
+    log_kappa: float
+    potential: Callable[[Tensor], Tensor]
+    fits: bool = True
+    alone: Sequence[Tensor] = ()
+    own_missed: Tensor | None = None
+    each_fits: bool = True
+    level: float = 0.0
+    decided: bool = True
+    weak: bool = False
+
+    @property
+    def residual(self) -> float:
+        """max |KL + K - r|."""
+        return float(self.missed.abs().max())
+
+    @property
+    def constant(self) -> float:
+        """K."""
+        return self.level - self.log_kappa
+
+    @property
+    def rounding(self) -> float:
+        """What the penalty's values may be in error by, for the constant that is in them."""
+        return rounding_of(self.level)
+
+    @property
+    def overflows(self) -> bool:
+        """Whether log alpha has waves so high that their peaks cannot be integrated."""
+        if not isinstance(self.potential, Expansion):
+            return False
+        return sum(map(math.hypot, self.potential.cosines, self.potential.sines)) > LARGEST
+
+    @property
+    def range(self) -> float:
+        """By how much r varies over mu, at most over the members; at least 1e-3, for penalties that hardly do."""
+        return max(float((self.values.amax(1) - self.values.amin(1)).max()), 1e-3)
+
+
+def rounding_of(level: float) -> float:
+    """A few times the distance between numbers of this size."""
+    return 8.0 * sys.float_info.epsilon * abs(level)
+
+
+def explain(findings: Findings) -> tuple[str, str | None]:
+    """The explanation, and what to use instead where there is no prior."""
+    if not findings.decided:
+        return _undecided(findings)
+    if not findings.fits:
+        return _no_common_prior(findings) if findings.each_fits else _not_smooth(findings)
+    if findings.overflows:
+        return (
+            "log alpha exists, and falls on both sides, but exp of it overflows: the inversion has raised its waves "
+            "beyond all numbers. Such a prior can be neither given nor checked by numbers.",
+            "a family that is less wide: it smooths waves less",
+        )
+    if not math.isfinite(findings.log_kappa):
+        return _not_integrable(findings), "add a term that grows on both sides, such as a small multiple of mu^2"
+    fitted = not isinstance(findings.potential, Expansion)
+    return is_a_kl(findings.constant, len(findings.members), findings.residual, fitted=fitted), None
+
+
+def is_a_kl(constant: float, count: int, residual: float, *, fitted: bool = False) -> str:
+    """That a penalty is a KL plus a constant, for so many members; to within the residual where a fit says so."""
+    members = "at this width of the family" if count == 1 else f"at all {count} widths of the family alike"
+    if fitted:
+        told = "its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+        return (
+            f"To within {residual:.1g} the penalty is {told} to one prior, {members}. A fit cannot tell more: whether "
+            "there is one to the last digit is not known."
+        )
+    told = "exactly its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
+    return f"The penalty is {told} to one prior, {members} (to {residual:.1g})."
+
+
+def _undecided(findings: Findings) -> tuple[str, str | None]:
+    row, column = divmod(int(findings.missed.abs().argmax()), len(findings.mu))
+    text = (
+        f"Whether the penalty is a KL of this family is not known. The log alpha that was found misses it by "
+        f"{findings.residual:.2g} near mu = {_point(findings.mu[column])} (width {findings.members[row].scale:g}), and "
+    )
+    if findings.weak:
+        text += (
+            "that shows nothing: the penalty has a kink or bends sharply, so that log alpha may have to be infinite "
+            "somewhere, or may have waves that leave no trace in the KL, as families with edges and kinks allow. A "
+            "penalty that is smooth can be told; a smoother family and a shorter reach tell more."
+        )
+    else:
+        text += (
+            "rougher ones come ever closer: it may be the KL to a prior with parts that are steep or much narrower "
+            "than the family, or hardly differ from one. A family that is less wide tells more."
+        )
+    return text, _dirac_reading(findings, row)
+
+
+def _no_common_prior(findings: Findings) -> tuple[str, str | None]:
+    centre = int(findings.mu.abs().argmin())
+    shown = ", ".join(f"{alone[centre]:.4g}" for alone in findings.alone)
+    scales = ", ".join(f"{member.scale:g}" for member in findings.members)
+    text = (
+        f"Each width of the family asks for another prior, so with a width that is trained there is none: log alpha, "
+        f"up to its constant, would be {shown} at mu = {_point(findings.mu[centre])} for widths {scales}."
+    )
+    shapes = [alone - alone[centre] for alone in findings.alone]
+    differ = max(float((shape - shapes[0]).abs().max()) for shape in shapes)
+    if differ <= 1e-6 * findings.range:
+        text += " They differ by constants only."
+        return text, "the same penalty plus a function of the width alone, or a width that is fixed"
+    return text, "a width that is fixed: then it is a prior of its own at each, if it integrates"
+
+
+def _not_smooth(findings: Findings) -> tuple[str, str]:
+    missed = findings.missed if findings.own_missed is None else findings.own_missed
+    row, column = divmod(int(missed.abs().argmax()), len(findings.mu))
+    member = findings.members[row]
+    frequency = 5.0 / member.spread
+    gain = float(member.gain(torch.tensor(frequency, dtype=torch.float64, device="cpu")))
+    text = (
+        f"The penalty is no KL of this family: whatever log alpha is, smoothing it by the family (width "
+        f"{member.scale:g}) misses the penalty, here by {float(missed.abs().max()):.2g} near mu = "
+        f"{_point(findings.mu[column])}. A KL is as smooth in mu as the family makes it; this penalty has a kink "
+        f"there, or bends more sharply than that. To undo the smoothing multiplies waves of frequency {frequency:.3g} "
+        f"by {gain:.2g}, and faster ones by far more."
+    )
+    return text, _dirac_reading(findings, row)
+
+
+def _point(mu: Tensor) -> str:
+    return f"{round(float(mu), 9) + 0.0:.3g}"
+
+
+def _dirac_reading(findings: Findings, row: int) -> str:
+    """How far r is from the KL of the prior that its shape suggests, exp(-r(w)) / Z."""
+    mu, values = findings.mu, findings.values[row]
+    points, weights = findings.members[row].nodes()
+    smoothed = _linear(mu, values, mu.unsqueeze(-1) + points) @ weights
+    gap = smoothed - values
+    half = 0.5 * float(gap.max() - gap.min())
+    return (
+        f"the KL to the prior exp(-r(w)) / Z, which is E r(mu + X) and a constant: it follows the penalty up to "
+        f"{half:.2g} either way"
+    )
+
+
+def _linear(mu: Tensor, values: Tensor, t: Tensor) -> Tensor:
+    """Straight lines between the values, and on beyond the ends."""
+    position = (t - mu[0]) / (mu[1] - mu[0])
+    index = position.floor().clamp(0, len(mu) - 2)
+    left = index.long()
+    return torch.lerp(values[left], values[left + 1], position - index)
+
+
+def _not_integrable(findings: Findings) -> str:
+    ends = [findings.potential(end) for end in (findings.mu[:1], findings.mu[-1:])]
+    return (
+        f"There is a log alpha, but no density: it does not fall fast enough on both sides (it is {float(ends[0]):.3g} "
+        f"at mu = {_point(findings.mu[0])} and {float(ends[1]):.3g} at mu = {_point(findings.mu[-1])}), "
+        "so kappa is infinite."
+    )

@@ -1,0 +1,215 @@
+"""What every penalty does, and which penalties are equal."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, positive_whole, shown
+from posterity.priors.prior import Prior
+from posterity.priors.tabulated import Tabulated
+
+
+def summable(weight: Tensor) -> Tensor:
+    """Weights in a number type that can hold sums over them: float32 where theirs has fewer digits, else their own."""
+    return weight.float() if weight.is_floating_point() and weight.element_size() < 4 else weight
+
+
+class Penalty(ABC):
+    """A penalty r of one weight tensor (out, in, *kernel), in nats, without its factor.
+
+    A penalty is an immutable value. Penalised maximum likelihood with `factor` r(w) is the mode under `prior(factor)`:
+    the reading of a penalty by a posterior without width. Other readings are made by `to_prior`, for which r is a
+    function of the posterior's mean mu and scale nu (`of`, and for single weights `each`).
+    """
+
+    @abstractmethod
+    def __call__(self, weight: Tensor) -> Tensor:
+        """r(w), summed over the tensor: (out, in, *kernel) -> (), in float32 for weights of fewer digits."""
+
+    @abstractmethod
+    def prior(self, factor: float | Tensor = 1.0) -> Prior:
+        """The prior exp(-factor r(w)) / Z, not bound; `factor` is a number or (M,) with one for each member."""
+
+    @abstractmethod
+    def factor(self, variance: float, shape: tuple[int, ...]) -> float:
+        """The factor with which each weight of a tensor of `shape` has this variance under `prior(factor)`."""
+
+    @property
+    @abstractmethod
+    def formula(self) -> str:
+        """r in one line of plain text."""
+
+    def of(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """r of a posterior with these means and scales, (out, in, *kernel) each -> (); that of the means by default."""
+        return self(mean)
+
+    @property
+    def separates(self) -> bool:
+        """Whether r is a sum over single weights, each of which `each` gives."""
+        return True
+
+    @abstractmethod
+    def each(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """r of each weight alone, (...) and (...) -> (...); a TypeError where r is no such sum."""
+
+    def __str__(self) -> str:
+        return self.formula
+
+
+_POINTS = (2001, 8001, 32001)  # of a table: the fewest of which every other one gives the same normaliser
+_MASS = 1e-5
+_SPANS = (30, 60)  # asinh of the farthest place looked at, over 1e-9: 5e3, or where r does not rise there, 6e16
+_FELT = 30.0  # nats above the lowest: wells less deep have no mass
+_MOST_WELLS = 20
+_DOUBLINGS = 60
+_STEPS = 60
+_SETTLED = 0.9  # of the variance at a factor e^2 times less
+
+
+class NotIntegrable(ValueError):
+    """exp(-r) has no finite integral."""
+
+
+class TooNarrow(ValueError):
+    """exp(-r) has features that no table resolves."""
+
+
+def checked_shape(shape: tuple[int, ...]) -> None:
+    """Raise a ValueError unless `shape` is that of a weight tensor."""
+    if not isinstance(shape, (tuple, list)) or not shape:
+        raise ValueError(f"shape must be that of a weight tensor, (out, in, *kernel). Got {shown(shape)}.")
+    for index, size in enumerate(shape):
+        positive_whole(f"shape[{index}]", size)
+
+
+def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: str) -> Tabulated:
+    """The prior exp(-factor r(w)) / Z of single weights; `each` gives r, (G,) -> (G,), `name` is for errors."""
+    if isinstance(factor, Tensor) and factor.dim():
+        raise ValueError(
+            f"{name}: factor must be a number, because its prior has no closed form. Got {shown(factor)}. "
+            "Make one prior for each member."
+        )
+    positive("factor", factor)
+    exponent = float(factor)
+    wells, widths = _place(each, exponent)
+    if not wells and bool(torch.isneginf(each(torch.zeros(1, dtype=torch.float64, device="cpu")))):
+        raise ValueError(
+            f"{name}: exp(-r) is infinite at 0, and no table has such a density. Use a penalty that is finite there."
+        )
+    if not wells:
+        raise ValueError(
+            f"{name}: r is infinite for every weight of no width, so by points it has no prior. Read it by a family "
+            "with a width, such as Gaussian(0.5)."
+        )
+    centre, width = wells[0], widths[0]
+    kink = _has_kink(each, centre, width)
+    for points in _POINTS:
+        try:
+            found = Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink, points=points)
+        except ValueError as error:
+            raise NotIntegrable(
+                f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
+                "Add a term that grows with |w|, such as SquaredL2."
+            ) from error
+        resolved = abs(replace(found, log_density=found.log_density[::2]).log_mass - found.log_mass) < _MASS
+        if resolved and _sees(found, wells, widths):
+            return found
+    raise TooNarrow(
+        f"{name}: exp(-r) has features too narrow for a table of {points} nodes. Give a lower factor, or another r."
+    )
+
+
+def matched_factor(variance_of: Callable[[float], float], variance: float) -> float:
+    """The factor at which `variance_of(factor)`, which must fall as it grows, is `variance`; by bisection."""
+    positive("variance", variance)
+    low = high = 0.0  # logs of factors with a variance above and below the wanted one
+    seen: list[float] = []
+    for _ in range(_DOUBLINGS):
+        try:
+            seen.append(variance_of(math.exp(high)))
+        except TooNarrow as error:
+            text = f"No factor up to {math.exp(high):.3g} gives the variance {variance:g}. {error}"
+            raise ValueError(_settled(seen, variance) or text) from error
+        if seen[-1] <= variance:
+            break
+        high += 1.0
+    for _ in range(_DOUBLINGS):
+        if variance_of(math.exp(low)) >= variance:
+            break
+        low -= 1.0
+    if not variance_of(math.exp(high)) <= variance <= variance_of(math.exp(low)):
+        text = f"No factor gives the variance {variance:g}: the penalty hardly changes with the weight."
+        raise ValueError(_settled(seen, variance) or text)
+    for _ in range(_STEPS):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if variance_of(math.exp(middle)) > variance else (low, middle)
+    return math.exp(0.5 * (low + high))
+
+
+def _settled(seen: list[float], variance: float) -> str | None:
+    """Why growing factors do not bring the variance down, where those `seen` have settled above; else None."""
+    if len(seen) < 3 or seen[-1] < _SETTLED * seen[-3] or seen[-1] <= variance:
+        return None
+    return (
+        f"No factor gives the variance {variance:g}: as it grows, weights gather where r is lowest, which is at more "
+        f"than one place, and their variance stays at {seen[-1]:.3g}. Give another r, with one lowest place."
+    )
+
+
+def _sees(table: Tabulated, wells: list[float], widths: list[float]) -> bool:
+    """Whether the nodes of a table lie as densely as wells away from its mean are narrow: else its sums miss them."""
+    distances = [math.hypot(table.width, well - table.mean) * table.spacing for well in wells]
+    return all(distance <= width for distance, width in zip(distances, widths, strict=True))
+
+
+def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float], list[float]]:
+    """Where r is lowest (0 where that is as good) and other wells of it; how far from each factor r has risen by 1/2.
+
+    Others are places where r is lowest nearby, if exp(-factor r) is felt there. None at all where r is +-infinite.
+    """
+    for span in _SPANS:
+        grid = torch.arange(-80 * span, 80 * span + 1, dtype=torch.float64, device="cpu").div(80.0).sinh() * 1e-9
+        values = factor * each(grid)
+        lowest, index = values.min(0)
+        if bool((values[[0, -1]] > lowest + 0.5).all()):
+            break
+    centre = 0.0 if float(values[len(grid) // 2] - lowest) < 1e-3 else float(grid[index])
+    centre = _lowest(each, centre)
+    inner = values[1:-1]
+    dips = ((inner < values[:-2]) & (inner <= values[2:])).nonzero().squeeze(-1) + 1
+    dips = dips[values[dips].argsort()][:_MOST_WELLS]
+    wells = grid.new_tensor([centre, *(_lowest(each, place) for place in grid[dips].tolist())])
+    felt = wells[factor * (each(wells) - each(wells[:1])) < _FELT].tolist()
+    return felt, [_width(each, factor, well, grid) for well in felt]
+
+
+def _width(each: Callable[[Tensor], Tensor], factor: float, well: float, grid: Tensor) -> float:
+    """How far from a well factor r has risen by one half."""
+    around = well + grid
+    risen = (factor * (each(around) - each(grid.new_tensor([well]))) > 0.5).nonzero().squeeze(-1)
+    return float((around[risen] - well).abs().min()) if len(risen) else 1.0
+
+
+def _lowest(each: Callable[[Tensor], Tensor], place: float) -> float:
+    """The lowest r next to a place of the grid."""
+    half = 0.02 * abs(place)  # a step of the grid there, and more
+    while half > 1e-15 * abs(place):  # a kink must lie at the centre to be seen as one
+        nearby = place + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64, device="cpu")
+        place = float(nearby[each(nearby).argmin()])
+        half *= 0.06
+    return place
+
+
+def _has_kink(each: Callable[[Tensor], Tensor], centre: float, width: float) -> bool:
+    """Whether the slope of r jumps at the centre, as that of |w| does: then slopes differ however near they are."""
+    jumps = []
+    for step in (1e-3 * width, 1e-4 * width):
+        left, middle, right = each(
+            torch.tensor([centre - step, centre, centre + step], dtype=torch.float64, device="cpu")
+        ).tolist()
+        jumps.append((right - 2.0 * middle + left) / step)
+    return bool(abs(jumps[1]) > 0.5 * abs(jumps[0]) and abs(jumps[1]) * width > 1e-6)

@@ -1,0 +1,208 @@
+"""Precision matrices made of parts: blocks of weights, or one for each member."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from posterity.jacobians.jacobian import Explicit, Jacobian, Selected, Stacked, added
+from posterity.numerics.layout import Block
+from posterity.precisions.precision import Precision, check_size
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDiagonal(Precision):
+    """Lambda with the matrix parts[b] over the weights of blocks[b]; the blocks share out the `total` R weights.
+
+    >>> from posterity.precisions.diagonal import Diagonal
+    >>> blocks = (Block(("w",), 1, 2, weight=1), Block(("b",), 1, 1, weight=0))
+    >>> parts = (Diagonal(torch.tensor([2.0, 4.0])), Diagonal(torch.tensor([1.0])))
+    >>> BlockDiagonal(blocks, parts, 3).variance()
+    tensor([1.0000, 0.5000, 0.2500], dtype=torch.float64)
+    """
+
+    blocks: tuple[Block, ...]
+    parts: tuple[Precision, ...]
+    total: int
+
+    def __post_init__(self) -> None:
+        _check_partition(self.blocks, self.total)
+        sizes, wanted = tuple(part.size for part in self.parts), tuple(block.size for block in self.blocks)
+        if sizes != wanted:
+            raise ValueError(f"BlockDiagonal.parts must have the sizes {wanted} of the blocks. Got {sizes}.")
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return self.total
+
+    @property
+    def logdet(self) -> Tensor:
+        """Sum over the parts."""
+        return torch.stack([part.logdet for part in self.parts]).sum(0)
+
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "BlockDiagonal":
+        """Part by part."""
+        check_size("BlockDiagonal.prior", prior, self.total)
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return self._with(tuple(part.rescaled(scale, block.gather(prior)) for block, part in pairs))
+
+    def diagonal(self) -> Tensor:
+        """Part by part."""
+        return self._joined(lambda _, part: part.diagonal())
+
+    def matvec(self, vector: Tensor) -> Tensor:
+        """Part by part."""
+        return self._joined(lambda block, part: part.matvec(block.gather(vector)))
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """Part by part."""
+        return self._joined(lambda block, part: part.solve(block.gather(vector)))
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """Part by part."""
+        return self._joined(lambda block, part: part.colour(block.gather(noise)))
+
+    def variance(self) -> Tensor:
+        """Part by part."""
+        return self._joined(lambda _, part: part.variance())
+
+    def covariance(self) -> Tensor:
+        """The parts' covariances at their places."""
+        values = [part.covariance() for part in self.parts]
+        dense = values[0].new_zeros(*values[0].shape[:-2], self.total, self.total)
+        for block, value in zip(self.blocks, values, strict=True):
+            index = block.index.to(dense.device)
+            dense[..., index.unsqueeze(-1), index] = value
+        return dense
+
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Sum over the parts."""
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return added(part.quadratic(_columns(jacobian, block)) for block, part in pairs)
+
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Sum over the parts."""
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return added(part.joint_quadratic(_columns(jacobian, block)) for block, part in pairs)
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Sum over the parts."""
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return added(part.marginal(_columns(jacobian, block)) for block, part in pairs)
+
+    def member(self, index: int) -> "BlockDiagonal":
+        """One member's parts."""
+        return self._with(tuple(part.member(index) for part in self.parts))
+
+    def _with(self, parts: tuple[Precision, ...]) -> "BlockDiagonal":
+        return BlockDiagonal(self.blocks, parts, self.total)
+
+    def _joined(self, function: Callable[[Block, Precision], Tensor]) -> Tensor:
+        """Values (..., size) of each part at their places, (..., R)."""
+        values = [function(block, part) for block, part in zip(self.blocks, self.parts, strict=True)]
+        whole = values[0].new_empty(*values[0].shape[:-1], self.total)
+        for block, value in zip(self.blocks, values, strict=True):
+            block.scatter(value, whole)
+        return whole
+
+
+def _columns(jacobian: Tensor | Jacobian, block: Block) -> Tensor | Jacobian:
+    """The derivatives in the weights of one block."""
+    if isinstance(jacobian, Tensor):
+        return block.gather(jacobian)
+    if isinstance(jacobian, Stacked):
+        return jacobian.part(block)
+    if isinstance(jacobian, Explicit):
+        return Explicit(block.gather(jacobian.dense))
+    return Selected(jacobian, block.index)
+
+
+@lru_cache(maxsize=32)
+def _check_partition(blocks: tuple[Block, ...], total: int) -> None:
+    """Refuse blocks that do not hold each of the weights once."""
+    places = torch.cat([block.index for block in blocks]) if blocks else torch.zeros(0, dtype=torch.int64)
+    outside = places.numel() and not 0 <= int(places.min()) <= int(places.max()) < total
+    if outside or not bool((torch.bincount(places, minlength=total) == 1).all()) or not blocks:
+        raise ValueError(
+            f"BlockDiagonal.blocks must hold each of the {total} weights once. Got {len(blocks)} blocks of "
+            f"{places.numel()} weights in all. Give each weight to one block, tied weights to the first that has them."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PerMember(Precision):
+    """M precision matrices of any structure, as one with a leading member axis.
+
+    >>> from posterity.precisions.diagonal import Diagonal
+    >>> PerMember((Diagonal(torch.ones(2)), Diagonal(torch.full((2,), 4.0)))).variance()
+    tensor([[1.0000, 1.0000],
+            [0.2500, 0.2500]], dtype=torch.float64)
+    """
+
+    parts: tuple[Precision, ...]
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return self.parts[0].size
+
+    @property
+    def logdet(self) -> Tensor:
+        """(M,)."""
+        return torch.stack([part.logdet for part in self.parts])
+
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "PerMember":
+        """Each with its own scale, where they are (M,), and its own prior (M, R)."""
+        scales = scale if isinstance(scale, Tensor) and scale.dim() else [scale] * len(self.parts)
+        priors = prior if prior.dim() > 1 else [prior] * len(self.parts)
+        return PerMember(tuple(p.rescaled(s, d) for p, s, d in zip(self.parts, scales, priors, strict=True)))
+
+    def diagonal(self) -> Tensor:
+        """(M, R)."""
+        return self._stacked(lambda part: part.diagonal())
+
+    def matvec(self, vector: Tensor) -> Tensor:
+        """(M, R) of (M, R)."""
+        return self._each(Precision.matvec.__name__, vector)
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """(M, R) of (M, R)."""
+        return self._each(Precision.solve.__name__, vector)
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """(M, S, R) of (M, S, R)."""
+        return self._each(Precision.colour.__name__, noise)
+
+    def _each(self, name: str, values: Tensor) -> Tensor:
+        rows = values.expand(len(self.parts), *values.shape[-1:]) if values.dim() == 1 else values
+        return torch.stack([getattr(part, name)(row) for part, row in zip(self.parts, rows, strict=True)])
+
+    def variance(self) -> Tensor:
+        """(M, R)."""
+        return self._stacked(lambda part: part.variance())
+
+    def covariance(self) -> Tensor:
+        """(M, R, R)."""
+        return self._stacked(lambda part: part.covariance())
+
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(M, N, D, D)."""
+        return self._stacked(lambda part: part.quadratic(jacobian))
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(M, N, D)."""
+        return self._stacked(lambda part: part.marginal(jacobian))
+
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(M, N D, N D)."""
+        return self._stacked(lambda part: part.joint_quadratic(jacobian))
+
+    def _stacked(self, of: Callable[[Precision], Tensor]) -> Tensor:
+        return torch.stack([of(part) for part in self.parts])
+
+    def member(self, index: int) -> Precision:
+        """One of them."""
+        return self.parts[index]

@@ -1,0 +1,313 @@
+"""Low-rank matrices plus a diagonal: as precision, and as covariance."""
+
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from posterity.errors import NotPositiveDefinite, shown
+from posterity.jacobians.jacobian import Jacobian, Stacked, as_jacobian, halves, taken
+from posterity.numerics.layout import Block
+from posterity.precisions.diagonal import in_factors
+from posterity.precisions.precision import Precision, Spectrum, check_size, double, is_one_number, number, pick
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank(Precision):
+    """Lambda = scale factor^T factor + diag(prior) for a factor (..., K, R) and a positive prior (..., R), in float64.
+
+    Everything goes through K x K matrices: with X = scale^1/2 factor prior^-1/2, whose rows span K directions,
+    Sigma = prior^-1/2 S S prior^-1/2 and S = I - X^T U diag(1 / (r (r + 1))) U^T X, where X X^T = U diag(e) U^T and
+    r = (1 + e)^1/2. Under priors of one number the log determinants of all `rescaled` forms share the eigenvalues of
+    factor factor^T, which they hand on as `spectrum`.
+
+    >>> LowRank(torch.tensor([[3.0, 0.0, 0.0]]), torch.ones(3)).variance()
+    tensor([0.1000, 1.0000, 1.0000], dtype=torch.float64)
+    """
+
+    factor: Tensor
+    prior: Tensor
+    scale: Tensor | float = 1.0
+    spectrum: InitVar[Spectrum | None] = None
+
+    def __post_init__(self, spectrum: Spectrum | None) -> None:
+        object.__setattr__(self, "factor", self.factor.to(torch.float64))
+        check_size("LowRank.prior", self.prior, self.size)
+        object.__setattr__(self, "prior", double(self.prior))
+        object.__setattr__(self, "scale", number(self.scale, self.factor))
+        shown = self.prior[..., :1] if self.prior.stride(-1) == 0 else self.prior
+        if not bool(((shown > 0) & torch.isfinite(shown)).all()):
+            lowest = float(shown.detach().min())
+            raise NotPositiveDefinite(
+                f"LowRank.prior must be positive and finite (smallest {lowest:.3g}). Use a prior that is "
+                "curved at the mode, such as Normal."
+            )
+        if not bool(((self.scale >= 0) & torch.isfinite(number(self.scale, self.factor))).all()):
+            raise NotPositiveDefinite(f"LowRank.scale must be finite and not negative. Got {self.scale}.")
+        if spectrum is None:
+            if not bool(torch.isfinite(self.factor).all()):
+                raise NotPositiveDefinite(
+                    "LowRank.factor has entries that are not finite. Look for NaN or infinite weights or data."
+                )
+            return
+        vars(self)["eigenvalues"] = spectrum
+        if not self.factor.requires_grad and is_one_number(self.prior):  # else derivatives in the factor, too
+            vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.factor), self.prior)
+
+    @cached_property
+    def eigenvalues(self) -> Spectrum:
+        """Those of the curvature alone, shared with the rescaled forms."""
+        return Spectrum(self.factor, factored=True)
+
+    @cached_property
+    def _white(self) -> Tensor:
+        """X, (..., K, R)."""
+        scale = number(self.scale, self.factor)[..., None, None]
+        return scale.sqrt() * self.factor * self.prior.rsqrt().unsqueeze(-2)
+
+    @cached_property
+    def _turned(self) -> tuple[Tensor, Tensor]:
+        """U^T X, whose rows are orthogonal, and e."""
+        white = self._white.detach()
+        values, vectors = torch.linalg.eigh(white @ white.mT)
+        return vectors.mT @ white, values.clamp(min=0.0)
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return self.factor.shape[-1]
+
+    @cached_property
+    def logdet(self) -> Tensor:
+        """log det prior + log det(I + X X^T)."""
+        inner = self._white @ self._white.mT
+        root: Tensor = torch.linalg.cholesky(inner + torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device))
+        return self.prior.log().sum(-1) + 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "LowRank":
+        """The same factor, not copied."""
+        return LowRank(self.factor, prior, self.scale * number(scale, self.factor), self.eigenvalues)
+
+    def diagonal(self) -> Tensor:
+        """prior + scale times the sums of squares of the factor's columns."""
+        return self.prior + number(self.scale, self.factor).unsqueeze(-1) * self.factor.square().sum(-2)
+
+    def matvec(self, vector: Tensor) -> Tensor:
+        """prior v + scale factor^T (factor v)."""
+        column = vector.to(torch.float64).unsqueeze(-1)
+        product = (self.factor.mT @ (self.factor @ column)).squeeze(-1)
+        return self.prior * vector + number(self.scale, self.factor).unsqueeze(-1) * product
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """prior^-1/2 (I - X^T (I + X X^T)^-1 X) prior^-1/2 v."""
+        turned, values = self._turned
+        root = self.prior.rsqrt()
+        column = (root * vector).unsqueeze(-1)
+        inside = (turned @ column) / (1.0 + values).unsqueeze(-1)
+        return root * (column - turned.mT @ inside).squeeze(-1)
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """prior^-1/2 S noise."""
+        return self._shrunk(noise.to(torch.float64)) * self.prior.rsqrt().unsqueeze(-2)
+
+    def root(self, noise: Tensor) -> Tensor:
+        """Draws of N(0, Lambda) (..., S, R), from noise (..., S, R): Lambda = prior^1/2 S^-1 S^-1 prior^1/2."""
+        turned, values = self._turned
+        grown = ((noise @ turned.mT) / (1.0 + (1.0 + values).sqrt()).unsqueeze(-2)) @ turned
+        return (noise + grown) * self.prior.sqrt().unsqueeze(-2)
+
+    def variance(self) -> Tensor:
+        """prior^-1 (1 - diag(X^T (I + X X^T)^-1 X))."""
+        turned, values = self._turned
+        share = 1.0 - (turned.square() / (1.0 + values).unsqueeze(-1)).sum(-2)
+        # Rounding may leave less than what even the best determined direction keeps, which is at least this.
+        least = 1.0 / (1.0 + values.sum(-1, keepdim=True))
+        return torch.maximum(share, least) / self.prior
+
+    def covariance(self) -> Tensor:
+        """From the coloured identity."""
+        half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.factor.device))
+        whole = half.mT @ half
+        return 0.5 * (whole + whole.mT)
+
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(J prior^-1/2 S)(...)^T, some rows after the other."""
+        return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Sums of squares of J prior^-1/2 S, some rows after the other."""
+        return torch.cat([half.square().sum(-1) for half in halves(jacobian, self._half)], -2)
+
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """(J prior^-1/2 S)(...)^T of all rows, block after block of a `Stacked`."""
+        if not isinstance(jacobian, Stacked):
+            half = self._half(as_jacobian(jacobian).rows())
+            return half @ half.mT
+        turned, values = self._turned
+        root = self.prior.rsqrt()
+        inside: Tensor | None = None  # J prior^-1/2 X^T U, (..., N D, K)
+        for places, piece in jacobian.pieces:
+            value = self._scaled(piece, taken(root, places)) @ taken(turned, places).mT
+            inside = value if inside is None else inside + value
+        assert inside is not None
+        shrink = inside / ((1.0 + values).sqrt() * ((1.0 + values).sqrt() + 1.0)).unsqueeze(-2)
+        total, left = torch.zeros_like(inside @ inside.mT), turned.new_ones(self.size, dtype=torch.bool)
+        for places, piece in jacobian.pieces:
+            half = self._scaled(piece, taken(root, places)) - shrink @ taken(turned, places)
+            total = total + half @ half.mT
+            left[places.index if isinstance(places, Block) else places] = False
+        rest = shrink @ turned[..., left]  # where J is zero
+        return total + rest @ rest.mT
+
+    def _scaled(self, piece: Jacobian, root: Tensor) -> Tensor:
+        return piece.rows().to(torch.float64).flatten(0, 1) * root.unsqueeze(-2)
+
+    def member(self, index: int) -> "LowRank":
+        """One member's matrix."""
+        lead = tuple(self._white.shape[:-2])
+        scale = pick(number(self.scale, self.factor), lead, 0, index)
+        return LowRank(pick(self.factor, lead, 2, index), pick(self.prior, lead, 1, index), scale)
+
+    def _half(self, rows: Tensor) -> Tensor:
+        """J prior^-1/2 S, (..., N D, R), of J (N, D, R)."""
+        return self._shrunk(rows.to(torch.float64).flatten(0, 1) * self.prior.rsqrt().unsqueeze(-2))
+
+    def _shrunk(self, rows: Tensor) -> Tensor:
+        """x S for rows x (..., m, R)."""
+        turned, values = self._turned
+        root = (1.0 + values).sqrt()
+        return rows - ((rows @ turned.mT) / (root * (root + 1.0)).unsqueeze(-2)) @ turned
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankCovariance(Precision):
+    """Lambda = Sigma^-1 of Sigma = diag(own) + factor^T factor, own (..., R) positive, factor (..., K, R), in float64.
+
+    The mirror image of `LowRank`, which holds Sigma here, as a matrix: what is a product for one is a solve for the
+    other, all by Woodbury's identity in K x K matrices. With X = factor own^-1/2 and X X^T = U diag(e) U^T,
+    Sigma^1/2 may be taken as (I + X^T U diag(1 / (1 + (1 + e)^1/2)) U^T X) own^1/2. Of derivatives in factors nothing
+    dense is formed: J Sigma J^T = J diag(own) J^T + (J factor^T) (J factor^T)^T.
+
+    >>> LowRankCovariance(torch.ones(3), torch.tensor([[3.0, 0.0, 0.0]])).variance()
+    tensor([10.,  1.,  1.], dtype=torch.float64)
+    """
+
+    own: Tensor
+    factor: Tensor
+
+    def __post_init__(self) -> None:
+        if self.factor.dim() < 2 or self.own.shape[-1:] != self.factor.shape[-1:]:
+            raise ValueError(
+                "LowRankCovariance.factor must be (..., K, R) for own variances (..., R). "
+                f"Got {shown(self.factor)} and {shown(self.own)}."
+            )
+        object.__setattr__(self, "own", double(self.own))
+        object.__setattr__(self, "factor", self.factor.to(torch.float64))
+        for name, values in (("own", self.own), ("factor", self.factor)):
+            if not bool(torch.isfinite(values).all()):
+                raise NotPositiveDefinite(
+                    f"LowRankCovariance.{name} has entries that are not finite. Look for NaN or infinite weights."
+                )
+        if not bool((self.own > 0).all()):
+            raise NotPositiveDefinite(
+                f"LowRankCovariance.own must be positive (smallest {float(self.own.detach().min()):.3g}): "
+                "it is a variance that each weight has to itself. Put a floor under it."
+            )
+
+    @cached_property
+    def _sigma(self) -> LowRank:
+        return LowRank(self.factor, self.own)
+
+    @property
+    def size(self) -> int:
+        """R."""
+        return self.factor.shape[-1]
+
+    @property
+    def logdet(self) -> Tensor:
+        """Minus log det Sigma, by the matrix determinant lemma."""
+        return -self._sigma.logdet
+
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "LowRankCovariance":
+        """There is no such form: a covariance does not tell the curvature of the data from the prior."""
+        raise TypeError(
+            "A LowRankCovariance does not tell the curvature of the data from the prior, so neither can be rescaled. "
+            "For tuning, use the posterior of Laplace, with the structure LowRank() if it must be small."
+        )
+
+    def diagonal(self) -> Tensor:
+        """Diagonal of Sigma^-1."""
+        return self._sigma.variance()
+
+    def matvec(self, vector: Tensor) -> Tensor:
+        """Sigma^-1 v, by Woodbury's identity."""
+        return self._sigma.solve(vector)
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """own v + factor^T (factor v)."""
+        return self._sigma.matvec(vector)
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """own^1/2 (I + X^T U diag(1 / (1 + (1 + e)^1/2)) U^T X) noise."""
+        return self._sigma.root(noise.to(torch.float64))
+
+    def variance(self) -> Tensor:
+        """own + sums of squares of the factor's columns."""
+        return self._sigma.diagonal()
+
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J diag(own) J^T + (J factor^T) (J factor^T)^T, in the number type of a factored J."""
+
+        def whole(factors: Jacobian, own: Tensor, factor: Tensor) -> Tensor:
+            shared = factors.products(factor).permute(1, 2, 0)  # (N, D, K)
+            return factors.weighted_gram(own) + shared @ shared.mT
+
+        return self._each(in_factors(jacobian), whole)
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J^2 own + sums of squares of J factor^T."""
+        return self._each(
+            in_factors(jacobian),
+            lambda factors, own, factor: factors.weighted_squares(own) + factors.products(factor).square().sum(0),
+        )
+
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J diag(own) J^T + (J factor^T) (J factor^T)^T between all rows."""
+
+        def whole(factors: Jacobian, own: Tensor, factor: Tensor) -> Tensor:
+            shared = factors.products(factor).flatten(1)  # (K, N D)
+            return factors.joint_gram(own) + shared.mT @ shared
+
+        return self._each(in_factors(jacobian), whole)
+
+    @cached_property
+    def _lead(self) -> tuple[int, ...]:
+        return tuple(torch.broadcast_shapes(self.own.shape[:-1], self.factor.shape[:-2]))  # type: ignore[no-untyped-call]
+
+    def _each(self, jacobian: Jacobian, function: Callable[[Jacobian, Tensor, Tensor], Tensor]) -> Tensor:
+        """The function of own variances and factor of each member, in the number type of the Jacobian."""
+        if jacobian.dtype not in self._members:  # of large networks it is called for many chunks of rows
+            count = prod(self._lead)
+            self._members[jacobian.dtype] = (
+                self.own.expand(*self._lead, -1).to(jacobian.dtype).reshape(count, -1),
+                self.factor.expand(*self._lead, -1, -1).to(jacobian.dtype).reshape(count, *self.factor.shape[-2:]),
+            )
+        pairs = zip(*self._members[jacobian.dtype], strict=True)
+        values = [function(jacobian, own, factor) for own, factor in pairs]
+        return torch.stack(values).to(torch.float64).reshape(*self._lead, *values[0].shape)
+
+    @cached_property
+    def _members(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
+        return {}
+
+    def covariance(self) -> Tensor:
+        """diag(own) + factor^T factor, symmetric to the last bit."""
+        shared = self.factor.mT @ self.factor
+        return 0.5 * (shared + shared.mT) + torch.diag_embed(self.own)
+
+    def member(self, index: int) -> "LowRankCovariance":
+        """One member's matrix."""
+        return LowRankCovariance(pick(self.own, self._lead, 1, index), pick(self.factor, self._lead, 2, index))

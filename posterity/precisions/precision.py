@@ -1,0 +1,205 @@
+"""What every precision matrix does, and spectra that are shared by their kinds."""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from posterity.errors import NotPositiveDefinite, shown
+from posterity.jacobians.jacobian import Jacobian
+from posterity.numerics.random import Key
+
+
+class Precision(ABC):
+    """A precision matrix Lambda = C + diag(prior) (..., R, R), possibly one for each member, in float64.
+
+    C is the curvature of the data in some structure, `prior` (..., R) the diagonal of the prior. With Sigma =
+    Lambda^-1. Implementations differ in structure only; every one is tested against the dense one.
+    """
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """R."""
+
+    @property
+    @abstractmethod
+    def logdet(self) -> Tensor:
+        """log det Lambda, (...)."""
+
+    @abstractmethod
+    def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Precision":
+        """scale C + diag(prior): the same curvature times a number, with another prior (R,).
+
+        Its `logdet` is differentiable in both.
+        """
+
+    @abstractmethod
+    def diagonal(self) -> Tensor:
+        """Diagonal of Lambda, (..., R)."""
+
+    @abstractmethod
+    def matvec(self, vector: Tensor) -> Tensor:
+        """Lambda v for v (..., R)."""
+
+    @abstractmethod
+    def solve(self, vector: Tensor) -> Tensor:
+        """Sigma v for v (..., R)."""
+
+    @abstractmethod
+    def colour(self, noise: Tensor) -> Tensor:
+        """Draws of N(0, Sigma), (..., S, R), from standard normal noise (..., S, R)."""
+
+    def draws(self, count: int, key: Key, like: Tensor, space: Tensor | None = None) -> Tensor:
+        """Fresh draws (count, R) of N(0, Sigma), on the device and in the number type of `like`; of one member.
+
+        They may be made in `space`, float32 (count, R), if given.
+        """
+        return self.colour(key.normal((count, self.size), torch.float64, like.device)).to(like.dtype)
+
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """Diagonal of Sigma, (..., R)."""
+
+    @abstractmethod
+    def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J Sigma J^T for each row, (..., N, D, D), of J (N, D, R)."""
+
+    def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """Diagonals of `quadratic`, (..., N, D)."""
+        return self.quadratic(jacobian).diagonal(dim1=-2, dim2=-1)
+
+    @abstractmethod
+    def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        """J Sigma J^T between all rows, (..., N D, N D), of J (N, D, R)."""
+
+    @abstractmethod
+    def covariance(self) -> Tensor:
+        """Sigma as a dense matrix (..., R, R)."""
+
+    @abstractmethod
+    def member(self, index: int) -> "Precision":
+        """The matrix of one member."""
+
+
+class Spectrum:
+    """Eigenvalues of C (..., R, R), or of F^T F for F (..., K, R), when first asked for; eigenvectors only if needed.
+
+    Eigenvalues within rounding of zero count as zero.
+    """
+
+    def __init__(self, curvature: Tensor, factored: bool = False) -> None:
+        self._curvature, self._factored = curvature.detach(), factored
+
+    @cached_property
+    def _gram(self) -> Tensor:
+        return self._curvature @ self._curvature.mT if self._factored else self._curvature
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Eigenvalues (..., K), K at most R, in rising order."""
+        return _without_rounding(torch.linalg.eigvalsh(self._gram)[..., -self._curvature.shape[-1] :])
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """Squares of the eigenvectors (..., R, K): how much of each is in each weight; zero for eigenvalues of zero."""
+        vectors: Tensor = torch.linalg.eigh(self._gram)[1][..., -self._curvature.shape[-1] :]
+        if not self._factored:
+            return vectors.square()
+        squares = (self._curvature.mT @ vectors).square()
+        found = (self.values > 0).unsqueeze(-2)
+        # Divided by their own sums, not by the eigenvalues, small ones of which are known less well.
+        return torch.where(found, squares / torch.where(found, squares.sum(-2, keepdim=True), 1.0), 0.0)
+
+    def logdet(self, scale: Tensor, prior: Tensor) -> Tensor:
+        """log det(scale C + diag(prior)), (...), for a prior (..., R) of one number.
+
+        Its first derivatives in scale (...) and in every entry of the prior are exact: with the eigenvectors v_k it is
+        the sum of log(scale e_k + sum_i v_ki^2 prior_i).
+        """
+        size, rank = self._curvature.shape[-1], self.values.shape[-1]
+        if not prior.requires_grad or prior.stride(-1) == 0:  # the entries need no derivatives of their own
+            inside = prior[..., :1]
+            outside = prior[..., 0]
+        else:
+            inside = (prior.unsqueeze(-2) @ self.shares).squeeze(-2)  # (..., K)
+            if self._factored:
+                found = self.values > 0
+                rest = (size - found.sum(-1)).clamp(min=1)
+                outside = (prior.sum(-1) - inside.sum(-1)) / rest
+                inside = torch.where(found, inside, outside.unsqueeze(-1))
+            else:
+                outside = prior[..., 0]
+        entries = scale.unsqueeze(-1) * self.values + inside
+        check_positive(entries)
+        inner = entries.log().sum(-1)
+        return inner + (size - rank) * outside.log() if size != rank else inner
+
+
+def _without_rounding(values: Tensor) -> Tensor:
+    """Eigenvalues, those within rounding of zero made zero."""
+    if values.shape[-1] == 0:
+        return values
+    rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
+    return torch.where(values.abs() <= rounding, 0.0, values)
+
+
+def check_positive(values: Tensor) -> None:
+    """Refuse eigenvalues of a precision matrix that are not positive and finite."""
+    values = values.detach()
+    if not bool(torch.isfinite(values).all()):
+        raise NotPositiveDefinite(
+            "The precision matrix has entries that are not finite. Look for NaN or infinite weights or data."
+        )
+    lowest = float(values.min()) if values.numel() else 1.0
+    if lowest < 0:
+        raise not_definite(lowest)
+    if lowest == 0:
+        raise singular()
+
+
+def not_definite(lowest: float) -> NotPositiveDefinite:
+    """The error for a precision matrix with a negative eigenvalue."""
+    return NotPositiveDefinite(
+        f"The precision matrix is not positive definite: its smallest eigenvalue is {lowest:.3g}. The weights are not "
+        "at a mode: train longer, use the Gauss-Newton curvature, or a prior that is curved there, such as a Normal of "
+        "smaller scale."
+    )
+
+
+def singular() -> NotPositiveDefinite:
+    """The error for a precision matrix with an eigenvalue of zero."""
+    return NotPositiveDefinite(
+        "The precision matrix is singular: data and prior leave some direction of the weights free. Use a prior that "
+        "is curved at the mode, such as Normal; Laplace and group lasso priors are flat there."
+    )
+
+
+def is_one_number(prior: Tensor) -> bool:
+    """Whether all entries of a prior (..., R) are equal along the last axis."""
+    return prior.stride(-1) == 0 or bool((prior == prior[..., :1]).all())
+
+
+def double(values: Tensor) -> Tensor:
+    """In float64; what is one number expanded stays so, for `is_one_number` and derivatives are then cheap."""
+    if values.stride(-1) == 0 and values.shape[-1] > 0:
+        return values[..., :1].to(torch.float64).expand_as(values)
+    return values.to(torch.float64)
+
+
+def number(scale: Tensor | float, like: Tensor) -> Tensor:
+    """The scale (...) as a tensor in float64."""
+    return torch.as_tensor(scale, dtype=torch.float64, device=like.device)
+
+
+def pick(values: Tensor, lead: tuple[int, ...], kept: int, index: int) -> Tensor:
+    """One member of values (..., *last) whose leading axes broadcast to `lead`, the last `kept` axes being its own."""
+    own = values.shape[values.dim() - kept :]
+    return values.expand(*lead, *own)[index]
+
+
+def check_size(name: str, prior: Tensor, size: int) -> None:
+    """Refuse a prior that has not one entry for each of `size` weights."""
+    if prior.shape[-1:] != (size,):
+        raise ValueError(f"{name} must have one entry for each of the {size} weights. Got {shown(prior)}.")

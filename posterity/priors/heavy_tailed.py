@@ -1,0 +1,238 @@
+"""Heavy-tailed priors: Cauchy, logistic, Student-t, horseshoe."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posterity.errors import positive
+from posterity.numerics.random import Key
+from posterity.priors.independent import Independent
+from posterity.special.functions import scaled_exponential_integral
+from posterity.special.quadrature import normal_expectation
+
+
+@dataclass(frozen=True, eq=False)
+class Cauchy(Independent):
+    """Independent weights most of which are small, and some of any size.
+
+    **Math**: p(w) = 1 / (pi scale (1 + (w / scale)^2)). `scale` is half the interquartile range, a number or (M,) with
+    one for each member.
+
+    **Limit**: the density is exact; `cross_entropy` is by quadrature, to 1e-10. Neither mean nor variance exist
+    (`variance` is nan), so no scale rule can match it. Not log-concave: `precision` is negative where |w| > scale.
+
+    **Cost**: one pass over theta; `cross_entropy` evaluates the density 201 times for each weight, and its gradient
+    as often again.
+
+    **References**: Gelman et al. (2008), A weakly informative default prior distribution for logistic and other
+    regression models.
+
+    **Example**:
+
+    >>> prior = Cauchy(scale=2.0)
+    >>> prior.log_prob(torch.tensor([2.0]))
+    tensor(-2.5310)
+    >>> prior.variance(torch.zeros(1))
+    tensor([nan])
+    """
+
+    scale: float | Tensor = 1.0
+
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """-log(1 + x^2) - log pi."""
+        return -torch.log1p(x.square()) - math.log(math.pi)
+
+    def standard_precision(self, x: Tensor) -> Tensor:
+        """2 (1 - x^2) / (1 + x^2)^2."""
+        square = x.square()
+        return 2.0 * (1.0 - square) / (1.0 + square).square()
+
+    def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
+        """By inversion: tan(pi (u - 1/2))."""
+        return torch.tan(math.pi * (key.uniform(shape, torch.float64, device) - 0.5))
+
+    @property
+    def standard_variance(self) -> float:
+        """Nan: there is none."""
+        return math.nan
+
+    @property
+    def standard_width(self) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Logistic(Independent):
+    """Independent weights with a smooth peak and exponential tails.
+
+    **Math**: p(w) = exp(-w / scale) / (scale (1 + exp(-w / scale))^2). `scale` is a number or (M,) with one for each
+    member; the variance is pi^2 scale^2 / 3.
+
+    **Limit**: the density is exact; `cross_entropy` is by quadrature, to 1e-10. Log-concave, so that `precision` is
+    positive; a smooth stand-in for `Laplace(scale)`.
+
+    **Cost**: one pass over theta; `cross_entropy` evaluates the density 201 times for each weight, and its gradient
+    as often again.
+
+    **References**: Johnson, Kotz and Balakrishnan (1995), Continuous Univariate Distributions 2, chapter 23.
+
+    **Example**:
+
+    >>> prior = Logistic(scale=0.5)
+    >>> prior.log_prob(torch.zeros(1))
+    tensor(-0.6931)
+    >>> prior.variance(torch.zeros(1))
+    tensor([0.8225])
+    """
+
+    scale: float | Tensor = 1.0
+
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """log sigmoid(x) + log sigmoid(-x)."""
+        return F.logsigmoid(x) + F.logsigmoid(-x)
+
+    def standard_precision(self, x: Tensor) -> Tensor:
+        """2 sigmoid(x) sigmoid(-x)."""
+        return 2.0 * torch.sigmoid(x) * torch.sigmoid(-x)
+
+    def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
+        """By inversion: log(u / (1 - u))."""
+        return torch.logit(key.uniform(shape, torch.float64, device).clamp_min(2.0**-54))
+
+    @property
+    def standard_variance(self) -> float:
+        """pi^2 / 3."""
+        return math.pi**2 / 3.0
+
+    @property
+    def standard_width(self) -> float:
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class StudentT(Independent):
+    """Independent weights with polynomial tails, of any heaviness.
+
+    **Math**: w = scale x with p0(x) = Gamma((d + 1) / 2) / (Gamma(d / 2) sqrt(pi d)) (1 + x^2 / d)^(-(d + 1) / 2),
+    d = `degrees`. `scale` is a number or (M,) with one for each member. The variance is scale^2 d / (d - 2) for d > 2,
+    infinite for 1 < d <= 2 and undefined (nan) below. x is normal with an inverse-gamma variance.
+
+    **Limit**: the density is exact; `cross_entropy` is by quadrature, to 1e-10. Not log-concave: `precision` is
+    negative where x^2 > d. `degrees` to infinity gives `Normal(scale)`, 1 gives `Cauchy(scale)`.
+
+    **Cost**: one pass over theta; `cross_entropy` evaluates the density 201 times for each weight, and its gradient
+    as often again.
+
+    **References**: Gelman et al. (2013), Bayesian Data Analysis, section 17.2; Bailey (1994), Polar generation of
+    random variates with the t-distribution, for `sample`.
+
+    **Example**:
+
+    >>> prior = StudentT(degrees=3.0, scale=0.5)
+    >>> prior.log_prob(torch.zeros(1))
+    tensor(-0.3077)
+    >>> prior.variance(torch.zeros(1))
+    tensor([0.7500])
+    """
+
+    degrees: float
+    scale: float | Tensor = 1.0
+
+    def __post_init__(self) -> None:
+        positive("StudentT.degrees", self.degrees)
+        super().__post_init__()
+
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """log p0(x)."""
+        half = 0.5 * (self.degrees + 1.0)
+        constant = math.lgamma(half) - math.lgamma(0.5 * self.degrees) - 0.5 * math.log(math.pi * self.degrees)
+        return constant - half * torch.log1p(x.square() / self.degrees)
+
+    def standard_precision(self, x: Tensor) -> Tensor:
+        """(d + 1) (d - x^2) / (d + x^2)^2."""
+        square = x.square()
+        return (self.degrees + 1.0) * (self.degrees - square) / (self.degrees + square).square()
+
+    def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
+        """sqrt(d (u^(-2 / d) - 1)) cos(2 pi v) for u, v uniform on (0, 1)."""
+        first = key.fold("radius").uniform(shape, torch.float64, device).clamp_min(2.0**-54)
+        second = key.fold("angle").uniform(shape, torch.float64, device)
+        radius = (self.degrees * torch.expm1(-2.0 / self.degrees * first.log())).sqrt()
+        return radius * torch.cos(2.0 * math.pi * second)
+
+    @property
+    def standard_variance(self) -> float:
+        """d / (d - 2), inf up to d = 2 and nan up to d = 1."""
+        if self.degrees <= 1.0:
+            return math.nan
+        return self.degrees / (self.degrees - 2.0) if self.degrees > 2.0 else math.inf
+
+    @property
+    def standard_width(self) -> float:
+        """sqrt(d)."""
+        return math.sqrt(self.degrees)
+
+
+@dataclass(frozen=True, eq=False)
+class Horseshoe(Independent):
+    """Independent weights that are either near zero or hardly shrunk at all.
+
+    **Math**: w ~ N(0, scale^2 l^2) with l ~ half-Cauchy(0, 1) for each weight, integrated over l:
+    p(w) = (2 pi^3)^(-1/2) / scale * e^x E_1(x) with x = w^2 / (2 scale^2) and the exponential integral E_1. `scale` is
+    the global scale, a number or (M,) with one for each member.
+
+    **Limit**: the density is exact; `cross_entropy` is by quadrature, to 1e-7. The density is infinite at 0, as
+    log(1 / |w|): `log_prob` is inf there, `precision` is negative everywhere, and there is no mode to find. Sample it
+    or fit a distribution under it, from a start without zeros. Neither mean nor variance exist (`variance` is nan).
+
+    **Cost**: some hundred operations for each weight; `cross_entropy` evaluates the density 401 times for each weight,
+    and its gradient as often again.
+
+    **References**: Carvalho, Polson and Scott (2010), The horseshoe estimator for sparse signals, theorem 1.
+
+    **Example**:
+
+    >>> prior = Horseshoe(scale=0.1)
+    >>> prior.log_prob(torch.tensor([0.001, 1.0]))
+    tensor(-1.2207)
+    """
+
+    scale: float | Tensor = 1.0
+
+    def standard_log_prob(self, x: Tensor) -> Tensor:
+        """log(e^y E_1(y)) - log(2 pi^3) / 2 with y = x^2 / 2."""
+        return scaled_exponential_integral(0.5 * x.square()).log() - 0.5 * math.log(2.0 * math.pi**3)
+
+    def standard_precision(self, x: Tensor) -> Tensor:
+        """With G_n(y) = e^y E_n(y), y = x^2 / 2 and R = G_2 / G_1 it is 2 G_2' / G_1 + (4 R^2 - 2 R) / x^2."""
+        half = 0.5 * x.square()
+        first, second, third = (scaled_exponential_integral(half, order) for order in (1, 2, 3))
+        slope = torch.where(half < 1.0, second - first, (second - 2.0 * third) / half)  # G_2' in its stable forms
+        ratio = second / first
+        return 2.0 * slope / first + (2.0 * ratio - 1.0) * ratio / half
+
+    def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
+        """A half-Cauchy scale for each weight, then its normal."""
+        scale = torch.tan(0.5 * math.pi * key.fold("scale").uniform(shape, torch.float64, device))
+        return scale * key.fold("normal").normal(shape, torch.float64, device)
+
+    @property
+    def standard_variance(self) -> float:
+        """Nan: there is none."""
+        return math.nan
+
+    @property
+    def standard_width(self) -> float:
+        """0: there is a singularity at zero."""
+        return 0.0
+
+    def standard_cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
+        """-E log p0(x) by quadrature; a node that lies on the singularity is moved off it."""
+        return normal_expectation(
+            lambda x: -self.standard_log_prob(x.abs().clamp_min(1e-150)), mean, scale, points=401, width=0.0
+        )

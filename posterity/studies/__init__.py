@@ -1,1 +1,0 @@
-"""Worked studies: an experiment from data to figures and numbers, each behind `posterity study NAME`."""

@@ -1,6 +1,0 @@
-"""Dropout as inference, told from end to end; drawing needs matplotlib: pip install 'posterity[report]'."""
-
-from posterity.studies.dropout.figures import draw
-from posterity.studies.dropout.study import Study, dropout
-
-__all__ = ["Study", "draw", "dropout"]

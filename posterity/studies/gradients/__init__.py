@@ -1,6 +1,0 @@
-"""Variances of gradient estimators; drawing needs matplotlib: pip install 'posterity[report]'."""
-
-from posterity.studies.gradients.figures import draw
-from posterity.studies.gradients.study import Study, gradients
-
-__all__ = ["Study", "draw", "gradients"]

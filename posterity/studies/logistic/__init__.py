@@ -1,6 +1,0 @@
-"""Bayesian logistic regression told from end to end; drawing needs matplotlib: pip install 'posterity[report]'."""
-
-from posterity.studies.logistic.figures import draw
-from posterity.studies.logistic.study import Study, logistic
-
-__all__ = ["Study", "draw", "logistic"]

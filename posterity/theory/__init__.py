@@ -1,0 +1,36 @@
+"""Theory of wide networks: bounds, their optimum and collapse, signal propagation.
+
+Fits of real networks are in `methods`.
+"""
+
+from posterity.theory.activations import Activation, Moments, Rectified, Smooth
+from posterity.theory.losses import Logistic, Loss, OutputLaw, Sampled, Softmax, Square, sampled_excess
+from posterity.theory.neurons import NeuronPrior, Neurons
+from posterity.theory.reading import neurons_of, problem_of
+from posterity.theory.signal_propagation import Signals, signal_propagation
+from posterity.theory.wide import CollapseLaw, Optimum, WideProblem, collapse_law, optimum
+
+__all__ = [
+    "Activation",
+    "CollapseLaw",
+    "Logistic",
+    "Loss",
+    "Moments",
+    "NeuronPrior",
+    "Neurons",
+    "Optimum",
+    "OutputLaw",
+    "Rectified",
+    "Sampled",
+    "Signals",
+    "Smooth",
+    "Softmax",
+    "Square",
+    "WideProblem",
+    "collapse_law",
+    "neurons_of",
+    "optimum",
+    "problem_of",
+    "sampled_excess",
+    "signal_propagation",
+]

@@ -1,0 +1,308 @@
+"""The wide-network problem: its bounds, their optimum, and the law of its collapse."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive, positive_whole, shown
+from posterity.theory.activations import Activation, Rectified
+from posterity.theory.losses import Loss, OutputLaw, Square
+from posterity.theory.neurons import NeuronPrior, Neurons, parts
+
+
+@dataclass(frozen=True, eq=False)
+class WideProblem:
+    """Data, loss, prior and activation of a mean-field network, for the bounds of every width.
+
+    **Math**: N = `width`, p = number of rows, nu = `neurons`, q the product of N factorised Gaussians over neurons.
+
+    - `data_terms`: G^N = E_q l(f, y) for each row; `limit_terms`: G~ = l(E f, y).
+    - `elbo` = -sum G^N - eta N KL, `functional` F~ = -sum G~ - eta N KL, with `kl` the average over nu of KL(q_theta
+      || P0). Constants of the likelihood are left out: p `loss.log_normaliser`.
+    - `gap` = F~ - elbo, at least 0 for convex l, at most `gap_bound` = (beta/2) sum tr Cov f = O(p/N).
+    - eta = tau p/N: F~/p = `balanced` = -(1/p) sum G~ - tau KL, in which the width is gone.
+    - `first_variation` F'(nu)(theta) = -(1/p) sum <grad l(E f), E phi_theta> - tau KL(q_theta || P0): constant on the
+      support of an optimal nu, and nowhere larger. `particle_gradient` is its gradient in theta at the neurons
+      themselves, equal to N d(F~/p) / d theta_j.
+
+    **Limit**: exact for `Square` and `Logistic`; second order in 1/N for `Softmax`. float64. The theorem is about
+    neurons in a compact set. Without one, F of the rectifier need not have a maximum at small tau: neurons k times as
+    large, of which there are k^2 times fewer, do the same at no more cost, and there F'(nu) grows as k^2.
+
+    **Cost**: that of the moments, rows times kinds of neurons, whatever the width. Widths, temperatures and leading
+    axes of the neurons broadcast: all at once.
+
+    **References**: Huix, Majewski, Durmus, Moulines and Korba (2022), Variational inference of overparameterized
+    Bayesian neural networks: a theoretical and empirical study.
+
+    **Example**:
+
+    >>> problem = WideProblem(torch.tensor([[1.0, 0.5]]), torch.tensor([0.9]))
+    >>> problem.gap(NeuronPrior().neurons(inputs=2), torch.tensor([10, 100]))  # |x|^2 / (50 N)
+    tensor([0.0025, 0.0003], dtype=torch.float64)
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    loss: Loss = field(default_factory=Square)
+    prior: NeuronPrior = field(default_factory=NeuronPrior)
+    activation: Activation = field(default_factory=Rectified)
+
+    def __post_init__(self) -> None:
+        if self.inputs.dim() != 2 or self.targets.shape[:1] != self.inputs.shape[:1] or not len(self.inputs):
+            raise ValueError(
+                "WideProblem: inputs must be (P, D) and targets (P,) or (P, C), with P of at least 1. "
+                f"Got {shown(self.inputs)} and {shown(self.targets)}."
+            )
+        object.__setattr__(self, "inputs", self.inputs.to(torch.float64))
+
+    @property
+    def num_data(self) -> int:
+        """p."""
+        return len(self.inputs)
+
+    def law(self, neurons: Neurons, width: float | Tensor) -> OutputLaw:
+        """The distribution of f at the rows."""
+        if neurons.inner_mean.shape[-1] != self.inputs.shape[-1]:
+            raise ValueError(
+                f"WideProblem: inner weights must be (..., J, {self.inputs.shape[-1]}), one for each input. "
+                f"Got {shown(neurons.inner_mean)}."
+            )
+        widths = self._tensor(width)
+        if not bool((widths >= 1.0).all()):
+            raise ValueError(f"WideProblem: width must be at least 1. Got {shown(width)}.")
+        return OutputLaw(neurons, self.activation, self.inputs, widths)
+
+    def excess_terms(self, neurons: Neurons, width: float | Tensor) -> Tensor:
+        """G^N - G~ for each row, (..., P), with its digits however small it is."""
+        return self.loss.excess(self.law(neurons, width))
+
+    def limit_terms(self, neurons: Neurons) -> Tensor:
+        """G~ = l(E f, y) for each row, (..., P)."""
+        return self.loss.value(self.law(neurons, 1.0).mean, self._targets(neurons))
+
+    def data_terms(self, neurons: Neurons, width: float | Tensor) -> Tensor:
+        """G^N = E l(f, y) for each row, (..., P)."""
+        law = self.law(neurons, width)
+        return self.loss.value(law.mean, self._targets(neurons)) + self.loss.excess(law)
+
+    def kl(self, neurons: Neurons) -> Tensor:
+        """KL(q_theta || P0) averaged over nu, (...): that of the network is N times it."""
+        return neurons.average(self.prior.kl(neurons))
+
+    def elbo(self, neurons: Neurons, width: float | Tensor, eta: float | Tensor = 1.0) -> Tensor:
+        """-sum G^N - eta N KL, (...)."""
+        return -self.data_terms(neurons, width).sum(-1) - self._penalty(neurons, width, eta)
+
+    def functional(self, neurons: Neurons, width: float | Tensor, eta: float | Tensor = 1.0) -> Tensor:
+        """F~ = -sum G~ - eta N KL, (...)."""
+        return -self.limit_terms(neurons).sum(-1) - self._penalty(neurons, width, eta)
+
+    def gap(self, neurons: Neurons, width: float | Tensor) -> Tensor:
+        """F~ - elbo, (...): the same at every temperature."""
+        return self.excess_terms(neurons, width).sum(-1)
+
+    def gap_bound(self, neurons: Neurons, width: float | Tensor) -> Tensor:
+        """(beta/2) sum over rows of tr Cov f, (...)."""
+        return 0.5 * self.loss.smoothness * self.law(neurons, width).total_variance.sum(-1)
+
+    def balanced(self, neurons: Neurons, tau: float | Tensor) -> Tensor:
+        """F(nu) = -(1/p) sum G~ - tau KL, (...): F~/p at eta = tau p/N."""
+        positive("WideProblem.balanced: tau", tau)
+        return -self.limit_terms(neurons).mean(-1) - self._tensor(tau) * self.kl(neurons)
+
+    def first_variation(self, neurons: Neurons, at: Neurons, tau: float | Tensor) -> Tensor:
+        """F'(nu)(theta) for nu = `neurons` and each theta of `at`, (..., K)."""
+        positive("WideProblem.first_variation: tau", tau)
+        slope = self.loss.slope(self.law(neurons, 1.0).mean, self._targets(neurons))  # (..., P, C)
+        pull = (slope.unsqueeze(-3) * self.law(at, 1.0).neuron_means).sum(-1).mean(-1)  # (..., K)
+        return -pull - self._tensor(tau).unsqueeze(-1) * self.prior.kl(at)
+
+    def particle_gradient(self, neurons: Neurons, tau: float | Tensor) -> Tensor:
+        """Gradient of F'(nu) at each neuron of nu, nu held, (..., J, 2 (C + D)) in the order of `Neurons.theta`.
+
+        The flow d theta_j / ds of this ascends F. It is (1 / share_j) dF / d theta_j: N d(F~/p) / d theta_j for N
+        neurons.
+        """
+        with torch.enable_grad():
+            theta = neurons.theta.detach().requires_grad_()
+            moving = Neurons.from_theta(theta, neurons.num_outputs)
+            value = self.first_variation(neurons, moving, tau).sum()
+            (gradient,) = torch.autograd.grad(value, theta)
+        return gradient
+
+    def eta(self, tau: float | Tensor, width: float | Tensor) -> Tensor:
+        """The balanced temperature tau p/N."""
+        return self._tensor(tau) * self.num_data / self._tensor(width)
+
+    def tau(self, eta: float | Tensor, width: float | Tensor) -> Tensor:
+        """eta N/p: `elbo` / p = -(1/p) sum G^N - tau KL."""
+        return self._tensor(eta) * self._tensor(width) / self.num_data
+
+    def _penalty(self, neurons: Neurons, width: float | Tensor, eta: float | Tensor) -> Tensor:
+        positive("WideProblem: eta", eta)
+        return self._tensor(eta) * self._tensor(width) * self.kl(neurons)
+
+    def _targets(self, neurons: Neurons) -> Tensor:
+        return self.loss.checked(self.targets, neurons.num_outputs)
+
+    def _tensor(self, value: float | Tensor) -> Tensor:
+        return torch.as_tensor(value, dtype=torch.float64, device=self.inputs.device)
+
+
+_FLAT = 1e-8  # least curvature that a step believes, relative to the largest
+_ROUNDING = 1e-14  # differences of the objective that say nothing
+_HALVINGS = 40
+_LONGEST = 2.0  # change of a mean or of a scale's log in one step
+
+
+class Optimum(NamedTuple):
+    """Where the search ended, for each of the leading axes (...)."""
+
+    neurons: Neurons  # with shares as they were
+    gradient: Tensor  # (...), the largest entry, of -elbo / (eta N) in means and logs of scales
+    rounds: int
+
+
+def optimum(
+    problem: WideProblem, start: Neurons, width: float | Tensor, tau: float | Tensor, *, rounds: int = 200
+) -> Optimum:
+    """A maximum of elbo / p = -(1/p) sum G^N - tau KL over the parameters of the neurons, near `start`.
+
+    Widths and temperatures (...) broadcast with the leading axes of `start`, and every combination has its own search,
+    all in one. The bound at a temperature eta is tau = `problem.tau(eta, width)`; an infinite width is the limit
+    `problem.balanced`. J kinds of neurons keep their shares; one kind is the optimum among networks of equal neurons,
+    which is a stationary point among all.
+
+    **Math**: Newton's method on KL + sum G^N / (p tau) in means and logs of scales; directions of negative curvature
+    are taken upside down, and steps are halved until they descend.
+
+    **Limit**: a local maximum. The digits are those of float64: gradients end near 1e-15.
+
+    **Cost**: a round is one gradient for each parameter of the J neurons.
+    """
+    positive("optimum: tau", tau)
+    positive_whole("optimum: rounds", rounds)
+    scale = torch.as_tensor(tau, dtype=torch.float64, device=problem.inputs.device)
+    widths = torch.as_tensor(width, dtype=torch.float64, device=problem.inputs.device)
+    lead = torch.broadcast_shapes(scale.shape, widths.shape, start.inner_mean.shape[:-2])  # type: ignore[no-untyped-call]
+    outputs, shape = start.num_outputs, start.theta.shape[-2:]
+
+    def neurons(point: Tensor) -> Neurons:
+        return Neurons.from_theta(_swapped(point.reshape(*lead, *shape), outputs, torch.exp), outputs, start.shares)
+
+    def objective(point: Tensor) -> Tensor:
+        place = neurons(point)
+        return problem.kl(place) + problem.data_terms(place, widths).mean(-1) / scale
+
+    point = _swapped(start.theta, outputs, torch.log).detach().expand(*lead, *shape).reshape(*lead, -1)
+    value, gradient, curvature = _derivatives(objective, point)
+    taken = 0
+    while taken < rounds:
+        step = _newton(gradient, curvature)
+        moved = _descended(objective, point, value, gradient, step)
+        before, taken = gradient.abs().amax(-1), taken + 1
+        value, gradient, curvature = _derivatives(objective, moved)
+        still = (moved - point).abs().amax(-1) <= _ROUNDING
+        point = moved
+        # Newton's method squares the error: once tiny gradients no longer halve they are rounding.
+        if bool((still | ((before < 1e-9) & (gradient.abs().amax(-1) > 0.5 * before))).all()):
+            break
+    return Optimum(neurons(point), gradient.abs().amax(-1), taken)
+
+
+def _swapped(theta: Tensor, outputs: int, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """theta with its scales through a function."""
+    outer_mean, outer_scale, inner_mean, inner_scale = parts(theta, outputs)
+    return torch.cat([outer_mean, change(outer_scale), inner_mean, change(inner_scale)], -1)
+
+
+def _derivatives(objective: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Value (...), gradient (..., K) and Hessian (..., K, K); the searches do not touch each other."""
+    with torch.enable_grad():
+        leaf = point.detach().requires_grad_()
+        value = objective(leaf)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+        columns = [
+            torch.autograd.grad(gradient[..., k].sum(), leaf, retain_graph=True)[0] for k in range(point.shape[-1])
+        ]
+    return value.detach(), gradient.detach(), torch.stack(columns, -1)
+
+
+def _newton(gradient: Tensor, curvature: Tensor) -> Tensor:
+    """-|H|^-1 gradient, where |H| has the absolute eigenvalues of H, none of them tiny; shortened where it is long."""
+    eigenvalues, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
+    sizes = eigenvalues.abs()
+    sizes = torch.maximum(sizes, _FLAT * sizes.amax(-1, keepdim=True))
+    step: Tensor = -(vectors @ ((vectors.mT @ gradient.unsqueeze(-1)) / sizes.unsqueeze(-1))).squeeze(-1)
+    return step * (_LONGEST / step.abs().amax(-1, keepdim=True).clamp_min(_LONGEST))
+
+
+def _descended(
+    objective: Callable[[Tensor], Tensor], point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
+) -> Tensor:
+    """The point after the step, halved for each search until its objective falls (or could not be seen to)."""
+    promised = -(gradient * step).sum(-1)  # at least 0
+    fraction, unseen = torch.ones_like(value), _ROUNDING * value.abs().clamp_min(1.0)
+    for _ in range(_HALVINGS):
+        with torch.no_grad():
+            reached = objective(point + fraction.unsqueeze(-1) * step)
+        # not finite counts as no descent
+        good = (reached <= value - 1e-4 * fraction * promised) | ((promised <= unseen) & (reached <= value + unseen))
+        if bool(good.all()):
+            break
+        fraction = torch.where(good, fraction, 0.5 * fraction)
+    return point + fraction.unsqueeze(-1) * step
+
+
+_NOTHING = 1e-12  # slopes below it are rounding
+
+
+class CollapseLaw(NamedTuple):
+    """KL(q* || P0) of the whole network is constant N^exponent for large N."""
+
+    exponent: int  # -1, or -3 where the prior's mean output is already optimal to first order
+    constant: float
+
+    def kl(self, width: Tensor) -> Tensor:
+        """The law at these widths."""
+        return self.constant * width.to(torch.float64) ** self.exponent
+
+
+def collapse_law(problem: WideProblem, outputs: int = 1) -> CollapseLaw:
+    """The limit of N KL(q* || P0), or of N^3 KL(q* || P0), for the optimum q* of the untempered bound.
+
+    **Math**: near the prior KL is a quadratic form: (mean - mean0)^2 / (2 s0^2) for each mean and v^2 for each v =
+    log(scale / s0). Let g be the gradient of sum G~ at the prior. The minimum of N KL + <g, .> gives N KL* -> sum
+    over means of s0^2 g^2 / 2 + sum over scales of g^2 / 4. For the square loss and a centred prior this is 2 s0^2
+    (sum_i y_i c_i)^2 with c_i = E sigma(<b, x_i>). Odd activations have c = 0 and g = 0: then the scales shrink by
+    the gradient h of N times the excess of G^N, by an order of 1/N more, and N^3 KL* -> the same form in h.
+
+    **Limit**: the leading order in 1/N.
+    """
+    prior = problem.prior.neurons(problem.inputs.shape[-1], outputs, problem.inputs)
+    first = _dual_norm(problem, prior, limit=True)
+    if first > _NOTHING * problem.num_data:
+        return CollapseLaw(-1, first)
+    return CollapseLaw(-3, _dual_norm(problem, prior, limit=False))
+
+
+def _dual_norm(problem: WideProblem, prior: Neurons, limit: bool) -> float:
+    """The form in the gradient of sum G~, or of N times its excess to second order."""
+    with torch.enable_grad():
+        leaf = prior.theta.detach().requires_grad_()
+        neurons = Neurons.from_theta(leaf, prior.num_outputs)
+        terms = problem.limit_terms(neurons) if limit else problem.loss.second_order(problem.law(neurons, 1.0))
+        (gradient,) = torch.autograd.grad(terms.sum(), leaf)
+    outer_mean, outer_scale, inner_mean, inner_scale = parts(gradient, prior.num_outputs)
+    total = 0.0
+    for mean, scale, own in (
+        (outer_mean, outer_scale, prior.outer_scale),
+        (inner_mean, inner_scale, prior.inner_scale),
+    ):
+        # d/dv = s0 d/ds at the prior
+        total += float((0.5 * (own * mean).square() + 0.25 * (own * scale).square()).sum())
+    return total

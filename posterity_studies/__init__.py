@@ -1,0 +1,1 @@
+"""Worked experiments behind `posterity study NAME`, one folder each; nothing in `posterity` imports them."""

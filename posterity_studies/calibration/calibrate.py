@@ -1,0 +1,182 @@
+"""Simulation-based calibration of any method on any joint, all replicates in one batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.errors import positive_whole
+from posterity.inference import Method, infer
+from posterity.model import Joint
+from posterity.model.batch import Batch
+from posterity.model.data import TensorData
+from posterity.numerics.random import Key
+from posterity.posteriors import Posterior
+from posterity.posteriors.samples import Samples
+from posterity_studies.calibration.problem import Problem
+from posterity_studies.calibration.ranks import autocorrelation, chi_square_p, counts_of, number_of_bins, ranks_of
+
+Stages = Method | Sequence[Method]
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Ranks (R,) of the true values among `draws` draws by test quantity, and the correlation of neighbouring draws.
+
+    `accept` is the mean probability of acceptance after the warm-up, where there is one.
+    """
+
+    ranks: dict[str, Tensor]
+    autocorrelations: dict[str, float]
+    draws: int
+    accept: float | None = None
+
+    @property
+    def replicates(self) -> int:
+        """R."""
+        return len(next(iter(self.ranks.values())))
+
+    @property
+    def bins(self) -> int:
+        """In how many bins the ranks are counted."""
+        return number_of_bins(self.replicates, self.draws)
+
+    @property
+    def counts(self) -> dict[str, Tensor]:
+        """Ranks in each bin, (bins,)."""
+        return {name: counts_of(ranks, self.draws, self.bins) for name, ranks in self.ranks.items()}
+
+    @property
+    def p_values(self) -> dict[str, float]:
+        """Of uniformity by chi-square, for each test quantity."""
+        return {name: chi_square_p(counts) for name, counts in self.counts.items()}
+
+    @property
+    def smallest(self) -> float:
+        """The smallest of the p-values."""
+        return min(self.p_values.values())
+
+    def document(self) -> dict[str, Any]:
+        """All numbers, ready for JSON."""
+        counts, p_values = self.counts, self.p_values
+        return {
+            "replicates": self.replicates,
+            "draws": self.draws,
+            "bins": self.bins,
+            "smallest_p": self.smallest,
+            "accept": self.accept,
+            "quantities": [
+                {
+                    "quantity": name,
+                    "p": p_values[name],
+                    "autocorrelation": self.autocorrelations[name],
+                    "counts": counts[name].tolist(),
+                }
+                for name in self.ranks
+            ],
+        }
+
+    def __str__(self) -> str:
+        width = max(len("quantity"), *map(len, self.ranks))
+        lines = [f"{'quantity':{width}}  {'p':>8}  {'lag 1':>6}"]
+        for name, p in self.p_values.items():
+            lines.append(f"{name:{width}}  {p:8.2g}  {self.autocorrelations[name]:6.2f}")
+        return "\n".join(lines)
+
+
+def calibrate(method: Stages, problem: Problem, replicates: int = 1000, draws: int = 31, seed: int = 0) -> Calibration:
+    """Whether the posterior of `method` is right on average: ranks of true values among its draws, over replicates.
+
+    **Math**: theta ~ prior, y ~ p(y | theta), theta_1 ... theta_S ~ the method's posterior given y. If that is the
+    posterior, and the draws are independent, the rank of g(theta) among g(theta_s) is uniform on 0 ... S for every
+    test quantity g, of parameters and data.
+
+    `method` is a Method or several, each beginning where the one before ended. A sampler runs one chain for each
+    replicate, all at once, with its own `thin`: it must be so large that kept draws are nearly independent (see
+    `Calibration.autocorrelations`), as neighbours that are alike make ranks pile up at both ends. Other methods take
+    all replicates as members (or in turn, where they cannot), and weights are drawn from their posteriors; noise that
+    they fit as a point is that point in every draw.
+
+    **Limit**: a method that ignores the data passes for all g of parameters alone; the log likelihood catches it.
+
+    **Cost**: that of the method on R data sets.
+
+    **References**: Talts et al. (2018), Validating Bayesian inference algorithms with simulation-based calibration;
+    Modrak et al. (2023), Simulation-based calibration checking for Bayesian computation: the choice of test quantities.
+
+    **Example**:
+
+    >>> from posterity.likelihoods import Gaussian
+    >>> from posterity.methods import HMC
+    >>> from posterity.priors import Normal
+    >>> joint = Joint(torch.nn.Linear(1, 1), Gaussian(scale=1.0), Normal(), num_data=3)
+    >>> problem = Problem(joint, torch.tensor([[-1.0], [0.0], [1.0]]))
+    >>> found = calibrate(HMC(warmup=100, steps=5, thin=2), problem, replicates=100, draws=31)
+    >>> list(found.p_values), found.smallest > 1e-4
+    (['weight', 'bias', 'log likelihood', 'log prior'], True)
+    """
+    positive_whole("calibrate: replicates", replicates)
+    positive_whole("calibrate: draws", draws)
+    number_of_bins(replicates, draws)  # refuse now what cannot be counted later
+    key = Key(seed).fold("calibration")
+    truth, data = problem.simulated(replicates, key.fold("simulated"))
+    stages = sized(method, replicates, draws)
+    theta, accept = _drawn(stages, problem.joint, data, draws, key.fold("drawn"))
+    with torch.no_grad():
+        true = problem.quantities(truth.unsqueeze(1), data)
+        found = problem.quantities(theta, data)
+    ranks = {name: ranks_of(true[name][:, 0], found[name], key.fold(name)) for name in found}
+    return Calibration(ranks, {name: autocorrelation(values) for name, values in found.items()}, draws, accept)
+
+
+def sized(method: Stages, replicates: int, draws: int) -> tuple[Method, ...]:
+    """The stages as they are run: a sampler at the end has a chain for each replicate, of so many draws.
+
+    >>> from posterity.methods import HMC
+    >>> (found,) = sized(HMC(thin=5), replicates=100, draws=31)
+    >>> found.chains, found.draws, found.thin
+    (100, 31, 5)
+    """
+    stages = (method,) if isinstance(method, Method) else tuple(method)
+    last: Any = stages[-1]
+    if _is_sampler(last):
+        last = replace(last, chains=replicates, draws=draws)
+    return (*stages[:-1], last)
+
+
+def _is_sampler(method: Method) -> bool:
+    """Whether rows of theta are Markov chains of this method, each with a number of draws."""
+    return {"chains", "draws"} <= {field.name for field in fields(method)}  # type: ignore[arg-type]
+
+
+def _drawn(stages: tuple[Method, ...], joint: Joint, data: Batch, draws: int, key: Key) -> tuple[Tensor, float | None]:
+    """Draws (R, S, P) from the posterior of each replicate, and the mean probability of acceptance."""
+    replicates = len(data.targets)
+    if not _is_sampler(stages[-1]) and not all(stage.takes_members for stage in stages):
+        each = [
+            _draws_of(_fitted(stages, joint, data.member(i), key), joint, draws, key.fold(i)) for i in range(replicates)
+        ]
+        return torch.stack(each), None
+    q = _fitted(stages, joint, data, key)
+    if isinstance(q, Samples):
+        accept = q.statistics.get("accept")
+        return q.theta.to(joint.device), None if accept is None else float(accept.mean())
+    return torch.stack([_draws_of(q.member(i), joint, draws, key.fold(i)) for i in range(replicates)]), None
+
+
+def _fitted(stages: tuple[Method, ...], joint: Joint, data: Batch, key: Key) -> Posterior:
+    q: Posterior | None = None
+    for index, stage in enumerate(stages):
+        q, _ = infer(stage, joint, TensorData(data), start=q, seed=key.fold(index).seed, progress=False)
+    assert q is not None
+    return q
+
+
+def _draws_of(q: Posterior, joint: Joint, draws: int, key: Key) -> Tensor:
+    """Draws (S, P) of one posterior; noise that was fitted is the same in each."""
+    weights = q.sample(draws, key)
+    assert isinstance(q.joint, Joint)
+    raw = joint.likelihood.free_from(q.joint.likelihood, weights)
+    return torch.cat([weights, raw.expand(draws, -1)], dim=-1)

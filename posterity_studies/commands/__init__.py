@@ -1,0 +1,1 @@
+"""The commands of the studies, one file each; none imports torch before it runs."""

@@ -1,0 +1,166 @@
+"""The figures of the study."""
+
+from pathlib import Path
+
+import torch
+
+from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, array, gentle, panels, plain, save
+from posterity_studies.dropout import enumeration as masks
+from posterity_studies.dropout.study import Study
+
+TWO = (("upper", "#053061", "o"), ("lower", "#67001f", "^"))  # the dark ends of the map's own colours
+COLOURS = (BLUE, SKY, ORANGE, RED)
+
+
+def draw(study: Study, folder: Path) -> list[str]:
+    """Draw every figure of the study into the folder, and give the names of the files."""
+    figures = {
+        "regression.png": _regression,
+        "moons.png": _moons,
+        "enumeration.png": _enumeration,
+        "divergence.png": _divergence,
+    }
+    for name, figure in figures.items():
+        figure(study, folder / name)
+    return list(figures)
+
+
+def _regression(study: Study, path: Path) -> None:
+    found = study.regression
+    figure, axes = panels(1, 3, size=(4.2, 3.9), sharex=True, sharey=True)
+    x = array(found.axis)
+    for place, (name, curve) in zip(axes, found.curves.items(), strict=True):
+        mean = curve.mean
+        for scale, shade, label in (
+            (2 * curve.target_scale, 0.18, "± 2 standard deviations of y"),
+            (2 * curve.function_scale, 0.45, "± 2 standard deviations of f"),
+        ):
+            place.fill_between(
+                x, array(mean - scale), array(mean + scale), color=BLUE, alpha=shade, linewidth=0, label=label
+            )
+        place.plot(x, array(mean), color=BLUE, linewidth=1.8, label="mean")
+        truth = torch.sin(found.axis) + found.axis
+        place.plot(x, array(truth), color=BLACK, linewidth=1.2, linestyle="dashed", label="sin(x) + x")
+        rows = found.data.train
+        place.plot(
+            array(rows.inputs[:, 0]), array(rows.targets[:, 0]), ".", color=RED, markersize=4, label="training rows"
+        )
+        kind, numbers = "learnt" if "learnt" in name else "given", ", ".join(f"{rate:.2f}" for rate in curve.rates)
+        place.set_title(f"MC dropout, {kind} rates {numbers}" if curve.rates else name, fontsize=11)
+        place.set(xlabel="x", xlim=(float(found.axis[0]), float(found.axis[-1])), ylim=(-9, 9))
+        plain(place)
+    axes[0].set_ylabel("y")
+    handles, names = axes[-1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=10)
+    save(figure, path)
+
+
+def _moons(study: Study, path: Path) -> None:
+    found = study.classification
+    figure, axes = panels(2, 2, size=(4.0, 3.9), sharex=True, sharey=True)
+    first, second = found.axes
+    extent = (float(first[0]), float(first[-1]), float(second[0]), float(second[-1]))
+    kinds = (
+        ("probability", gentle("RdBu_r", 0.15, 0.85), 1.0, "p(lower | x);  lines at 0.1, 0.5, 0.9"),
+        ("entropy", gentle("Greys", 0.0, 0.75), float(torch.log(torch.tensor(2.0))), "entropy of the label, nats"),
+    )
+    for row, (kind, colours, highest, label) in enumerate(kinds):
+        for column, (name, one) in enumerate(found.maps.items()):
+            place = axes[2 * row + column]
+            shown = array(getattr(one, kind).reshape(len(first), len(second)).T)  # rows are the second input
+            image = place.imshow(
+                shown, origin="lower", extent=extent, cmap=colours, vmin=0, vmax=highest, interpolation="bilinear"
+            )
+            if kind == "probability":
+                grid = array(first), array(second), shown
+                place.contour(*grid, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
+                place.contour(*grid, levels=[0.5], colors=BLACK, linewidths=1.4)
+                place.set_title(f"{name}: test NLL {one.test_nll:.3f}", fontsize=11)
+            for index, (title, colour, marker) in enumerate(TWO):
+                rows = found.data.train.inputs[found.data.train.targets == index]
+                place.scatter(
+                    array(rows[:, 0]), array(rows[:, 1]), s=9, color=colour, marker=marker, linewidths=0, label=title
+                )
+            place.set_aspect("equal")
+        bar = figure.colorbar(image, ax=axes[2 * row : 2 * row + 2], shrink=0.85, pad=0.02)
+        bar.set_label(label, fontsize=10)
+    for place in axes[2:]:
+        place.set_xlabel("$x_1$")
+    for place in axes[::2]:
+        place.set_ylabel("$x_2$")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
+    save(figure, path)
+
+
+def _enumeration(study: Study, path: Path) -> None:
+    found = study.enumeration
+    figure, axes = panels(1, 3, size=(4.2, 3.8))
+    y = array(found.y)
+    axes[0].plot(y, array(found.log_density.exp()), color=BLUE, linewidth=2.0, label=f"all {found.masks:,} masks")
+    axes[0].plot(
+        y,
+        array(found.moment_matched_log_density.exp()),
+        color=RED,
+        linewidth=1.8,
+        linestyle="dashed",
+        label="Gaussian of the same moments",
+    )
+    axes[0].set_title(f"density of y at x = {masks.AT:g}".replace("-", "\N{MINUS SIGN}"), fontsize=11)
+    axes[0].set(xlabel="y", ylim=(0, 1.4 * float(found.log_density.exp().max())))
+    axes[0].legend(frameon=False, fontsize=9, loc="upper left")
+    sizes = [one.draws for one in found.estimates]
+    axes[1].loglog(sizes, [one.mean_error for one in found.estimates], "o", color=BLUE, label="found")
+    axes[1].loglog(
+        sizes, [one.mean_error_by_theory for one in found.estimates], color=GREY, label="standard deviation / √draws"
+    )
+    axes[1].set_title("error of the mean", fontsize=11)
+    axes[1].legend(frameon=False, fontsize=9)
+    for values, colour, marker, label in (
+        ([one.unbiased_variance for one in found.estimates], GREEN, "o", "scatter / (draws \N{MINUS SIGN} 1)"),
+        ([one.plug_in_variance for one in found.estimates], ORANGE, "s", "scatter / draws"),
+    ):
+        axes[2].semilogx(sizes, [value / found.variance for value in values], marker, color=colour, label=label)
+    errors = [5 * one.standard_error / found.variance for one in found.estimates]
+    axes[2].fill_between(
+        sizes, [1 - e for e in errors], [1 + e for e in errors], color=GREY, alpha=0.25, label="± 5 standard errors"
+    )
+    axes[2].semilogx(
+        sizes, [1 - 1 / size for size in sizes], color=ORANGE, linewidth=1.2, label="1 \N{MINUS SIGN} 1 / draws"
+    )
+    axes[2].set_title("mean of the variances over the exact one", fontsize=11)
+    axes[2].legend(frameon=False, fontsize=9, loc="lower right")
+    for place in axes[1:]:
+        place.set_xlabel("draws")
+        place.set_xticks(sizes[::2], [str(size) for size in sizes[::2]])
+        place.minorticks_off()
+    axes[1].set_yticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
+    for place in axes:
+        plain(place)
+    save(figure, path)
+
+
+def _divergence(study: Study, path: Path) -> None:
+    found = study.divergence
+    figure, axes = panels(1, 2, size=(5.2, 4.0))
+    distance = array(found.distance)
+    for colour, (width, exact) in zip(COLOURS, found.exact.items(), strict=True):
+        far = found.far[width]
+        axes[0].plot(distance, array(exact - far[0]), color=colour, linewidth=1.8, label=f"s l = {width:g}")
+        axes[0].plot(distance, array(far - far[0]), color=colour, linewidth=1.4, linestyle="dashed")
+        slope, taken = (torch.gradient(values, spacing=(found.distance,))[0] for values in (exact, far))
+        axes[1].plot(distance[1:], array((slope / taken)[1:]), color=colour, linewidth=1.8)
+        failure = next(one for one in found.failures if one.width == width and one.rate == 0.5)
+        axes[1].plot([failure.distance], [0.0], "o", color=colour, markersize=5, clip_on=False)
+    axes[0].set_title("KL in nats, from what training has at m = 0", fontsize=11)
+    axes[0].plot([], [], color=GREY, linewidth=1.4, linestyle="dashed", label="taken for it in training")
+    axes[1].set_title("slope of the exact KL over that of training", fontsize=11)
+    axes[1].axhline(1.0, color=GREY, linewidth=0.9, linestyle="dashed")
+    axes[1].axhline(0.0, color=BLACK, linewidth=0.9)
+    axes[1].set_ylim(-2, 1.3)
+    axes[1].annotate("below: wrong in sign", (0.4, -0.2), fontsize=9, color=BLACK)
+    for place in axes:
+        place.set(xlabel="|m| / s", xlim=(0, float(found.distance[-1])))
+        plain(place)
+    axes[0].legend(frameon=False, fontsize=9, title="exact, p = 0.5", loc="upper center")
+    save(figure, path)

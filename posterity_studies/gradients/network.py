@@ -1,0 +1,109 @@
+"""A small network: the variance of the whole gradient under every estimator, before and after training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from posterity.datasets import two_moons
+from posterity.inference import infer
+from posterity.likelihoods import Categorical
+from posterity.methods import MeanField
+from posterity.methods.parts.gradients import (
+    Estimator,
+    Factorised,
+    Flipout,
+    LocalReparameterisation,
+    ScoreFunction,
+    StickTheLanding,
+    WeightSampling,
+)
+from posterity.methods.parts.gradients.estimator import Gradients, divergence
+from posterity.model import Batch, Joint
+from posterity.networks import MLP
+from posterity.numerics.random import Key
+from posterity.optim.optimizer import Adam
+from posterity.optim.schedules import Cosine
+from posterity.posteriors import Gaussian
+from posterity.priors import Normal
+from posterity_studies.gradients.variances import Variance, total_variance
+
+ROWS, HIDDEN = 100, 10
+REPEATS = 300
+STEPS = 2000
+SCORE_DRAWS = 8
+ESTIMATORS: Mapping[str, tuple[Estimator, int]] = MappingProxyType(
+    {
+        "score function": (ScoreFunction(SCORE_DRAWS, baseline=False), SCORE_DRAWS),
+        "score with baseline": (ScoreFunction(SCORE_DRAWS), SCORE_DRAWS),
+        "pathwise": (WeightSampling(), 1),
+        "pathwise, antithetic": (WeightSampling(draws=2, antithetic=True), 2),
+        "stick the landing": (StickTheLanding(), 1),
+        "flipout": (Flipout(), 1),
+        "local reparameterisation": (LocalReparameterisation(), 1),
+    }
+)
+"""By name, with the passes through the data that one estimate takes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An estimator of the gradient of the ELBO: its variance summed over all means, and over all scales."""
+
+    when: str
+    estimator: str
+    passes: int
+    mean: Variance
+    scale: Variance
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The joint, its rows as one batch, and the Gaussians by name at which gradients are taken."""
+
+    joint: Joint
+    batch: Batch
+    families: dict[str, Factorised]
+
+
+def problem(seed: int) -> Problem:
+    """Two moons for a network of one hidden layer; q as it begins, and after training."""
+    data = two_moons(ROWS, seed=seed).train
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        net = MLP((2, HIDDEN, 2), activation="tanh")
+    joint = Joint(net, Categorical(), Normal(), num_data=ROWS)
+    method = MeanField(STEPS, None, Adam(0.02), Cosine(), LocalReparameterisation())
+    q, _ = infer(method, joint, data.pair, seed=seed, progress=False)
+    assert isinstance(q, Gaussian)
+    state = method.init(joint, joint.network.initial, Key(seed))
+    size = joint.size
+    start = Factorised(state.parameters[:size], state.parameters[size:].exp(), None)
+    trained = Factorised(q.mean, q.variance.sqrt().to(q.mean.dtype), None)
+    return Problem(joint, Batch(*data.pair), {"at the start": start, "after training": trained})
+
+
+def network(seed: int) -> list[Row]:
+    """Every estimator at both Gaussians."""
+    found = problem(seed)
+    rows = []
+    for when, q in found.families.items():
+        for name, (estimator, passes) in ESTIMATORS.items():
+            mean, scale = gradients(found, q, estimator, Key(seed).fold(when).fold(name), REPEATS)
+            rows.append(Row(when, name, passes, total_variance(mean, passes), total_variance(scale, passes)))
+    return rows
+
+
+def gradients(found: Problem, q: Factorised, estimator: Estimator, key: Key, repeats: int) -> tuple[Tensor, Tensor]:
+    """Independent estimates of the ELBO's gradients in means and scales, (repeats, P) each."""
+    pulls = Gradients(torch.zeros_like(q.mean), -1.0 / q.scale)  # in closed form, the same each time
+    divergence(found.joint, q, q.scale.log(), key, pulls, 1.0)
+    means, scales = [], []
+    for repeat in range(repeats):
+        term = estimator.data_term(found.joint, q, found.batch, {}, {}, key.fold(repeat))
+        pull = term.divergence_grads or pulls
+        means.append(term.grad_mean - pull.mean)
+        scales.append(term.grad_scale - pull.scale)
+    return torch.stack(means), torch.stack(scales)

@@ -1,0 +1,106 @@
+"""The exact posterior of the two weights, by quadrature."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.model import Batch
+from posterity_studies.logistic.regression import Regression
+
+LOW, HIGH, POINTS = -9.0, 15.0, 361  # of each weight: the posterior leans to the right
+NEGLIGIBLE = 1e-12  # of the largest mass; dropping such points moves no probability by 1e-8
+NODES = 240  # on each side of a ray
+_ROWS = 100_000  # weights at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """The posterior as masses `mass` (G,) at weights `points` (G, 2), and the log evidence of the model."""
+
+    points: Tensor
+    mass: Tensor
+    log_evidence: float
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior mean (2,)."""
+        return self.mass @ self.points
+
+    @property
+    def covariance(self) -> Tensor:
+        """Posterior covariance (2, 2)."""
+        centred = self.points - self.mean
+        return centred.T @ (self.mass[:, None] * centred)
+
+    def probability(self, inputs: Tensor) -> Tensor:
+        """p(y = 1 | x) at inputs (N, 2): the sigmoid averaged over the masses."""
+        parts = [self.mass @ torch.sigmoid(self.points @ rows.T) for rows in torch.split(inputs, 64)]
+        return torch.cat(parts)
+
+
+def exact_posterior(regression: Regression) -> Exact:
+    """The trapezoid rule on a product grid, which converges exponentially for smooth densities that vanish outside."""
+    axis = torch.linspace(LOW, HIGH, POINTS, dtype=torch.float64)
+    grid = torch.cartesian_prod(axis, axis)  # (G, 2)
+    log_joint = log_density(regression, grid)
+    total = torch.logsumexp(log_joint, 0)
+    mass = (log_joint - total).exp()
+    kept = mass > NEGLIGIBLE * mass.max()
+    log_evidence = float(total + 2 * (axis[1] - axis[0]).log())
+    return Exact(grid[kept], mass[kept] / mass[kept].sum(), log_evidence)
+
+
+def log_density(regression: Regression, weights: Tensor) -> Tensor:
+    """log p(y, w) of the regression at weights (G, 2)."""
+    batch = Batch(regression.inputs, regression.targets.unsqueeze(-1))
+    with torch.no_grad():
+        return torch.cat([regression.joint.log_density(rows, batch) for rows in torch.split(weights, _ROWS)])
+
+
+@dataclass(frozen=True, eq=False)
+class RayMarginal:
+    """The exact posterior of w . x for one input x: masses (S,) at `logits` (S,), fine around 0.
+
+    Far along the ray the sigmoid becomes a step at 0, for which a fixed grid of weights is too coarse.
+    """
+
+    logits: Tensor
+    mass: Tensor
+
+    def probability(self, distance: Tensor) -> Tensor:
+        """p(y = 1 | c x) for each multiple c of `distance` (C,)."""
+        return torch.sigmoid(distance[:, None] * self.logits) @ self.mass
+
+    @property
+    def limit(self) -> float:
+        """Where p(y = 1 | c x) goes as c grows: the posterior probability of w . x > 0."""
+        return float(self.mass[self.logits > 0].sum())
+
+
+def ray_marginal(regression: Regression, direction: Tensor) -> RayMarginal:
+    """Integrate the posterior over the weights across the input `direction` (2,).
+
+    Along it: Gauss-Legendre in u on each side of 0 for s = reach u^3; across it: the trapezoid rule.
+    """
+    length = direction.norm()
+    along = direction / length
+    across = torch.stack([-along[1], along[0]])
+    nodes, weights = _legendre(NODES)
+    reach = HIGH
+    side, jacobian = reach * nodes**3, 3 * reach * nodes**2 * weights
+    position = torch.cat([-side, side])  # (S,)
+    width = torch.cat([jacobian, jacobian])
+    offset = torch.linspace(-HIGH, HIGH, 241, dtype=torch.float64)
+    grid = position[:, None, None] * along + offset[:, None] * across  # (S, T, 2)
+    log_joint = log_density(regression, grid.reshape(-1, 2)).reshape(len(position), -1)
+    density = width * (log_joint - log_joint.max()).exp().sum(1)
+    return RayMarginal(position * length, density / density.sum())
+
+
+def _legendre(count: int) -> tuple[Tensor, Tensor]:
+    """Gauss-Legendre nodes and weights on (0, 1), by the eigenvalues of the Jacobi matrix (Golub and Welsch)."""
+    order = torch.arange(1, count, dtype=torch.float64)
+    beside = order / (4 * order**2 - 1).sqrt()
+    values, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    return 0.5 * (values + 1), vectors[0].square()

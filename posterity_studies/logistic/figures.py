@@ -1,0 +1,281 @@
+"""The figures of the study."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from posterity.report.canvas import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    array,
+    gentle,
+    panels,
+    plain,
+    save,
+)
+from posterity_studies.logistic.exact import log_density
+from posterity_studies.logistic.sketches import probit_difference
+from posterity_studies.logistic.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LINES = {
+    "MAP": (BLACK, "solid", 1.6),
+    "Laplace, Monte Carlo": (PINK, "solid", 3.6),  # wide and below, for the integral it estimates lies on it
+    "Laplace, exact integral": (BLUE, "solid", 1.6),
+    "Laplace, probit Φ": (SKY, "dotted", 2.6),
+    "Laplace, probit κ": (ORANGE, "solid", 1.6),
+    "Variational, factorised": (RED, "dashed", 1.6),
+    "Variational, full": (GREY, "dashdot", 1.6),
+    "Exact posterior": (GREEN, "solid", 2.0),
+}
+TWO = (("label 0", "#053061", "o"), ("label 1", "#67001f", "^"))  # the dark ends of the map's own colours
+THREE = (BLUE, "o"), (RED, "^"), (GREEN, "s")
+
+FINE = 161  # points a side of a map for which fewer were computed
+
+
+def draw(study: Study, folder: Path) -> list[str]:
+    """Draw every figure of the study into the folder, and give the names of the files."""
+    figures = {
+        "maps.png": _maps,
+        "rays.png": _rays,
+        "laplace.png": _laplace,
+        "probit.png": _probit,
+        "evidence.png": _evidence,
+        "multiclass.png": _multiclass,
+    }
+    for name, figure in figures.items():
+        figure(study, folder / name)
+    return list(figures)
+
+
+def _maps(study: Study, path: Path) -> None:
+    figure, axes = panels(2, 4, size=(3.3, 3.25), sharex=True, sharey=True)
+    side, reach = len(study.axis), float(study.axis[-1])
+    colours = gentle("RdBu_r", 0.15, 0.85)
+    for place, (name, values) in zip(axes, study.maps.items(), strict=True):
+        shown = array(values.reshape(side, side).T)  # rows are the second input
+        image = place.imshow(
+            shown, origin="lower", extent=(-reach, reach) * 2, cmap=colours, vmin=0, vmax=1, interpolation="bilinear"
+        )
+        axis = array(study.axis)
+        place.contour(axis, axis, shown, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
+        place.contour(axis, axis, shown, levels=[0.5], colors=BLACK, linewidths=1.4)
+        for index, (label, colour, marker) in enumerate(TWO):
+            rows = study.regression.inputs[study.regression.targets == index]
+            _points(place, rows, colour, marker, label)
+        place.set_title(name, fontsize=11)
+        place.set_aspect("equal")
+    for place in axes[4:]:
+        place.set_xlabel("$x_1$")
+    for place in axes[::4]:
+        place.set_ylabel("$x_2$")
+    bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.02)
+    bar.set_label("p(y = 1 | x);  lines at 0.1, 0.5, 0.9", fontsize=10)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
+    save(figure, path)
+
+
+def _rays(study: Study, path: Path) -> None:
+    figure, axes = panels(1, 3, size=(4.2, 4.2), sharex=True)
+    for place, ray in zip(axes, study.rays, strict=True):
+        for name, values in ray.probability.items():
+            colour, style, width = LINES[name]
+            place.semilogx(
+                array(ray.distance), array(values), color=colour, linestyle=style, linewidth=width, label=name
+            )
+        for name in ("Laplace, exact integral", "Laplace, probit κ", "Exact posterior"):
+            place.axhline(ray.limit[name], color=LINES[name][0], linestyle="dashed", linewidth=1.0, zorder=1)
+        direction = f"({ray.direction[0]:g}, {ray.direction[1]:g})".replace("-", "\N{MINUS SIGN}")
+        place.set_title(f"along x = c · {direction}", fontsize=11)
+        uncertain = torch.cat([values for name, values in ray.probability.items() if name != "MAP"])
+        low, high = float(uncertain.min()), float(uncertain.max())
+        margin = 0.06 * (high - low)  # MAP, which saturates, may leave the panel
+        place.set(xlabel="c", ylim=(low - margin, high + margin), xlim=(0.1, 1000))
+        plain(place)
+    axes[0].set_ylabel("p(y = 1 | x)")
+    axes[1].plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="limit by theory")
+    handles, names = axes[1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
+    save(figure, path)
+
+
+def _laplace(study: Study, path: Path) -> None:
+    figure, axes = panels(1, 3, size=(4.2, 3.9))
+    curve = study.curve
+    u = torch.linspace(-0.6, 2.8, 400, dtype=torch.float64)
+    for place, of in ((axes[0], torch.exp), (axes[1], torch.Tensor.clone)):
+        place.plot(array(u), array(of(curve.log_density(u))), color=BLUE, linewidth=2.0, label="density")
+        place.plot(
+            array(u),
+            array(of(curve.laplace_log_density(u))),
+            color=RED,
+            linewidth=2.0,
+            linestyle="dashed",
+            label="Laplace",
+        )
+        place.axvline(curve.mode, color=GREY, linewidth=0.9, linestyle="dotted", zorder=0)
+        place.set(xlabel="u", xlim=(-0.6, 2.8))
+        plain(place)
+    axes[0].set_title(r"$\exp(7u - 2e^u)$, normalised", fontsize=11)
+    axes[0].set_ylim(0, 1.2)
+    axes[1].set_title("the same, logarithm", fontsize=11)
+    axes[1].set_ylim(-10, 1)
+    axes[0].legend(frameon=False, fontsize=10, loc="upper left")
+    _weights(study, axes[2])
+    save(figure, path)
+
+
+def _weights(study: Study, place: "Axes") -> None:
+    """Exact posterior of the two weights and its Laplace approximation, by contours at equal shares of the peak."""
+    first = torch.linspace(-1.8, 5.6, 141, dtype=torch.float64)
+    second = torch.linspace(-2.2, 6.2, 141, dtype=torch.float64)
+    grid = torch.cartesian_prod(first, second)
+    exact = log_density(study.regression, grid)
+    centred = grid - study.regression.laplace.point()
+    laplace = -0.5 * (centred @ torch.linalg.inv(study.regression.covariance) * centred).sum(1)
+    for values, colour, style in ((exact, BLUE, "solid"), (laplace, RED, "dashed")):
+        shown = array((values - values.max()).exp().reshape(141, 141).T)
+        place.contour(
+            array(first),
+            array(second),
+            shown,
+            levels=[0.02, 0.1, 0.3, 0.6, 0.9],
+            colors=colour,
+            linestyles=style,
+            linewidths=1.3,
+        )
+    _points(place, study.exact.mean[None], BLUE, "D", "exact mean")
+    _points(place, study.regression.mode.theta[None], RED, "s", "mode")
+    place.set(xlabel="$w_1$", ylabel="$w_2$")
+    place.set_title("weights: exact posterior (solid), Laplace (dashed)", fontsize=11)
+    place.legend(frameon=False, fontsize=10, loc="upper right")
+    plain(place)
+
+
+def _probit(study: Study, path: Path) -> None:
+    figure, axes = panels(1, 2, size=(4.6, 3.6))
+    a = torch.linspace(-6, 6, 481, dtype=torch.float64)
+    sigmoid = torch.sigmoid(a)
+    axes[0].plot(array(a), array(sigmoid), color=BLUE, linewidth=2.0, label="sigmoid(a)")
+    probit = array(sigmoid + probit_difference(a))
+    axes[0].plot(array(a), probit, color=ORANGE, linewidth=2.0, linestyle="dashed", label=r"$\Phi(a\sqrt{\pi/8})$")
+    axes[0].legend(frameon=False, fontsize=10, loc="upper left")
+    axes[0].set_title("sigmoid and probit", fontsize=11)
+    axes[1].plot(array(a), array(probit_difference(a)), color=ORANGE, linewidth=2.0)
+    axes[1].axhline(0, color=GREY, linewidth=0.8, zorder=0)
+    at, largest = study.probit.at, study.probit.largest
+    for sign in (-1, 1):
+        axes[1].plot([sign * at], [sign * largest], marker="o", color=BLACK, markersize=5)
+    axes[1].annotate(
+        f"{largest:.4f} at a = {at:.2f}", (at, largest), (-8, 0), textcoords="offset points", ha="right", fontsize=10
+    )
+    axes[1].set_title("probit \N{MINUS SIGN} sigmoid", fontsize=11)
+    for place in axes:
+        place.set(xlabel="a", xlim=(-6, 6))
+        plain(place)
+    save(figure, path)
+
+
+def _evidence(study: Study, path: Path) -> None:
+    figure, (place,) = panels(1, 1, size=(9.6, 4.2))
+    found = study.decompositions
+    floor = min(one.elbo for one in found) - 0.6
+    for index, one in enumerate(found):
+        label = index == 0  # one entry in the legend
+        place.bar(index, one.elbo - floor, 0.6, floor, color=SKY, label="ELBO(q)" if label else None)
+        place.bar(
+            index,
+            one.divergence,
+            0.6,
+            one.elbo,
+            color=ORANGE,
+            hatch="///",
+            edgecolor="white",
+            linewidth=0,
+            label="KL(q ‖ posterior)" if label else None,
+        )
+        text = f"ELBO {one.elbo:.3f}\nKL {one.divergence:.3f}".replace("-", "\N{MINUS SIGN}")
+        place.text(index, floor + 0.08, text, ha="center", va="bottom", fontsize=9, color=BLACK)
+    evidence = study.exact.log_evidence
+    place.axhline(
+        evidence, color=BLACK, linestyle="dashed", linewidth=1.3, label=f"log p(y) = \N{MINUS SIGN}{-evidence:.4f}"
+    )
+    place.set_xticks(range(len(found)), [one.name for one in found], fontsize=10)
+    place.set(ylim=(floor, evidence + 0.55), ylabel="nats")
+    place.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
+    place.legend(frameon=False, fontsize=10, loc="upper center", ncols=3)
+    plain(place)
+    save(figure, path)
+
+
+def _multiclass(study: Study, path: Path) -> None:
+    found = study.multiclass
+    figure, axes = panels(1, 4, size=(3.5, 4.0), sharex=True, sharey=True)
+    reach = float(found.axis[-1])
+    axis = array(torch.linspace(-reach, reach, FINE))
+    colours = gentle("Purples_r", 0.25, 1.0)
+    for place, (name, probs) in zip(axes, found.probs.items(), strict=True):
+        fine = _finer(probs)
+        shown = array(fine.amax(1).reshape(FINE, FINE).T)
+        image = place.imshow(
+            shown,
+            origin="lower",
+            extent=(-reach, reach) * 2,
+            cmap=colours,
+            vmin=1 / 3,
+            vmax=1,
+            interpolation="bilinear",
+        )
+        for lead in _leads(fine):
+            place.contour(axis, axis, array(lead.reshape(FINE, FINE).T), levels=[0.0], colors=BLACK, linewidths=1.2)
+        if shown.max() > 0.9:
+            place.contour(axis, axis, shown, levels=[0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
+        for index, (colour, marker) in enumerate(THREE):
+            rows = found.regression.inputs[found.regression.targets == index][:, :2]
+            _points(place, rows, colour, marker, f"class {index}")
+        place.set_title(name, fontsize=11)
+        place.set(xlabel="$x_1$", aspect="equal", xticks=[-8, -4, 0, 4, 8], yticks=[-8, -4, 0, 4, 8])
+    axes[0].set_ylabel("$x_2$")
+    bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.015)
+    bar.set_label("largest probability;  dotted at 0.9", fontsize=10)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+    save(figure, path)
+
+
+def _points(place: "Axes", rows: Tensor, colour: str, marker: str, label: str) -> None:
+    first, second = array(rows).T
+    place.scatter(
+        first, second, s=30, marker=marker, color=colour, edgecolor="white", linewidth=0.6, zorder=3, label=label
+    )
+
+
+def _finer(probs: Tensor) -> Tensor:
+    """Class probabilities (side^2, C) between the points of their map, (FINE^2, C), so that borders are smooth.
+
+    Their logarithms are interpolated: in a linear model their differences, and so the borders at the mode, are linear.
+    """
+    side = math.isqrt(len(probs))
+    planes = probs.clamp_min(1e-9).log().T.reshape(1, -1, side, side)
+    finer = torch.nn.functional.interpolate(planes, size=(FINE, FINE), mode="bilinear", align_corners=True)
+    return finer.reshape(-1, FINE * FINE).T.softmax(1)
+
+
+def _leads(probs: Tensor) -> list[Tensor]:
+    """By how much each class is more probable than the best other one; its zero is the class's border."""
+    top = probs.topk(2).values  # (N, 2)
+    others = torch.where(probs == top[:, :1], top[:, 1:], top[:, :1])
+    return [lead for lead in (probs - others).T if lead.min() < 0 < lead.max()]

@@ -1,0 +1,49 @@
+"""Three classes: the softmax of Gaussian logits by mean-field probit and by Monte Carlo, against quadrature."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.datasets.toys import blobs
+from posterity.predictive import Exact as ExactIntegral
+from posterity.predictive import MonteCarlo, Probit
+from posterity_studies.logistic.regression import PRIOR_SCALE, Regression, fit
+
+NUM_DATA, NOISE = 24, 1.1
+REACH, SIDE = 8.0, 33  # of the map
+DRAWS = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class MultiClass:
+    """The fitted regression, and by method the class probabilities (N, 3) at the points (N, 2) of the map."""
+
+    regression: Regression
+    axis: Tensor
+    probs: dict[str, Tensor]
+
+    def error(self, method: str) -> Tensor:
+        """Total variation distance (N,) of a method's probabilities from the exact integral."""
+        return 0.5 * (self.probs[method] - self.probs["Laplace, exact integral"]).abs().sum(1)
+
+
+def multiclass(seed: int) -> MultiClass:
+    """Fit softmax(W x), x with a 1 appended for the bias, to three overlapping clouds, and predict over the map."""
+    rows = blobs(NUM_DATA, NOISE, seed=seed, test=3).train
+    regression = fit(with_bias(rows.inputs.double()), rows.targets, PRIOR_SCALE, num_classes=3)
+    axis = torch.linspace(-REACH, REACH, SIDE, dtype=torch.float64)
+    inputs = with_bias(torch.cartesian_prod(axis, axis))
+    laplace = regression.laplace
+    probs = {
+        "MAP": regression.mode.predict(inputs).probs,
+        "Laplace, mean-field probit": laplace.predict(inputs, integrator=Probit()).probs,
+        "Laplace, Monte Carlo": laplace.predict(inputs, integrator=MonteCarlo(draws=DRAWS), seed=seed).probs,
+        "Laplace, exact integral": laplace.predict(inputs, integrator=ExactIntegral()).probs,
+    }
+    return MultiClass(regression, axis, probs)
+
+
+def with_bias(inputs: Tensor) -> Tensor:
+    """Inputs (N, D) with a column of ones, (N, D + 1)."""
+    return torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)

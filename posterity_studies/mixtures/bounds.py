@@ -1,0 +1,161 @@
+"""What theory says of EM's bound, as numbers: where it touches, that it is never above; and printed forms that fail."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from posterity.evidence import jensen
+from posterity.numerics.random import Key
+from posterity_studies.mixtures.example import Rounds, Sample, Values, log_joint, log_likelihood
+
+FIRST = 3  # rounds whose bounds are drawn
+GRID = 301
+MARGIN, LEAST = 0.8, 0.2  # of a curve beyond what EM moves through, in lengths of that; and the least such length
+WIDE = 6.0  # reach of the curves on which the bound is checked
+TRIES = 200  # of q at random
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Log-likelihood and bound (G,) over the mean of component 1, with all else and q as they are in one round."""
+
+    at: float
+    value: float
+    best: float
+    grid: Tensor
+    log_likelihood: Tensor
+    bound: Tensor
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Numbers of a run of EM on a sample; all in nats, at the start where nothing else is said.
+
+    `touching` is the largest distance of bound and log-likelihood right after an E-step, in any round;
+    `highest_above` the largest amount by which the bound is above it, over all curves and for q at random (0 or less
+    but for rounding); `decomposition` the largest distance of log-likelihood minus bound from the sum of KL(q_n ||
+    p(z | y_n)), and `two_forms` that of the bound from E_q log p(y | z) - KL(q || p(z)); `smallest_step` the least
+    that a half-step added. `fisher` is the largest distance of the gradient by Fisher's identity from automatic
+    differentiation, `end_gradient` the largest entry of the gradient where EM ended. The last three are bounds as
+    printed: with the best q common to all points, with the KL of the first point alone, and with its entropy alone.
+    """
+
+    rounds: int
+    log_likelihood_start: float
+    log_likelihood_end: float
+    touching: float
+    highest_above: float
+    decomposition: float
+    two_forms: float
+    smallest_step: float
+    fisher: float
+    end_gradient: float
+    common_q: float
+    one_divergence: float
+    one_entropy: float
+
+
+def curves(data: Sample, history: tuple[Values, ...]) -> list[Curve]:
+    """The curve of each of the first rounds, around where the round moves."""
+    means = [float(at["means"][0]) for at in history[: FIRST + 1]]
+    return [_curve(data, at, _around(*pair)) for at, pair in zip(history, pairwise(means), strict=False)]
+
+
+def one_mean(data: Sample, start: Values) -> list[Curve]:
+    """The same for EM that moves the mean of component 1 alone, so that the log-likelihood stays one curve."""
+    history = [dict(start)]
+    for _ in range(FIRST):
+        q = jensen.posterior(log_joint(data, history[-1]))
+        history.append(_moved(history[-1], _best(data, q)))
+    grid = _around(*(float(history[place]["means"][0]) for place in (0, -1)))
+    return [_curve(data, at, grid) for at in history[:FIRST]]
+
+
+def checks(data: Sample, run: Rounds, key: Key) -> Checks:
+    """Every number of a run."""
+    start, end = run.history[0], run.end
+    table, grid = log_joint(data, start), torch.linspace(-WIDE, WIDE, GRID, dtype=torch.float64)
+    wide = [_curve(data, at, at["means"][0] + grid) for at in run.history[:FIRST]]
+    q, total = jensen.posterior(table), float(log_likelihood(data, start))
+    likelihoods = torch.stack([log_likelihood(data, at) for at in run.history[:-1]])
+    above = [float((curve.bound - curve.log_likelihood).max()) for curve in wide]
+    random = torch.softmax(3.0 * key.normal((TRIES, *table.shape), torch.float64, "cpu"), -1)  # (T, N, 2)
+    gaps = total - jensen.jensen_bound(table, random).sum(-1)
+    divergences = jensen.kl_gap(table, random).sum(-1)
+    return Checks(
+        rounds=len(run.after_e),
+        log_likelihood_start=total,
+        log_likelihood_end=float(log_likelihood(data, end)),
+        touching=float((run.after_e - likelihoods).abs().max()),
+        highest_above=max(*above, float(-gaps.min())),
+        decomposition=float((gaps - divergences).abs().max()),
+        two_forms=abs(float(jensen.jensen_bound(table, q).sum() - _by_divergence(table, start, q).sum())),
+        smallest_step=float(run.staircase().diff().min()),
+        fisher=float((_fisher(data, start) - _differentiated(data, start)).abs().max()),
+        end_gradient=float(_differentiated(data, end).abs().max()),
+        common_q=float(len(table) * torch.logsumexp(table.mean(0), -1)),
+        one_divergence=float(_expected(table, start, q).sum() - _divergence(start, q)[0]),
+        one_entropy=float(jensen.q_function(table, q).sum() + jensen.entropy(q)[0]),
+    )
+
+
+def _around(first: float, last: float) -> Tensor:
+    """Means around two of them, (GRID,)."""
+    low, high = min(first, last), max(first, last)
+    beyond = MARGIN * max(high - low, LEAST)
+    return torch.linspace(low - beyond, high + beyond, GRID, dtype=torch.float64, device="cpu")
+
+
+def _curve(data: Sample, at: Values, grid: Tensor) -> Curve:
+    q = jensen.posterior(log_joint(data, at))
+    tables = log_joint(data, _moved(at, grid))  # (G, N, 2)
+    bound = jensen.jensen_bound(tables, q.expand_as(tables)).sum(-1)
+    value = float(log_likelihood(data, at))
+    total = jensen.log_likelihood(tables).sum(-1)
+    return Curve(float(at["means"][0]), value, float(_best(data, q)), grid, total, bound)
+
+
+def _moved(at: Values, mean: Tensor) -> dict[str, Tensor]:
+    """The values with another mean of component 1, or with each of many (G,)."""
+    others = {name: value.expand(*mean.shape, 2) for name, value in at.items()}
+    return {**others, "means": torch.stack([mean, others["means"][..., 1]], -1)}
+
+
+def _best(data: Sample, q: Tensor) -> Tensor:
+    """The mean of component 1 that maximises the bound at q, whatever the other values are."""
+    return (q[:, 0] * data.points).sum() / q[:, 0].sum()
+
+
+def _expected(table: Tensor, at: Values, q: Tensor) -> Tensor:
+    """sum_z q_n(z) log p(y_n | z), (N,)."""
+    return jensen.q_function(table - at["weights"].log(), q)
+
+
+def _divergence(at: Values, q: Tensor) -> Tensor:
+    """KL(q_n || p(z)), (N,)."""
+    return -jensen.entropy(q) - (q * at["weights"].log()).sum(-1)
+
+
+def _by_divergence(table: Tensor, at: Values, q: Tensor) -> Tensor:
+    return _expected(table, at, q) - _divergence(at, q)
+
+
+def _fisher(data: Sample, at: Values) -> Tensor:
+    """The gradient by Fisher's identity, (3, 2): weights, means, variances."""
+    found = jensen.fisher_gradient(lambda moved: log_joint(data, moved), at)
+    return _along(found)
+
+
+def _differentiated(data: Sample, at: Values) -> Tensor:
+    """The gradient of the log-likelihood itself, (3, 2)."""
+    leaves = {name: value.clone().requires_grad_() for name, value in at.items()}
+    found = torch.autograd.grad(log_likelihood(data, leaves), list(leaves.values()))
+    return _along(dict(zip(leaves, found, strict=True)))
+
+
+def _along(gradient: Values) -> Tensor:
+    """A gradient in one tensor; of that in the weights the part that keeps their sum."""
+    weights = gradient["weights"] - gradient["weights"].mean()
+    return torch.stack([weights, gradient["means"], gradient["variances"]])

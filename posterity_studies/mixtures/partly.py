@@ -1,0 +1,90 @@
+"""Partly labelled points: how the error of the means falls with the share of points whose component is known."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posterity.evidence import jensen
+from posterity.inference import infer
+from posterity.inference.callbacks import Callback
+from posterity.inference.run import Run
+from posterity.methods import ExpectationMaximization
+from posterity.model import Density
+from posterity.numerics.random import Key
+from posterity_studies.mixtures.example import SHAPES, UNKNOWN, Sample, Values, log_joint, maximised, sample, values
+
+TRUTH = values(0.4, (1.2, -0.8), (0.64, 1.0))  # closer than in the pictures, so that labels have much to say
+SHARES = (0.0, 0.05, 0.2, 1.0)
+REPLICATES = 200
+COUNT = 100
+ROUNDS, TOLERANCE = 1000, 1e-9
+
+
+@dataclass(frozen=True)
+class Share:
+    """The error of the means with a share of labels: root of the mean square over both, mean over data sets."""
+
+    share: float
+    error: float
+    standard_error: float
+
+
+def partly_labelled(key: Key) -> list[Share]:
+    """EM from the true values, so that the error is that of the data; the same data sets for every share.
+
+    All data sets run in one batch: the number of its data set is one of a restart's values, which no step changes.
+    """
+    samples = [sample(COUNT, TRUTH, key.fold(index)) for index in range(REPLICATES)]
+    points = torch.stack([one.points for one in samples])  # (M, N)
+    labels = torch.stack([one.labels for one in samples])
+    order = torch.stack([key.fold(index).fold("order").permutation(COUNT, "cpu") for index in range(REPLICATES)])
+    known = torch.stack([order < round(share * COUNT) for share in SHARES])  # (shares, M, N)
+    every = Sample(points.repeat(len(SHARES), 1), torch.where(known, labels, UNKNOWN).flatten(0, 1))
+    means = _fitted(every).reshape(*known.shape[:2], 2)
+    errors = (means - TRUTH["means"]).square().mean(-1).sqrt()  # (shares, M)
+    return [
+        Share(share, float(one.mean()), float(one.std()) / math.sqrt(REPLICATES))
+        for share, one in zip(SHARES, errors, strict=True)
+    ]
+
+
+class _Last(Callback):
+    """Keeps theta of all restarts: a posterior has that of the best alone."""
+
+    theta: Tensor
+
+    def after_step(self, run: Run) -> None:
+        """Keep the present one."""
+        self.theta = run.state.theta
+
+
+def _fitted(data: Sample) -> Tensor:
+    """The means (R, 2) that EM gives for each of R rows of points (R, N)."""
+
+    def own(at: Values) -> Sample:
+        rows = at["row"][..., 0].long()
+        return Sample(data.points[rows], data.labels[rows])
+
+    method = ExpectationMaximization(
+        expectation=lambda at, latent: {"q": jensen.posterior(log_joint(own(at), at))},
+        maximisation=lambda at, latent: {**maximised(own(at), latent["q"]), "row": at["row"]},
+        bound=lambda at, latent: jensen.jensen_bound(log_joint(own(at), at), latent["q"]).sum(-1),
+        rounds=ROUNDS,
+        tolerance=TOLERANCE,
+        batched=True,
+    )
+    density = Density(
+        lambda row, **at: jensen.log_likelihood(log_joint(own({"row": row}), at)).sum(-1),
+        {**SHAPES, "row": (1,)},
+        batched=True,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+    count = len(data.points)
+    first = {name: value.expand(count, 2) for name, value in TRUTH.items()}
+    start = density.unconstrained({**first, "row": torch.arange(count, dtype=torch.float64).unsqueeze(-1)})
+    last = _Last()
+    infer(method, density, None, start=start, callbacks=[last], progress=False)
+    return density.constrained(last.theta)["means"]

@@ -1,0 +1,193 @@
+"""The figures of the study: accuracy against lambda, pruning, and penalties beside the KL of their priors."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from posterity.numerics.layout import Layout
+from posterity.penalties import L1, GroupLasso, Penalty, SquaredL2
+from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
+from posterity_studies.penalties.study import Row, Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMULAS = {
+    "l2": r"$\|w\|_2^2$",
+    "l1": r"$\|w\|_1$",
+    "rows": r"$\|w\|_{2,1}$ (incoming)",
+    "columns": r"$\|w^T\|_{2,1}$ (outgoing)",
+    "channels": r"$\|w^T\|_{2,1}$ (outgoing, whole kernels)",
+}
+COLOURS = {"l2": BLACK, "l1": GREEN, "rows": BLUE, "columns": ORANGE, "channels": PINK}
+SETUP_STYLES: dict[str, tuple[str, Literal["dashed", "solid"]]] = {
+    "usual": (GREY, "dashed"),
+    "bayesian": (BLUE, "solid"),
+}
+PAIRS: tuple[tuple[str, Penalty, int], ...] = (
+    (r"$r = \mu^2$, $\alpha$ normal", SquaredL2(), 1),
+    (r"$r = |\mu|$, $\alpha$ Laplace", L1(), 1),
+    (r"$r = \|\mu\|$ of 9 weights, $\alpha$ of group lasso", GroupLasso(), 9),
+)
+SIGMAS = (0.1, 0.5, 1.0)
+
+
+def draw(study: Study, folder: Path) -> list[str]:
+    """Draw the figures into the folder, and give the names of the files."""
+    accuracy(study, folder / "accuracy.png")
+    pruning(study, folder / "pruning.png")
+    pairs(folder / "pairs.png")
+    return ["accuracy.png", "pruning.png", "pairs.png"]
+
+
+def accuracy(study: Study, path: Path) -> None:
+    """Test accuracy against lambda, a panel for each penalty; red: lambda_Th."""
+    count = len(study.parts)
+    columns = min(count, 4)
+    figure, axes = panels(-(-count // columns), columns, size=(3.4, 3.0))
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    for axis, part in zip(axes, study.parts, strict=False):
+        axis.axvline(1.0, color=RED, linewidth=1.4, zorder=0)
+        levels, last = [], 1.0
+        for setup in study.settings.setups:
+            colour, style = SETUP_STYLES[setup]
+            rows = study.rows(part.penalty, setup)
+            _curve(axis, [row.relative for row in rows], rows, colour, style)
+            last = max([last, *(row.relative for row in rows)])
+            levels += [100 * row.scores["accuracy"][0] for row in rows]
+            best = study.best(part.penalty, setup)
+            if best is not None:
+                place = ([best.relative], [100 * best.scores["accuracy"][0]])
+                axis.plot(*place, "*", color=colour, markersize=13, markeredgecolor="white", zorder=5)
+        axis.set_xscale("log")
+        axis.set_title(FORMULAS[part.penalty], fontsize=11)
+        usual = " (usual: of equal first penalty)" if "usual" in study.settings.setups else ""
+        axis.set_xlabel(rf"$\lambda / \lambda_{{Th}}${usual}", fontsize=9)
+        if levels:
+            low, high = _frame(levels)
+            axis.set_ylim(low, high)
+            _told_below(axis, study.at_theory(part.penalty, "bayesian"), low, last > 1.0)
+        plain(axis)
+    axes[0].set_ylabel("test accuracy, %", fontsize=10)
+    _legend_of_setups(study, axes[0])
+    figure.suptitle(_title(study), fontsize=11)
+    save(figure, path)
+
+
+def pruning(study: Study, path: Path) -> None:
+    """Test accuracy against the filters, and against the weights, that are left; of fits that kept all the best."""
+    figure, axes = panels(1, 2, size=(4.6, 3.4), sharey=True)
+    levels, smallest = [], [50.0]
+    for part in study.parts:
+        for setup in study.settings.setups:
+            rows, style = _pruned(study.rows(part.penalty, setup)), SETUP_STYLES[setup][1]
+            levels += [100 * row.scores["accuracy"][0] for row in rows]
+            smallest += [100 * row.scores["weights_left"][0] for row in rows]
+            for axis, key in zip(axes, ("filters_left", "weights_left"), strict=True):
+                where = [100 * row.scores[key][0] for row in rows]
+                _curve(axis, where, rows, COLOURS[part.penalty], style)
+    for axis, name in zip(axes, ("filters left, %", "weights of the smaller network, %"), strict=True):
+        axis.set_xlabel(name, fontsize=10)
+        plain(axis)
+    axes[0].set_xlim(103, -3)
+    axes[1].set_xscale("log")
+    axes[1].set_xlim(115, 0.8 * min(smallest))
+    if levels:
+        axes[0].set_ylim(*_frame(levels))
+    axes[0].set_ylabel("test accuracy, %", fontsize=10)
+    _legend_of_penalties(study, axes[0])
+    figure.suptitle(_title(study), fontsize=11)
+    save(figure, path)
+
+
+def pairs(path: Path) -> None:
+    """Penalties r, and KL(N(mu, sigma^2) || alpha) less that at mu = 0, of the prior alpha = exp(-r) / Z."""
+    figure, axes = panels(1, len(PAIRS), size=(3.7, 3.0))
+    lengths = torch.linspace(-3.0, 3.0, 121, dtype=torch.float64, device="cpu")
+    for axis, (title, penalty, size) in zip(axes, PAIRS, strict=True):
+        prior = penalty.prior().bound(Layout.of({"weight": (1, size)}))
+        means = (lengths / size**0.5).unsqueeze(1).expand(-1, size)  # along the diagonal
+        for sigma, colour in zip(SIGMAS, (SKY, BLUE, GREEN), strict=True):
+            scale = torch.full_like(means, sigma)
+            at_zero = prior.cross_entropy(torch.zeros_like(means[:1]), scale[:1])
+            divergence = prior.cross_entropy(means, scale) - at_zero
+            axis.plot(array(lengths), array(divergence), color=colour, label=rf"KL, $\sigma$ = {sigma:g}")
+        values = torch.stack([penalty(mean.unsqueeze(0)) for mean in means])
+        axis.plot(array(lengths), array(values), color=BLACK, linestyle="dotted", linewidth=1.8, label=r"$r(\mu)$")
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(r"$\mu$" if size == 1 else r"$\pm\|\mu\|$", fontsize=10)
+        plain(axis)
+    axes[0].set_ylabel(r"$r(\mu)$, KL($\mu$) - KL(0), nats", fontsize=10)
+    axes[0].legend(frameon=False, fontsize=8.5, loc="upper center")
+    save(figure, path)
+
+
+def _curve(axis: "Axes", where: list[float], rows: list[Row], colour: str, style: str) -> None:
+    """Means with a band of a standard deviation over seeds to either side."""
+    means = [100 * row.scores["accuracy"][0] for row in rows]
+    axis.plot(where, means, color=colour, linestyle=style, linewidth=1.6, marker="o", markersize=3.5)
+    if any(row.scores["accuracy"][1] for row in rows):
+        spreads = [100 * (row.scores["accuracy"][1] or 0.0) for row in rows]
+        low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
+        high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
+        axis.fill_between(where, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def _told_below(axis: "Axes", theory: Row | None, low: float, right: bool) -> None:
+    """The accuracy at lambda_Th as a number beside the line, where it lies below the frame."""
+    if theory is None or 100 * theory.scores["accuracy"][0] >= low:
+        return
+    words, place = f"{100 * theory.scores['accuracy'][0]:.1f} ↓", (4 if right else -4, 4)
+    side: Literal["left", "right"] = "left" if right else "right"
+    axis.annotate(words, (1.0, low), place, textcoords="offset points", ha=side, fontsize=8.5, color=RED)
+
+
+def _pruned(rows: list[Row]) -> list[Row]:
+    """Rows that lost filters, and before them the one of the best held-out accuracy among those that lost none."""
+    whole = [row for row in rows if row.scores["filters_left"][0] == 1.0]
+    best = max(whole, key=lambda row: row.scores["held_out_accuracy"][0], default=None)
+    return [row for row in rows if row is best or row not in whole]
+
+
+def _frame(levels: list[float]) -> tuple[float, float]:
+    """Limits that show differences among the good fits: the worst are cut off where they lie far below."""
+    high, middle = max(levels), sorted(levels)[len(levels) // 2]
+    low = max(min(levels), high - 6 * max(high - middle, 0.5))
+    room = 0.08 * (high - low) + 0.05
+    return low - room, high + room
+
+
+def _legend_of_setups(study: Study, axis: "Axes") -> None:
+    from matplotlib.lines import Line2D
+
+    styles = {setup: SETUP_STYLES[setup] for setup in study.settings.setups}
+    entries = [
+        Line2D([], [], color=colour, linestyle=style, marker="o", markersize=3.5, label=f"{setup} $\\lambda_l$")
+        for setup, (colour, style) in styles.items()
+    ]
+    entries.append(
+        Line2D([], [], color=GREY, marker="*", markersize=11, linestyle="none", label=r"$\lambda^*$, held out")
+    )
+    entries.append(Line2D([], [], color=RED, linewidth=1.4, label=r"$\lambda_{Th} = 1/n$"))
+    axis.figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
+
+
+def _legend_of_penalties(study: Study, axis: "Axes") -> None:
+    from matplotlib.lines import Line2D
+
+    names = [part.penalty for part in study.parts]
+    entries = [Line2D([], [], color=COLOURS[name], linewidth=1.8, label=FORMULAS[name]) for name in names]
+    if len(study.settings.setups) > 1:
+        styles = [(setup, SETUP_STYLES[setup][1]) for setup in study.settings.setups]
+        entries += [Line2D([], [], color=GREY, linestyle=style, label=setup) for setup, style in styles]
+    axis.figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
+
+
+def _title(study: Study) -> str:
+    settings = study.settings
+    seeds = f"mean and standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "one seed"
+    norm = "" if settings.batch_norm else " without batch norm"
+    steps = "" if settings.step_size is None else f", step size {settings.step_size:g}"
+    return f"{settings.data}, {settings.architecture.label}{norm}, n = {study.num_data:,}{steps}: {seeds}"

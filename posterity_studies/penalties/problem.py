@@ -1,0 +1,123 @@
+"""A penalty's problem: layer factors of both setups, lambdas, and the joint of some fits."""
+
+import glob
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import sqrt
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from posterity.likelihoods import Categorical
+from posterity.model import Joint
+from posterity.model.network import Network
+from posterity.numerics.random import Key
+from posterity.penalties import lambda_theory, layer_factors, usual_factors
+from posterity.penalties.factors import penalised
+from posterity.penalties.training import WIDE
+from posterity.priors import FanIn, He, Layerwise, Prior
+from posterity.priors.fan import ScaleRule
+from posterity_studies.grids import half_power, merged
+from posterity_studies.groups import first_weights
+from posterity_studies.penalties.protocol import PENALTIES, Rows, Settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fit: a penalty, a setup, lambda / lambda_Th and a seed."""
+
+    penalty: str
+    setup: str
+    ratio: float
+    seed: int
+
+    def path(self, folder: Path) -> Path:
+        """Its file in the folder of the study."""
+        return folder / "runs" / self.penalty / self.setup / f"ratio-{self.ratio:.12g}" / f"seed-{self.seed}.json"
+
+    def __str__(self) -> str:
+        return f"{self.penalty}, {self.setup}, lambda = {self.ratio:.3g} lambda_Th, seed {self.seed}"
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A penalty: the network, lambda_l by setup and name, and by how much the Bayesian ones weigh more.
+
+    `exchange` is sum of lambda_l r(w_l) at the first weights of the first seed under the Bayesian lambda_l, over the
+    same under the usual ones.
+    """
+
+    penalty: str
+    module: nn.Module
+    factors: Mapping[str, Mapping[str, float]]
+    exchange: float
+    rows: Rows
+
+    @property
+    def num_data(self) -> int:
+        """n."""
+        return len(self.rows.train)
+
+    def ratios(self, setup: str, settings: Settings) -> tuple[float, ...]:
+        """lambda / lambda_Th of the fits of a setup, ascending."""
+        if setup == "bayesian":
+            return settings.all_ratios
+        theory = lambda_theory(self.num_data)
+        matched = (half_power(ratio * theory * self.exchange) for ratio in settings.all_ratios)
+        return merged([one / theory for one in settings.lambdas or matched])
+
+    def relative(self, cell: Cell) -> float:
+        """The penalty of the first weights over that in the Bayesian setup at lambda_Th: there the ratio itself."""
+        return cell.ratio if cell.setup == "bayesian" else cell.ratio / self.exchange
+
+    def joint(self, cells: Sequence[Cell]) -> Joint:
+        """The joint of one fit, or with a member for each of several."""
+        rules: dict[str, Prior | ScaleRule] = {}
+        for name in self.factors["bayesian"]:
+            rates = [cell.ratio * self.factors[cell.setup][name] for cell in cells]
+            rate = rates[0] if len(rates) == 1 else torch.tensor(rates, dtype=torch.float64, device="cpu")
+            rules[glob.escape(name)] = PENALTIES[self.penalty].prior(rate)
+        return Joint(self.module, Categorical(), Layerwise({**rules, "*": WIDE}), self.num_data)
+
+    def start(self, seeds: Sequence[int], settings: Settings) -> Tensor:
+        """First weights, (P,) for one seed or a row for each."""
+        network = self.joint([Cell(self.penalty, "bayesian", 1.0, 0)]).network
+        key = Key(settings.seed).fold("penalties").fold("start")
+        fresh = network.fresh if settings.batch_norm else partial(_he, self.module, network)
+        return first_weights(fresh, seeds, key)
+
+
+def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
+    """The problem of a penalty."""
+    kind = PENALTIES[penalty]
+    with torch.random.fork_rng(devices=[]):  # weights that nobody sees: every fit has fresh ones
+        torch.default_generator.manual_seed(0)
+        channels = rows.train.inputs.shape[1]
+        module = settings.architecture.make(rows.classes, channels, settings.actual_width, settings.batch_norm)
+    module = module.to(settings.device)
+    factors = {"usual": usual_factors(module, kind), "bayesian": layer_factors(module, kind, FanIn())}
+    bare = Problem(penalty, module, factors, 1.0, rows)
+    layout = Joint(module, Categorical(), WIDE, len(rows.train)).network.layout
+    weights = {
+        part.name: view for part, view in zip(layout, layout.views(bare.start([0], settings).double()), strict=True)
+    }
+    total = {
+        setup: sum(factor * float(kind(weights[name])) for name, factor in own.items())
+        for setup, own in factors.items()
+    }
+    return Problem(penalty, module, factors, total["bayesian"] / total["usual"], rows)
+
+
+def _he(module: nn.Module, network: Network, key: Key) -> Tensor:
+    """Weights (P,) of variance 2 / fan-in, drawn on the CPU to be the same wherever the network is; biases 0."""
+    weights = penalised(module)
+    pieces = []
+    for part in network.layout:
+        if part.name in weights:
+            scale = sqrt(He().variance(weights[part.name].fan_in, weights[part.name].fan_out))
+            pieces.append(scale * key.fold(part.name).normal((part.size,), torch.float32, "cpu"))
+        else:
+            pieces.append(torch.zeros(part.size, device="cpu"))
+    return torch.cat(pieces).to(network.initial)

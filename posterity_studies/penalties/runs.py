@@ -1,0 +1,145 @@
+"""Fits of the study: those of a penalty at once, for all lambdas, setups and seeds."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from posterity import __version__
+from posterity.inference import Checkpoint, Trace, infer, plan
+from posterity.methods import MAP
+from posterity.model.data import TensorData, as_data
+from posterity.numerics.random import Key
+from posterity.posteriors import Point, Posterior
+from posterity_studies.groups import SECONDS, GroupedRuns, own_orders
+from posterity_studies.penalties.problem import Cell, Problem, problem
+from posterity_studies.penalties.protocol import Rows, Settings
+from posterity_studies.penalties.scores import scores
+from posterity_studies.results import Identity, Result
+
+Outcome = list[tuple[Cell, Result[Cell] | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs(GroupedRuns[Cell]):
+    """The fits of one penalty; `jobs` processes share the memory."""
+
+    problem: Problem
+    folder: Path
+    settings: Settings
+    report: Callable[[str], None]
+    fingerprint: str
+    jobs: int = 1
+
+    @property
+    def name(self) -> str:
+        """The penalty."""
+        return self.problem.penalty
+
+    @property
+    def prefix(self) -> str:
+        """The penalty."""
+        return f"{self.problem.penalty}: "
+
+    def cells(self) -> list[Cell]:
+        """All of the penalty, by seed, setup and lambda."""
+        return [
+            Cell(self.problem.penalty, setup, ratio, seed)
+            for seed in range(self.settings.seeds)
+            for setup in self.settings.setups
+            for ratio in self.problem.ratios(setup, self.settings)
+        ]
+
+    def identity(self, cell: Cell) -> Identity:
+        """All that the numbers of a cell depend on; the method as it prints, so that a changed default tells."""
+        return {
+            "penalty": cell.penalty,
+            "setup": cell.setup,
+            "ratio": cell.ratio,
+            "fit": cell.seed,
+            **self.settings.common(),
+            "inference": repr(self._method),
+            "training rows": self.fingerprint,
+            "posterity": __version__,
+        }
+
+    def room(self, cells: Sequence[Cell]) -> bool:
+        """Whether there is memory for these fits at once, in each of the processes."""
+        found = plan(self._method, self.problem.joint(cells), self._rows)
+        return found.has_room(self.jobs * found.total)
+
+    def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
+        """The modes, as members where there are several, and the trace; resumed if `place` has it."""
+        key, seeds = Key(self.settings.seed).fold("penalties"), [cell.seed for cell in group]
+        count = "a fit" if len(group) == 1 else f"{len(group)} fits together"
+        self.report(f"{self.prefix}{count}, {len(self._method.batches(self._rows, key)):,} steps")
+        with self._kernels():
+            return infer(
+                self._method,
+                self.problem.joint(group),
+                own_orders(self._rows, seeds),
+                start=self.problem.start(seeds, self.settings),
+                seed=key.seed,
+                checkpoint=Checkpoint(place, seconds=SECONDS),
+                progress=False,
+            )
+
+    def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
+        """See `scores`."""
+        assert isinstance(posterior, Point)
+        return scores(posterior, self.problem.rows)
+
+    def told(self, scores: dict[str, float]) -> str:
+        """Accuracies, and what is left of the network."""
+        return (
+            f"accuracy {scores['accuracy']:.4f}, held out {scores['held_out_accuracy']:.4f}, "
+            f"{100 * scores['zeros']:.0f} % zeros, {100 * scores['filters_left']:.0f} % of filters left"
+        )
+
+    @property
+    def _method(self) -> MAP:
+        return self.settings.inference(self.problem.penalty, self.problem.num_data)
+
+    @property
+    def _rows(self) -> TensorData:
+        rows = as_data(self.problem.rows.train.pair, augmentation=self.settings.augmentation)
+        assert isinstance(rows, TensorData)
+        return rows
+
+    @contextmanager
+    def _kernels(self) -> Iterator[None]:
+        """Convolutions of a GPU by the fastest kernel, tried out at the first step, and in bfloat16 if asked for.
+
+        The kernel that cuDNN takes without a trial is a slow one for some layers of members of VGG-19. No cache of
+        weights in bfloat16, which recorded steps would keep.
+        """
+        before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+        half = self.settings.precision == "bf16"
+        try:
+            with torch.autocast(self.settings.device, torch.bfloat16, enabled=half, cache_enabled=False):
+                yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+def fit_here(runs: Runs, group: Sequence[Cell]) -> tuple[Outcome, list[str]]:
+    """Fit a group in this process, which tells as it goes."""
+    return list(runs.fitted(group)), []
+
+
+def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Outcome, list[str]]:
+    """Fit a group in a process of its own, and give back what it would have told."""
+    rows, fingerprint = _read(settings)
+    lines: list[str] = []
+    runs = Runs(problem(penalty, rows, settings), folder, settings, lines.append, fingerprint)
+    return list(runs.fitted(group)), lines
+
+
+@lru_cache(maxsize=1)
+def _read(settings: Settings) -> tuple[Rows, str]:
+    """The rows, once in each process."""
+    rows = settings.read()
+    return rows, as_data(rows.train.pair).fingerprint()

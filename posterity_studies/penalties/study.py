@@ -1,0 +1,268 @@
+"""The study as a whole: fits of all penalties, means over seeds, the best lambdas, and one document."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from posterity.model.data import as_data
+from posterity.penalties import lambda_theory
+from posterity.report.files import processor
+from posterity_studies.grids import mean_and_spread
+from posterity_studies.parallel import run_all
+from posterity_studies.penalties.problem import Cell, problem
+from posterity_studies.penalties.protocol import Rows, Settings
+from posterity_studies.penalties.published import PUBLISHED, Published
+from posterity_studies.penalties.runs import Outcome, Runs, fit_here, fit_there
+from posterity_studies.penalties.scores import VANISHED
+from posterity_studies.results import Result
+
+CLOSE = 0.003  # of accuracy: 0.3 points
+CHOICE = "highest mean accuracy over seeds on held-out training rows, of equals the least NLL there"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A penalty in a setup at a lambda: mean and standard deviation over seeds (None for one) of each score.
+
+    `relative` is the penalty of the first weights over that in the Bayesian setup at lambda_Th: there `ratio` itself.
+    """
+
+    penalty: str
+    setup: str
+    ratio: float
+    strength: float
+    relative: float
+    seeds: int
+    scores: dict[str, tuple[float, float | None]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A penalty: lambda / lambda_Th by setup, ascending, lambda_l by setup, and `exchange` (see `Problem`)."""
+
+    penalty: str
+    ratios: dict[str, tuple[float, ...]]
+    factors: dict[str, dict[str, float]]
+    exchange: float
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that the study found: n, the penalties, a result for each fit, and the fits that diverged."""
+
+    settings: Settings
+    num_data: int
+    held_out: int
+    parts: tuple[Part, ...]
+    results: tuple[Result[Cell], ...]
+    failed: tuple[Cell, ...] = ()
+
+    def rows(self, penalty: str, setup: str) -> list[Row]:
+        """The lambdas of a penalty in a setup, ascending, without those that have no fit; none of a setup not run."""
+        part = next(one for one in self.parts if one.penalty == penalty)
+        found = []
+        for ratio in part.ratios.get(setup, ()):
+            wanted = (penalty, setup, ratio)
+            of = [one.scores for one in self.results if (one.cell.penalty, one.cell.setup, one.cell.ratio) == wanted]
+            if of:
+                scores = {key: mean_and_spread([one[key] for one in of]) for key in of[0]}
+                relative = ratio if setup == "bayesian" else ratio / part.exchange
+                strength = ratio * lambda_theory(self.num_data)
+                found.append(Row(penalty, setup, ratio, strength, relative, len(of), scores))
+        return found
+
+    def best(self, penalty: str, setup: str) -> Row | None:
+        """The row at lambda*, chosen on held-out rows: the highest mean accuracy, of equals the least NLL."""
+        return max(self.rows(penalty, setup), key=_on_held_out, default=None)
+
+    def at_theory(self, penalty: str, setup: str) -> Row | None:
+        """The row at lambda_Th, which the Bayesian setup has."""
+        if setup != "bayesian":
+            return None
+        return next((row for row in self.rows(penalty, setup) if row.ratio == 1.0), None)
+
+    def at_end(self, row: Row) -> bool:
+        """Whether a row is the first or last of its lambdas, so that the best may lie beyond."""
+        rows = self.rows(row.penalty, row.setup)
+        return len(rows) > 1 and row.ratio in (rows[0].ratio, rows[-1].ratio)
+
+    def sparsest(self, penalty: str) -> Row | None:
+        """The row with the fewest filters of those within 0.3 points of the penalty's best held-out accuracy."""
+        rows = [row for setup in self.settings.setups for row in self.rows(penalty, setup)]
+        if not rows:
+            return None
+        best = max(_on_held_out(row)[0] for row in rows)
+        close = [row for row in rows if _on_held_out(row)[0] >= best - CLOSE]
+        return min(close, key=lambda row: (row.scores["filters_left"][0], -_on_held_out(row)[0]))
+
+    def published(self, penalty: str, setup: str) -> Published | None:
+        """The authors' numbers, for CIFAR-10."""
+        return PUBLISHED.get((self.settings.net, setup, penalty)) if self.settings.data == "cifar-10" else None
+
+    def notes(self) -> list[str]:
+        """What the study shows, in a few lines."""
+        lines = []
+        for part in self.parts:
+            for setup in self.settings.setups:
+                best, theory = self.best(part.penalty, setup), self.at_theory(part.penalty, setup)
+                if best is not None and self.at_end(best):
+                    lines.append(f"{part.penalty}, {setup}: lambda* is at the end of the grid, and may lie beyond")
+                if best is not None and theory is not None:
+                    lines.append(
+                        f"{part.penalty}, {setup}: accuracy {_points(best):.2f} at lambda*, {_points(theory):.2f} at "
+                        f"lambda_Th, lambda_Th / lambda* = {1 / best.ratio:.3g}"
+                    )
+        for part in self.parts:
+            row = self.sparsest(part.penalty)
+            if row is not None and row.scores["filters_left"][0] < 1.0:
+                vanished = 100 - 100 * row.scores["filters_left"][0]
+                lines.append(
+                    f"{part.penalty}: {vanished:.0f} % of filters vanish ({row.setup}, "
+                    f"lambda = {row.strength:.2g}) within 0.3 points of its best held-out accuracy; test accuracy "
+                    f"{_points(row):.2f}, the smaller network's outputs differ by {self._difference(row):.1g} at most"
+                )
+        return lines + [f"{cell}: diverged, no result" for cell in self.failed]
+
+    def _difference(self, row: Row, key: str = "pruned_difference") -> float:
+        """The largest over the seeds of a row."""
+        wanted = (row.penalty, row.setup, row.ratio)
+        cells = [one for one in self.results if (one.cell.penalty, one.cell.setup, one.cell.ratio) == wanted]
+        return max(one.scores[key] for one in cells)
+
+    def table(self) -> list[dict[str, Any]]:
+        """A line for each penalty and setup: what is at lambda* and at lambda_Th, and the authors' numbers."""
+        found = []
+        for part in self.parts:
+            for setup in self.settings.setups:
+                best, theory = self.best(part.penalty, setup), self.at_theory(part.penalty, setup)
+                printed = self.published(part.penalty, setup)
+                if best is None:
+                    continue
+                found.append(
+                    {
+                        "penalty": part.penalty,
+                        "setup": setup,
+                        "lambda_best": best.strength,
+                        "lambda_best_at_the_end_of_the_grid": self.at_end(best),
+                        "accuracy_at_best": _pair(best.scores["accuracy"]),
+                        "accuracy_at_theory": None if theory is None else _pair(theory.scores["accuracy"]),
+                        "theory_over_best": 1.0 / best.ratio if setup == "bayesian" else None,
+                        "log10_theory_over_best": -math.log10(best.ratio) if setup == "bayesian" else None,
+                        "published": None if printed is None else asdict(printed),
+                    }
+                )
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """Every number of the study, ready for JSON."""
+        settings = self.settings
+        sparsest = [row for part in self.parts if (row := self.sparsest(part.penalty)) is not None]
+        rows = [row for part in self.parts for setup in settings.setups for row in self.rows(part.penalty, setup)]
+        return {
+            "settings": settings.config(),
+            **processor(settings.device),
+            "inference": {part.penalty: repr(settings.inference(part.penalty, self.num_data)) for part in self.parts},
+            "augmentation": repr(settings.augmentation),
+            "width": settings.actual_width,
+            "num_data": self.num_data,
+            "held_out": self.held_out,
+            "lambda_theory": lambda_theory(self.num_data),
+            "lambda_best_is": CHOICE,
+            "usual_setup": "lambda_l = 1 for l2 and l1, the root of the size of a group for group lasso",
+            "bayesian_setup": "lambda_l with which a weight has variance 1 / fan-in under the penalty's prior",
+            "seeds_differ_in": "first weights, order of training rows, changes of training images",
+            "table": self.table(),
+            "pruning_at_equal_accuracy": [
+                {
+                    **_as_json(row),
+                    "within": CLOSE,
+                    "filters_vanished": 1.0 - row.scores["filters_left"][0],
+                    "largest_pruned_difference": self._difference(row),
+                    "largest_exact_difference": self._difference(row, "exact_difference"),
+                    "vanished_by_layer": {
+                        key.removeprefix(VANISHED): value[0] for key, value in row.scores.items() if VANISHED in key
+                    },
+                }
+                for row in sparsest
+            ],
+            "penalties": [asdict(part) for part in self.parts],
+            "rows": [_as_json(row) for row in rows],
+            "fits": [{**asdict(one.cell), **one.scores, "seconds": one.seconds} for one in self.results],
+            "diverged": [asdict(cell) for cell in self.failed],
+            "notes": self.notes(),
+        }
+
+
+def penalties(
+    settings: Settings,
+    rows: Rows | None = None,
+    *,
+    folder: Path,
+    report: Callable[[str], None] = lambda line: None,
+    jobs: int = 1,
+) -> Study:
+    """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
+
+    `rows` are those of `settings.read()`, which is called without them. Lambdas, setups and seeds of a penalty train
+    together, as members, in groups for which there is memory, or in so many that `jobs` processes have one each.
+    """
+    rows = settings.read() if rows is None else rows
+    fingerprint = as_data(rows.train.pair).fingerprint()
+    each = [
+        Runs(problem(name, rows, settings), folder, settings, report, fingerprint, jobs) for name in settings.penalties
+    ]
+    cells = {runs: runs.cells() for runs in each}
+    found: dict[Cell, Result[Cell]] = {}
+    for runs, own in cells.items():
+        found |= runs.there(own)
+    missing = {runs: [cell for cell in own if cell not in found] for runs, own in cells.items()}
+    total = sum(map(len, missing.values()))
+    most = None if jobs == 1 else max(1, math.ceil(total / jobs))
+    groups = ((runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most))
+    failed: list[Cell] = []
+    for outcome, lines in run_all([_task(runs, group, jobs) for runs, group in groups], jobs):
+        for line in lines:
+            report(line)
+        for cell, one in outcome:
+            if one is None:
+                failed.append(cell)
+            else:
+                found[cell] = one
+    for runs in each:
+        runs.tidied()
+    parts = [
+        Part(
+            runs.name,
+            {setup: runs.problem.ratios(setup, settings) for setup in settings.setups},
+            {setup: dict(own) for setup, own in runs.problem.factors.items()},
+            runs.problem.exchange,
+        )
+        for runs in each
+    ]
+    results = tuple(found[cell] for own in cells.values() for cell in own if cell in found)
+    return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), results, tuple(failed))
+
+
+def _task(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Outcome, list[str]]]:
+    if jobs == 1:
+        return partial(fit_here, runs, group)
+    return partial(fit_there, runs.settings, runs.name, group, runs.folder)
+
+
+def _on_held_out(row: Row) -> tuple[float, float]:
+    return row.scores["held_out_accuracy"][0], -row.scores["held_out_nll"][0]
+
+
+def _points(row: Row) -> float:
+    return 100.0 * row.scores["accuracy"][0]
+
+
+def _pair(values: tuple[float, float | None]) -> dict[str, float | None]:
+    return {"mean": values[0], "standard_deviation": values[1]}
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "scores": {key: _pair(values) for key, values in row.scores.items()}}

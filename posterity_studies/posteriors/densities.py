@@ -1,0 +1,185 @@
+"""The models of posteriordb as log densities of all chains at once, each from the data of its name.
+
+Priors are on the constrained scale; constants are left out. Tensors have a leading axis for the chains.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from posterity.datasets.posteriordb import posteriordb_data
+from posterity.model.density import Density, Interval, Ordered, Positive
+from posterity_studies.posteriors.model import Model, Values
+
+
+def density(name: str) -> Model:
+    """The posterior of posteriordb named so, as a `Density` over the parameters of its reference.
+
+    Eight schools is written by standardised effects, theta = mu + tau effect.
+    """
+    data = posteriordb_data(name)
+    return _MODELS[name](name, data)
+
+
+def regression_inputs(name: str, data: Values) -> tuple[Tensor, Tensor]:
+    """Inputs (N, K), with a column of ones where the model has an intercept, and targets (N,) of a regression."""
+    if name.endswith("-blr"):
+        return data["X"], data["y"]
+    if name.startswith("kidiq"):
+        school, iq = data["mom_hs"], data["mom_iq"]
+        several = (school, iq, school * iq) if name.endswith("interaction") else (iq,)
+        return _with_ones(*several), data["kid_score"]
+    ages = [(data["age_discrete"] == age).double() for age in (2.0, 3.0, 4.0)]
+    others = (data["educ1"], data["gender"], data["income"])
+    return _with_ones(data["real_ideo"], data["race_adj"], *ages, *others), data["partyid7"]
+
+
+def _with_ones(*columns: Tensor) -> Tensor:
+    return torch.stack([torch.ones_like(columns[0]), *columns], -1)
+
+
+def _normal(residual: Tensor, scale: Tensor) -> Tensor:
+    """log N(residual; 0, scale^2) summed over the last axis: (C, N) and (C,) -> (C,)."""
+    return -0.5 * (residual / scale.unsqueeze(-1)).square().sum(-1) - residual.shape[-1] * scale.log()
+
+
+def _cauchy(value: Tensor, scale: float) -> Tensor:
+    return -(value / scale).square().log1p()
+
+
+def _student(value: Tensor, scale: float) -> Tensor:
+    """Student's t with 3 degrees of freedom."""
+    return -2.0 * ((value / scale).square() / 3.0).log1p()
+
+
+def _regression(name: str, data: Values) -> Model:
+    """y ~ N(X beta, sigma^2), under the prior of each data set."""
+    inputs, targets = regression_inputs(name, data)
+
+    def log_density(beta: Tensor, sigma: Tensor) -> Tensor:
+        value = _normal(targets - beta @ inputs.mT, sigma)
+        if name.endswith("-blr"):
+            return value - (beta.square().sum(-1) + sigma.square()) / 200.0
+        return value + _cauchy(sigma, 2.5) if name.startswith("kidiq") else value
+
+    shapes = {"beta": (inputs.shape[1],), "sigma": ()}
+    problem = Density(log_density, shapes, {"sigma": Positive()}, batched=True, dtype=torch.float64)
+    return Model(name, problem, correlated=True)
+
+
+def _diamonds(name: str, data: Values) -> Model:
+    inputs = data["X"][:, 1:] - data["X"][:, 1:].mean(0)
+    targets = data["Y"]
+
+    def log_density(b: Tensor, Intercept: Tensor, sigma: Tensor) -> Tensor:
+        value = _normal(targets - Intercept.unsqueeze(-1) - b @ inputs.mT, sigma)
+        return value - 0.5 * b.square().sum(-1) + _student(Intercept - 8.0, 10.0) + _student(sigma, 10.0)
+
+    shapes = {"b": (inputs.shape[1],), "Intercept": (), "sigma": ()}
+    problem = Density(log_density, shapes, {"sigma": Positive()}, batched=True, dtype=torch.float64)
+    # Least squares and its standard errors: from random numbers chains take a thousand trees to get there.
+    information = inputs.mT @ inputs
+    mode = torch.linalg.solve(information, inputs.mT @ targets)
+    scale = (targets - targets.mean() - inputs @ mode).std()
+    centre = problem.unconstrained({"b": mode, "Intercept": targets.mean(), "sigma": scale})
+    errors = torch.full_like(centre, len(targets) ** -0.5)  # of the log of sigma, at most
+    errors[:-1] = scale * torch.cat([information.inverse().diagonal().sqrt(), errors[:1]])
+    return Model(name, problem, correlated=True, start=(centre, errors))
+
+
+def _autoregression(name: str, data: Values) -> Model:
+    order, series = int(data["K"]), data["y"]
+    inputs = torch.stack([series[order - lag : -lag] for lag in range(1, order + 1)], -1)  # (T - K, K)
+    targets = series[order:]
+
+    def log_density(alpha: Tensor, beta: Tensor, sigma: Tensor) -> Tensor:
+        value = _normal(targets - alpha.unsqueeze(-1) - beta @ inputs.mT, sigma)
+        return value - (alpha.square() + beta.square().sum(-1)) / 200.0 + _cauchy(sigma, 2.5)
+
+    shapes = {"alpha": (), "beta": (order,), "sigma": ()}
+    problem = Density(log_density, shapes, {"sigma": Positive()}, batched=True, dtype=torch.float64)
+    return Model(name, problem, correlated=True)
+
+
+def _eight_schools(name: str, data: Values) -> Model:
+    targets, errors = data["y"], data["sigma"]
+
+    def log_density(effect: Tensor, mu: Tensor, tau: Tensor) -> Tensor:
+        theta = mu.unsqueeze(-1) + tau.unsqueeze(-1) * effect
+        value = -0.5 * ((targets - theta) / errors).square().sum(-1) - 0.5 * effect.square().sum(-1)
+        return value - 0.5 * (mu / 5.0).square() + _cauchy(tau, 5.0)
+
+    def reported(values: Values) -> Values:
+        effect, mu, tau = (values[key] for key in ("effect", "mu", "tau"))
+        return {"theta": mu.unsqueeze(-1) + tau.unsqueeze(-1) * effect, "mu": mu, "tau": tau}
+
+    shapes = {"effect": (len(targets),), "mu": (), "tau": ()}
+    problem = Density(log_density, shapes, {"tau": Positive()}, batched=True, dtype=torch.float64)
+    return Model(name, problem, reported=reported, target_accept=0.95)
+
+
+def _mixture(name: str, data: Values) -> Model:
+    targets = data["y"]
+
+    def log_density(mu: Tensor, sigma: Tensor, theta: Tensor) -> Tensor:
+        shares = torch.stack([theta.log(), (-theta).log1p()], -1)  # (C, 2)
+        level = shares - sigma.log()
+        one, other = (
+            level[:, k : k + 1] - 0.5 * ((targets - mu[:, k : k + 1]) / sigma[:, k : k + 1]).square() for k in (0, 1)
+        )  # (C, N)
+        prior = -(mu.square() + sigma.square()).sum(-1) / 8.0 + 4.0 * shares.sum(-1)
+        return torch.logaddexp(one, other).sum(-1) + prior
+
+    shapes = {"mu": (2,), "sigma": (2,), "theta": ()}
+    constraints = {"mu": Ordered(), "sigma": Positive(), "theta": Interval()}
+    problem = Density(log_density, shapes, constraints, batched=True, dtype=torch.float64)
+    # The halves of the data: from elsewhere some chains spend hundreds of transitions where one part has no data.
+    halves = targets.sort().values.reshape(2, -1)
+    values = {"mu": halves.mean(1), "sigma": halves.std(1), "theta": targets.new_tensor(0.5)}
+    centre = problem.unconstrained(values)
+    return Model(name, problem, correlated=True, start=(centre, torch.full_like(centre, 0.1)))
+
+
+def _gaussian_process(name: str, data: Values) -> Model:
+    targets = data["y"]
+    distances = (data["x"].unsqueeze(-1) - data["x"]).square()  # (N, N)
+    unit = torch.eye(len(targets), dtype=torch.float64)
+
+    def log_density(rho: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+        rho_, alpha_, sigma_ = (value[:, None, None] for value in (rho, alpha, sigma))
+        covariance = alpha_.square() * (-0.5 * distances / rho_.square()).exp() + sigma_ * unit  # (C, N, N)
+        factor, failed = torch.linalg.cholesky_ex(covariance)  # an error would end all chains
+        white = torch.linalg.solve_triangular(factor, targets.expand(len(rho), -1).unsqueeze(-1), upper=False)
+        value = -0.5 * white.square().sum((-2, -1)) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        prior = 24.0 * rho.log() - 4.0 * rho - alpha.square() / 8.0 - 0.5 * sigma.square()
+        return torch.where(failed == 0, value + prior, -torch.inf)
+
+    shapes: dict[str, tuple[int, ...]] = {"rho": (), "alpha": (), "sigma": ()}
+    constraints = dict.fromkeys(shapes, Positive())
+    return Model(name, Density(log_density, shapes, constraints, batched=True, dtype=torch.float64))
+
+
+def _logistic(name: str, data: Values) -> Model:
+    inputs, labels = data["income"].unsqueeze(-1), data["vote"]
+
+    def log_density(alpha: Tensor, beta: Tensor) -> Tensor:
+        logits = alpha.unsqueeze(-1) + beta @ inputs.mT  # (C, N)
+        return (labels * logits - softplus(logits)).sum(-1)
+
+    problem = Density(log_density, {"alpha": (), "beta": (1,)}, batched=True, dtype=torch.float64)
+    return Model(name, problem, correlated=True)
+
+
+_MODELS = {
+    "sblrc-blr": _regression,
+    "sblri-blr": _regression,
+    "kidiq-kidscore_momiq": _regression,
+    "kidiq-kidscore_interaction": _regression,
+    "nes2000-nes": _regression,
+    "diamonds-diamonds": _diamonds,
+    "arK-arK": _autoregression,
+    "eight_schools-eight_schools_noncentered": _eight_schools,
+    "low_dim_gauss_mix-low_dim_gauss_mix": _mixture,
+    "gp_pois_regr-gp_regr": _gaussian_process,
+    "nes_logit_data-nes_logit_model": _logistic,
+}

@@ -1,0 +1,149 @@
+"""NUTS on posteriors whose moments are known from long runs of others: how far off, and what its chains say."""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posterity.datasets.posteriordb import POSTERIORS, german_credit_reference, posteriordb_draws
+from posterity.diagnostics import bulk_ess, mcse_mean, mcse_sd, rhat, tail_ess
+from posterity.inference.acceleration import Acceleration
+from posterity.inference.infer import infer
+from posterity.numerics.random import Key
+from posterity.posteriors.samples import Samples
+from posterity_studies.posteriors.densities import density
+from posterity_studies.posteriors.joints import GERMAN_CREDIT, JOINTS, joint
+from posterity_studies.posteriors.model import Model, flat
+
+CHAINS, WARMUP, DRAWS = 16, 300, 500
+FORMS = (*((name, "Density") for name in POSTERIORS), *((name, "Joint") for name in JOINTS))
+"""The posteriors, each with the form in which it is stated."""
+
+# What a sampler that is right and chains that are long enough stay within.
+MEAN_ERRORS, SD_ERRORS, RHAT, ESS, DIVERGENT = 4.0, 5.0, 1.01, 1000.0, 0.001
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Moments (K,) of the parameters of a posterior in the order of `names`, with their standard errors."""
+
+    names: tuple[str, ...]
+    mean: Tensor
+    mean_error: Tensor
+    sd: Tensor
+    sd_error: Tensor
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A posterior sampled: the worst of its parameters in each respect.
+
+    `mean_errors` and `sd_errors` are distances from the reference in combined standard errors; `ess` is the smaller
+    one of bulk and tail; `divergent` is the fraction of transitions.
+    """
+
+    posterior: str
+    form: str
+    parameters: int
+    mean_errors: float
+    sd_errors: float
+    rhat: float
+    ess: float
+    divergent: float
+    leapfrogs: float
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Whether all of it is as it should be."""
+        near = self.mean_errors <= MEAN_ERRORS and self.sd_errors <= SD_ERRORS
+        return near and self.rhat <= RHAT and self.ess >= ESS and self.divergent <= DIVERGENT
+
+
+@dataclass(frozen=True)
+class Study:
+    """All comparisons, and the chains that they were made with."""
+
+    seed: int
+    chains: int
+    warmup: int
+    draws: int
+    comparisons: tuple[Comparison, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Every number of the study, ready for JSON."""
+        rows = [{**asdict(one), "good": one.good} for one in self.comparisons]
+        limits = {"mean_errors": MEAN_ERRORS, "sd_errors": SD_ERRORS, "rhat": RHAT, "ess": ESS, "divergent": DIVERGENT}
+        settings = {"seed": self.seed, "chains": self.chains, "warmup": self.warmup, "draws": self.draws}
+        return {**settings, "limits": limits, "posteriors": rows}
+
+
+def reference(name: str) -> Reference:
+    """What is known of the posterior: of reference draws, or of moments that were published."""
+    if name == GERMAN_CREDIT:
+        mean, error, sd = german_credit_reference()
+        # Of near-normal draws the error of the sd is that of the mean over sqrt 2.
+        return Reference(tuple(f"weights[{i + 1}]" for i in range(len(mean))), mean, error, sd, error / math.sqrt(2))
+    draws = flat(posteriordb_draws(name))
+    table = torch.stack(list(draws.values()), -1)  # (10, 1000, K)
+    return Reference(tuple(draws), *_moments(table))
+
+
+def _moments(table: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Means, their errors, standard deviations, their errors, (K,) each, of draws (C, D, K)."""
+    rows = table.flatten(0, 1)
+    return rows.mean(0), mcse_mean(table), rows.std(0), mcse_sd(table)
+
+
+def stated(name: str, form: str) -> Model:
+    """The posterior as a "Density" or as a "Joint"."""
+    return density(name) if form == "Density" else joint(name)
+
+
+def compared(
+    name: str, form: str, seed: int, chains: int, warmup: int, draws: int, accelerate: Acceleration = "auto"
+) -> Comparison:
+    """The posterior sampled by NUTS, and compared with its reference."""
+    model, known = stated(name, form), reference(name)
+    start = model.starts(chains, Key(seed).fold("start"))
+    began = time.perf_counter()
+    q, _ = infer(
+        model.sampler(draws, warmup, chains),
+        model.problem,
+        model.rows,
+        start=start,
+        seed=seed,
+        accelerate=accelerate,
+        progress=False,
+    )
+    seconds = time.perf_counter() - began
+    assert isinstance(q, Samples)
+    found = flat(model.reported(q.values()))
+    table = torch.stack([found[parameter] for parameter in known.names], -1)  # (C, D, K)
+    mean, mean_error, sd, sd_error = _moments(table)
+    return Comparison(
+        posterior=name,
+        form=form,
+        parameters=len(known.names),
+        mean_errors=_worst(mean - known.mean, mean_error, known.mean_error),
+        sd_errors=_worst(sd - known.sd, sd_error, known.sd_error),
+        rhat=float(rhat(table).max()),
+        ess=float(torch.minimum(bulk_ess(table), tail_ess(table)).min()),
+        divergent=float(q.statistics["divergent"].double().mean()),
+        leapfrogs=float(q.statistics["leapfrogs"].double().mean()),
+        seconds=seconds,
+    )
+
+
+def _worst(distance: Tensor, one: Tensor, other: Tensor) -> float:
+    return float((distance.abs() / (one.square() + other.square()).sqrt()).max())
+
+
+def posteriors(seed: int = 0) -> Iterator[Comparison]:
+    """Each posterior in each of its forms, one after the other."""
+    for name, form in FORMS:
+        yield compared(name, form, seed, CHAINS, WARMUP, DRAWS)

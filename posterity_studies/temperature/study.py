@@ -1,0 +1,199 @@
+"""The study as a whole: fits of all widths, means over seeds, the best temperatures, and one document."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posterity.model.data import as_data
+from posterity.report.files import processor
+from posterity_studies.grids import mean_and_spread, nearest
+from posterity_studies.results import Result
+from posterity_studies.temperature.data import Rows, describe_foreign
+from posterity_studies.temperature.protocol import Settings, problem
+from posterity_studies.temperature.runs import Cell, Runs
+
+METRICS = {
+    "accuracy": "acc.",
+    "nll": "NLL",
+    "gibbs_nll": "Gibbs",
+    "ece": "ECE",
+    "confidence": "conf.",
+    "ood_auroc": "AUROC",
+}
+LEARNT = 0.95  # of log K: above, labels are those of a few draws from nearly the prior, and accuracy is chance
+WIDE = 200  # neurons from which widths are compared at equal tau
+
+
+@dataclass(frozen=True)
+class Width:
+    """A width: its number of units N, and the etas of its fits, ascending."""
+
+    width: int | None
+    units: int
+    etas: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The largest less the smallest mean accuracy of some widths, and whether all of them have learnt something."""
+
+    accuracy: float
+    learnt: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A width at a temperature: mean and standard deviation over seeds of each score, the latter None for one seed."""
+
+    width: int | None
+    units: int
+    eta: float
+    tau: float
+    seeds: int
+    scores: dict[str, tuple[float, float | None]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that the study found: p, the classes, the widths, a result for each fit, and the fits that diverged."""
+
+    settings: Settings
+    num_data: int
+    held_out: int
+    classes: int
+    widths: tuple[Width, ...]
+    results: tuple[Result[Cell], ...]
+    failed: tuple[Cell, ...] = ()
+
+    def rows(self, width: Width) -> list[Row]:
+        """The temperatures of a width, ascending; those without a single fit left out."""
+        found = []
+        for eta in width.etas:
+            of = [one.scores for one in self.results if (one.cell.width, one.cell.eta) == (width.width, eta)]
+            if of:
+                scores = {key: mean_and_spread([one[key] for one in of]) for key in of[0]}
+                tau = eta * width.units / self.num_data
+                found.append(Row(width.width, width.units, eta, tau, len(of), scores))
+        return found
+
+    def row(self, width: Width, eta: float) -> Row | None:
+        """That at one temperature, but for rounding."""
+        there = nearest(width.etas, eta)
+        return next((row for row in self.rows(width) if row.eta == there), None)
+
+    def best(self, width: Width) -> Row | None:
+        """The temperature with the least mean NLL on held-out training rows; None where none are held out."""
+        rows = [row for row in self.rows(width) if "held_out_nll" in row.scores]
+        return min(rows, key=lambda row: row.scores["held_out_nll"][0], default=None)
+
+    def spread(self) -> dict[float, Spread]:
+        """By tau, how far the mean accuracies of the widths from 200 on lie apart; empty for fewer than two such."""
+        wide = [width for width in self.widths if width.width is not None and width.width >= WIDE]
+        found = {}
+        for tau in self.settings.all_taus if len(wide) > 1 else ():
+            rows = [self.row(width, tau * self.num_data / width.units) for width in wide]
+            scores = [row.scores for row in rows if row is not None]
+            if len(scores) == len(wide):
+                accuracies = [one["accuracy"][0] for one in scores]
+                learnt = all(one["nll"][0] < LEARNT * math.log(self.classes) for one in scores)
+                found[tau] = Spread(max(accuracies) - min(accuracies), learnt)
+        return found
+
+    def notes(self) -> list[str]:
+        """What the study shows, in a few lines."""
+        lines = []
+        for width in self.widths:
+            name = "" if width.width is None else f"width {width.width}: "
+            bayes, best = self.row(width, 1.0), self.best(width)
+            words = [] if bayes is None else [f"accuracy at eta = 1 {bayes.scores['accuracy'][0]:.4f}"]
+            if best is not None:
+                words.append(
+                    f"least held-out NLL at eta = {best.eta:.3g}, tau = {best.tau:.3g}: test accuracy "
+                    f"{best.scores['accuracy'][0]:.4f}, NLL {best.scores['nll'][0]:.4f}"
+                )
+            lines.append(name + "; ".join(words))
+        spread = self.spread()
+        if spread:
+            learnt = [one.accuracy for one in spread.values() if one.learnt]
+            lines.append(
+                f"at equal tau mean accuracies of widths from {WIDE} on differ by "
+                f"{100 * max(one.accuracy for one in spread.values()):.2f} points at most"
+                + (f", and by {100 * max(learnt):.2f} where all have learnt something" if learnt else "")
+            )
+        lines += [f"{cell}: diverged, no result" for cell in self.failed]
+        return lines
+
+    def document(self) -> dict[str, Any]:
+        """Every number of the study, ready for JSON."""
+        settings, spread = self.settings, self.spread()
+        best = [(width, self.best(width)) for width in self.widths]
+        bayes = [(width, self.row(width, 1.0)) for width in self.widths]
+        return {
+            "settings": settings.config(),
+            **processor(settings.device),
+            "inference": repr(settings.inference(self.num_data)),
+            "num_data": self.num_data,
+            "held_out": self.held_out,
+            "classes": self.classes,
+            "units_are": settings.architecture.units,
+            "foreign_rows": describe_foreign(settings.data, settings.foreign),
+            "seeds_differ_in": "first weights, order of training rows, draws of predictions; not the noise of training",
+            "widths": [{**asdict(width), "etas": list(width.etas)} for width in self.widths],
+            "rows": [_as_json(row) for width in self.widths for row in self.rows(width)],
+            "best_by_held_out_nll": [
+                {"width": width.width, "eta": row.eta, "tau": row.tau, "test": _as_json(row)["scores"]}
+                for width, row in best
+                if row is not None
+            ],
+            "accuracy_at_eta_1": [
+                {"width": width.width, "accuracy": row.scores["accuracy"][0]} for width, row in bayes if row is not None
+            ],
+            "accuracy_spread_at_equal_tau": {
+                "widths_from": WIDE,
+                "by_tau": [{"tau": tau, **asdict(one)} for tau, one in spread.items()],
+                "largest": max((one.accuracy for one in spread.values()), default=None),
+                "largest_where_all_have_learnt": max(
+                    (one.accuracy for one in spread.values() if one.learnt), default=None
+                ),
+                "learnt_means": f"NLL below {LEARNT} log K",
+            },
+            "fits": [{**asdict(one.cell), **one.scores, "seconds": one.seconds} for one in self.results],
+            "diverged": [asdict(cell) for cell in self.failed],
+            "notes": self.notes(),
+        }
+
+
+def temperature(
+    settings: Settings,
+    rows: Rows | None = None,
+    *,
+    folder: Path,
+    report: Callable[[str], None] = lambda line: None,
+) -> Study:
+    """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
+
+    `rows` are those of `settings.read()`, which is called without them. Temperatures and seeds of a width train
+    together, as members, in groups for which there is memory.
+    """
+    rows = settings.read() if rows is None else rows
+    fingerprint = as_data(rows.train.pair).fingerprint()
+    widths: list[Width] = []
+    results: list[Result[Cell]] = []
+    failed: list[Cell] = []
+    for width in settings.all_widths:
+        own = problem(width, rows, settings)
+        widths.append(Width(width, own.units, settings.temperatures(own.num_data, own.units)))
+        runs = Runs(own, folder, settings, report, fingerprint)
+        most = None if settings.inference(own.num_data).takes_members else 1
+        found, lost = runs.results(runs.cells(), most)
+        results += found
+        failed += lost
+    held_out = 0 if rows.held_out is None else len(rows.held_out)
+    return Study(settings, len(rows.train), held_out, rows.classes, tuple(widths), tuple(results), tuple(failed))
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
+    return {**asdict(row), "scores": scores}

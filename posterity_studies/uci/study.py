@@ -1,0 +1,128 @@
+"""The study as a whole: which fits are missing, the fits, and the numbers as one document."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from posterity.datasets import UCI_REGRESSION
+from posterity.datasets.uci import num_splits
+from posterity_studies.results import Result
+from posterity_studies.uci.protocol import Settings, check_choices
+from posterity_studies.uci.published import COMPARED, FILE, GOAL, PAIRS, Value, find_published, read_published
+from posterity_studies.uci.recipes import RECIPES
+from posterity_studies.uci.runs import Cell, fit_all, stored
+from posterity_studies.uci.summary import METRICS, Row, at_least_as_good, own_rows, published_rows, reached
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that the study found: a result for each data set, method and split, and what others published."""
+
+    settings: Settings
+    results: tuple[Result[Cell], ...]
+    published: tuple[Value, ...]
+    published_from: Path | None
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        """The names of the data sets, in order."""
+        return tuple(dict.fromkeys(result.cell.data_set for result in self.results))
+
+    @property
+    def rows(self) -> list[Row]:
+        """Data set by data set, our methods and then the published ones to compare with."""
+        own = own_rows(self.results)
+        return [
+            row
+            for name in self.data_sets
+            for row in (*(row for row in own if row.data_set == name), *published_rows(self.published, name))
+        ]
+
+    def notes(self) -> list[str]:
+        """For each of our methods, a sentence on how its NLL compares with the published goal; or that none is here."""
+        if self.published_from is None:
+            return [f"{FILE} was not found where data sets are looked for: no published results to compare with."]
+        rows, found = self.rows, []
+        for label in dict.fromkeys(row.method for row in rows if not row.published):
+            good, compared = at_least_as_good(rows, label)
+            if compared:
+                names = f" ({', '.join(good)})" if good else ""
+                found.append(
+                    f"{label}: NLL at least as good as {COMPARED[GOAL]} on {len(good)} of {len(compared)}{names}"
+                )
+        return found + [line for name, goal in PAIRS.items() for line in self._reached(RECIPES[name].label, goal)]
+
+    def _reached(self, label: str, goal: str) -> list[str]:
+        """A sentence for each metric on where our method comes within a standard error of the one it follows."""
+        found = []
+        for metric, name in METRICS.items():
+            good, compared = reached(self.rows, label, COMPARED[goal], metric)
+            if compared:
+                names = f" ({', '.join(good)})" if good else ""
+                found.append(
+                    f"{label}: {name} within one standard error of {COMPARED[goal]}, or better, on "
+                    f"{len(good)} of {len(compared)}{names}"
+                )
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """Every number of the study, ready for JSON."""
+        return {
+            "settings": self.settings.config(),
+            "methods": [asdict(row) for row in own_rows(self.results)],
+            "splits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
+            "published": [asdict(value) for value in self.published],
+            "published_from": None if self.published_from is None else self.published_from.name,
+            "notes": self.notes(),
+        }
+
+
+def uci(
+    data_sets: Sequence[str] = UCI_REGRESSION,
+    methods: Sequence[str] = ("map", "laplace"),
+    *,
+    folder: Path,
+    splits: int | None = None,
+    settings: Settings | None = None,
+    jobs: int = 1,
+    report: Callable[[str], None] = lambda line: None,
+) -> Study:
+    """Run the study, or the part of it that `folder` does not hold yet.
+
+    `splits` takes the first so many of each data set (None: all), `jobs` is the number of processes, and `report`
+    is told a line about the progress now and then. Results that were made with other settings are refused.
+    """
+    settings = settings or Settings()
+    check(data_sets, methods, splits, jobs)
+    published_from = find_published()
+    published = () if published_from is None else read_published(published_from, data_sets)
+    cells = [
+        Cell(name, method, split)
+        for name in dict.fromkeys(data_sets)
+        for split in range(min(splits or num_splits(name), num_splits(name)))
+        for method in dict.fromkeys(methods)
+    ]
+    found = {result.cell: result for result in stored(cells, folder, settings)}
+    missing = [cell for cell in cells if cell not in found]
+    places = dict.fromkeys((cell.data_set, cell.split) for cell in missing)
+    if found:
+        report(f"{len(found)} of {len(cells)} results are there already")
+    for count, results in enumerate(fit_all(missing, folder, settings, jobs), start=1):
+        found.update({result.cell: result for result in results})
+        report(_progress(results, count, len(places)))
+    return Study(settings, tuple(found[cell] for cell in cells), published, published_from)
+
+
+def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, jobs: int) -> None:
+    """ValueError at a data set, a method or a number that the study cannot use."""
+    check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
+
+
+def _progress(results: Sequence[Result[Cell]], count: int, whole: int) -> str:
+    cell = results[0].cell
+    scores = ", ".join(
+        f"{RECIPES[one.cell.method].label} NLL {one.scores['test_nll']:.4g} RMSE {one.scores['test_rmse']:.4g}"
+        for one in results
+    )
+    return f"{count}/{whole} {cell.data_set} split {cell.split}: {scores}, {max(one.seconds for one in results):.1f} s"
