@@ -41,15 +41,12 @@ class Diagonal(Structure):
         return counted(sums)
 
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
-        """With all that was added."""
         return settled(sums)
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
-        """Diagonal."""
         return DiagonalPrecision(sums["diagonal"] * scale, prior)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """Four vectors."""
         return 8 * 4 * survey.size
 
 
@@ -90,10 +87,8 @@ class Hutchinson(Structure):
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
-        """Diagonal."""
         diagonal = sums["diagonal"]
         return DiagonalPrecision((diagonal.clamp_min(0.0) if sums["squares"] else diagonal) * scale, prior)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """Signs and products of all probes."""
         return (1 + 3 * 8) * self.probes * survey.size

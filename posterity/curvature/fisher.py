@@ -38,7 +38,6 @@ class GaussNewton(Curvature):
     """
 
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        """A root of the Fisher information of the outputs."""
         return likelihood.output_root(outputs, outputs.dim() - 1)
 
 
@@ -68,7 +67,6 @@ class Hessian(Curvature):
     factored: ClassVar[bool] = False
 
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        """There are none: it is no sum of squares."""
         raise TypeError(
             "The Hessian has no columns, because it need not be positive semi-definite. Use GaussNewton() for "
             "structures made of them, or one of Full(), BlockDiagonal(), Diagonal(), LowRank() and Hutchinson()."
@@ -106,11 +104,9 @@ class MonteCarloFisher(Curvature):
         positive_whole("MonteCarloFisher.samples", self.samples)
 
     def num_columns(self, outputs: int) -> int:
-        """K."""
         return self.samples
 
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        """Scores at drawn targets, over sqrt(K)."""
         drawn = (likelihood.sample(outputs, key.fold(number)) for number in range(self.samples))
         columns = torch.stack([score(likelihood, outputs, y) for y in drawn])
         return columns / float(self.samples**0.5)
@@ -142,9 +138,7 @@ class EmpiricalFisher(Curvature):
     scales_with_noise: ClassVar[bool] = False
 
     def num_columns(self, outputs: int) -> int:
-        """One."""
         return 1
 
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        """The score at the observed targets."""
         return score(likelihood, outputs, targets).unsqueeze(0)

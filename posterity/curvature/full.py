@@ -54,7 +54,6 @@ class Full(Structure):
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
-        """Dense, or low rank plus diagonal."""
         if "matrix" in sums:
             return Dense(sums["matrix"] * scale, prior)
         rows = sums["rows"] * (scale**0.5)
@@ -87,7 +86,6 @@ class BlockDiagonal(Structure):
     """
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
-        """The blocks of these rows."""
         assert isinstance(rows.joint, Joint)
         assert rows.batch is not None
         places = survey(rows.joint, rows.batch.inputs).places
@@ -107,7 +105,6 @@ class BlockDiagonal(Structure):
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
-        """Block diagonal."""
         blocks = tuple(place.block for place in places)
         parts = tuple(Dense(sums[str(i)] * scale, block.gather(prior)) for i, block in enumerate(blocks))
         return BlockDiagonalPrecision(blocks, parts, prior.shape[-1])

@@ -53,15 +53,12 @@ class Kronecker(Structure):
 
     @property
     def needs_columns(self) -> bool:
-        """Both factors come from them."""
         return True
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
-        """The factors of these rows."""
         return add_factors(sums, rows)
 
     def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
-        """It must be an outer product in every layer."""
         check_outer_products(places, prior)
 
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
@@ -69,7 +66,6 @@ class Kronecker(Structure):
         return whole_factors(sums)
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
-        """Block diagonal, Kronecker in most blocks."""
         parts = [
             block_precision(sums, index, place, scale, place.block.gather(prior), self.factored_damping)
             for index, place in enumerate(places)
@@ -195,7 +191,6 @@ class CorrectedKronecker(Structure):
 
     @property
     def needs_columns(self) -> bool:
-        """As `Kronecker`."""
         return True
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
@@ -220,7 +215,6 @@ class CorrectedKronecker(Structure):
         return sums
 
     def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
-        """As `Kronecker`."""
         check_outer_products(places, prior)
 
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
@@ -252,5 +246,4 @@ class CorrectedKronecker(Structure):
         return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """As `Kronecker`, with the eigenvectors in the sums."""
         return 2 * Kronecker().bytes(survey, num_data, columns)

@@ -58,7 +58,6 @@ class LowRank(Structure):
         return 2 * self.rank if self.iterations is None else self.iterations
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
-        """The product with the newest vector of the basis."""
         if "basis" not in sums:
             start = rows.key.fold("lanczos").normal((1, rows.size), torch.float64, rows.theta.device)
             sums["basis"] = start / start.norm()
@@ -68,7 +67,6 @@ class LowRank(Structure):
         return added(sums, product=rows.products(sums["basis"][-1:])[0])
 
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
-        """The next vector of the basis."""
         if "product" not in sums:
             return sums
         basis, vector = sums["basis"], sums.pop("product")
@@ -91,7 +89,6 @@ class LowRank(Structure):
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
-        """Low rank plus diagonal."""
         diagonal, beside = sums["tridiagonal"].unbind(-1)
         matrix = torch.diag(diagonal)
         if len(diagonal) > 1:
@@ -103,5 +100,4 @@ class LowRank(Structure):
         return LowRankPrecision(factor, prior)
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """The basis, and the factor three times."""
         return 8 * (self.passes + 3 * self.rank) * survey.size

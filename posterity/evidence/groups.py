@@ -40,7 +40,6 @@ class Shared(Groups):
     """
 
     def name(self, part: Slice) -> str:
-        """The same for all."""
         return "all weights"
 
 
@@ -66,7 +65,6 @@ class PerTensor(Groups):
     """
 
     def name(self, part: Slice) -> str:
-        """The tensor's own."""
         return part.name
 
 

@@ -167,7 +167,6 @@ class PriorScale(Maximisation):
 
     @property
     def needs_residuals(self) -> bool:
-        """No."""
         return False
 
     def check(self, joint: Joint) -> None:
@@ -247,7 +246,6 @@ class NoiseScale(Maximisation):
 
     @property
     def needs_residuals(self) -> bool:
-        """Yes."""
         return True
 
     def check(self, joint: Joint) -> None:

@@ -44,12 +44,10 @@ class MacKayUpdate(Maximisation):
 
     @property
     def needs_residuals(self) -> bool:
-        """No: a Laplace posterior knows those at its mean."""
         return False
 
     @property
     def climbs(self) -> bool:
-        """No."""
         return False
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:

@@ -218,7 +218,6 @@ class Evidence(Tuning):
         positive_whole("Evidence.max_evaluations", self.max_evaluations)
 
     def tune(self, marginal: Marginal) -> Tuned:
-        """See `Tuning`."""
         search = Search.wanted(marginal, self.noise)
         start = search.at(search.start)
         if start is None:
@@ -353,7 +352,6 @@ class MacKay(Tuning):
         return Update(point.gained[: len(marginal.names)], *search.values(after))
 
     def tune(self, marginal: Marginal) -> Tuned:
-        """See `Tuning`."""
         search = Search.wanted(marginal, self.noise)
         start = search.at(search.start)
         point = start

@@ -50,11 +50,9 @@ class Validation(Callback):
         self.every = every
 
     def start(self, run: Run) -> None:
-        """There must be validation data to look at."""
         _needs_validation(self, run)
 
     def after_step(self, run: Run) -> None:
-        """Predict at the validation rows."""
         if run.validate is not None and (run.step % self.every == 0 or run.step == run.steps or run.stopped):
             run.trace.record(run.step, {"validation_nll": run.validate(run.latest())})
 
@@ -79,13 +77,11 @@ class EarlyStopping(Callback):
         self._best_state: Any = None
 
     def start(self, run: Run) -> None:
-        """There must be validation data to look at."""
         _needs_validation(self, run)
         if run.step == 0:  # what an earlier run left behind is not this run's
             self._begin()
 
     def after_step(self, run: Run) -> None:
-        """Look once for each new value."""
         if run.trace.last_step("validation_nll") != run.step:
             return
         latest = run.trace.recent("validation_nll", 1)[0]
@@ -104,12 +100,10 @@ class EarlyStopping(Callback):
                 run.stopped = f"validation did not improve after step {self._best_step}"
 
     def end(self, run: Run) -> None:
-        """Back to the best state."""
         if self._best_state is not None:
             run.state = self._best_state
 
     def state(self) -> Any:
-        """The best value so far, where, and its state."""
         return {
             "best": self._best,
             "best_step": self._best_step,
@@ -118,11 +112,9 @@ class EarlyStopping(Callback):
         }
 
     def template(self, run: Run) -> Any:
-        """The best state looks like the run's."""
         return {**self.state(), "best_state": run.state}
 
     def restore(self, state: Any) -> None:
-        """Take them up again."""
         self._best, self._best_step, self._looks = state["best"], state["best_step"], state["looks"]
         self._best_state = state["best_state"]
 
@@ -136,7 +128,6 @@ class ProgressBar(Callback):
         self._shown = 0.0
 
     def start(self, run: Run) -> None:
-        """Draw the bar."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -162,7 +153,6 @@ class ProgressBar(Callback):
         self._progress.update(self._task, completed=run.step, loss=loss)
 
     def end(self, run: Run) -> None:
-        """Take the bar away."""
         self._progress.stop()
 
 

@@ -60,7 +60,6 @@ class Convolution(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """R = G O I, the bias counted in I."""
         outputs, rows, groups, out, _ = self.gradients.shape
         return Outline.like(self.gradients, rows, outputs, groups * out * self.width)
 
@@ -80,7 +79,6 @@ class Convolution(Jacobian):
         return self.images.shape[1] // self.window.groups * kernel + int(self.bias)
 
     def rows(self) -> Tensor:
-        """Sum over pixels of the outer products."""
         return torch.cat([part.rows() for _, part in self.chunks()])
 
     def narrow(self, low: int, high: int) -> Jacobian:
@@ -139,18 +137,14 @@ class Convolution(Jacobian):
         return Convolution(self.images, self.gradients, self.window, self.bias, (outer, inner))
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """As of `Matrix`, some rows after the other."""
         return torch.cat([part.weighted_gram(variance) for _, part in self.chunks()])
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """As of `Matrix`, some rows after the other."""
         return torch.cat([part.weighted_squares(variance) for _, part in self.chunks()])
 
     def products(self, vectors: Tensor) -> Tensor:
-        """As of `Matrix`, some rows after the other."""
         return torch.cat([part.products(vectors) for _, part in self.chunks()], 1)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """From the patches of all rows at once."""
         part = self._matrix(0, self.num_rows)
         return (part if self.turned is None else part.rotated(*self.turned)).joint_gram(variance)

@@ -29,7 +29,6 @@ class Head(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """R = D I, the bias counted in I."""
         rows, width = self.features.shape
         return Outline.like(self.features, rows, self.outputs, self.outputs * (width + int(self.bias)))
 
@@ -41,14 +40,12 @@ class Head(Jacobian):
         return torch.cat([self.features, self.features.new_ones(self.num_rows, 1)], -1)
 
     def rows(self) -> Tensor:
-        """The outer products."""
         basis = self.basis
         if basis is None:
             basis = torch.eye(self.outputs, dtype=self.dtype, device=self.device)
         return (basis[:, :, None] * self.inputs[:, None, None, :]).flatten(2)
 
     def narrow(self, low: int, high: int) -> "Head":
-        """Those rows."""
         return Head(self.features[low:high], self.bias, self.outputs, self.basis)
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Head":
@@ -58,7 +55,6 @@ class Head(Jacobian):
         return Head(self.inputs @ inner[0].to(self.dtype), False, self.outputs, basis)
 
     def squares(self) -> Tensor:
-        """A product of sums of squares."""
         inner = self.inputs.square().sum(0)
         outer = inner.new_ones(self.outputs) if self.basis is None else self.basis.square().sum(0)
         return (outer.unsqueeze(-1) * inner).flatten()
@@ -68,19 +64,16 @@ class Head(Jacobian):
         return self.inputs.square() @ variance.to(self.dtype).view(self.outputs, -1).T
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """basis diag(inner^2 variance) basis^T."""
         inside = self._inside(variance)
         if self.basis is None:
             return torch.diag_embed(inside)
         return (self.basis * inside.unsqueeze(1)) @ self.basis.T
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """basis^2 (inner^2 variance)."""
         inside = self._inside(variance)
         return inside if self.basis is None else inside @ self.basis.square().T
 
     def products(self, vectors: Tensor) -> Tensor:
-        """basis W a for each matrix W of weights."""
         moved = self.inputs @ vectors.to(self.dtype).view(len(vectors), self.outputs, -1).mT  # (S, N, D)
         return moved if self.basis is None else moved @ self.basis.T
 

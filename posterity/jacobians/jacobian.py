@@ -134,15 +134,12 @@ class Explicit(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """That of the tensor."""
         return Outline.like(self.dense, *self.dense.shape)
 
     def rows(self) -> Tensor:
-        """The tensor."""
         return self.dense
 
     def narrow(self, low: int, high: int) -> "Explicit":
-        """Those rows."""
         return Explicit(self.dense[low:high])
 
 
@@ -167,7 +164,6 @@ class Selected(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """That of the whole, with S weights."""
         return self.whole.outline._replace(size=self.index.numel())
 
     def rows(self) -> Tensor:
@@ -175,7 +171,6 @@ class Selected(Jacobian):
         return torch.cat([part.rows()[..., self.index] for _, part in self.whole.chunks()])
 
     def narrow(self, low: int, high: int) -> "Selected":
-        """Those rows."""
         return Selected(self.whole.narrow(low, high), self.index)
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
@@ -185,13 +180,11 @@ class Selected(Jacobian):
         return super().weighted_gram(variance)
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """As `weighted_gram`."""
         if self._in_factors:
             return self.whole.weighted_squares(self._spread(variance))
         return super().weighted_squares(variance)
 
     def products(self, vectors: Tensor) -> Tensor:
-        """Those of the whole with 0 elsewhere."""
         return self.whole.products(self._spread(vectors))
 
     @property
@@ -220,11 +213,9 @@ class Stacked(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """That of the parts, with all weights."""
         return self.parts[0].outline._replace(size=self.total)
 
     def rows(self) -> Tensor:
-        """The parts, added at their places."""
         first = self.parts[0]
         dense = first.rows().new_zeros(self.num_rows, self.num_outputs, self.total)
         for block, part in zip(self.blocks, self.parts, strict=True):
@@ -232,7 +223,6 @@ class Stacked(Jacobian):
         return dense
 
     def narrow(self, low: int, high: int) -> "Stacked":
-        """Those rows."""
         return Stacked(self.blocks, tuple(part.narrow(low, high) for part in self.parts), self.total)
 
     def part(self, block: Block) -> Jacobian:
@@ -281,7 +271,6 @@ class Stacked(Jacobian):
         return tuple(pieces)
 
     def squares(self) -> Tensor:
-        """Piece by piece."""
         total = torch.zeros(self.total, dtype=self.dtype, device=self.device)
         self.accumulate_squares(total)
         return total
@@ -295,19 +284,15 @@ class Stacked(Jacobian):
                 total.index_add_(0, places.to(total.device), piece.squares())
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """Piece by piece."""
         return added(piece.weighted_gram(taken(variance, places)) for places, piece in self.pieces)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """Piece by piece."""
         return added(piece.joint_gram(taken(variance, places)) for places, piece in self.pieces)
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """Piece by piece."""
         return added(piece.weighted_squares(taken(variance, places)) for places, piece in self.pieces)
 
     def products(self, vectors: Tensor) -> Tensor:
-        """Part by part: of tied weights, too."""
         pairs = zip(self.blocks, self.parts, strict=True)
         return added(part.products(block.gather(vectors)) for block, part in pairs)
 

@@ -58,7 +58,6 @@ class Matrix(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """R = G O I, the bias counted in I."""
         outputs, rows, _, groups, out = self.gradients.shape
         return Outline.like(self.gradients, rows, outputs, groups * out * self.width)
 
@@ -81,7 +80,6 @@ class Matrix(Jacobian):
         return ones if self.features is None else torch.cat([self.features, ones], -1)
 
     def rows(self) -> Tensor:
-        """Sum over positions of the outer products."""
         if self.positions == 1:
             outer = self.gradients[:, :, 0, :, :, None] * self.inputs[:, 0, :, None, :]  # (D, N, G, O, I)
         else:
@@ -91,7 +89,6 @@ class Matrix(Jacobian):
         return outer.flatten(2).transpose(0, 1)
 
     def narrow(self, low: int, high: int) -> "Matrix":
-        """Those rows."""
         features = None if self.features is None else self.features[low:high]
         return Matrix(features, self.gradients[:, low:high], self.bias)
 
@@ -237,7 +234,6 @@ class Lookup(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """R = V E."""
         outputs, rows, _, width = self.gradients.shape
         return Outline.like(self.gradients, rows, outputs, self.entries * width)
 
@@ -249,14 +245,12 @@ class Lookup(Jacobian):
         return (same & first.unsqueeze(-1)).to(self.dtype) @ self.gradients
 
     def rows(self) -> Tensor:
-        """The gradients, added at their places."""
         outputs, num, positions, width = self.gradients.shape
         dense = self.gradients.new_zeros(num, outputs, self.entries, width)
         place = self.index[:, None, :, None].expand(num, outputs, positions, width)
         return dense.scatter_add(2, place, self.gradients.transpose(0, 1)).flatten(2)
 
     def narrow(self, low: int, high: int) -> "Lookup":
-        """Those rows."""
         return Lookup(self.index[low:high], self.gradients[:, low:high], self.entries, self.padding)
 
     def counts(self, weights: Tensor | None) -> Tensor:
@@ -284,13 +278,11 @@ class Lookup(Jacobian):
         return values.new_zeros(self.entries, values.shape[-1]).index_add(0, self.index.flatten(), values).flatten()
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """Over the merged gradients, which share no entry."""
         table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
         half = self.merged.transpose(0, 1)  # (N, D, T, E)
         return (half * table.unsqueeze(1)).flatten(2) @ half.flatten(2).mT
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """Over the merged gradients, which share no entry."""
         table = variance.to(self.dtype).view(self.entries, -1)[self.index]  # (N, T, E)
         return (self.merged.square() * table).sum((-2, -1)).T
 
@@ -301,7 +293,6 @@ class Lookup(Jacobian):
         return torch.stack([(half @ table[self.index].flatten(1).unsqueeze(-1)).squeeze(-1) for table in tables])
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """Over the entries that are looked up."""
         used, index = torch.unique(self.index, return_inverse=True)
         rows = Lookup(index, self.gradients, used.numel()).rows()
         rows = (rows * variance.view(self.entries, -1)[used].flatten().sqrt().to(self.dtype)).flatten(0, 1)
@@ -331,7 +322,6 @@ class Thin(Jacobian):
 
     @property
     def outline(self) -> Outline:
-        """R = O I, the bias counted in I."""
         rows, out = self.columns[0].shape
         width = 1 if self.features is None else self.features.shape[1] + int(self.bias)
         return Outline.like(self.columns[0], rows, len(self.columns), out * width)
@@ -345,20 +335,16 @@ class Thin(Jacobian):
         return ones if self.features is None else torch.cat([self.features, ones], -1)
 
     def rows(self) -> Tensor:
-        """As of `Matrix`."""
         return self.matrix.rows()
 
     def narrow(self, low: int, high: int) -> "Thin":
-        """Those rows."""
         features = None if self.features is None else self.features[low:high]
         return Thin(features, tuple(column[low:high] for column in self.columns), self.bias)
 
     def squares(self) -> Tensor:
-        """A product of the squares of the factors."""
         return (self._outer_squares.T @ self.inputs.square()).flatten()
 
     def add_squares(self, block: Block, total: Tensor) -> None:
-        """The same, straight to its places."""
         outer, views = self._outer_squares, block.views(total)
         if self.features is not None:
             views[0].addmm_(outer.T, self.features.square())
@@ -374,11 +360,9 @@ class Thin(Jacobian):
         return outer
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """As of `Matrix`."""
         return self.matrix.weighted_gram(variance)
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """U^2 (inner^2 variance) with U the gradients."""
         table = variance.to(self.dtype).view(self.columns[0].shape[1], -1)  # (O, I)
         if self.features is None or not self.bias:
             inside = self.inputs.square() @ table.T
@@ -387,11 +371,9 @@ class Thin(Jacobian):
         return torch.stack([torch.linalg.vecdot(column.square(), inside) for column in self.columns], 1)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """As of `Matrix`."""
         return self.matrix.joint_gram(variance)
 
     def products(self, vectors: Tensor) -> Tensor:
-        """As of `Matrix`."""
         return self.matrix.products(vectors)
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Thin":

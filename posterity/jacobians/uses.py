@@ -61,11 +61,9 @@ class LinearUse(Use):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(outputs, inputs)."""
         return self.output_shape[-1], self.columns
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Thin | Matrix:
-        """Axes between the first and the last are positions."""
         if len(self.output_shape) == 2:
             thin = None
             if self.weight is not None:
@@ -111,11 +109,9 @@ class EmbeddingUse(Use):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(entries, width)."""
         return self.entries, self.output_shape[-1]
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Lookup:
-        """The padding entry gets no gradient, as in torch."""
         gradients = stacked(columns)
         count, num = gradients.shape[:2]
         index = self.source.reshape(num, -1)
@@ -134,7 +130,6 @@ class ScaleUse(Use):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(entries of the weight, 1)."""
         return self._entries, 1
 
     @property

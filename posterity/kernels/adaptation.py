@@ -154,11 +154,9 @@ class UnitMass(Mass):
     learns = False
 
     def initial(self, groups: int, like: Tensor) -> Tensor:
-        """Ones (G, P)."""
         return torch.ones(groups, like.shape[-1], dtype=like.dtype, device=like.device)
 
     def scale(self, moments: Moments) -> Tensor:
-        """Ones."""
         return torch.ones_like(moments.mean)
 
 
@@ -174,11 +172,9 @@ class DiagonalMass(Mass):
     """
 
     def initial(self, groups: int, like: Tensor) -> Tensor:
-        """Ones (G, P)."""
         return UnitMass().initial(groups, like)
 
     def scale(self, moments: Moments) -> Tensor:
-        """Standard deviations (G, P), regularised."""
         share = moments.number / (moments.number + _EXTRA)
         variance = moments.scatter / (moments.number - 1.0)
         return (share * variance + (1.0 - share) * _SMALL).sqrt()
@@ -189,7 +185,6 @@ class DenseMass(Mass):
     """A whole covariance, learnt in the warm-up: for strongly correlated parameters, up to some hundred of them."""
 
     def initial(self, groups: int, like: Tensor) -> Tensor:
-        """Unit matrices (G, P, P)."""
         size = like.shape[-1]
         return torch.eye(size, dtype=like.dtype, device=like.device).repeat(groups, 1, 1)
 

@@ -64,11 +64,9 @@ class Bernoulli(Likelihood):
         return torch.bernoulli(outputs.sigmoid(), generator=key.generator(outputs.device))
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """p(y = 1 | f), shaped as outputs."""
         return outputs.sigmoid()
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """p (1 - p), shaped as outputs."""
         return outputs.sigmoid() * (-outputs).sigmoid()  # 1 - p, without cancelling
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:

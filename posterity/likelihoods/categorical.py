@@ -115,7 +115,6 @@ class Categorical(Likelihood):
         return labels.reshape(probabilities.shape[:-1])
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """Class probabilities, shaped as outputs."""
         return outputs.softmax(self._axis)
 
     def variance(self, outputs: Tensor) -> Tensor:
@@ -124,7 +123,6 @@ class Categorical(Likelihood):
         return probabilities * (1.0 - probabilities)
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """diag(p) - p p^T for each label, (..., N, D, D)."""
         return self.output_fisher(outputs)
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:

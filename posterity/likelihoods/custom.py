@@ -84,21 +84,17 @@ class Custom(Likelihood):
         return self.log_density(self._as_rows(outputs), rows).reshape(*lead, len(targets))
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """One target for each output row, by `sampler`."""
         sampler = self._needed("sampler", "sample")
         drawn = sampler(self._as_rows(outputs), key)
         return drawn.reshape(*outputs.shape[: outputs.dim() - self.event_dims], *drawn.shape[1:])
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """E[y | f], by `mean_function`."""
         return self._mapped("mean_function", "mean", outputs)
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """Var[y | f], by `variance_function`."""
         return self._mapped("variance_function", "variance", outputs)
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """By autodiff, maybe indefinite, (..., N, D, D)."""
         rows, size = event_shape("Custom", outputs, self.event_dims)
 
         def negative(flat: Tensor) -> Tensor:

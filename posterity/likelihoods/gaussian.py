@@ -57,18 +57,14 @@ class Gaussian(Scaled):
         return event_sum(entries, targets.dim() - 1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """y = f + scale * noise, shaped as outputs."""
         return outputs + self._aligned(outputs) * key.normal(outputs.shape, outputs.dtype, outputs.device)
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """Var[y | f] = scale^2, shaped as outputs."""
         return torch.zeros_like(outputs) + self._aligned(outputs) ** 2
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """I / scale^2 for each row, (..., N, D, D)."""
         return self.output_fisher(outputs, targets.dim() - 1)
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Phi((y - f) / scale), shaped as outputs."""
         value: Tensor = torch.special.ndtr((targets - outputs) / self._aligned(outputs))
         return value

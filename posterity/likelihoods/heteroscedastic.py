@@ -54,20 +54,16 @@ class Heteroscedastic(Likelihood):
         return entries.sum(-1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """y = a + exp(r) * noise, (..., N, D)."""
         mean, log_scale = outputs.chunk(2, dim=-1)
         return mean + log_scale.exp() * key.normal(mean.shape, mean.dtype, mean.device)
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """a, (..., N, D)."""
         return outputs.chunk(2, dim=-1)[0]
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """exp(2 r), (..., N, D)."""
         return (2.0 * outputs.chunk(2, dim=-1)[1]).exp()
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Indefinite, (..., N, 2 D, 2 D)."""
         mean, log_scale = outputs.chunk(2, dim=-1)
         inverse = (-log_scale).exp()
         z = (targets - mean) * inverse
@@ -82,7 +78,6 @@ class Heteroscedastic(Likelihood):
         return torch.diag_embed(torch.cat([(-2.0 * log_scale).exp(), torch.full_like(log_scale, 2.0)], dim=-1))
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Phi((y - a) / exp(r)), (..., N, D)."""
         mean, log_scale = outputs.chunk(2, dim=-1)
         value: Tensor = torch.special.ndtr((targets - mean) * (-log_scale).exp())
         return value

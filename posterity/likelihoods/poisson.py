@@ -51,15 +51,12 @@ class Poisson(Likelihood):
         return event_sum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1.0), targets.dim() - 1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """Counts, with the shape and dtype of outputs."""
         return torch.poisson(outputs.exp(), generator=key.generator(outputs.device))
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """The rate exp(f), shaped as outputs."""
         return outputs.exp()
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """The rate exp(f), shaped as outputs."""
         return outputs.exp()
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:

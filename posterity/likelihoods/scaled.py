@@ -88,7 +88,6 @@ class Scaled(Likelihood):
         return targets
 
     def mean(self, outputs: Tensor) -> Tensor:
-        """E[y | f] = f."""
         return outputs
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
@@ -101,11 +100,9 @@ class Scaled(Likelihood):
 
     @property
     def num_free(self) -> int:
-        """1 or D when the scale is learnt, else 0."""
         return self._num_scales if self.learn else 0
 
     def free(self, like: Tensor) -> Tensor:
-        """log(scale), (num_free,)."""
         if not self.learn:
             return like.new_zeros(0)
         return torch.as_tensor(self.scale, dtype=torch.float64).log().reshape(-1).to(like)
@@ -120,18 +117,15 @@ class Scaled(Likelihood):
 
     @property
     def num_members(self) -> int | None:
-        """M for a scale (M, 1, D)."""
         return self.scale.shape[0] if isinstance(self.scale, Tensor) and self.scale.dim() > 2 else None
 
     def member(self, index: int) -> Self:
-        """The likelihood of one member, where they differ."""
         if not isinstance(self.scale, Tensor) or self.scale.dim() < 3:
             return self
         scale = self.scale[index, 0]
         return self._held(float(scale) if scale.numel() == 1 else tuple(scale.tolist()))
 
     def free_names(self) -> dict[str, tuple[int, ...]]:
-        """`log_scale` when the scale is learnt."""
         return {"log_scale": (self.num_free,)} if self.learn else {}
 
     def with_free(self, raw: Tensor) -> Self:

@@ -68,7 +68,6 @@ class StudentT(Scaled):
         return event_sum(kernel - log_scale + constant, targets.dim() - 1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """y = f + scale * t, shaped as outputs."""
         shape, nu = outputs.shape, self.degrees
         radius = 1.0 - key.fold("radius").uniform(shape, torch.float64, outputs.device)  # in (0, 1]
         angle = 2.0 * math.pi * key.fold("angle").uniform(shape, torch.float64, outputs.device)
@@ -82,14 +81,12 @@ class StudentT(Scaled):
         return torch.zeros_like(outputs) + ratio * self._aligned(outputs) ** 2
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Diagonal and maybe negative, (..., N, D, D)."""
         scale, nu = self._aligned(outputs), self.degrees
         square = ((targets - outputs) / scale).square()
         entries = (nu + 1.0) * (nu - square) / (nu + square).square() / scale**2
         return diagonal_information("StudentT", entries, targets.dim() - 1)
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """P(Y <= y | f), shaped as outputs."""
         return _cdf(((targets - outputs) / self._aligned(outputs)).double(), self.degrees).to(outputs.dtype)
 
 

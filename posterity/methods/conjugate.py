@@ -62,15 +62,12 @@ class Conjugate(Method):
 
     @property
     def takes_members(self) -> bool:
-        """No: one problem at a time."""
         return False
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """With sums, precision and factor, R x R each."""
         return {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * num_random(joint) ** 2}
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """One pass over all rows."""
         return data.passes(self.batch_size)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> ConjugateState:
@@ -91,7 +88,6 @@ class Conjugate(Method):
         return ConjugateState(origin, zeros.expand(size, size).clone(), zeros.expand(size).clone(), zeros.clone())
 
     def step(self, joint: Target, state: ConjugateState, batch: Batch, key: Key) -> tuple[ConjugateState, Info]:
-        """Add these rows to the sums."""
         assert isinstance(joint, Joint)
         precision, linear, log_likelihood = state.precision, state.linear, state.log_likelihood
         for piece in derivatives(joint, state.theta, batch.inputs):
@@ -110,7 +106,6 @@ class Conjugate(Method):
         return ConjugateState(state.theta, precision, linear, log_likelihood), {"log_likelihood": log_likelihood}
 
     def posterior(self, joint: Target, kept: Sequence[ConjugateState]) -> Linearized:
-        """Complete the square."""
         assert isinstance(joint, Joint)
         origin, curvature, linear, log_likelihood = kept[-1]
         index = joint.random_indices

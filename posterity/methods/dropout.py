@@ -169,16 +169,13 @@ class MCDropout(Method):
         }
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Shuffled mini-batches, or all rows each time."""
         return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> MCDropoutState:
-        """At theta, with fresh moments."""
         theta = theta.clone()
         return MCDropoutState(theta, self.optimizer.init(theta), starting_buffers(joint, theta), 0, None)
 
     def step(self, joint: Target, state: MCDropoutState, batch: Batch, key: Key) -> tuple[MCDropoutState, Info]:
-        """One ascent step under masks of this step."""
         assert isinstance(joint, Joint)
         theta, rates = state.theta, learnt_rates(joint)
         inputs = batch.member(0).inputs

@@ -133,33 +133,26 @@ class Ensemble(Method):
 
     @property
     def anytime(self) -> bool:  # type: ignore[override]
-        """As the method."""
         return self.method.anytime
 
     @property
     def recordable(self) -> bool:  # type: ignore[override]
-        """As the method, where its members step together."""
         return self.method.recordable and self.method.takes_members
 
     @property
     def takes_members(self) -> bool:
-        """No: a row of theta is a member of the ensemble."""
         return False
 
     def prepared(self, joint: Target, data: Data) -> Target:
-        """As the method wants it."""
         return self.method.prepared(joint, data)
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """Those of the method, for every member."""
         return self._times(self.method.bytes(joint, data), joint)
 
     def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        """Those of one member: they predict in turn."""
         return self.method.prediction_bytes(joint, data, rows)
 
     def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
-        """Those of the method, for every member."""
         return self._times(self.method.alternatives(joint, data), joint)
 
     def _times(self, needed: dict[str, int], joint: Target) -> dict[str, int]:
@@ -167,7 +160,6 @@ class Ensemble(Method):
         return {name: count * (self.size if joint.num_members is None else 1) for name, count in needed.items()}
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With the method and the number of members."""
         return f"Ensemble of {self.size}, each {self.method.describe(joint, data)}"
 
     def batches(self, data: Data, key: Key) -> Feed:
@@ -198,11 +190,9 @@ class Ensemble(Method):
         ]
 
     def initial(self, joint: Target, key: Key) -> Tensor:
-        """Newly initialised weights for each member, (M, P)."""
         return torch.stack([joint.fresh(key.fold(index)) for index in range(self.size)])
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> EnsembleState:
-        """The members at the rows of theta."""
         theta = self._each(theta)
         if self.method.takes_members:
             members = self.method.init(joint, theta, key)
@@ -223,7 +213,6 @@ class Ensemble(Method):
         return theta
 
     def step(self, joint: Target, state: EnsembleState, batch: Batch, key: Key) -> tuple[EnsembleState, Info]:
-        """One step of every member."""
         if self.method.takes_members:
             members, info = self.method.step(joint, state.members, batch, key)
         else:
@@ -242,7 +231,6 @@ class Ensemble(Method):
         return EnsembleState(members, held, alive), {**info, "loss": torch.where(alive.any(), held, loss)}
 
     def keeps(self, step: int) -> bool:
-        """As the method."""
         return self.method.keeps(step)
 
     def keep(self, state: EnsembleState) -> EnsembleState:
@@ -264,7 +252,6 @@ class Ensemble(Method):
         return EnsembleState(each if self.method.takes_members else tuple(each), state.loss, alive)
 
     def posterior(self, joint: Target, kept: Sequence[EnsembleState]) -> Mixture:
-        """The mixture of the members that are finite."""
         alive = torch.stack([each.alive for each in kept]).all(0).tolist()
         lost = {index for index, good in enumerate(alive) if not good}
         if lost - _SAID.setdefault(joint, set()):

@@ -110,7 +110,6 @@ class ExpectationMaximization(Method):
 
     @property
     def takes_members(self) -> bool:
-        """No: rows of theta are restarts of one problem."""
         return False
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
@@ -118,22 +117,18 @@ class ExpectationMaximization(Method):
         return {"values": 3 * self.restarts * theta_bytes(joint)}
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With the restarts."""
         return f"EM over {joint.size:,} numbers, {self.restarts} restart{'s' if self.restarts > 1 else ''}"
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """One round a step: the functions have the data."""
         return data.minibatches(None, self.rounds, key)
 
     def initial(self, joint: Target, key: Key) -> Tensor:
-        """theta (R, P) of the restarts."""
         keys = [key.fold(index) for index in range(self.restarts)]
         if self.initial_values is None:
             return torch.stack([joint.fresh(own) for own in keys])
         return torch.stack([_density(joint).unconstrained(self.initial_values(own)) for own in keys]).to(joint.dtype)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> ExpectationMaximizationState:
-        """The start, with no q yet."""
         _density(joint)
         rows = theta.reshape(-1, theta.shape[-1]).clone()
         zeros = rows.new_zeros(len(rows), dtype=torch.float64)
@@ -178,11 +173,9 @@ class ExpectationMaximization(Method):
         return f"the bound stands still after {state.round} rounds" if bool(state.done.all()) else ""
 
     def keep(self, state: ExpectationMaximizationState) -> ExpectationMaximizationState:
-        """Without q."""
         return state._replace(latent={})
 
     def posterior(self, joint: Target, kept: Sequence[ExpectationMaximizationState]) -> Point:
-        """The restart with the highest bound."""
         last = kept[-1]
         if not bool(last.alive.all()):
             logger.warning(

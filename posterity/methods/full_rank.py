@@ -91,11 +91,9 @@ class FullRank(Method):
         }
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Shuffled mini-batches, or all rows each time."""
         return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> FullRankState:
-        """Means at theta, a diagonal factor, fresh moments."""
         diagonal = initial_log_scales(joint, self.initial_scales, theta)
         below = diagonal.new_zeros(len(diagonal) * (len(diagonal) - 1) // 2)
         factor = torch.cat([diagonal, below]).expand(*theta.shape[:-1], -1)
@@ -103,7 +101,6 @@ class FullRank(Method):
         return FullRankState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), 0)
 
     def step(self, joint: Target, state: FullRankState, batch: Batch, key: Key) -> tuple[FullRankState, Info]:
-        """One ascent step on the ELBO."""
         parameters, buffers, size, count = state.parameters, state.buffers, joint.size, num_random(joint)
         mean, log_diagonal = parameters[..., :size], parameters[..., size : size + count]
         factor = _factor(parameters[..., size:], count)

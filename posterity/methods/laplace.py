@@ -157,7 +157,6 @@ class Laplace(Method):
 
     @property
     def takes_members(self) -> bool:
-        """Unless each would choose its own weights."""
         return self.subset.count is None
 
     def prepared(self, joint: Target, data: Data) -> Target:
@@ -191,15 +190,12 @@ class Laplace(Method):
         return laplace_bytes(self, joint, data)
 
     def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        """Derivatives and covariances of the outputs."""
         return laplace_prediction_bytes(self, joint, data, rows)
 
     def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
-        """Other structures, and the last layer alone."""
         return laplace_alternatives(self, joint, data)
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With curvature, structure and subset."""
         return described(self, joint, data)
 
     @property
@@ -212,7 +208,6 @@ class Laplace(Method):
         return data.passes(self.batch_size, self.passes)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> LaplaceState:
-        """Zero sums at theta."""
         members = 1 if theta.dim() == 1 else theta.shape[0]
         if self.subset.count is not None and theta.dim() > 1:
             raise ValueError(f"{self.subset} chooses weights for one theta at a time. Use joint.member(i) for each.")

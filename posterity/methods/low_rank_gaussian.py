@@ -118,11 +118,9 @@ class LowRankGaussian(Method):
         }
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With the rank."""
         return f"{type(self).__name__} of rank {self.rank} over {joint.num_weights:,} weights"
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Shuffled mini-batches, or all rows each time."""
         return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> LowRankGaussianState:
@@ -137,7 +135,6 @@ class LowRankGaussian(Method):
     def step(
         self, joint: Target, state: LowRankGaussianState, batch: Batch, key: Key
     ) -> tuple[LowRankGaussianState, Info]:
-        """One ascent step on the ELBO."""
         parameters = state.parameters
         grad, terms, buffers = self._ascent(joint, parameters, batch, state.buffers, key)
         step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)

@@ -139,16 +139,13 @@ class MAP(Method):
         }
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Shuffled mini-batches, or all rows each time."""
         return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> MAPState:
-        """At theta, with fresh moments."""
         theta = theta.clone()
         return MAPState(theta, self.optimizer.init(theta), starting_buffers(joint, theta), 0)
 
     def step(self, joint: Target, state: MAPState, batch: Batch, key: Key) -> tuple[MAPState, Info]:
-        """One ascent step."""
         step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
         if self.proximal:
             return self._proximal_step(with_kinks(joint), state, batch, step_size)

@@ -107,17 +107,14 @@ class MeanField(Method):
         }
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Shuffled mini-batches, or all rows each time."""
         return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> MeanFieldState:
-        """Means at theta, with fresh moments."""
         log_scales = initial_log_scales(joint, self.initial_scales, theta)
         parameters = torch.cat([theta, log_scales.expand(*theta.shape[:-1], -1)], dim=-1)
         return MeanFieldState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), {}, 0)
 
     def step(self, joint: Target, state: MeanFieldState, batch: Batch, key: Key) -> tuple[MeanFieldState, Info]:
-        """One ascent step on the ELBO."""
         parameters, size = state.parameters, joint.size
         q = _family(joint, parameters)
         grad = workspace(joint, "parameters", parameters)

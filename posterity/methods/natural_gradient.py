@@ -136,7 +136,6 @@ class NaturalGradient(Method):
         }
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Shuffled mini-batches, or all rows each time."""
         return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> NaturalGradientState:
@@ -151,7 +150,6 @@ class NaturalGradient(Method):
     def step(
         self, joint: Target, state: NaturalGradientState, batch: Batch, key: Key
     ) -> tuple[NaturalGradientState, Info]:
-        """One step of means, precisions and points."""
         mean, precision, momentum = state.mean, state.precision, state.momentum
         scale = torch.rsqrt(precision, out=workspace(joint, "scale", precision))
         q = Factorised(mean, scale, joint.random_indices)

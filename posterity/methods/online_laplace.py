@@ -92,11 +92,9 @@ class OnlineLaplace(Method):
 
     @property
     def takes_members(self) -> bool:
-        """No: each has hyper-parameters of its own."""
         return False
 
     def prepared(self, joint: Target, data: Data) -> Target:
-        """As `laplace` wants it."""
         return self.laplace.prepared(joint, data)
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
@@ -105,7 +103,6 @@ class OnlineLaplace(Method):
         return {name: max(fit.get(name, 0), laplace.get(name, 0)) for name in {**fit, **laplace}}
 
     def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        """Those of Laplace."""
         return self.laplace.prediction_bytes(joint, data, rows)
 
     def batches(self, data: Data, key: Key) -> Feed:
@@ -141,7 +138,6 @@ class OnlineLaplace(Method):
         return self._at_stop(joint, now, state) if laplace.passes == self.laplace.passes else (state, {})
 
     def keep(self, state: OnlineLaplaceState) -> OnlineLaplaceState:
-        """Without the moments of the optimiser."""
         return state._replace(fit=self.fit.keep(state.fit))
 
     def posterior(self, joint: Target, kept: Sequence[OnlineLaplaceState]) -> Posterior:

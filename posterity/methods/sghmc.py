@@ -104,7 +104,6 @@ class SGHMC(MinibatchChains):
         return SGHMCState(theta, velocity, self.preconditioner.init(theta), starting_buffers(joint, theta), 0)
 
     def step(self, joint: Target, state: SGHMCState, batch: Batch, key: Key) -> tuple[SGHMCState, Info]:
-        """One step of every chain."""
         theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)

@@ -79,16 +79,13 @@ class SGLD(MinibatchChains):
 
     @staticmethod
     def step_size_for(learning_rate: float, joint: Target) -> float | Tensor:
-        """learning_rate / (num_data likelihood_power)."""
         return learning_rate / loss_factor(joint)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> SGLDState:
-        """Chains at theta."""
         theta = self.each_chain(joint, theta)
         return SGLDState(theta, self.preconditioner.init(theta), starting_buffers(joint, theta), 0)
 
     def step(self, joint: Target, state: SGLDState, batch: Batch, key: Key) -> tuple[SGLDState, Info]:
-        """One step of every chain."""
         theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)

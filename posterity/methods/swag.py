@@ -109,7 +109,6 @@ class SWAG(Method):
         return self.fit.batch_size
 
     def prepared(self, joint: Target, data: Data) -> Target:
-        """As the fit wants it."""
         return self.fit.prepared(joint, data)
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
@@ -124,7 +123,6 @@ class SWAG(Method):
         }
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With the rank."""
         return f"SWAG of rank {self.rank} over {joint.num_weights:,} weights"
 
     def batches(self, data: Data, key: Key) -> Feed:
@@ -137,7 +135,6 @@ class SWAG(Method):
         return self.fit.batches(data, key).with_passes(again, (self.fit.steps,))
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> SWAGState:
-        """The fit at theta, nothing collected."""
         lead, count = theta.shape[:-1], num_random(joint)
         return SWAGState(
             fit=self.fit.init(joint, theta, key),
@@ -171,7 +168,6 @@ class SWAG(Method):
         return state._replace(mean=mean, squares=squares, collected=state.collected + 1)
 
     def keep(self, state: SWAGState) -> SWAGState:
-        """Without the moments of the optimiser."""
         return state._replace(fit=self.fit.keep(state.fit))
 
     def posterior(self, joint: Target, kept: Sequence[SWAGState]) -> Gaussian:

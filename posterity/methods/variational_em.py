@@ -199,21 +199,17 @@ class VariationalEM(Method):
 
     @property
     def anytime(self) -> bool:  # type: ignore[override]
-        """As the method."""
         return self.expectation.anytime
 
     @property
     def row(self) -> str:  # type: ignore[override]
-        """As the method says."""
         return self.expectation.row
 
     @property
     def takes_members(self) -> bool:
-        """No: each has hyper-parameters of its own."""
         return False
 
     def prepared(self, joint: Target, data: Data) -> Target:
-        """As the method wants it."""
         problem = _one_problem(joint)
         if self._holds and getattr(problem.likelihood, "log_scale_prior", None) is not None:
             raise ValueError(
@@ -237,11 +233,9 @@ class VariationalEM(Method):
         return {**parts, "draws of a pass": min(self.draws * theta_bytes(joint), LARGE * joint.dtype.itemsize)}
 
     def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        """Those of the method."""
         return self.expectation.prediction_bytes(joint, data, rows)
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With the method and the number of rounds."""
         return f"VariationalEM of {self.rounds} rounds by {self.expectation.describe(joint, data)}"
 
     def batches(self, data: Data, key: Key) -> Feed:
@@ -323,11 +317,9 @@ class VariationalEM(Method):
         return f"the bound stands still after {state.rounds} rounds" if state.still else ""
 
     def keep(self, state: VariationalEMState) -> VariationalEMState:
-        """What the method keeps."""
         return state._replace(expectation=self._run.keep(state.expectation), sums={}, bounds={})
 
     def posterior(self, joint: Target, kept: Sequence[VariationalEMState]) -> Posterior:
-        """That of the method at the last hyper-parameters."""
         assert isinstance(joint, Joint)
         last = kept[-1]
         return self._run.last_posterior(last.hyper_parameters.problem(joint), last.expectation)

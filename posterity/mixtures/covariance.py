@@ -131,14 +131,12 @@ class ScaleSweep(Sweep):
         return torch.add(self.offsets, self.squares.sum(1), alpha=-0.5)
 
     def add(self, weights: Tensor) -> None:
-        """Whitened coordinates and their squares, weighted."""
         self.z *= weights[:, None]
         self.first += self.z.sum(2)
         self.squares *= weights[:, None]
         self.second += self.squares.sum(2)
 
     def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums taken back by the scales: (R, K, D) both."""
         return self.first.view(self.shape) / self.factors, self.second.view(self.shape) / self.factors.square()
 
 
@@ -240,7 +238,6 @@ class MomentSweep(Sweep):
         self._resize(self.rows)
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """Features of the chunk, times coefficients."""
         if len(points) != self.found.shape[1]:
             self._resize(len(points))
         torch.sub(points.mT, centre[:, None], out=self.centred)
@@ -260,11 +257,9 @@ class MomentSweep(Sweep):
         self.found = taken(self.results, len(self.offsets), size)
 
     def add(self, weights: Tensor) -> None:
-        """Weights of the chunk, times features."""
         self.totals.addmm_(weights, self.features.mT)
 
     def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums, moved from the centre to the means."""
         totals = self.totals.view(self.shape)
         first, second = totals[:, :, -1], totals[:, :, :-1]
         away = first - counts[..., None] * self.means

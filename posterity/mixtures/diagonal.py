@@ -24,30 +24,24 @@ class Diagonal(Covariance):
     matrices: ClassVar[bool] = False
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
-        """(K, D)."""
         return components, dimensions
 
     def num_parameters(self, components: int, dimensions: int) -> int:
-        """K D."""
         return components * dimensions
 
     def factors(self, covariances: Tensor) -> Tensor:
-        """1 / standard deviation (R, K, D)."""
         bad = ~(torch.isfinite(covariances) & (covariances > 0)).all(-1)
         if bool(bad.any()):
             refuse(bad)
         return covariances.rsqrt()
 
     def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """The sum of the logarithms over dimensions (R, K)."""
         return factors.log().sum(-1)
 
     def second_moments(self, statistics: Statistics) -> Tensor:
-        """The scatters less counts shift^2 (R, K, D)."""
         return statistics.scatters - statistics.counts[..., None] * statistics.shifts.square()
 
     def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
-        """Diagonal matrices (R, K, D, D)."""
         return torch.diag_embed(covariances)
 
     def sweep(self, components: Components, num_data: int) -> Sweep:
@@ -55,15 +49,12 @@ class Diagonal(Covariance):
         return scale_sweep(components, num_data)
 
     def stored(self, scatters: Tensor) -> Tensor:
-        """As they are."""
         return scatters
 
     def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
-        """The variances of each component by its own count."""
         return (counts + added)[..., None]
 
     def marked(self, chosen: Tensor) -> Tensor:
-        """Variances as their component."""
         return chosen[..., None]
 
 
@@ -79,49 +70,37 @@ class DiagonalPrecisions(Precisions):
     covariance: ClassVar[Covariance] = Diagonal()
 
     def block(self, dimensions: int) -> tuple[int, int]:
-        """D numbers."""
         return 1, dimensions
 
     def multiplicity(self, dimensions: int) -> int:
-        """Once."""
         return 1
 
     def prior_shape(self, dimensions: int) -> tuple[int, ...]:
-        """A vector."""
         return (dimensions,)
 
     def stored(self, matrix: Tensor) -> Tensor:
-        """Its diagonal, (1, 1, D)."""
         return matrix.diagonal()[None, None]
 
     def floored(self, stored: Tensor, floor: float) -> Tensor:
-        """All of it."""
         return raised(stored, floor)
 
     def condition(self, stored: Tensor) -> float:
-        """1: nothing cancels."""
         return 1.0
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
-        """nu_k = nu_0 + N_k."""
         return counts
 
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
-        """Its diagonal, (R, K, D)."""
         return weights[..., None] * vectors.square()
 
     def broadcast(self, degrees: Tensor) -> Tensor:
-        """(R, K, 1)."""
         return degrees[..., None]
 
     def log_det(self, factors: Tensor) -> Tensor:
-        """(R, K)."""
         return 2 * factors.log().sum(-1)
 
     def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
-        """(R, K)."""
         return (factors.square() * moments).sum(-1)
 
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        """(N, K, D)."""
         return ((points[:, None] - means) * factors).square()

@@ -24,11 +24,9 @@ class Full(Covariance):
     matrices: ClassVar[bool] = True
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
-        """(K, D, D)."""
         return components, dimensions, dimensions
 
     def num_parameters(self, components: int, dimensions: int) -> int:
-        """K D (D + 1) / 2."""
         return components * dimensions * (dimensions + 1) // 2
 
     def factors(self, covariances: Tensor) -> Tensor:
@@ -36,7 +34,6 @@ class Full(Covariance):
         return inverse_roots(covariances)
 
     def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """The sum of the logarithms of the diagonal (R, K)."""
         return factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def second_moments(self, statistics: Statistics) -> Tensor:
@@ -44,7 +41,6 @@ class Full(Covariance):
         return statistics.scatters - moved(statistics)
 
     def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
-        """The covariances as they are."""
         return covariances
 
     def sweep(self, components: Components, num_data: int) -> Sweep:
@@ -52,15 +48,12 @@ class Full(Covariance):
         return matrix_sweep(components, num_data)
 
     def stored(self, scatters: Tensor) -> Tensor:
-        """As they are."""
         return scatters
 
     def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
-        """Each matrix by its own count."""
         return (counts + added)[..., None, None]
 
     def marked(self, chosen: Tensor) -> Tensor:
-        """Each matrix as its component."""
         return chosen[..., None, None]
 
 
@@ -112,51 +105,39 @@ class FullPrecisions(Precisions):
     covariance: ClassVar[Covariance] = Full()
 
     def block(self, dimensions: int) -> tuple[int, int]:
-        """One D by D matrix."""
         return dimensions, 1
 
     def multiplicity(self, dimensions: int) -> int:
-        """Once."""
         return 1
 
     def prior_shape(self, dimensions: int) -> tuple[int, ...]:
-        """A matrix."""
         return dimensions, dimensions
 
     def stored(self, matrix: Tensor) -> Tensor:
-        """The matrix, (1, 1, D, D)."""
         return matrix[None, None]
 
     def floored(self, stored: Tensor, floor: float) -> Tensor:
-        """On the diagonal alone."""
         diagonal = raised(stored.diagonal(dim1=-2, dim2=-1), floor)
         return torch.diagonal_scatter(stored, diagonal, dim1=-2, dim2=-1)
 
     def condition(self, stored: Tensor) -> float:
-        """Of the correlations."""
         return condition_of(stored)
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
-        """nu_k = nu_0 + N_k."""
         return counts
 
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
-        """(R, K, D, D)."""
         return weights[..., None, None] * vectors[..., :, None] * vectors[..., None, :]
 
     def broadcast(self, degrees: Tensor) -> Tensor:
-        """(R, K, 1, 1)."""
         return degrees[..., None, None]
 
     def log_det(self, factors: Tensor) -> Tensor:
-        """(R, K)."""
         return 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
-        """(R, K)."""
         return (factors * (moments @ factors)).sum((-2, -1))
 
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        """(N, K, 1)."""
         ways = [((points - mean) @ factor).square().sum(-1) for mean, factor in zip(means, factors, strict=True)]
         return torch.stack(ways, -1)[..., None]

@@ -81,15 +81,12 @@ class Floor(Regularisation):
 
     @property
     def positive(self) -> bool:
-        """Unless it is 0."""
         return self.variance > 0
 
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
-        """See `Regularisation`."""
         return moments / kind.divisors(counts, dimensions) + self.variance * kind.identity(dimensions, moments)
 
     def penalty(self, kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """None."""
         return torch.zeros_like(factors.flatten(1)[:, 0])
 
 
@@ -126,16 +123,13 @@ class InverseWishart(Regularisation):
 
     @property
     def exact(self) -> bool:
-        """Always."""
         return True
 
     @property
     def positive(self) -> bool:
-        """Always."""
         return True
 
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
-        """See `Regularisation`."""
         moments = moments + self.scale * kind.identity_moment(dimensions, moments)
         return moments / kind.divisors(counts, dimensions, self.degrees)
 

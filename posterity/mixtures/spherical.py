@@ -27,22 +27,18 @@ class Spherical(Covariance):
     matrices: ClassVar[bool] = False
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
-        """(K,)."""
         return (components,)
 
     def num_parameters(self, components: int, dimensions: int) -> int:
-        """K."""
         return components
 
     def factors(self, covariances: Tensor) -> Tensor:
-        """1 / standard deviation (R, K)."""
         bad = ~(torch.isfinite(covariances) & (covariances > 0))
         if bool(bad.any()):
             refuse(bad)
         return covariances.rsqrt()
 
     def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """D times the logarithm (R, K)."""
         return dimensions * factors.log()
 
     def second_moments(self, statistics: Statistics) -> Tensor:
@@ -50,16 +46,13 @@ class Spherical(Covariance):
         return statistics.scatters - statistics.counts * statistics.shifts.square().sum(-1)
 
     def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
-        """Multiples of the identity (R, K, D, D)."""
         return torch.diag_embed(covariances[..., None].expand(-1, -1, dimensions))
 
     def sweep(self, components: Components, num_data: int) -> Sweep:
-        """As with a scale for each dimension."""
         factors = components.factors[..., None].expand_as(components.means)
         return scale_sweep(components._replace(factors=factors), num_data)
 
     def stored(self, scatters: Tensor) -> Tensor:
-        """Added over dimensions."""
         return scatters.sum(-1)
 
     def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
@@ -67,11 +60,9 @@ class Spherical(Covariance):
         return dimensions * (counts + added)
 
     def marked(self, chosen: Tensor) -> Tensor:
-        """As the components."""
         return chosen
 
     def identity_moment(self, dimensions: int, like: Tensor) -> Tensor:
-        """A trace: D."""
         return dimensions * self.identity(dimensions, like)
 
 
@@ -82,49 +73,37 @@ class SphericalPrecisions(Precisions):
     covariance: ClassVar[Covariance] = Spherical()
 
     def block(self, dimensions: int) -> tuple[int, int]:
-        """One number."""
         return 1, 1
 
     def multiplicity(self, dimensions: int) -> int:
-        """In every dimension."""
         return dimensions
 
     def prior_shape(self, dimensions: int) -> tuple[int, ...]:
-        """One number."""
         return ()
 
     def stored(self, matrix: Tensor) -> Tensor:
-        """The mean of its diagonal, (1, 1)."""
         return matrix.diagonal().mean()[None, None]
 
     def floored(self, stored: Tensor, floor: float) -> Tensor:
-        """All of it."""
         return raised(stored, floor)
 
     def condition(self, stored: Tensor) -> float:
-        """1: nothing cancels."""
         return 1.0
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
-        """nu_k = nu_0 + D N_k: each row brings D squares."""
         return dimensions * counts
 
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
-        """Its trace, (R, K)."""
         return weights * vectors.square().sum(-1)
 
     def broadcast(self, degrees: Tensor) -> Tensor:
-        """(R, K)."""
         return degrees
 
     def log_det(self, factors: Tensor) -> Tensor:
-        """(R, K)."""
         return 2 * factors.log()
 
     def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
-        """(R, K)."""
         return factors.square() * moments
 
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        """(N, K, 1)."""
         return ((points[:, None] - means) * factors[:, None]).square().sum(-1, keepdim=True)

@@ -24,11 +24,9 @@ class Tied(Covariance):
     matrices: ClassVar[bool] = True
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
-        """(D, D)."""
         return dimensions, dimensions
 
     def num_parameters(self, components: int, dimensions: int) -> int:
-        """D (D + 1) / 2."""
         return dimensions * (dimensions + 1) // 2
 
     def factors(self, covariances: Tensor) -> Tensor:
@@ -44,7 +42,6 @@ class Tied(Covariance):
         return statistics.scatters - moved(statistics).sum(1)
 
     def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
-        """The same matrix for each component (R, K, D, D)."""
         return covariances[:, None].expand(-1, components, -1, -1)
 
     def sweep(self, components: Components, num_data: int) -> Sweep:
@@ -60,15 +57,12 @@ class Tied(Covariance):
         return scatters.sum(1)
 
     def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
-        """The one matrix by the sum of the counts."""
         return (counts.sum(-1) + added)[:, None, None]
 
     def marked(self, chosen: Tensor) -> Tensor:
-        """Never: it is that of all components."""
         return torch.zeros_like(chosen[:, :1, None])
 
     def log_determinants(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """That of the one matrix (R,)."""
         return -2 * self.half_log_det(factors, 1, dimensions)[:, 0]
 
 
@@ -132,50 +126,38 @@ class TiedPrecisions(Precisions):
     covariance: ClassVar[Covariance] = Tied()
 
     def block(self, dimensions: int) -> tuple[int, int]:
-        """One D by D matrix."""
         return dimensions, 1
 
     def multiplicity(self, dimensions: int) -> int:
-        """Once."""
         return 1
 
     def prior_shape(self, dimensions: int) -> tuple[int, ...]:
-        """A matrix."""
         return dimensions, dimensions
 
     def stored(self, matrix: Tensor) -> Tensor:
-        """The matrix, (1, D, D)."""
         return matrix[None]
 
     def floored(self, stored: Tensor, floor: float) -> Tensor:
-        """On the diagonal alone."""
         diagonal = raised(stored.diagonal(dim1=-2, dim2=-1), floor)
         return torch.diagonal_scatter(stored, diagonal, dim1=-2, dim2=-1)
 
     def condition(self, stored: Tensor) -> float:
-        """Of the correlations."""
         return condition_of(stored)
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
-        """nu = nu_0 + sum_k N_k, (R, 1)."""
         return counts.sum(-1, keepdim=True)
 
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
-        """Summed over components, (R, D, D)."""
         return (weights[..., None] * vectors).mT @ vectors
 
     def broadcast(self, degrees: Tensor) -> Tensor:
-        """(R, 1, 1)."""
         return degrees[..., None]
 
     def log_det(self, factors: Tensor) -> Tensor:
-        """(R, 1)."""
         return 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
 
     def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
-        """(R, 1)."""
         return (factors * (moments @ factors)).sum((-2, -1))[..., None]
 
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        """(N, K, 1)."""
         return ((points[:, None] - means) @ factors).square().sum(-1, keepdim=True)

@@ -42,27 +42,21 @@ class Dirichlet(MixtureWeights):
 
     @property
     def ordered(self) -> bool:
-        """No."""
         return False
 
     def prior(self, concentration: Tensor, components: int) -> Tensor:
-        """The same for each component, (1, K)."""
         return concentration.expand(1, components)
 
     def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
-        """a_k = a0 + N_k."""
         return prior + counts
 
     def expected_logs(self, concentration: Tensor) -> Tensor:
-        """See `expected_logs`."""
         return expected_logs(concentration)
 
     def means(self, concentration: Tensor) -> Tensor:
-        """a_k / sum a."""
         return concentration / concentration.sum(-1, keepdim=True)
 
     def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
-        """See `divergence`."""
         return divergence(concentration, prior)
 
 
@@ -97,15 +91,12 @@ class Sticks(MixtureWeights):
 
     @property
     def ordered(self) -> bool:
-        """Yes: what is left of the stick gets shorter."""
         return True
 
     def prior(self, concentration: Tensor, components: int) -> Tensor:
-        """(1, gamma) for each, (1, K, 2)."""
         return torch.stack([torch.ones_like(concentration), concentration]).expand(1, components, 2)
 
     def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
-        """1 + N_k, and gamma + the sum of N_j over j > k."""
         after = counts.flip(-1).cumsum(-1).flip(-1) - counts
         return prior + torch.stack([counts, after], -1)
 
@@ -115,7 +106,6 @@ class Sticks(MixtureWeights):
         return taken + left.cumsum(-1) - left
 
     def means(self, concentration: Tensor) -> Tensor:
-        """E v_k times E(1 - v_j) of all before."""
         shares = concentration / concentration.sum(-1, keepdim=True)
         taken, left = self._last_is_one(shares, 1.0).unbind(-1)
         before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1].cumprod(-1)], -1)

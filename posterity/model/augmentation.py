@@ -83,7 +83,6 @@ class Crop(Augmentation):
 
     @property
     def numbers(self) -> int:
-        """A row and a column."""
         return 2
 
     @property
@@ -92,7 +91,6 @@ class Crop(Augmentation):
         return self.padding + 1 if self.mode == "reflect" else 1
 
     def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """See `Augmentation`."""
         mode = "constant" if self.mode == "zeros" else "reflect"
         padded = F.pad(images, (self.padding,) * 4, mode=mode)
         # A view of every window of every image, from which one is copied: (n, C, places, places, H, W).
@@ -119,11 +117,9 @@ class Flip(Augmentation):
 
     @property
     def numbers(self) -> int:
-        """One, for whether."""
         return 1
 
     def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """See `Augmentation`."""
         return torch.where((uniforms < self.probability).view(-1, 1, 1, 1), images.flip(-1), images)
 
 
@@ -146,16 +142,13 @@ class Compose(Augmentation):
 
     @property
     def numbers(self) -> int:
-        """Those of all."""
         return sum(policy.numbers for policy in self.policies)
 
     @property
     def least_side(self) -> int:
-        """The largest."""
         return max(policy.least_side for policy in self.policies)
 
     def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """See `Augmentation`."""
         each = torch.split(uniforms, [policy.numbers for policy in self.policies], dim=-1)
         for policy, own in zip(self.policies, each, strict=True):
             images = policy.applied(images, own)

@@ -56,7 +56,6 @@ class TensorData(Data):
         return Feed(steps, from_step)
 
     def passes(self, size: int | None, count: int = 1) -> Feed:
-        """See `Data`."""
         size = self.num_data if size is None else size
         each = -(-self.num_data // size)
 
@@ -71,15 +70,12 @@ class TensorData(Data):
         return Feed(each * count, from_step)
 
     def to(self, device: torch.device) -> "TensorData":
-        """See `Data`; the rows are moved once."""
         return replace(self, rows=self.rows.map(lambda tensor: tensor.to(device)))
 
     def first(self) -> Batch:
-        """All rows."""
         return self.rows
 
     def fingerprint(self) -> str:
-        """Hash of every byte, and the policy."""
         return self._marked(self.rows.fingerprint())
 
 
@@ -90,23 +86,18 @@ class NoData(Data):
     num_data: int = 0
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
-        """`steps` times None."""
         return Feed(steps, lambda start: (None for _ in range(start, steps)))
 
     def passes(self, size: int | None, count: int = 1) -> Feed:
-        """`count` times None."""
         return Feed(count, lambda start: (None for _ in range(start, count)))
 
     def to(self, device: torch.device) -> "NoData":
-        """Itself."""
         return self
 
     def first(self) -> Batch:
-        """There is none."""
         raise BadData("This needs data. Pass (inputs, targets), a Dataset or a DataLoader.")
 
     def fingerprint(self) -> str:
-        """A constant."""
         return "none"
 
 
@@ -241,19 +232,15 @@ class OwnOrders(Data):
         return Feed(steps, from_step)
 
     def passes(self, size: int | None, count: int = 1) -> Feed:
-        """Those of the data."""
         return self.data.passes(size, count)
 
     def to(self, device: torch.device) -> "OwnOrders":
-        """See `Data`."""
         return OwnOrders(self.data.to(device), self.keys)
 
     def first(self) -> Batch:
-        """All rows."""
         return self.data.first()
 
     def fingerprint(self) -> str:
-        """That of the data: the orders follow from keys."""
         return self.data.fingerprint()
 
 
@@ -269,21 +256,16 @@ class Reordered(Data):
         object.__setattr__(self, "augmentation", self.data.augmentation)
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
-        """See `Data`."""
         return self.data.minibatches(size, steps, key.fold(self.label))
 
     def passes(self, size: int | None, count: int = 1) -> Feed:
-        """Those of the data."""
         return self.data.passes(size, count)
 
     def to(self, device: torch.device) -> "Reordered":
-        """See `Data`."""
         return Reordered(self.data.to(device), self.label)
 
     def first(self) -> Batch:
-        """All rows."""
         return self.data.first()
 
     def fingerprint(self) -> str:
-        """That of the data, and the label."""
         return f"{self.data.fingerprint()} {self.label}"

@@ -43,11 +43,9 @@ class Real(Constraint):
     """
 
     def forward(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
-        """u itself."""
         return unconstrained, torch.zeros_like(unconstrained)
 
     def inverse(self, value: Tensor) -> Tensor:
-        """The value itself."""
         return value
 
 
@@ -61,11 +59,9 @@ class Positive(Constraint):
     """
 
     def forward(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
-        """exp(u), with log-Jacobian u."""
         return unconstrained.exp(), unconstrained
 
     def inverse(self, value: Tensor) -> Tensor:
-        """log v."""
         return value.log()
 
 
@@ -84,13 +80,11 @@ class Interval(Constraint):
         positive("Interval: upper - lower", self.upper - self.lower)
 
     def forward(self, unconstrained: Tensor) -> tuple[Tensor, Tensor]:
-        """lower + width * sigmoid(u)."""
         width = self.upper - self.lower
         log_jacobian = math.log(width) + F.logsigmoid(unconstrained) + F.logsigmoid(-unconstrained)
         return self.lower + width * torch.sigmoid(unconstrained), log_jacobian
 
     def inverse(self, value: Tensor) -> Tensor:
-        """logit of the position inside the interval."""
         return (value - self.lower).log() - (self.upper - value).log()
 
 
@@ -103,7 +97,6 @@ class Ordered(Constraint):
     """
 
     def unconstrained_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The same shape, which must have an axis."""
         if not shape:
             raise ValueError("Ordered needs an axis to order along. Got shape (). Use Real for a single number.")
         return shape
@@ -114,7 +107,6 @@ class Ordered(Constraint):
         return torch.cat([first, rest.exp()], -1).cumsum(-1), rest.sum(-1)
 
     def inverse(self, value: Tensor) -> Tensor:
-        """The first value and the logs of the gaps."""
         return torch.cat([value[..., :1], value.diff(dim=-1).log()], -1)
 
 

@@ -72,7 +72,6 @@ class StreamData(Data):
         return Feed(each * count, from_step)
 
     def to(self, device: torch.device) -> "StreamData":
-        """See `Data`; batches are moved as they come."""
         return replace(self, device=device)
 
     def prepared(self, prepare: Callable[[Batch], Batch]) -> "StreamData":

@@ -325,7 +325,6 @@ class KeyedMasks(Masks):
         self._key, self._sites, self._shared, self._relaxed = key, sites, shared, relaxed
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
-        """A fresh mask."""
         site = site_of(self._sites, index)
         if self._shared and not site.clear:
             raise ValueError(
@@ -358,7 +357,6 @@ class NumberedMasks(Masks):
         self._numbers, self._sites = numbers, sites
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
-        """The mask of the numbers for this call."""
         site = site_of(self._sites, index)
         return site.spread((self._numbers[index] >= rate).to(like.dtype), shape)
 
@@ -371,7 +369,6 @@ class NoMasks(Masks):
         self.calls: list[tuple[tuple[int, ...], float, int]] = []
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> None:
-        """None."""
         self.calls.append((shape, float(rate), like.numel()))
 
 
@@ -391,11 +388,9 @@ class LayersAfter(Masks):
         self._outputs: dict[int, tuple[int, Tensor]] = {}  # the tensors live as long as their ids are looked up
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> None:
-        """None."""
         self.layers[index] = []
 
     def dropped(self, index: int, output: Tensor) -> None:
-        """Remember the output."""
         self._outputs[id(output)] = index, output
 
     def sees(self, func: Any, args: Any, kwargs: Any) -> None:

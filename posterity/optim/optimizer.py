@@ -87,7 +87,6 @@ class Adam(Optimizer):
             fraction(f"Adam.{name}", getattr(self, name))
 
     def init(self, theta: Tensor) -> AdamState:
-        """Zero moments."""
         if not theta.is_contiguous():  # the kernel walks through memory, whatever the strides say
             raise ValueError(f"Adam: theta must be contiguous. Got strides {theta.stride()}. Pass theta.contiguous().")
         return AdamState(torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros((), device=theta.device))
@@ -170,13 +169,11 @@ class SGD(Optimizer):
         fraction("SGD.momentum", self.momentum)
 
     def init(self, theta: Tensor) -> SGDState:
-        """Zero velocity."""
         return SGDState(torch.zeros_like(theta))
 
     def ascend(
         self, theta: Tensor, grad: Tensor, state: SGDState, step_size: float | Tensor, divisor: float
     ) -> SGDState:
-        """One step in place."""
         velocity = state.velocity.mul_(self.momentum).add_(grad, alpha=1.0 / divisor)
         way = velocity * self.momentum + grad / divisor if self.nesterov else velocity
         if isinstance(step_size, Tensor):

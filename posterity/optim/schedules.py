@@ -30,7 +30,6 @@ class Constant(Schedule):
     """
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        """1."""
         return 1.0
 
 
@@ -49,7 +48,6 @@ class Warmup(Schedule):
             raise ValueError(f"Warmup.share must be between 0 and 1. Got {shown(self.share)}.")
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        """See the class."""
         return _at_most_one((step + 1) / (self.share * steps + 1))
 
 
@@ -69,7 +67,6 @@ class Cosine(Schedule):
         fraction("Cosine.final", self.final)
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        """See the class."""
         rising = self.warmup * steps
         up = (step + 1) / (rising + 1)
         turn = math.pi * _at_most_one((step - rising) / (steps - rising))  # the warm-up is less than the whole
@@ -99,7 +96,6 @@ class Steps(Schedule):
             raise ValueError(f"Steps.decay must be above 0 and at most 1. Got {shown(self.decay)}.")
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        """See the class."""
         passed = sum(step >= share * steps for share in self.at)
         return self.decay**passed
 
@@ -126,7 +122,6 @@ class Cyclic(Schedule):
             raise ValueError(f"Cyclic.final must be between 0 and 1. Got {shown(self.final)}.")
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        """See the class."""
         turn = math.pi * (step % self.length) / max(1, self.length - 1)
         cosine = torch.cos(turn) if isinstance(turn, Tensor) else math.cos(turn)
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + cosine)
@@ -162,7 +157,6 @@ class Cycles(Schedule):
         return int(self.explore * self.length)
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        """See the class."""
         # A cycle of one step more ends at `final` just after this one has begun anew: no step is of size 0.
         return Cyclic(self.length + 1, self.final).factor(step % self.length, steps)
 

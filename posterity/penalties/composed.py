@@ -62,21 +62,17 @@ class Sum(Penalty):
         return found
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """The sum of factor times r(w)."""
         weight = summable(weight)  # once, so that the terms' gradients are added in that type, too
         return torch.stack([factor * term(weight) for term, factor in self.parts.items()]).sum()
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """The sum of factor times r of the posterior."""
         return torch.stack([factor * term.of(mean, scale) for term, factor in self.parts.items()]).sum()
 
     @property
     def separates(self) -> bool:
-        """Whether every term does."""
         return all(term.separates for term in self.terms)
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """The sum of factor times r of each weight."""
         return torch.stack([factor * term.each(mean, scale) for term, factor in self.parts.items()]).sum(0)
 
     def prior(self, factor: float | Tensor = 1.0) -> Prior:
@@ -102,7 +98,6 @@ class Sum(Penalty):
 
     @property
     def formula(self) -> str:
-        """In plain text."""
         return " + ".join(str(term) if factor == 1.0 else f"{factor:g} {term}" for term, factor in self.parts.items())
 
 
@@ -148,15 +143,12 @@ class Function(Penalty):
             raise TypeError(f"Function.r must be a function of (mu, nu). Got {shown(self.r)}.")
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """The sum of r(w, 0)."""
         return self.of(weight, torch.zeros_like(weight))
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """The sum of r(mu, nu)."""
         return self._evaluated(summable(mean), summable(scale)).sum()
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """r(mu, nu), once it is known to be such a function."""
         return self._checked(mean, scale, math.inf)
 
     def _checked(self, mean: Tensor, scale: Tensor, bound: float) -> Tensor:
@@ -185,17 +177,14 @@ class Function(Penalty):
         return values
 
     def prior(self, factor: float | Tensor = 1.0) -> Tabulated:
-        """exp(-factor r(w, 0)) / Z, by a table."""
         return density_of(lambda w: self._checked(w, torch.zeros_like(w), math.nan), factor, self.name)
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
-        """By bisection."""
         checked_shape(shape)
         return matched_factor(lambda factor: self.prior(factor).standard_variance, variance)
 
     @property
     def formula(self) -> str:
-        """In plain text."""
         return f"sum of {self.name}"
 
     def _evaluated(self, mean: Tensor, scale: Tensor) -> Tensor:

@@ -69,11 +69,9 @@ class Divergence(Penalty):
             )
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """-log p(w), summed."""
         return -self._bound(weight).log_prob(weight.reshape(-1))
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """The KL, summed over the tensor."""
         if self.separates:
             return self.each(mean, scale).sum()
         if isinstance(self.family, Dirac):
@@ -82,11 +80,9 @@ class Divergence(Penalty):
 
     @property
     def separates(self) -> bool:
-        """Whether weights are independent under the prior."""
         return self.target.factorises
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """The KL of each weight."""
         if not self.separates:
             raise TypeError("The KL to a GroupLasso prior is no sum over single weights. Use of(mean, scale).")
         if isinstance(self.family, Dirac):
@@ -126,7 +122,6 @@ class Divergence(Penalty):
 
     @property
     def formula(self) -> str:
-        """In plain text."""
         return f"KL({self.family} || {self.target})" if not isinstance(self.family, Dirac) else f"-log {self.target}"
 
     def _bound(self, like: Tensor) -> Prior:

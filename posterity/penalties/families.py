@@ -172,7 +172,6 @@ class Dirac(Family):
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """(0,)."""
         return (0.0,)
 
     def entropy(self, scale: float) -> float:
@@ -180,11 +179,9 @@ class Dirac(Family):
         return 0.0
 
     def moments(self, scale: float, order: int) -> tuple[float, ...]:
-        """1, 0, 0, ..."""
         return (1.0, *(0.0,) * order)
 
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
-        """One point."""
         return torch.zeros(1, dtype=torch.float64, device="cpu"), torch.ones(1, dtype=torch.float64, device="cpu")
 
     def __str__(self) -> str:
@@ -219,15 +216,12 @@ class Gaussian(Family):
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The standard deviations."""
         return self.scale if isinstance(self.scale, tuple) else (self.scale,)
 
     def entropy(self, scale: float) -> float:
-        """log(2 pi e sigma^2) / 2."""
         return _HALF_LOG_TWO_PI_E + math.log(scale)
 
     def moments(self, scale: float, order: int) -> tuple[float, ...]:
-        """sigma^k (k - 1)!! for even k, 0 for odd."""
         found = [1.0, 0.0]
         for k in range(2, order + 1):
             found.append((k - 1) * scale**2 * found[k - 2])
@@ -240,7 +234,6 @@ class Gaussian(Family):
         return scale * points, weights / weights.sum()
 
     def characteristic(self, frequency: Tensor, scale: float) -> Tensor:
-        """exp(-k^2 sigma^2 / 2)."""
         value = torch.exp(-0.5 * (scale * frequency.double()).square())
         return torch.complex(value, torch.zeros_like(value))
 
@@ -317,7 +310,6 @@ class Translation(Family):
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The values of nu in use."""
         return self.scale if isinstance(self.scale, tuple) else (self.scale,)
 
     @property
@@ -330,7 +322,6 @@ class Translation(Family):
 
     @property
     def knows_its_density(self) -> bool:
-        """Whether it was given by its density."""
         return self.density is not None
 
     @cached_property
@@ -388,14 +379,12 @@ class Translation(Family):
         return points, rule * values / mass, values / mass
 
     def entropy(self, scale: float) -> float:
-        """That of Z plus log nu."""
         if self.standard_entropy is not None:
             return self.standard_entropy + math.log(scale)
         _, weights, values = self._rule
         return float(-torch.xlogy(weights, values).sum()) + math.log(scale)
 
     def moments(self, scale: float, order: int) -> tuple[float, ...]:
-        """nu^k E Z^k."""
         if self.standard_moments is not None:
             if order >= len(self.standard_moments):
                 raise ValueError(
@@ -416,7 +405,6 @@ class Translation(Family):
         return scale * points, weights
 
     def finer_nodes(self, scale: float) -> tuple[Tensor, Tensor] | None:
-        """Those of panels half as wide."""
         if self.density is None:
             return None
         points, weights, _ = self._finer_rule

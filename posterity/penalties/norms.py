@@ -38,27 +38,22 @@ class SquaredL2(Penalty):
     """
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """|w|^2."""
         return summable(weight).square().sum()
 
     def prior(self, factor: float | Tensor = 1.0) -> Normal:
-        """N(0, 1 / (2 factor))."""
         check_members("factor", factor)
         scale: Any = (2.0 * factor) ** -0.5
         return Normal(scale)
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
-        """1 / (2 variance)."""
         positive("variance", variance)
         return 0.5 / variance
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """mu^2."""
         return mean.square()
 
     @property
     def formula(self) -> str:
-        """In plain text."""
         return "sum of w^2"
 
 
@@ -83,26 +78,21 @@ class L1(Penalty):
     """
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """|w|_1."""
         return summable(weight).abs().sum()
 
     def prior(self, factor: float | Tensor = 1.0) -> Laplace:
-        """Laplace(1 / factor)."""
         check_members("factor", factor)
         return Laplace(1.0 / factor)
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
-        """sqrt(2 / variance)."""
         positive("variance", variance)
         return math.sqrt(2.0 / variance)
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """|mu|."""
         return mean.abs()
 
     @property
     def formula(self) -> str:
-        """In plain text."""
         return "sum of |w|"
 
 
@@ -140,7 +130,6 @@ class GroupLasso(Penalty):
             raise ValueError(f"GroupLasso.over must be 'rows', 'columns' or 'channels'. Got {shown(self.over)}.")
 
     def __call__(self, weight: Tensor) -> Tensor:
-        """The sum over g of ||w_g||."""
         weight = summable(weight)
         if weight.dim() < 2:
             return weight.abs().sum()
@@ -157,7 +146,6 @@ class GroupLasso(Penalty):
         return GroupLassoPrior(factor, self.over)
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
-        """sqrt((n + 1) / variance) for groups of n weights."""
         positive("variance", variance)
         checked_shape(shape)
         like = torch.zeros(math.prod(shape), dtype=torch.float64, device="cpu")
@@ -166,14 +154,11 @@ class GroupLasso(Penalty):
 
     @property
     def separates(self) -> bool:
-        """Not: the weights of a group count together."""
         return False
 
     def each(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """A TypeError."""
         raise TypeError("GroupLasso is no sum over single weights. Use of(mean, scale) on the whole tensor.")
 
     @property
     def formula(self) -> str:
-        """In plain text."""
         return f"sum of ||w_g|| over {self.over}"

@@ -53,11 +53,9 @@ class Dropout(Posterior):
 
     @property
     def num_members(self) -> int | None:
-        """M for theta (M, P)."""
         return self.theta.shape[0] if self.theta.dim() > 1 else None
 
     def member(self, index: int) -> "Dropout":
-        """The posterior of one member."""
         if self.num_members is None:
             return self
         buffers = {name: b[index] for name, b in self.buffers.items()}
@@ -65,11 +63,9 @@ class Dropout(Posterior):
 
     @property
     def ties_rows(self) -> bool:
-        """Whether a draw has one mask for all rows."""
         return self.one_mask_a_draw
 
     def point(self) -> Tensor:
-        """theta."""
         return self.theta
 
     def sample(self, draws: int, key: Key) -> Tensor:
@@ -84,7 +80,6 @@ class Dropout(Posterior):
         return masked_weights(self.joint.network, self.theta, self.example, draws, key)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
-        """One forward pass for each draw of the masks."""
         self._alone()
         assert isinstance(self.joint, Joint)
         network, theta, buffers = self.joint.network, self.theta, self.buffers or None

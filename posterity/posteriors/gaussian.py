@@ -60,11 +60,9 @@ class Gaussian(Posterior):
 
     @property
     def num_members(self) -> int | None:
-        """M for a mean (M, P)."""
         return self.mean.shape[0] if self.mean.dim() > 1 else None
 
     def member(self, index: int) -> "Gaussian":
-        """The Gaussian of one member."""
         if self.num_members is None:
             return self
         return Gaussian(
@@ -82,7 +80,6 @@ class Gaussian(Posterior):
         return self.precision.variance()
 
     def point(self) -> Tensor:
-        """The mean."""
         return self.mean
 
     def deviations(self, draws: int, key: Key, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -104,7 +101,6 @@ class Gaussian(Posterior):
             yield self.precision.draws(count, key.fold(low) if low else key, like, own)
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """mean + deviations, (draws, P)."""
         self._alone()
         return torch.cat([self._moved(deviations) for deviations in self._some(draws, key, self.mean)])
 

@@ -61,17 +61,14 @@ class Linearized(Posterior):
 
     @property
     def num_members(self) -> int | None:
-        """As of the Gaussian."""
         return self.gaussian.num_members
 
     def member(self, index: int) -> "Linearized":
-        """The posterior of one member."""
         one = self.gaussian.member(index)
         return Linearized(one.joint, one)
 
     @property
     def buffers(self) -> Buffers:  # type: ignore[override]  # never written: the class is frozen
-        """Those of the Gaussian."""
         return self.gaussian.buffers
 
     @property
@@ -80,15 +77,12 @@ class Linearized(Posterior):
         return self.gaussian.log_evidence
 
     def point(self) -> Tensor:
-        """The mean."""
         return self.gaussian.mean
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Weights of the Gaussian."""
         return self.gaussian.sample(draws, key)
 
     def log_density(self, theta: Tensor) -> Tensor:
-        """That of the Gaussian."""
         return self.gaussian.log_density(theta)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:

@@ -121,16 +121,13 @@ class Mixture(Posterior):
 
     @cached_property
     def buffers(self) -> Buffers:  # type: ignore[override]
-        """Those of the components side by side."""
         each = [one.buffers for one in self.posteriors]
         return {name: torch.stack([buffers[name] for buffers in each]) for name in each[0]}
 
     def point(self) -> Tensor:
-        """The points of all components, (K, P)."""
         return torch.stack([one.point() for one in self.posteriors])
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Weights (draws, P), in random order."""
         parts = [
             one.sample(count, key.fold(index))
             for index, (one, count) in enumerate(zip(self.posteriors, self._counts(draws, key), strict=True))
@@ -140,7 +137,6 @@ class Mixture(Posterior):
         return torch.cat(parts)[order.to(parts[0].device)]
 
     def log_density(self, theta: Tensor) -> Tensor:
-        """log sum_k w_k q_k(theta)."""
         each = torch.stack([one.log_density(theta) for one in self.posteriors])
         return (each + self.shares.log().to(each).unsqueeze(-1)).logsumexp(0)
 

@@ -60,17 +60,14 @@ class Point(Posterior):
 
     @property
     def num_members(self) -> int | None:
-        """M for theta (M, P)."""
         return self.theta.shape[0] if self.theta.dim() > 1 else None
 
     def member(self, index: int) -> "Point":
-        """The point of one member."""
         if self.num_members is None:
             return self
         return Point(self.joint.member(index), self.theta[index], {k: b[index] for k, b in self.buffers.items()})
 
     def point(self) -> Tensor:
-        """theta."""
         return self.theta
 
     def module(self) -> nn.Module:
@@ -81,12 +78,10 @@ class Point(Posterior):
         return filled(self.joint.network, self.theta, self.buffers)
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """theta, `draws` times."""
         self._alone()
         return self.theta.expand(draws, -1)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
-        """One draw, (1, N, *event): all others are equal."""
         self._alone()
         assert isinstance(self.joint, Joint)
         return self.joint.outputs(self.theta, inputs, self.buffers or None).unsqueeze(0)

@@ -183,7 +183,6 @@ class Samples(Posterior):
         return self.joint.num_members
 
     def member(self, index: int) -> "Samples":
-        """The chain of one problem."""
         return self if self.num_members is None else self.chain(index)
 
     def chain(self, index: int) -> "Samples":

@@ -35,42 +35,33 @@ class BlockDiagonal(Precision):
 
     @property
     def size(self) -> int:
-        """R."""
         return self.total
 
     @property
     def logdet(self) -> Tensor:
-        """Sum over the parts."""
         return torch.stack([part.logdet for part in self.parts]).sum(0)
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "BlockDiagonal":
-        """Part by part."""
         check_size("BlockDiagonal.prior", prior, self.total)
         pairs = zip(self.blocks, self.parts, strict=True)
         return self._with(tuple(part.rescaled(scale, block.gather(prior)) for block, part in pairs))
 
     def diagonal(self) -> Tensor:
-        """Part by part."""
         return self._joined(lambda _, part: part.diagonal())
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """Part by part."""
         return self._joined(lambda block, part: part.matvec(block.gather(vector)))
 
     def solve(self, vector: Tensor) -> Tensor:
-        """Part by part."""
         return self._joined(lambda block, part: part.solve(block.gather(vector)))
 
     def colour(self, noise: Tensor) -> Tensor:
-        """Part by part."""
         return self._joined(lambda block, part: part.colour(block.gather(noise)))
 
     def variance(self) -> Tensor:
-        """Part by part."""
         return self._joined(lambda _, part: part.variance())
 
     def covariance(self) -> Tensor:
-        """The parts' covariances at their places."""
         values = [part.covariance() for part in self.parts]
         dense = values[0].new_zeros(*values[0].shape[:-2], self.total, self.total)
         for block, value in zip(self.blocks, values, strict=True):
@@ -79,22 +70,18 @@ class BlockDiagonal(Precision):
         return dense
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Sum over the parts."""
         pairs = zip(self.blocks, self.parts, strict=True)
         return added(part.quadratic(_columns(jacobian, block)) for block, part in pairs)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Sum over the parts."""
         pairs = zip(self.blocks, self.parts, strict=True)
         return added(part.joint_quadratic(_columns(jacobian, block)) for block, part in pairs)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Sum over the parts."""
         pairs = zip(self.blocks, self.parts, strict=True)
         return added(part.marginal(_columns(jacobian, block)) for block, part in pairs)
 
     def member(self, index: int) -> "BlockDiagonal":
-        """One member's parts."""
         return self._with(tuple(part.member(index) for part in self.parts))
 
     def _with(self, parts: tuple[Precision, ...]) -> "BlockDiagonal":
@@ -146,12 +133,10 @@ class PerMember(Precision):
 
     @property
     def size(self) -> int:
-        """R."""
         return self.parts[0].size
 
     @property
     def logdet(self) -> Tensor:
-        """(M,)."""
         return torch.stack([part.logdet for part in self.parts])
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "PerMember":
@@ -161,19 +146,15 @@ class PerMember(Precision):
         return PerMember(tuple(p.rescaled(s, d) for p, s, d in zip(self.parts, scales, priors, strict=True)))
 
     def diagonal(self) -> Tensor:
-        """(M, R)."""
         return self._stacked(lambda part: part.diagonal())
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """(M, R) of (M, R)."""
         return self._each(Precision.matvec.__name__, vector)
 
     def solve(self, vector: Tensor) -> Tensor:
-        """(M, R) of (M, R)."""
         return self._each(Precision.solve.__name__, vector)
 
     def colour(self, noise: Tensor) -> Tensor:
-        """(M, S, R) of (M, S, R)."""
         return self._each(Precision.colour.__name__, noise)
 
     def _each(self, name: str, values: Tensor) -> Tensor:
@@ -181,28 +162,22 @@ class PerMember(Precision):
         return torch.stack([getattr(part, name)(row) for part, row in zip(self.parts, rows, strict=True)])
 
     def variance(self) -> Tensor:
-        """(M, R)."""
         return self._stacked(lambda part: part.variance())
 
     def covariance(self) -> Tensor:
-        """(M, R, R)."""
         return self._stacked(lambda part: part.covariance())
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(M, N, D, D)."""
         return self._stacked(lambda part: part.quadratic(jacobian))
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(M, N, D)."""
         return self._stacked(lambda part: part.marginal(jacobian))
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(M, N D, N D)."""
         return self._stacked(lambda part: part.joint_quadratic(jacobian))
 
     def _stacked(self, of: Callable[[Precision], Tensor]) -> Tensor:
         return torch.stack([of(part) for part in self.parts])
 
     def member(self, index: int) -> Precision:
-        """One of them."""
         return self.parts[index]

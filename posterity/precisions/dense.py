@@ -90,7 +90,6 @@ class Dense(Precision):
 
     @property
     def size(self) -> int:
-        """R."""
         return self.curvature.shape[-1]
 
     @cached_property
@@ -99,34 +98,27 @@ class Dense(Precision):
         return 2.0 * self.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Dense":
-        """The same curvature, not copied."""
         return Dense(self.curvature, prior, self.scale * number(scale, self.curvature), self.eigenvalues)
 
     def diagonal(self) -> Tensor:
-        """That of the matrix."""
         return self.matrix.diagonal(dim1=-2, dim2=-1)
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """Lambda v."""
         return (self.matrix @ vector.to(torch.float64).unsqueeze(-1)).squeeze(-1)
 
     def solve(self, vector: Tensor) -> Tensor:
-        """Two triangular solves."""
         return torch.cholesky_solve(vector.to(torch.float64).unsqueeze(-1), self.cholesky).squeeze(-1)
 
     def colour(self, noise: Tensor) -> Tensor:
-        """L^-T noise."""
         columns = noise.to(torch.float64).transpose(-2, -1)
         solved: Tensor = torch.linalg.solve_triangular(self.cholesky.transpose(-2, -1), columns, upper=True)
         return solved.transpose(-2, -1)
 
     def covariance(self) -> Tensor:
-        """The inverse, symmetric to the last bit."""
         inverse = torch.cholesky_inverse(self.cholesky)
         return 0.5 * (inverse + inverse.transpose(-2, -1))
 
     def variance(self) -> Tensor:
-        """Diagonal of the inverse."""
         return self.covariance().diagonal(dim1=-2, dim2=-1)
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
@@ -138,7 +130,6 @@ class Dense(Precision):
         return torch.cat([half.square().sum(-1) for half in halves(jacobian, self._half)], -2)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(L^-1 J^T)^T (L^-1 J^T) of all rows."""
         half = self._half(as_jacobian(jacobian).rows())
         return half @ half.mT
 
@@ -149,7 +140,6 @@ class Dense(Precision):
         return half.mT
 
     def member(self, index: int) -> "Dense":
-        """One member's matrix."""
         lead = self.matrix.shape[:-2]
         prior = None if self.prior is None else pick(self.prior, lead, 1, index)
         return Dense(

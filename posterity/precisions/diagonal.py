@@ -47,32 +47,25 @@ class Diagonal(Precision):
 
     @property
     def size(self) -> int:
-        """R."""
         return self.curvature.shape[-1]
 
     @property
     def logdet(self) -> Tensor:
-        """Sum of logs."""
         return self.entries.log().sum(-1)
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Diagonal":
-        """Entry by entry."""
         return Diagonal(number(scale, self.curvature).unsqueeze(-1) * self.curvature, prior)
 
     def diagonal(self) -> Tensor:
-        """The entries."""
         return self.entries
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """Entry times entry."""
         return self.entries * vector
 
     def solve(self, vector: Tensor) -> Tensor:
-        """Entry over entry."""
         return vector / self.entries
 
     def colour(self, noise: Tensor) -> Tensor:
-        """Noise over the square roots."""
         return noise / self.entries.sqrt().unsqueeze(-2)
 
     def draws(self, count: int, key: Key, like: Tensor, space: Tensor | None = None) -> Tensor:
@@ -92,7 +85,6 @@ class Diagonal(Precision):
         return {}
 
     def variance(self) -> Tensor:
-        """1 / entries."""
         return 1.0 / self.entries
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
@@ -100,11 +92,9 @@ class Diagonal(Precision):
         return self._each(in_factors(jacobian), lambda factors, variance: factors.weighted_gram(variance))
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """J^2 (1/entries)."""
         return self._each(in_factors(jacobian), lambda factors, variance: factors.weighted_squares(variance))
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """J diag(1/entries) J^T between all rows."""
         return self._each(in_factors(jacobian), lambda factors, variance: factors.joint_gram(variance))
 
     def _each(self, jacobian: Jacobian, function: Callable[[Jacobian, Tensor], Tensor]) -> Tensor:
@@ -119,11 +109,9 @@ class Diagonal(Precision):
         return {}
 
     def covariance(self) -> Tensor:
-        """diag(1/entries)."""
         return torch.diag_embed(1.0 / self.entries)
 
     def member(self, index: int) -> "Diagonal":
-        """One member's matrix."""
         lead = self.entries.shape[:-1]
         prior = None if self.prior is None else pick(self.prior, lead, 1, index)
         return Diagonal(pick(self.curvature, lead, 1, index), prior)

@@ -225,7 +225,6 @@ class Kronecker(Precision):
 
     @property
     def size(self) -> int:
-        """G O I."""
         return self.prior.shape[-1]
 
     @cached_property
@@ -284,28 +283,23 @@ class Kronecker(Precision):
         return self.outer.lifted(self.inner.lifted(self.eigenvalues).mT).mT.flatten(-3)
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """B^-T diag(eigenvalues) B^-1 v."""
         turned = self._into(vector, 1, self.outer, self.inner) * self.eigenvalues
         return self._out_of(turned, 1, self.outer, self.inner)
 
     def solve(self, vector: Tensor) -> Tensor:
-        """B diag(1 / eigenvalues) B^T v."""
         turned = self._into(vector, -1, self.outer, self.inner) / self.eigenvalues
         return self._out_of(turned, -1, self.outer, self.inner)
 
     def colour(self, noise: Tensor) -> Tensor:
-        """B diag(eigenvalues^-1/2) noise."""
         table = noise.to(torch.float64).reshape(*noise.shape[:-1], *self.shape)
         scaled = table * self.eigenvalues.rsqrt().unsqueeze(-4)
         return self._out_of(scaled, -1, self.outer.spread(), self.inner.spread())
 
     def variance(self) -> Tensor:
-        """Squares of the bases around 1 / eigenvalues."""
         table = self.outer.marginal(self.inner.marginal(1.0 / self.eigenvalues).mT).mT
         return table.flatten(-3)
 
     def covariance(self) -> Tensor:
-        """From the coloured identity."""
         half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.prior.device))
         whole = half.mT @ half
         return 0.5 * (whole + whole.mT)
@@ -318,21 +312,18 @@ class Kronecker(Precision):
         return turned.weighted_gram(variance).to(torch.float64)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Over J B."""
         if self.lead:
             return torch.stack([self.member(index).marginal(jacobian) for index in range(self.lead[0])])
         turned, variance = self._turned(jacobian)
         return turned.weighted_squares(variance).to(torch.float64)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Over J B."""
         if self.lead:
             return torch.stack([self.member(index).joint_quadratic(jacobian) for index in range(self.lead[0])])
         turned, variance = self._turned(jacobian)
         return turned.joint_gram(variance).to(torch.float64)
 
     def member(self, index: int) -> "Kronecker":
-        """One member's matrix."""
         lead = self.lead
         return Kronecker(
             self.outer.member(lead, index),

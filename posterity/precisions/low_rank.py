@@ -77,18 +77,15 @@ class LowRank(Precision):
 
     @property
     def size(self) -> int:
-        """R."""
         return self.factor.shape[-1]
 
     @cached_property
     def logdet(self) -> Tensor:
-        """log det prior + log det(I + X X^T)."""
         inner = self._white @ self._white.mT
         root: Tensor = torch.linalg.cholesky(inner + torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device))
         return self.prior.log().sum(-1) + 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "LowRank":
-        """The same factor, not copied."""
         return LowRank(self.factor, prior, self.scale * number(scale, self.factor), self.eigenvalues)
 
     def diagonal(self) -> Tensor:
@@ -96,7 +93,6 @@ class LowRank(Precision):
         return self.prior + number(self.scale, self.factor).unsqueeze(-1) * self.factor.square().sum(-2)
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """prior v + scale factor^T (factor v)."""
         column = vector.to(torch.float64).unsqueeze(-1)
         product = (self.factor.mT @ (self.factor @ column)).squeeze(-1)
         return self.prior * vector + number(self.scale, self.factor).unsqueeze(-1) * product
@@ -110,7 +106,6 @@ class LowRank(Precision):
         return root * (column - turned.mT @ inside).squeeze(-1)
 
     def colour(self, noise: Tensor) -> Tensor:
-        """prior^-1/2 S noise."""
         return self._shrunk(noise.to(torch.float64)) * self.prior.rsqrt().unsqueeze(-2)
 
     def root(self, noise: Tensor) -> Tensor:
@@ -120,7 +115,6 @@ class LowRank(Precision):
         return (noise + grown) * self.prior.sqrt().unsqueeze(-2)
 
     def variance(self) -> Tensor:
-        """prior^-1 (1 - diag(X^T (I + X X^T)^-1 X))."""
         turned, values = self._turned
         share = 1.0 - (turned.square() / (1.0 + values).unsqueeze(-1)).sum(-2)
         # Rounding may leave less than what even the best determined direction keeps, which is at least this.
@@ -128,7 +122,6 @@ class LowRank(Precision):
         return torch.maximum(share, least) / self.prior
 
     def covariance(self) -> Tensor:
-        """From the coloured identity."""
         half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.factor.device))
         whole = half.mT @ half
         return 0.5 * (whole + whole.mT)
@@ -166,7 +159,6 @@ class LowRank(Precision):
         return piece.rows().to(torch.float64).flatten(0, 1) * root.unsqueeze(-2)
 
     def member(self, index: int) -> "LowRank":
-        """One member's matrix."""
         lead = tuple(self._white.shape[:-2])
         scale = pick(number(self.scale, self.factor), lead, 0, index)
         return LowRank(pick(self.factor, lead, 2, index), pick(self.prior, lead, 1, index), scale)
@@ -223,7 +215,6 @@ class LowRankCovariance(Precision):
 
     @property
     def size(self) -> int:
-        """R."""
         return self.factor.shape[-1]
 
     @property
@@ -239,15 +230,12 @@ class LowRankCovariance(Precision):
         )
 
     def diagonal(self) -> Tensor:
-        """Diagonal of Sigma^-1."""
         return self._sigma.variance()
 
     def matvec(self, vector: Tensor) -> Tensor:
-        """Sigma^-1 v, by Woodbury's identity."""
         return self._sigma.solve(vector)
 
     def solve(self, vector: Tensor) -> Tensor:
-        """own v + factor^T (factor v)."""
         return self._sigma.matvec(vector)
 
     def colour(self, noise: Tensor) -> Tensor:
@@ -255,7 +243,6 @@ class LowRankCovariance(Precision):
         return self._sigma.root(noise.to(torch.float64))
 
     def variance(self) -> Tensor:
-        """own + sums of squares of the factor's columns."""
         return self._sigma.diagonal()
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
@@ -268,7 +255,6 @@ class LowRankCovariance(Precision):
         return self._each(in_factors(jacobian), whole)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """J^2 own + sums of squares of J factor^T."""
         return self._each(
             in_factors(jacobian),
             lambda factors, own, factor: factors.weighted_squares(own) + factors.products(factor).square().sum(0),
@@ -309,5 +295,4 @@ class LowRankCovariance(Precision):
         return 0.5 * (shared + shared.mT) + torch.diag_embed(self.own)
 
     def member(self, index: int) -> "LowRankCovariance":
-        """One member's matrix."""
         return LowRankCovariance(pick(self.own, self._lead, 1, index), pick(self.factor, self._lead, 2, index))

@@ -99,7 +99,6 @@ class ClassPredictive(Predictive):
 
     @property
     def probs(self) -> Tensor:
-        """Averaged class probabilities (N, C, *positions)."""
         return self._probs
 
     @property
@@ -109,7 +108,6 @@ class ClassPredictive(Predictive):
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the one-hot label: `probs`."""
         return self._probs
 
     @property
@@ -172,7 +170,6 @@ class ClassPredictive(Predictive):
         return (each + self._log_shares()).logsumexp(0)
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Independent labels (draws, N, *positions)."""
         flat = self._probs.movedim(1, -1)  # (N, *positions, C)
         cumulative = flat.reshape(-1, flat.shape[-1]).double().cumsum(-1)
         cumulative = cumulative / cumulative[:, -1:]  # the last must be 1, or rounding could pick a class too many
@@ -181,7 +178,6 @@ class ClassPredictive(Predictive):
         return labels.reshape(draws, *flat.shape[:-1])
 
     def rows(self, index: Tensor | slice) -> "ClassPredictive":
-        """The predictive of some rows."""
         index = chosen_rows(index, self._probs.device)
         pred = ClassPredictive(self._probs[index], shared=self._shared)
         pred._log_draws = None if self._log_draws is None else self._log_draws[:, index]

@@ -79,17 +79,14 @@ class DrawsPredictive(Predictive):
 
     @cached_property
     def mean(self) -> Tensor:
-        """Mean of the draws' means, (N, *event)."""
         return self._means.mean(0)
 
     @property
     def variance(self) -> Tensor:
-        """Variance of the mixture, (N, *event)."""
         return self.aleatoric + self.epistemic
 
     @property
     def aleatoric(self) -> Tensor:
-        """Mean of the draws' variances, (N, *event)."""
         return self._variances.mean(0)
 
     @property
@@ -165,7 +162,6 @@ class DrawsPredictive(Predictive):
         return bisected_quantile(cdf, self.mean, self.std, p).to(self._outputs.dtype)
 
     def rows(self, index: Tensor | slice) -> "DrawsPredictive":
-        """The predictive of some rows."""
         index = chosen_rows(index, self._outputs.device)
         return DrawsPredictive(self._likelihood, self._outputs[:, index], shared=self._shared)
 

@@ -142,7 +142,6 @@ class Exact(Integrator):
     """
 
     def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
-        """For binary labels, and for one Gaussian output."""
         return isinstance(likelihood, Bernoulli) or (isinstance(likelihood, Gaussian) and mean[:1].numel() <= 1)
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:

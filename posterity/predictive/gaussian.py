@@ -87,7 +87,6 @@ class GaussianPredictive(Predictive):
 
     @property
     def mean(self) -> Tensor:
-        """E[y], (N, *event)."""
         return self._mean
 
     @property
@@ -107,21 +106,17 @@ class GaussianPredictive(Predictive):
 
     @property
     def normals(self) -> tuple[Tensor, Tensor]:
-        """Mean and scale of the one normal, (1, N, *event)."""
         return self._mean.unsqueeze(0), self.std.unsqueeze(0)
 
     @property
     def aleatoric(self) -> Tensor:
-        """Noise variance, (N, *event)."""
         return self._noise_variance
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance of the network's output, (N, *event)."""
         return self._function_variance
 
     def check(self, y: Tensor) -> Tensor:
-        """Targets shaped as `mean`, or BadData."""
         return aligned(y, self._mean)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -134,7 +129,6 @@ class GaussianPredictive(Predictive):
         return _log_normal(residual, self._covariance, noise).to(residual.dtype)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
-        """E log N(y_n; f_n, noise) over f_n, (N,)."""
         noise = self._noise_variance
         square = (self.check(y) - self._mean).square() + self._function_variance
         entries: Tensor = -0.5 * (square / noise + torch.log(2.0 * math.pi * noise))
@@ -152,7 +146,6 @@ class GaussianPredictive(Predictive):
         return _log_normal(residual, self._joint_covariance, self._noise_variance.reshape(-1))
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Independent targets (draws, N, *event)."""
         noise = key.normal((draws, *self._mean.shape), dtype=self._mean.dtype, device=self._mean.device)
         if self._covariance is None:
             return self._mean + self.std * noise
@@ -171,7 +164,6 @@ class GaussianPredictive(Predictive):
         return values.reshape(len(self), math.prod(self._mean.shape[1:]))  # (N, D)
 
     def rows(self, index: Tensor | slice) -> "GaussianPredictive":
-        """The predictive of some rows."""
         index = chosen_rows(index, self._mean.device)
         joint = self._joint_covariance
         if joint is not None:

@@ -79,7 +79,6 @@ class LaplaceBridge(Integrator):
     project: bool = False
 
     def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
-        """Unless it projects."""
         return not self.project
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:

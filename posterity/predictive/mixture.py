@@ -64,12 +64,10 @@ class MixturePredictive(Predictive):
 
     @property
     def mean(self) -> Tensor:
-        """Weighted mean, (N, *event)."""
         return self._average([part.mean for part in self.parts])
 
     @property
     def variance(self) -> Tensor:
-        """Variance of the mixture, (N, *event)."""
         return self.aleatoric + self.epistemic
 
     @property
@@ -93,19 +91,15 @@ class MixturePredictive(Predictive):
         return torch.cat([means for means, _ in found]), torch.cat([scales for _, scales in found])
 
     def check(self, y: Tensor) -> Tensor:
-        """As the components do."""
         return self.parts[0].check(y)
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Log density of each row, (N,)."""
         return self._log_mean([part.log_prob(y) for part in self.parts])
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
-        """Weighted mean of the components', (N,)."""
         return self._average([part.expected_log_prob(y) for part in self.parts])
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """Log density of all rows together, ()."""
         return self._log_mean([part.joint_log_prob(y).double() for part in self.parts])
 
     def sample(self, draws: int, key: Key) -> Tensor:
@@ -129,7 +123,6 @@ class MixturePredictive(Predictive):
         return bisected_quantile(cdf, self.mean, self.std, p).to(self.parts[0].mean.dtype)
 
     def rows(self, index: Tensor | slice) -> "MixturePredictive":
-        """The predictive of some rows."""
         return MixturePredictive([part.rows(index) for part in self.parts], self.weights)
 
     def _average(self, values: Sequence[Tensor]) -> Tensor:

@@ -58,7 +58,6 @@ class Probit(Integrator):
     """
 
     def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
-        """Always."""
         return True
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
@@ -94,7 +93,6 @@ class ProbitPhi(Integrator):
     """
 
     def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
-        """Always."""
         return True
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:

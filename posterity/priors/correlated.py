@@ -80,11 +80,9 @@ class Correlated(Prior):
 
     @property
     def num_members(self) -> int | None:
-        """M where each member has its own."""
         return self.mean.shape[0] if self.mean.dim() > 1 else None
 
     def member(self, index: int) -> "Correlated":
-        """The prior of one member."""
         return self if self.num_members is None else Correlated(self.mean[index], self.matrix.member(index))
 
     @cached_property
@@ -100,7 +98,6 @@ class Correlated(Prior):
         return self.matrix.variance()
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """log p(theta), (..., P) -> (...)."""
         away = self._away(theta)
         return (self._log_normaliser - 0.5 * (away * self._times(away)).sum(-1)).to(theta.dtype)
 
@@ -113,7 +110,6 @@ class Correlated(Prior):
             return value.to(theta.dtype), slope.neg_().to(theta.dtype)
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        """mean + Lambda^-1/2 noise, of `shape` (..., P)."""
         self._check(shape)
         noise = key.normal(shape, torch.float64, like.device)
         if self.num_members is None:
@@ -129,7 +125,6 @@ class Correlated(Prior):
         return torch.zeros_like(like) + self._variance.to(like)
 
     def precision(self, theta: Tensor) -> Tensor:
-        """Diagonal of Lambda, shaped as theta (..., P)."""
         self._check(theta.shape)
         return torch.zeros_like(theta) + self.matrix.diagonal().to(theta)
 

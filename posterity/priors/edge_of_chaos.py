@@ -100,7 +100,6 @@ class EdgeOfChaos(ScaleRule):
         )
 
     def variance(self, fan_in: int, fan_out: int) -> float:
-        """gain^2 sigma_w^2 / fan_in."""
         return self.gain**2 * self.weight_variance / fan_in
 
 

@@ -41,7 +41,6 @@ class FanIn(ScaleRule):
     """
 
     def variance(self, fan_in: int, fan_out: int) -> float:
-        """gain^2 / fan_in."""
         return self.gain**2 / fan_in
 
 
@@ -65,7 +64,6 @@ class Glorot(ScaleRule):
     """
 
     def variance(self, fan_in: int, fan_out: int) -> float:
-        """2 gain^2 / (fan_in + fan_out)."""
         return 2.0 * self.gain**2 / (fan_in + fan_out)
 
 
@@ -88,7 +86,6 @@ class He(ScaleRule):
     """
 
     def variance(self, fan_in: int, fan_out: int) -> float:
-        """2 gain^2 / fan_in."""
         return 2.0 * self.gain**2 / fan_in
 
 

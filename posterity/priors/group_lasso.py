@@ -78,16 +78,13 @@ class GroupLasso(Prior):
         return {field.name: getattr(self, field.name) for field in fields(self)}  # casts stay with their device
 
     def bound(self, layout: Layout) -> "GroupLasso":
-        """The prior for tensors of these shapes."""
         return replace(self, layout=layout)
 
     @property
     def num_members(self) -> int | None:
-        """M when the rate differs by member, else None."""
         return count_members(self.rate)
 
     def member(self, index: int) -> "GroupLasso":
-        """The prior of one member."""
         return replace(self, rate=of_member(self.rate, index))
 
     def log_prob(self, theta: Tensor) -> Tensor:
@@ -109,7 +106,6 @@ class GroupLasso(Prior):
         return torch.cat(pieces, dim=-1) / rate
 
     def variance(self, like: Tensor) -> Tensor:
-        """(n + 1) / rate^2, shaped as theta `like` (..., P)."""
         rate = column(self, "rate", like.shape, like)
         sizes = [like.new_full((part.size,), self.group_size(part.shape) + 1.0) for part in self._layout]
         return torch.zeros_like(like) + torch.cat(sizes) / rate**2
@@ -121,11 +117,9 @@ class GroupLasso(Prior):
 
     @property
     def nonsmooth(self) -> bool:
-        """Where a whole group is zero."""
         return True
 
     def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta), and zeros: all of it is kink."""
         return self.log_prob(theta), torch.zeros_like(theta)
 
     def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:

@@ -42,26 +42,21 @@ class Cauchy(Independent):
     scale: float | Tensor = 1.0
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
-        """-log(1 + x^2) - log pi."""
         return -torch.log1p(x.square()) - math.log(math.pi)
 
     def standard_precision(self, x: Tensor) -> Tensor:
-        """2 (1 - x^2) / (1 + x^2)^2."""
         square = x.square()
         return 2.0 * (1.0 - square) / (1.0 + square).square()
 
     def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """By inversion: tan(pi (u - 1/2))."""
         return torch.tan(math.pi * (key.uniform(shape, torch.float64, device) - 0.5))
 
     @property
     def standard_variance(self) -> float:
-        """Nan: there is none."""
         return math.nan
 
     @property
     def standard_width(self) -> float:
-        """1."""
         return 1.0
 
 
@@ -92,25 +87,20 @@ class Logistic(Independent):
     scale: float | Tensor = 1.0
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
-        """log sigmoid(x) + log sigmoid(-x)."""
         return F.logsigmoid(x) + F.logsigmoid(-x)
 
     def standard_precision(self, x: Tensor) -> Tensor:
-        """2 sigmoid(x) sigmoid(-x)."""
         return 2.0 * torch.sigmoid(x) * torch.sigmoid(-x)
 
     def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """By inversion: log(u / (1 - u))."""
         return torch.logit(key.uniform(shape, torch.float64, device).clamp_min(2.0**-54))
 
     @property
     def standard_variance(self) -> float:
-        """pi^2 / 3."""
         return math.pi**2 / 3.0
 
     @property
     def standard_width(self) -> float:
-        """1."""
         return 1.0
 
 
@@ -148,13 +138,11 @@ class StudentT(Independent):
         super().__post_init__()
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
-        """log p0(x)."""
         half = 0.5 * (self.degrees + 1.0)
         constant = math.lgamma(half) - math.lgamma(0.5 * self.degrees) - 0.5 * math.log(math.pi * self.degrees)
         return constant - half * torch.log1p(x.square() / self.degrees)
 
     def standard_precision(self, x: Tensor) -> Tensor:
-        """(d + 1) (d - x^2) / (d + x^2)^2."""
         square = x.square()
         return (self.degrees + 1.0) * (self.degrees - square) / (self.degrees + square).square()
 
@@ -167,14 +155,12 @@ class StudentT(Independent):
 
     @property
     def standard_variance(self) -> float:
-        """d / (d - 2), inf up to d = 2 and nan up to d = 1."""
         if self.degrees <= 1.0:
             return math.nan
         return self.degrees / (self.degrees - 2.0) if self.degrees > 2.0 else math.inf
 
     @property
     def standard_width(self) -> float:
-        """sqrt(d)."""
         return math.sqrt(self.degrees)
 
 
@@ -223,12 +209,10 @@ class Horseshoe(Independent):
 
     @property
     def standard_variance(self) -> float:
-        """Nan: there is none."""
         return math.nan
 
     @property
     def standard_width(self) -> float:
-        """0: there is a singularity at zero."""
         return 0.0
 
     def standard_cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:

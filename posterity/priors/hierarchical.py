@@ -81,34 +81,27 @@ class LogNormal(ScalePrior):
         positive("LogNormal.spread", self.spread)
 
     def log_density(self, log_scale: Tensor) -> Tensor:
-        """Log density of N(log median, spread^2)."""
         return -0.5 * ((log_scale - self.peak) / self.spread).square() - (math.log(self.spread) + _HALF_LOG_TWO_PI)
 
     def slope(self, log_scale: Tensor) -> Tensor:
-        """-(log s - log median) / spread^2."""
         return (self.peak - log_scale) / self.spread**2
 
     def curvature(self, log_scale: Tensor) -> Tensor:
-        """1 / spread^2."""
         return torch.full_like(log_scale, self.spread**-2)
 
     @property
     def peak(self) -> float:
-        """log median."""
         return math.log(self.median)
 
     @property
     def second_moment(self) -> float:
-        """median^2 exp(2 spread^2)."""
         return self.median**2 * math.exp(2.0 * self.spread**2)
 
     @property
     def has_inverse_moments(self) -> bool:
-        """It has."""
         return True
 
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """median exp(spread z)."""
         return self.median * torch.exp(self.spread * key.normal(shape, torch.float64, device))
 
 
@@ -138,35 +131,28 @@ class HalfCauchy(ScalePrior):
         positive("HalfCauchy.scale", self.scale)
 
     def log_density(self, log_scale: Tensor) -> Tensor:
-        """log sech(log s - log scale) - log pi."""
         distance = (log_scale - self.peak).abs()
         return math.log(2.0 / math.pi) - distance - torch.log1p(torch.exp(-2.0 * distance))
 
     def slope(self, log_scale: Tensor) -> Tensor:
-        """-tanh(log s - log scale)."""
         return -torch.tanh(log_scale - self.peak)
 
     def curvature(self, log_scale: Tensor) -> Tensor:
-        """sech(log s - log scale)^2."""
         return 1.0 - self.slope(log_scale).square()
 
     @property
     def peak(self) -> float:
-        """log scale."""
         return math.log(self.scale)
 
     @property
     def second_moment(self) -> float:
-        """Nan: s has no mean."""
         return math.nan
 
     @property
     def has_inverse_moments(self) -> bool:
-        """It has none."""
         return False
 
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """By inversion: scale tan(pi u / 2)."""
         return self.scale * torch.tan(0.5 * math.pi * key.uniform(shape, torch.float64, device))
 
 
@@ -233,11 +219,9 @@ class Hierarchical(Prior):
         return self.inner.num_members
 
     def member(self, index: int) -> "Hierarchical":
-        """The prior of one member."""
         return replace(self, inner=self.inner.member(index))
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """log p(theta), (..., P) -> (...)."""
         return self._total(self._integrate(theta)).to(theta.dtype)
 
     def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,7 +237,6 @@ class Hierarchical(Prior):
             return self._total(state).to(theta.dtype), torch.cat(grads, dim=-1)
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        """A scale for each tensor, then its weights."""
         pieces = []
         for part, prior in zip(self._layout, self._parts, strict=True):
             own = key.fold(part.name)
@@ -268,7 +251,6 @@ class Hierarchical(Prior):
 
     @property
     def has_cross_entropy(self) -> bool:
-        """False."""
         return False
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> NoReturn:

@@ -68,30 +68,24 @@ class Independent(Prior):
 
     @property
     def num_members(self) -> int | None:
-        """M when the scale differs by member, else None."""
         return count_members(self.scale)
 
     def member(self, index: int) -> Self:
-        """The prior of one member."""
         return replace(self, scale=of_member(self.scale, index))  # type: ignore[type-var]
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """log p(theta), (..., P) -> (...)."""
         scale = column(self, "scale", theta.shape, theta)
         return self.standard_log_prob((theta - self.mean) / scale).sum(-1) - theta.shape[-1] * log(row(scale))
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        """mean + scale x, of `shape` (..., P)."""
         draws = self.standard_sample(shape, key, like.device).to(like.dtype)
         return draws * column(self, "scale", shape, like) + self.mean
 
     def variance(self, like: Tensor) -> Tensor:
-        """scale^2 Var x, shaped as theta `like` (..., P)."""
         return torch.zeros_like(like) + column(self, "scale", like.shape, like) ** 2 * self.standard_variance
 
     @property
     def factorises(self) -> bool:
-        """They are."""
         return True
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:

@@ -52,11 +52,9 @@ class Laplace(Independent):
 
     @property
     def nonsmooth(self) -> bool:
-        """At the mean."""
         return True
 
     def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta), and zeros: all of it is kink."""
         return self.log_prob(theta), torch.zeros_like(theta)
 
     def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
@@ -64,11 +62,9 @@ class Laplace(Independent):
         return soft_threshold(theta, step / column(self, "scale", theta.shape, theta), self.mean)
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
-        """-|x| - log 2."""
         return -x.abs() - math.log(2.0)
 
     def standard_precision(self, x: Tensor) -> Tensor:
-        """0."""
         return torch.zeros_like(x)
 
     def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
@@ -78,14 +74,11 @@ class Laplace(Independent):
 
     @property
     def standard_variance(self) -> float:
-        """2."""
         return 2.0
 
     @property
     def standard_width(self) -> float:
-        """0: there is a kink at zero."""
         return 0.0
 
     def standard_cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """E|x| + log 2, in closed form."""
         return expected_absolute(mean, scale) + math.log(2.0)

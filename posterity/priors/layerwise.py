@@ -85,11 +85,9 @@ class Layerwise(Prior):
 
     @property
     def num_members(self) -> int | None:
-        """M when a prior differs by member, else None."""
         return _common_members(rule for rule in self.rules.values() if isinstance(rule, Prior))
 
     def member(self, index: int) -> "Layerwise":
-        """The priors of one member."""
         return Layerwise({k: rule.member(index) if isinstance(rule, Prior) else rule for k, rule in self.rules.items()})
 
     def _pattern(self, part: Slice) -> str:
@@ -136,23 +134,18 @@ class Layerwise(Prior):
         )
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """Only the bound prior has it."""
         self._refuse()
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        """Only the bound prior has it."""
         self._refuse()
 
     def variance(self, like: Tensor) -> Tensor:
-        """Only the bound prior has it."""
         self._refuse()
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """Only the bound prior has it."""
         self._refuse()
 
     def precision(self, theta: Tensor) -> Tensor:
-        """Only the bound prior has it."""
         self._refuse()
 
 

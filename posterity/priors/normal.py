@@ -100,7 +100,6 @@ class Normal(Prior):
 
     @cached_property
     def num_members(self) -> int | None:
-        """M when scale or mean differs by member, else None."""
         return next(iter(self._sizes(0)), None)
 
     @cached_property
@@ -108,7 +107,6 @@ class Normal(Prior):
         return next(iter(self._sizes(1)), None)
 
     def member(self, index: int) -> "Normal":
-        """The prior of one member."""
         scale, mean = self.scale, self.mean
         if isinstance(scale, Tensor) and scale.dim() == 1:
             scale = float(scale[index])
@@ -119,7 +117,6 @@ class Normal(Prior):
         return Normal(scale, mean)
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """log p(theta), (..., P) -> (...)."""
         constants = self._constants(theta.shape, theta)
         whitened = _centred(theta, constants) * constants.inverse_scale
         return -0.5 * whitened.square().sum(-1) - _log_normaliser(theta, constants)
@@ -141,21 +138,17 @@ class Normal(Prior):
             return quadratic - _log_normaliser(theta, constants), grad
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        """mean + scale * noise, of `shape` (..., P)."""
         constants = self._constants(shape, like)
         return key.normal(shape, like.dtype, like.device) * constants.scale + constants.mean
 
     def variance(self, like: Tensor) -> Tensor:
-        """scale^2, shaped as theta `like` (..., P)."""
         return torch.zeros_like(like) + self._constants(like.shape, like).scale ** 2
 
     def precision(self, theta: Tensor) -> Tensor:
-        """1 / scale^2, shaped as theta (..., P)."""
         return torch.zeros_like(theta) + self._constants(theta.shape, theta).inverse_scale ** 2
 
     @property
     def factorises(self) -> bool:
-        """They are."""
         return True
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:

@@ -81,7 +81,6 @@ class ScaleMixture(Independent):
         return mean - x.square() * spread
 
     def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """A component for each weight, then its normal."""
         weights = torch.tensor(self.weights, dtype=torch.float64, device=device)
         uniform = key.fold("component").uniform(shape, torch.float64, device)
         component = torch.bucketize(uniform, weights.cumsum(0)[:-1], right=True)
@@ -90,12 +89,10 @@ class ScaleMixture(Independent):
 
     @property
     def standard_variance(self) -> float:
-        """The sum over c of weights[c] scales[c]^2."""
         return sum(weight * scale**2 for weight, scale in zip(self.weights, self.scales, strict=True))
 
     @property
     def standard_width(self) -> float:
-        """The narrowest scale."""
         return min(self.scales)
 
     def _components(self, x: Tensor) -> Tensor:

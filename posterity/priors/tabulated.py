@@ -136,7 +136,6 @@ class Tabulated(Independent):
         return Tabulated(values, reach, width, mean, kink=kink)
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
-        """log p0(x), from the table."""
         cell, position, beyond = self._located(x)
         piece = self._table(x.device).pieces[cell]  # (..., 4)
         inside = piece[..., 0] + position * (piece[..., 1] + position * (piece[..., 2] + position * piece[..., 3]))
@@ -144,11 +143,9 @@ class Tabulated(Independent):
 
     @property
     def nonsmooth(self) -> bool:
-        """At the mean, where the slope falls there."""
         return self._kink_slopes()[0] > 0.0
 
     def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta), and the gradient of log p + c |x|."""
         value, grad = self.value_and_grad(theta)
         half_jump, middle = self._kink_slopes()
         if half_jump <= 0.0:
@@ -197,7 +194,6 @@ class Tabulated(Independent):
 
     @property
     def standard_width(self) -> float:
-        """`width`, or 0 with a kink."""
         return 0.0 if self.kink else self.width
 
     @property

@@ -70,11 +70,9 @@ class Rectified(Activation):
     """
 
     def __call__(self, values: Tensor) -> Tensor:
-        """max(u, 0)."""
         return torch.relu(values)
 
     def mean(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """See `Activation`."""
         return self.moments(mean, scale).mean
 
     def moments(self, mean: Tensor, scale: Tensor) -> Moments:
@@ -184,17 +182,14 @@ class Smooth(Activation):
             raise ValueError(unknown("activation", str(self.name), _FUNCTIONS))
 
     def __call__(self, values: Tensor) -> Tensor:
-        """The function itself."""
         return _FUNCTIONS[self.name](values)
 
     def mean(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """See `Activation`."""
         if self.name == "erf":
             return torch.erf(mean / torch.sqrt(1.0 + 2.0 * scale.square()))
         return normal_expectation(self, mean, scale, width=1.0)
 
     def moments(self, mean: Tensor, scale: Tensor) -> Moments:
-        """See `Activation`."""
         first = self.mean(mean, scale)
         second = normal_expectation(lambda u: self(u).square(), mean, scale, width=1.0)
         return Moments(first, second, second - first.square())
@@ -202,7 +197,6 @@ class Smooth(Activation):
     def characteristic(
         self, outer_mean: Tensor, outer_scale: Tensor, mean: Tensor, scale: Tensor, times: Tensor
     ) -> Tensor:
-        """See `Activation`."""
         places, masses = crowded_nodes(mean.unsqueeze(-1), scale.unsqueeze(-1), _SMOOTH_NODES, width=1.0)
         masses = masses / masses.sum(-1, keepdim=True)
         heights = self(mean.unsqueeze(-1) + scale.unsqueeze(-1) * places)  # (..., Q)

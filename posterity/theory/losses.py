@@ -150,34 +150,27 @@ class Square(Loss):
 
     @property
     def smoothness(self) -> float:
-        """The precision."""
         return self.precision
 
     def checked(self, targets: Tensor, outputs: int) -> Tensor:
-        """Targets (P, C), or (P,) for one output."""
         rows = targets.unsqueeze(-1) if targets.dim() == 1 else targets
         if rows.dim() != 2 or rows.shape[-1] != outputs:
             raise ValueError(f"Square: targets must be (P, {outputs}). Got {shown(targets)}.")
         return rows.to(torch.float64)
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """precision/2 |y - f|^2."""
         return 0.5 * self.precision * (targets - outputs).square().sum(-1)
 
     def slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """precision (f - y)."""
         return self.precision * (outputs - targets)
 
     def curvature(self, outputs: Tensor) -> Tensor:
-        """precision I."""
         return self.precision * torch.diag_embed(torch.ones_like(outputs))
 
     def excess(self, law: OutputLaw) -> Tensor:
-        """precision/2 tr Cov f, exactly."""
         return 0.5 * self.precision * law.total_variance
 
     def log_normaliser(self, outputs: int) -> float:
-        """C/2 log(2 pi / precision)."""
         return 0.5 * outputs * math.log(2.0 * math.pi / self.precision)
 
 
@@ -208,11 +201,9 @@ class Logistic(Loss):
 
     @property
     def smoothness(self) -> float:
-        """1/4."""
         return 0.25
 
     def checked(self, targets: Tensor, outputs: int) -> Tensor:
-        """Targets (P, 1) of signs."""
         rows = (targets.unsqueeze(-1) if targets.dim() == 1 else targets).to(torch.float64)
         if outputs != 1 or rows.dim() != 2 or rows.shape[-1] != 1:
             raise ValueError(f"Logistic takes one output and targets (P,). Got {outputs} outputs, {shown(targets)}.")
@@ -223,19 +214,15 @@ class Logistic(Loss):
         return rows
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """log(1 + exp(-y f))."""
         return F.softplus(-targets * outputs).squeeze(-1)
 
     def slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """-y / (1 + exp(y f))."""
         return -targets * torch.sigmoid(-targets * outputs)
 
     def curvature(self, outputs: Tensor) -> Tensor:
-        """p (1 - p)."""
         return (torch.sigmoid(outputs) * torch.sigmoid(-outputs)).unsqueeze(-1)
 
     def excess(self, law: OutputLaw) -> Tensor:
-        """By the characteristic function of f."""
         mean = law.mean  # (..., P, 1)
         with torch.no_grad():  # steps that follow the turns of e^(i t f)
             reach = (mean.squeeze(-1).abs() + 8.0 * law.total_variance.sqrt()).max().item()
@@ -249,7 +236,6 @@ class Logistic(Loss):
         return (integrand * (step / (times * torch.sinh(math.pi * times)))).sum(-1)
 
     def log_normaliser(self, outputs: int) -> float:
-        """0."""
         return 0.0
 
 
@@ -268,11 +254,9 @@ class Softmax(Loss):
 
     @property
     def smoothness(self) -> float:
-        """1/2."""
         return 0.5
 
     def checked(self, targets: Tensor, outputs: int) -> Tensor:
-        """Class numbers (P,)."""
         labels = targets.to(torch.int64)
         if outputs < 2 or targets.dim() != 1 or not bool((labels == targets).all()):
             raise ValueError(
@@ -283,26 +267,21 @@ class Softmax(Loss):
         return labels
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """log sum exp(f) - f_y."""
         chosen = outputs.gather(-1, targets.unsqueeze(-1).expand(*outputs.shape[:-1], 1)).squeeze(-1)
         return outputs.logsumexp(-1) - chosen
 
     def slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """softmax(f) minus the indicator of y."""
         indicator = torch.nn.functional.one_hot(targets, outputs.shape[-1])
         return torch.softmax(outputs, -1) - indicator.to(outputs.dtype)
 
     def curvature(self, outputs: Tensor) -> Tensor:
-        """diag p - p p^T."""
         probabilities = torch.softmax(outputs, -1)
         return torch.diag_embed(probabilities) - probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2)
 
     def excess(self, law: OutputLaw) -> Tensor:
-        """To second order."""
         return self.second_order(law)
 
     def log_normaliser(self, outputs: int) -> float:
-        """0."""
         return 0.0
 
 

@@ -113,7 +113,6 @@ class _History(Callback):
         self.thetas: list[Tensor] = []
 
     def after_step(self, run: Run) -> None:
-        """Keep a copy of the present one."""
         self.thetas.append(run.state.theta[0].clone())
 
 

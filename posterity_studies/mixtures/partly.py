@@ -56,7 +56,6 @@ class _Last(Callback):
     theta: Tensor
 
     def after_step(self, run: Run) -> None:
-        """Keep the present one."""
         self.theta = run.state.theta
 
 

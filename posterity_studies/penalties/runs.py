@@ -36,12 +36,10 @@ class Runs(GroupedRuns[Cell]):
 
     @property
     def name(self) -> str:
-        """The penalty."""
         return self.problem.penalty
 
     @property
     def prefix(self) -> str:
-        """The penalty."""
         return f"{self.problem.penalty}: "
 
     def cells(self) -> list[Cell]:
@@ -88,12 +86,10 @@ class Runs(GroupedRuns[Cell]):
             )
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
-        """See `scores`."""
         assert isinstance(posterior, Point)
         return scores(posterior, self.problem.rows)
 
     def told(self, scores: dict[str, float]) -> str:
-        """Accuracies, and what is left of the network."""
         return (
             f"accuracy {scores['accuracy']:.4f}, held out {scores['held_out_accuracy']:.4f}, "
             f"{100 * scores['zeros']:.0f} % zeros, {100 * scores['filters_left']:.0f} % of filters left"

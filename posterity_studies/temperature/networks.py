@@ -21,7 +21,6 @@ class SameScale(ScaleRule):
     """
 
     def variance(self, fan_in: int, fan_out: int) -> float:
-        """gain^2."""
         return self.gain**2
 
 

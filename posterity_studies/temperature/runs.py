@@ -48,12 +48,10 @@ class Runs(GroupedRuns[Cell]):
 
     @property
     def name(self) -> str:
-        """The width."""
         return _name(self.problem.width)
 
     @property
     def prefix(self) -> str:
-        """The width, if there is one."""
         return "" if self.problem.width is None else f"width {self.problem.width}: "
 
     def cells(self) -> list[Cell]:
@@ -62,7 +60,6 @@ class Runs(GroupedRuns[Cell]):
         return [Cell(self.problem.width, eta, seed) for seed in range(self.settings.seeds) for eta in etas]
 
     def identity(self, cell: Cell) -> Identity:
-        """All that the numbers of a cell depend on."""
         return {
             "width": cell.width,
             "eta": cell.eta,
@@ -74,7 +71,6 @@ class Runs(GroupedRuns[Cell]):
         }
 
     def room(self, cells: Sequence[Cell]) -> bool:
-        """Whether there is memory for these fits at once."""
         joint = self.problem.tempered([cell.eta for cell in cells])
         return plan(self.settings.inference(self.problem.num_data), joint, self.problem.rows.train.pair).fits
 
@@ -97,11 +93,9 @@ class Runs(GroupedRuns[Cell]):
         )
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
-        """See `scores`."""
         return scores(posterior, cell.seed, self.problem, self.settings)
 
     def told(self, scores: dict[str, float]) -> str:
-        """Accuracy, NLL and confidence."""
         return f"accuracy {scores['accuracy']:.4f}, NLL {scores['nll']:.4g}, confidence {scores['confidence']:.3f}"
 
 

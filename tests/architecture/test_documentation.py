@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 
 import pytest
 
@@ -49,3 +50,26 @@ def test_is_a_frozen_value(value):
     assert all(inspect.isabstract(base) or base.__name__ == "ABC" for base in bases), (
         "abstract or final, one level deep"
     )
+
+
+def _documented(kind: type, name: str) -> bool:
+    """Whether a class or one of its bases says what the method does."""
+    members = (vars(base).get(name) for base in kind.__mro__)
+    return any(inspect.getdoc(getattr(member, "func", None) or member) for member in members if member is not None)
+
+
+@pytest.mark.parametrize("package", ["posterity", "posterity_studies"])
+def test_public_methods_are_documented_where_they_are_introduced(package: str) -> None:
+    silent = set()
+    for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if info.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(info.name)
+        for kind in (value for value in vars(module).values() if inspect.isclass(value)):
+            if kind.__module__ != info.name or kind.__name__.startswith("_"):
+                continue
+            for name, member in vars(kind).items():
+                named = inspect.isfunction(member) or isinstance(member, (property, classmethod, staticmethod))
+                if named and not name.startswith("_") and not _documented(kind, name):
+                    silent.add(f"{info.name}.{kind.__name__}.{name}")
+    assert not silent

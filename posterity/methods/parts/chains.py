@@ -32,11 +32,9 @@ class Chains(Method):
 
     @property
     def takes_members(self) -> bool:
-        """No: a row of theta is a chain."""
         return False
 
     def initial(self, joint: Target, key: Key) -> Tensor:
-        """Newly initialised weights for each chain, (C, P)."""
         self._refuse_others(joint)
         return torch.stack([joint.fresh(key.fold(index)) for index in range(self.chains)])
 
@@ -65,7 +63,6 @@ class Chains(Method):
             )
 
     def keeps(self, step: int) -> bool:
-        """Every `thin`-th after the warm-up."""
         return step > self.warmup and (step - self.warmup) % self.thin == 0
 
 

@@ -165,29 +165,23 @@ class ContinuedFit(ExpectationRun):
 
     @cached_property
     def stops(self) -> tuple[int, ...]:  # type: ignore[override]
-        """After the share `burn_in`, at equal distances."""
         return equal_stops(self.method.steps, self.burn_in, self.rounds)
 
     def steps(self, data: Data, key: Key) -> Feed:
-        """Those of the method."""
         feed: Feed = self.method.batches(data, key)
         return feed
 
     def init(self, joint: Joint, theta: Tensor, key: Key) -> Any:
-        """That of the method."""
         return self.method.init(joint, theta, key)
 
     def step(self, joint: Joint, state: Any, done: int, batch: Batch, key: Key) -> tuple[Any, Info]:
-        """That of the method."""
         stepped: tuple[Any, Info] = self.method.step(joint, state, batch, key)
         return stepped
 
     def keep(self, state: Any) -> Any:
-        """That of the method."""
         return self.method.keep(state)
 
     def posterior(self, joint: Joint, state: Any) -> Posterior:
-        """Of the last state."""
         found: Posterior = self.method.posterior(joint, [self.method.keep(state)])
         return found
 
@@ -237,11 +231,9 @@ class ContinuedChains(ExpectationRun):
         return len(self._kept_steps) - len(self._kept_steps) // 2
 
     def steps(self, data: Data, key: Key) -> Feed:
-        """Those of the method, until the last draw."""
         return Feed(self.stops[-1], self._chains.batches(data, key).from_step)
 
     def init(self, joint: Joint, theta: Tensor, key: Key) -> WindowState:
-        """With an empty window."""
         return WindowState(self._chains.init(joint, theta, key), {}, 0)
 
     def step(self, joint: Joint, state: WindowState, done: int, batch: Batch, key: Key) -> tuple[WindowState, Info]:
@@ -265,7 +257,6 @@ class ContinuedChains(ExpectationRun):
         return state._replace(window=window, kept=state.kept + 1)
 
     def after_stop(self, state: WindowState) -> WindowState:
-        """With an empty window."""
         return state._replace(kept=0)
 
     def posterior(self, joint: Joint, state: WindowState) -> Posterior:
@@ -317,21 +308,17 @@ class WholeRuns(ExpectationRun):
 
     @cached_property
     def stops(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Those of the fit; without one all come at once."""
         if self.fit is None:
             return (0,) * (self.rounds + 1)
         return equal_stops(self.fit.steps, self.burn_in, self.rounds)
 
     def steps(self, data: Data, key: Key) -> Feed:
-        """Those of the fit."""
         return Feed(0, lambda start: iter(())) if self.fit is None else self.fit.batches(data, key)
 
     def at_stop(self, data: Data, key: Key) -> Feed:
-        """Those of the method."""
         return self.method.batches(data, key)
 
     def init(self, joint: Joint, theta: Tensor, key: Key) -> WholeRunState:
-        """The method and the fit at theta."""
         if isinstance(self.method, Laplace) and not isinstance(joint.bound_prior, Normal):
             logger.warning(
                 "VariationalEM: of a prior that is not normal a Laplace approximation sees little or no curvature, and "
@@ -341,13 +328,11 @@ class WholeRuns(ExpectationRun):
         return WholeRunState(self.method.init(joint, theta, key), fit, 0)
 
     def step(self, joint: Joint, state: WholeRunState, done: int, batch: Batch, key: Key) -> tuple[WholeRunState, Info]:
-        """One of the fit."""
         assert self.fit is not None
         fit, info = self.fit.step(joint, state.fit, batch, key)  # type: ignore[arg-type]
         return state._replace(fit=fit), info
 
     def waits(self, joint: Joint, state: WholeRunState) -> bool:
-        """Until it has seen all rows as often as it wants."""
         passes = self.method.passes if isinstance(self.method, Laplace) else 1
         return state.rows < passes * joint.num_data
 
@@ -360,11 +345,9 @@ class WholeRuns(ExpectationRun):
         return state._replace(method=method, rows=state.rows + batch.size)
 
     def after_stop(self, state: WholeRunState) -> WholeRunState:
-        """To begin anew."""
         return state._replace(rows=0)
 
     def keep(self, state: WholeRunState) -> WholeRunState:
-        """Without the moments of the optimiser."""
         return state if self.fit is None or state.fit is None else state._replace(fit=self.fit.keep(state.fit))
 
     def posterior(self, joint: Joint, state: WholeRunState) -> Posterior:

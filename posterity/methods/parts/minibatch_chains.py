@@ -66,7 +66,6 @@ class Plain(Preconditioner):
         """Nothing."""
 
     def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
-        """1."""
         return 1.0
 
 
@@ -97,17 +96,14 @@ class RMSprop(Preconditioner):
         positive("RMSprop.damping", self.damping)
 
     def init(self, theta: Tensor) -> Tensor:
-        """V = 0."""
         return torch.zeros_like(theta)
 
     def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor:
-        """The next V."""
         assert known is not None
         held = self.decay + (1.0 - self.decay) * (step >= warmup).to(step.dtype)
         return held * known + (1.0 - held) * grad.square()
 
     def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
-        """See the class."""
         assert known is not None
         count = (step + 1).clamp_max(warmup)
         return num_data / ((known / (1.0 - self.decay**count)).sqrt() + self.damping)
@@ -221,7 +217,6 @@ class MinibatchChains(Chains):
         return noise * self.schedule.samples(step) if isinstance(self.schedule, Cycles) else noise
 
     def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """With the draws that are kept."""
         times = self.chains if joint.num_members is None else 1  # else the joint counts them
         return {
             "weights": 3 * times * theta_bytes(joint),
@@ -231,7 +226,6 @@ class MinibatchChains(Chains):
         }
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With chains and draws."""
         return f"{super().describe(joint, data)}, {self.chains} chains of {self.draws:,} draws"
 
     def batches(self, data: Data, key: Key) -> Feed:
@@ -245,11 +239,9 @@ class MinibatchChains(Chains):
         return [key.fold(f"chain {index}") for index in range(self.chains)]
 
     def keep(self, state: Any) -> MinibatchDraw:
-        """theta and the batch-norm statistics."""
         return MinibatchDraw(state.theta, state.buffers)
 
     def posterior(self, joint: Target, kept: Sequence[MinibatchDraw]) -> Samples:
-        """The draws, chains first."""
         draws = stacked(kept)
         buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
         return Samples(joint, draws.theta.transpose(0, 1), {}, buffers)

@@ -39,11 +39,9 @@ class PlainStep(Maximisation):
 
     @property
     def needs_residuals(self) -> bool:
-        """No."""
         return False
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
-        """What the function gives."""
         return self.function(joint, posterior)
 
 

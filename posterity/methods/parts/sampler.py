@@ -225,7 +225,6 @@ class Sampler(Chains):
         }
 
     def describe(self, joint: Target, data: Data) -> str:
-        """With chains and draws."""
         return f"{type(self).__name__} with {self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
 
     def batches(self, data: Data, key: Key) -> Feed:
@@ -238,7 +237,6 @@ class Sampler(Chains):
         return in_memory(data).minibatches(None, self.warmup + self.draws * self.thin, key)
 
     def init(self, joint: Target, theta: Tensor, key: Key) -> SamplerState:
-        """The chains at the rows of theta, or all at one."""
         theta = self.each_chain(joint, theta)
         none = torch.zeros_like(theta[:, 0])
         told = {name: none for name in KeptDraw._fields if name != "theta"}
@@ -246,7 +244,6 @@ class Sampler(Chains):
         return SamplerState(draw, torch.zeros_like(theta), {}, {}, 0, 0)
 
     def step(self, joint: Target, state: SamplerState, batch: Batch, key: Key) -> tuple[SamplerState, Info]:
-        """One transition of every chain."""
         target = potential(joint, batch, self.chains)
         with torch.no_grad():
             if not state.tuning:
@@ -324,11 +321,9 @@ class Sampler(Chains):
         return normal.to(like.dtype), uniform.clamp_(min=SMALLEST).to(like.dtype)
 
     def keep(self, state: SamplerState) -> KeptDraw:
-        """The draws and what is told of them."""
         return state.draw
 
     def posterior(self, joint: Target, kept: Sequence[KeptDraw]) -> Samples:
-        """All that was kept, as samples."""
         draws: KeptDraw = stacked(kept)
         told = {name: value.transpose(0, 1) for name, value in draws._asdict().items()}
         theta = told.pop("theta")

@@ -32,7 +32,6 @@ class AllWeights(Subset):
     """Every weight that the joint has as random."""
 
     def of(self, joint: Joint, inputs: Inputs) -> Joint:
-        """The joint as it is."""
         return joint
 
 
@@ -44,7 +43,6 @@ class LastLayer(Subset):
     """
 
     def of(self, joint: Joint, inputs: Inputs) -> Joint:
-        """The joint over that layer's weight and bias."""
         names = last_layer(joint, inputs)
         wanted = tuple(glob.escape(part.name) for part in joint.random_slices if part.name in names)
         if not wanted:
@@ -62,7 +60,6 @@ class Matching(Subset):
     pattern: str
 
     def of(self, joint: Joint, inputs: Inputs) -> Joint:
-        """The joint over those tensors."""
         return joint.with_weights(random=self.pattern)
 
 
@@ -80,11 +77,9 @@ class LargestVariance(Subset):
 
     @property
     def count(self) -> int | None:
-        """The number."""
         return self.number
 
     def of(self, joint: Joint, inputs: Inputs) -> Joint:
-        """All weights, to choose from."""
         return joint
 
 

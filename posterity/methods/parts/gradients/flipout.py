@@ -56,7 +56,6 @@ class Flipout(Estimator):
         key: Key,
         out: Gradients | None = None,
     ) -> DataTerm:
-        """The average over the draws, which share eps."""
         return term_by_use(type(self).__name__, joint, q, batch, buffers, key, self.draws, _rule, positions=True)
 
 

@@ -58,7 +58,6 @@ class LocalReparameterisation(Estimator):
         key: Key,
         out: Gradients | None = None,
     ) -> DataTerm:
-        """The average over the draws."""
         name = type(self).__name__
         return term_by_use(name, joint, q, batch, buffers, key, self.draws, _rule, positions=self.approximate)
 

@@ -61,7 +61,6 @@ class ScoreFunction(Estimator):
         key: Key,
         out: Gradients | None = None,
     ) -> DataTerm:
-        """The average over the draws."""
         values, noises, points = [], [], torch.zeros_like(q.mean)
         for draw in range(self.draws):
             noise = q.noise(key.fold(draw))

@@ -58,7 +58,6 @@ class SecondOrder(Estimator):
         key: Key,
         out: Gradients | None = None,
     ) -> DataTerm:
-        """Of the batch, scaled to all data."""
         value, grad, after = joint.data_value_and_grad(q.mean, batch, buffers)
         if isinstance(joint, Joint) and q.mean.dim() > 1:
             each = [

@@ -54,7 +54,6 @@ class WeightSampling(Estimator):
         key: Key,
         out: Gradients | None = None,
     ) -> DataTerm:
-        """The average over the draws."""
         used = memory.get("used")  # noise whose mirror image comes next
         terms = None
         for draw in range(self.draws):
