@@ -3,10 +3,13 @@
 import difflib
 import math
 import numbers
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypeIs
 
 
 class PosterityError(Exception):
@@ -56,8 +59,8 @@ class NotPositiveDefinite(PosterityError, ArithmeticError):
 
 def positive(name: str, value: object, alternative: str = "") -> None:
     """Raise a ValueError unless `value` is a positive, finite number (or a tensor of such numbers)."""
-    if isinstance(value, torch.Tensor):
-        good = value.numel() > 0 and bool((torch.isfinite(value) & (value > 0)).all())
+    if _is_tensor(value):
+        good = value.numel() > 0 and bool((value.isfinite() & (value > 0)).all())
     elif isinstance(value, bool):
         good = False
     else:
@@ -97,7 +100,7 @@ def of_kinds(owner: object, **kinds: type) -> None:
 
 def shown(value: object) -> str:
     """A value as an error message shows it: short, on one line."""
-    if isinstance(value, torch.Tensor):
+    if _is_tensor(value):
         text = f"tensor{tuple(value.shape)}"
         return text if value.numel() > 6 else f"{text} {value.tolist()}"
     text = " ".join(repr(value).split())
@@ -110,3 +113,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names)}."
     return f"Unknown {kind} '{name}'. {hint}"
+
+
+def _is_tensor(value: object) -> "TypeIs[torch.Tensor]":
+    """Whether it is a tensor; torch is not imported for it, as the command line checks its options without."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

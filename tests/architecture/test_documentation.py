@@ -54,6 +54,8 @@ def test_is_a_frozen_value(value):
 
 def _documented(kind: type, name: str) -> bool:
     """Whether a class or one of its bases says what the method does."""
+    if any(name in vars(base).get("__annotations__", {}) for base in kind.__mro__):  # a field
+        return True
     members = (vars(base).get(name) for base in kind.__mro__)
     return any(inspect.getdoc(getattr(member, "func", None) or member) for member in members if member is not None)
 

@@ -1,0 +1,95 @@
+"""From dataclasses of options to the parameters of a command."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from posterity.options import Option, describe, flag, types
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as a command, in which each parameter whose type is a dataclass is spread into its options.
+
+    The function is called with the dataclasses, made of the values of their options. A field without help is no
+    option and keeps its default; other parameters are typer's, as they stand.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    plain: list[inspect.Parameter] = []
+    groups: dict[str, type] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        hint = hints[parameter.name]
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            groups[parameter.name] = hint
+            plain += [_parameter(hint, name) for name in describe(hint)]
+        else:
+            plain.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+    plain = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in plain]
+
+    def run(**values: Any) -> None:
+        from posterity.cli.frame.output import option_values
+
+        with option_values(function.__name__.replace("_", "-")):
+            made = {name: _made(kind, values) for name, kind in groups.items()}
+        function(**values, **made)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__signature__ = inspect.Signature(plain)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in plain}
+    return run
+
+
+def _made(kind: type, values: dict[str, Any]) -> Any:
+    """The dataclass from the values of its options, which are taken out of `values`."""
+    found = {}
+    for name, about in describe(kind).items():
+        value = values.pop(name)
+        if about.parse is not None and isinstance(value, str):
+            value = about.parse(value)
+        found[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**found)
+
+
+def _parameter(kind: type, name: str) -> inspect.Parameter:
+    """The parameter of one option, as typer reads it."""
+    about: Option = describe(kind)[name]
+    field = next(field for field in dataclasses.fields(kind) if field.name == name)
+    default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+    hint = types(kind)[name]
+    flags = about.flags or ((f"{flag(name)}/--no-{flag(name)[2:]}",) if hint is bool else ())
+    given = typer.Option(
+        *flags,
+        metavar=None if hint is bool else about.unit or None,
+        help=about.sentence,
+        rich_help_panel=about.panel or None,
+        show_default=default not in (None, (), "", inspect.Parameter.empty) and not about.usual,
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=_told(default, about),
+        annotation=Annotated[_type(hint, about), given],
+    )
+
+
+def _type(hint: Any, about: Option) -> Any:
+    """The type that typer reads: text where the option parses it itself, a list for a tuple."""
+    optional = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
+    if about.parse is not None:
+        return str | None if optional or get_origin(hint) is tuple else str
+    if get_origin(hint) is tuple:
+        return list[get_args(hint)[0]] | None  # type: ignore[misc]
+    return hint
+
+
+def _told(default: Any, about: Option) -> Any:
+    """The default as the command line would say it."""
+    if about.parse is not None and isinstance(default, tuple):
+        return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default) or None
+    if default == ():
+        return None
+    return str(default) if isinstance(default, Path) else default
