@@ -24,6 +24,7 @@ check: $(VENV)/.dev ## Format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 reference: $(VENV)/.run ## Write docs/reference.md from the docstrings
