@@ -67,8 +67,8 @@ def table(folder):
 def test_the_page_on_penalties_has_the_numbers_of_the_study(title, folder):
     body = re.search(rf"^\| {re.escape(title)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     assert body is not None
-    found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in body.group(1).splitlines()]
-    assert found == [cells(penalty, lines) for penalty, lines in table(folder).items()]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in body.group(1).splitlines()]
+    assert rows == [cells(penalty, lines) for penalty, lines in table(folder).items()]
 
 
 def test_the_page_says_what_a_shorter_step_does_to_a_deep_network():
