@@ -80,11 +80,12 @@ def check(settings: Any, name: Callable[[str], str] = flag) -> None:
         value = getattr(settings, field)
         if value is None:
             continue
-        for word in (value if isinstance(value, tuple) else (value,)) if about.choices else ():
-            if word not in about.choices:
-                raise ValueError(unknown(field.replace("_", " "), str(word), about.choices))
-        if about.check is not None:
-            for item in value if isinstance(value, tuple) else (value,):
+        several = isinstance(value, tuple)
+        for item in value if several else (value,):
+            if about.choices and item not in about.choices:
+                kind = (field.removesuffix("s") if several else field).replace("_", " ")
+                raise ValueError(unknown(kind, str(item), about.choices))
+            if about.check is not None:
                 about.check(name(field), item)
 
 

@@ -30,7 +30,10 @@ class UsageError(Exception):
 
 @contextmanager
 def option_values(verb: str) -> Iterator[None]:
-    """Turn what the library says of a bad value into a `UsageError` of the command `verb`; leave its own errors."""
+    """Turn what the library says of a bad value into a `UsageError` of the command `verb`; leave its own errors.
+
+    The hint is the first note of the error, or else where the options are listed.
+    """
     from posterity.errors import PosterityError
 
     try:
@@ -38,7 +41,8 @@ def option_values(verb: str) -> Iterator[None]:
     except PosterityError:
         raise
     except (ValueError, TypeError) as error:
-        raise UsageError(str(error), f"'posterity {verb} --help' lists the options and their values.") from error
+        hints = (*getattr(error, "__notes__", ()), f"'posterity {verb} --help' lists the options and their values.")
+        raise UsageError(str(error), hints[0]) from error
 
 
 _ANY = 10_000  # columns
