@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import posterity as po
-from posterity.cli.frame import stages
+from posterity.cli.frame import tasks
 from posterity.cli.frame.settings import _steps
 from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
@@ -165,7 +165,7 @@ def test_an_unfinished_fit_goes_on_only_with_the_same_file(run, prices, tmp_path
 
     words = ("fit", prices, "--target", "price", "--out", tmp_path / "run", *TINY)
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "infer", interrupted)
+        patch.setattr(tasks, "infer", interrupted)
         assert run(*words).code == 130
     written = prices.read_text()
     prices.write_text(written.replace("red", "blue", 1))

@@ -1,6 +1,10 @@
-"""From names to things: the data set, the network, the problem and the methods that a command line names."""
+"""From names to things: the data set, the network, the problem and the methods of a command line, and their runs."""
 
-from collections.abc import Mapping
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -9,14 +13,14 @@ from typing import Any
 import torch
 
 from posterity.cli.frame.options import DATA_NAMES, TableOptions
-from posterity.cli.frame.output import UsageError
+from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.settings import LABELS, METHODS, Settings, settings
 from posterity.cli.frame.sources import Source, is_file, read_source
 from posterity.curvature import BlockDiagonal, CorrectedKronecker, Diagonal, Full, Kronecker, LowRank, Structure
 from posterity.datasets import TOYS, DataSet, load
-from posterity.errors import unknown
+from posterity.errors import Diverged, unknown
 from posterity.evidence import Evidence
-from posterity.inference import Method, Plan, plan
+from posterity.inference import Checkpoint, Method, Plan, Trace, infer, plan
 from posterity.inference.memory import human
 from posterity.likelihoods import Categorical, Gaussian, Likelihood
 from posterity.methods import (
@@ -39,6 +43,7 @@ from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.optim.optimizer import SGD, Adam
 from posterity.optim.schedules import Cosine
+from posterity.posteriors import Posterior
 from posterity.priors import Normal
 from posterity.storage.part import JSON
 
@@ -76,6 +81,7 @@ RATE = 0.1  # of dropout, where none is given
 DRAWS, CHAINS = 250, 4  # of samplers over all rows, likewise
 MAX_DEPTH = 8  # of the trees of NUTS: weights that are not identified make for long trajectories
 EXACT = ("nuts", "hmc")
+SMALL = 10_000_000  # multiplications in one forward pass of a batch
 NOISE_PRIOR = (0.0, 2.0)  # of the log noise, in units of standardised targets: wide, but a density
 
 
@@ -340,3 +346,60 @@ def _likelihood(settings: Settings, scale: float) -> Likelihood:
     if isinstance(settings.noise, str):
         return Gaussian(scale=1.0, learn=True)
     return Gaussian(scale=settings.noise / scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """What a stage gave, and the seconds it took in this process."""
+
+    posterior: Posterior
+    trace: Trace
+    seconds: float
+
+
+def run_stage(
+    name: str, task: Task, start: Posterior | None, *, checkpoint: Checkpoint | None = None, quiet: bool = False
+) -> Stage:
+    """Run the stage `name` of the task, from the posterior of the stage before it."""
+    begin = time.perf_counter()
+    try:
+        posterior, trace = infer(
+            make_method(name, task.settings, task.joint),
+            stage_joint(name, task),
+            task.data.train.pair,
+            start=start,
+            seed=task.settings.seed,
+            checkpoint=checkpoint,
+            progress=not quiet and sys.stderr.isatty(),
+        )
+    except Diverged as error:
+        smaller = f"--step-size than {task.settings.step_size:g}"
+        error.add_note(f"try a smaller {'--prior-scale' if name in EXACT else smaller}.")
+        raise
+    seconds = time.perf_counter() - begin
+    steps = (
+        f", {int(trace.steps('loss')[-1])} steps, loss {float(trace['loss'][-1].mean()):.4f}" if "loss" in trace else ""
+    )
+    log(f"{label(name)}{steps}, {seconds:.1f} s", quiet=quiet)
+    return Stage(posterior, trace, seconds)
+
+
+def warm_up() -> None:
+    """Let torch load now what its first Jacobian needs, about a second, which no method should be charged for."""
+    torch.func.vmap(torch.func.jacrev(torch.square))(torch.ones(1))
+
+
+@contextmanager
+def fitting_threads(task: Task) -> Iterator[None]:
+    """One thread for a small network, where threads wait for each other longer than they work.
+
+    Somebody who sets OMP_NUM_THREADS is left alone.
+    """
+    threads = torch.get_num_threads()
+    rows = task.settings.batch_size or len(task.data.train)
+    if rows * task.joint.num_weights < SMALL and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -8,8 +8,7 @@ import typer
 from posterity.cli.frame import options as o
 
 if TYPE_CHECKING:
-    from posterity.cli.frame.stages import Stage
-    from posterity.cli.frame.tasks import Task
+    from posterity.cli.frame.tasks import Stage, Task
     from posterity.storage.part import JSON
 
 
@@ -59,8 +58,7 @@ def compare(
     from posterity.cli.frame.scores import chains_of, scores
     from posterity.cli.frame.settings import method_names
     from posterity.cli.frame.sources import say_notes
-    from posterity.cli.frame.stages import fitting_threads
-    from posterity.cli.frame.tasks import asked, check_figure_data, check_memory, check_methods
+    from posterity.cli.frame.tasks import asked, check_figure_data, check_memory, check_methods, fitting_threads
     from posterity.report.files import check_figure_path, check_report_path
 
     names = method_names(methods)
@@ -87,7 +85,7 @@ def compare(
         told = {name: chains_of(stage.posterior, task) for name, stage in results.items()}
         document = _document(names, task, results, values, told, figure, report)
         if report is not None:
-            from posterity.cli.frame.report import write_report
+            from posterity.cli.frame.scores import write_report
 
             posteriors = {name: stage.posterior for name, stage in results.items()}
             remarks = _caption(names, task, results, told)
@@ -104,7 +102,7 @@ def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "St
     The seconds of a method are those of its stages beyond what it starts from, see `_shares`.
     """
     from posterity.cli.frame.settings import METHODS
-    from posterity.cli.frame.stages import Stage, run_stage, warm_up
+    from posterity.cli.frame.tasks import Stage, run_stage, warm_up
 
     warm_up()
     done: dict[tuple[str, ...], Stage] = {}

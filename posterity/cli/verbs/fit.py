@@ -99,7 +99,7 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
     from posterity.cli.frame.output import log
     from posterity.cli.frame.scores import scores
     from posterity.cli.frame.settings import METHODS
-    from posterity.cli.frame.stages import fitting_threads, run_stage
+    from posterity.cli.frame.tasks import fitting_threads, run_stage
     from posterity.errors import Diverged
     from posterity.storage import Part
 
