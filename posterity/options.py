@@ -89,6 +89,13 @@ def check(settings: Any, name: Callable[[str], str] = flag) -> None:
                 about.check(name(field), item)
 
 
+def refused(message: str, hint: str) -> ValueError:
+    """The error of a value that cannot be used, with what to do about it as a note."""
+    error = ValueError(message)
+    error.add_note(hint)
+    return error
+
+
 def as_json(settings: Any) -> dict[str, Any]:
     """The values of all fields, with lists for tuples."""
     return {name: _plain(getattr(settings, name)) for name in (field.name for field in dataclasses.fields(settings))}

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 import posterity
-from posterity.cli.frame.settings import LABELS
 from posterity.cli.frame.sources import Source
-from posterity.cli.frame.tasks import Task, describe, has_figure, label
+from posterity.cli.frame.tasks import Task, describe, has_figure
 from posterity.datasets import DataSet
 from posterity.diagnostics import convergence
 from posterity.likelihoods import Gaussian
@@ -25,6 +24,7 @@ from posterity.metrics import accuracy, expected_calibration_error, negative_log
 from posterity.posteriors import Linearized, Posterior, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
+from posterity.recipes import RECIPES
 from posterity.report import comparison, predicted_observed, reliability_diagram
 from posterity.report.figures import MOST_INTERVALS
 from posterity.report.files import write_file
@@ -58,7 +58,7 @@ def chains_line(method: str, found: dict[str, Any]) -> str:
     numbers += [f"bulk ESS {found['bulk_ess']:,.0f}"] if found["bulk_ess"] is not None else []
     numbers += [f"{found['divergences']} divergences"] if found["divergences"] is not None else []
     verdict = f" Not to be relied on yet: {found['warnings'][0]}" if found["warnings"] else " They agree."
-    return f"{label(method)}: {', '.join([chains, *numbers])} (outputs at training rows, noise).{verdict}"
+    return f"{RECIPES[method].label}: {', '.join([chains, *numbers])} (outputs at training rows, noise).{verdict}"
 
 
 def _known(value: float) -> float | None:
@@ -87,8 +87,9 @@ def evidence_line(method: str, task: Task, found: dict[str, float]) -> str:
     """The same in a line."""
     names = {"prior_scale": "prior scale", "noise": "noise"}
     known = [f"{text} {found[key]:.4g}" for key, text in names.items() if key in found]
+    known.append(f"log evidence {found['log_evidence']:.2f} nats.")
     how = " tuned by the evidence" if method == "laplace" and task.settings.tune else ""
-    return f"{label(method)}{how}: {', '.join(known)}, log evidence {found['log_evidence']:.2f} nats."
+    return f"{RECIPES[method].label}{how}: {', '.join(known)}"
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,13 @@ def best(rows: Mapping[str, Mapping[str, float]], data: DataSet) -> dict[str, tu
     return found
 
 
+def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Posterior]) -> None:
+    """Draw what the posteriors predict over the inputs, one panel a method."""
+    panels = {RECIPES[name].label: posterior for name, posterior in posteriors.items()}
+    nll = {RECIPES[row["method"]].label: row["test_nll"] for row in document["methods"]}
+    comparison(panels, task.data, path, nll)
+
+
 def write_report(
     path: Path,
     document: Mapping[str, Any],
@@ -159,8 +167,8 @@ def write_report(
     page = comparison_page(
         document,
         columns(task.data),
-        LABELS,
-        _pictures(document, task, {LABELS[name]: posterior for name, posterior in posteriors.items()}),
+        {word: recipe.label for word, recipe in RECIPES.items()},
+        _pictures(document, task, posteriors),
         network=describe(task),
         remarks=remarks,
         command=shlex.join(["posterity", *words]),
@@ -174,16 +182,16 @@ def write_report(
     write_file(path, page.encode("utf-8", "replace"))  # a path may hold bytes that are no text
 
 
-def _pictures(document: Mapping[str, Any], task: Task, panels: Mapping[str, Posterior]) -> list[Picture]:
+def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Posterior]) -> list[Picture]:
     """What the methods predict where that can be drawn, and how it agrees with the test rows."""
     data, source = task.data, task.source
     classes = data.classes is not None
+    panels = {RECIPES[name].label: posterior for name, posterior in posteriors.items()}
     names = ", ".join(panels)
-    nll = {LABELS[row["method"]]: row["test_nll"] for row in document["methods"]}
     seen = "Inputs and targets are shown as the network sees them: standardised. " if source.path is not None else ""
     pictures = []
     if has_figure(task):
-        png = _png(lambda file: comparison(panels, data, file, nll))
+        png = _png(lambda file: draw_comparison(file, document, task, posteriors))
         if classes:
             alt = f"Map of the predicted class over the two inputs, one panel each for {names}, with the training rows."
             read = "Colours reach well beyond the data: there, a method that knows its limits is less sure."
@@ -193,14 +201,14 @@ def _pictures(document: Mapping[str, Any], task: Task, panels: Mapping[str, Post
             read = "The outer band should hold 95 % of new targets; the inner one is what the weights leave open. "
             pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}Bands should widen beyond the rows."))
     if classes:
-        ece = ", ".join(f"{LABELS[row['method']]} {row['ece']:.3f}" for row in document["methods"])
+        ece = ", ".join(f"{RECIPES[row['method']].label} {row['ece']:.3f}" for row in document["methods"])
         png = _png(lambda file: reliability_diagram(panels, data, file))
         alt = f"Reliability diagram, accuracy against confidence on the test rows; ECE: {ece}."
         read = "Each dot is a bin of test rows, its area their share. On the dashed line confidence is what it claims "
         pictures.append(Picture("Is confidence earned?", png, alt, f"{read}to be; below it the method is too sure."))
     else:
         png = _png(lambda file: predicted_observed(panels, data, file, scale=source.scale, shift=source.shift))
-        rmse = ", ".join(f"{LABELS[row['method']]} {row['rmse']:.4g}" for row in document["methods"])
+        rmse = ", ".join(f"{RECIPES[row['method']].label} {row['rmse']:.4g}" for row in document["methods"])
         alt = f"Predicted means with 95 % intervals against the observed targets of test rows; RMSE: {rmse}."
         shown = f"{min(len(data.test), MOST_INTERVALS)} of {len(data.test)} test rows. "
         read = "About 19 in 20 intervals should cross the dashed line, where predicted is observed; red ones do not."
