@@ -5,7 +5,7 @@ The command line takes its options and words from here. Nothing here imports tor
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -353,6 +353,12 @@ def _low_rank(settings: Settings, joint: "Joint") -> "Method":
     return _method("LowRankGaussian", rank=min(RANK, joint.num_weights), **_steps(settings))
 
 
+def _full_rank(settings: Settings, joint: "Joint") -> "Method":
+    """A weight depends on a whole row of the factor, so that its entries move by less where weights are many."""
+    size = min(0.3, 2 / joint.num_weights) * settings.step_size
+    return _method("FullRank", **_steps(replace(settings, step_size=size)))
+
+
 def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
     """Steps of ten times the size with a tenth for radius: as with Adam, a mean moves by the step size at most."""
     return _method("NaturalGradient", **_steps(settings), step_size=10 * settings.step_size, radius=0.1)
@@ -393,7 +399,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
 
 def _langevin(settings: Settings, joint: "Joint") -> "Method":
     """Nothing adapts its steps, so that they are small, and begin at a mode."""
-    size = _step_size("SGLD", 0.01 * settings.step_size, joint)
+    size = _step_size("SGLD", 0.1 * settings.step_size, joint)
     return _method("Langevin", **_counts(settings), step_size=size)
 
 
@@ -413,7 +419,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("variational-em", "VariationalEM", _variational_em, (), ("structure",)),
             Recipe("mean-field", "MeanField", _mean_field, ("map",), ("estimator", "kl_weight")),
             Recipe("low-rank", "LowRankGaussian", _low_rank, ("map",)),
-            Recipe("full-rank", "FullRank", _fit("FullRank"), ("map",)),
+            Recipe("full-rank", "FullRank", _full_rank, ("map",)),
             Recipe("natural-gradient", "NaturalGradient", _natural_gradient, ("map",)),
             Recipe("conjugate", "Conjugate", lambda settings, joint: _method("Conjugate")),
             Recipe("dropout", "MC dropout", _fit("MCDropout"), (), ("dropout",)),

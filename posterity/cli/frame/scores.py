@@ -62,7 +62,7 @@ def chains_line(method: str, found: dict[str, Any]) -> str:
 
 
 def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return value if math.isfinite(value) else None  # chains that never move have an infinite R-hat
 
 
 def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
