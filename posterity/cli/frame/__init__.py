@@ -1,1 +1,1 @@
-"""What verbs share: options, settings, problems, run folders, output."""
+"""What verbs share: options, where rows come from, problems and their runs, scores, run folders, output."""

@@ -39,25 +39,25 @@ def chains_of(posterior: Posterior, task: Task) -> dict[str, JSON] | None:
     if not isinstance(posterior, Samples):
         return None
     inputs = task.data.train.inputs[:ROWS].to(posterior.joint.device)
-    found = convergence(posterior, inputs)
+    result = convergence(posterior, inputs)
     return {
-        "chains": found.num_chains,
-        "draws": found.num_draws,
-        "rhat": _known(found.rhat),
-        "bulk_ess": _known(found.bulk_ess),
-        "tail_ess": _known(found.tail_ess),
-        "divergences": None if found.divergences is None else found.num_divergences,
-        "warnings": list(found.warnings),
+        "chains": result.num_chains,
+        "draws": result.num_draws,
+        "rhat": _known(result.rhat),
+        "bulk_ess": _known(result.bulk_ess),
+        "tail_ess": _known(result.tail_ess),
+        "divergences": None if result.divergences is None else result.num_divergences,
+        "warnings": list(result.warnings),
     }
 
 
-def chains_line(method: str, found: dict[str, Any]) -> str:
+def chains_line(method: str, result: dict[str, Any]) -> str:
     """The same in a line, with the gravest of the warnings."""
-    chains = f"{found['chains']} chain{'s' if found['chains'] != 1 else ''} of {found['draws']} draws"
-    numbers = [f"R-hat {found['rhat']:.3f}"] if found["rhat"] is not None else []
-    numbers += [f"bulk ESS {found['bulk_ess']:,.0f}"] if found["bulk_ess"] is not None else []
-    numbers += [f"{found['divergences']} divergences"] if found["divergences"] is not None else []
-    verdict = f" Not to be relied on yet: {found['warnings'][0]}" if found["warnings"] else " They agree."
+    chains = f"{result['chains']} chain{'s' if result['chains'] != 1 else ''} of {result['draws']} draws"
+    numbers = [f"R-hat {result['rhat']:.3f}"] if result["rhat"] is not None else []
+    numbers += [f"bulk ESS {result['bulk_ess']:,.0f}"] if result["bulk_ess"] is not None else []
+    numbers += [f"{result['divergences']} divergences"] if result["divergences"] is not None else []
+    verdict = f" Not to be relied on yet: {result['warnings'][0]}" if result["warnings"] else " They agree."
     return f"{RECIPES[method].label}: {', '.join([chains, *numbers])} (outputs at training rows, noise).{verdict}"
 
 
@@ -74,20 +74,20 @@ def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
         return None
     joint, scale = task.joint, task.source.scale
     power, count = float(joint.tempering.likelihood_power), len(task.data.train)
-    found = {"log_evidence": float(posterior.log_evidence) - power * count * math.log(scale)}
+    result = {"log_evidence": float(posterior.log_evidence) - power * count * math.log(scale)}
     prior, likelihood = posterior.joint.prior, posterior.joint.likelihood  # type: ignore[union-attr]
     if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
-        found["prior_scale"] = float(prior.scale)
+        result["prior_scale"] = float(prior.scale)
     if isinstance(likelihood, Gaussian):
-        found["noise"] = float(torch.as_tensor(likelihood.scale)) * scale
-    return found
+        result["noise"] = float(torch.as_tensor(likelihood.scale)) * scale
+    return result
 
 
-def evidence_line(method: str, task: Task, found: dict[str, float]) -> str:
+def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
     """The same in a line."""
     names = {"prior_scale": "prior scale", "noise": "noise"}
-    known = [f"{text} {found[key]:.4g}" for key, text in names.items() if key in found]
-    known.append(f"log evidence {found['log_evidence']:.2f} nats.")
+    known = [f"{text} {result[key]:.4g}" for key, text in names.items() if key in result]
+    known.append(f"log evidence {result['log_evidence']:.2f} nats.")
     how = " tuned by the evidence" if method == "laplace" and task.settings.tune else ""
     return f"{RECIPES[method].label}{how}: {', '.join(known)}"
 
@@ -138,13 +138,13 @@ def scores(posterior: Posterior, source: Source) -> dict[str, float]:
 
 def best(rows: Mapping[str, Mapping[str, float]], data: DataSet) -> dict[str, tuple[str, ...]]:
     """For each score, the names of the rows that are best as shown; none where all rows show the same."""
-    found = {}
+    winning = {}
     for column in columns(data):
         values = {name: float(column.shown(row[column.key])) for name, row in rows.items()}
         goal = min(values.values()) if column.lower_is_better else max(values.values())
         winners = tuple(name for name, value in values.items() if value == goal)
-        found[column.key] = winners if len(winners) < len(rows) else ()
-    return found
+        winning[column.key] = winners if len(winners) < len(rows) else ()
+    return winning
 
 
 def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Posterior]) -> None:

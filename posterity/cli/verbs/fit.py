@@ -113,7 +113,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     from posterity.cli.frame.tasks import describe, kl_weight, kl_weight_line
 
     posterior = open_run(slot.path)[1]
-    values, found, told = slot.scores(), evidence(posterior, task), chains_of(posterior, task)
+    values, tuned, told = slot.scores(), evidence(posterior, task), chains_of(posterior, task)
     if as_json:
         print_json(
             {
@@ -125,7 +125,7 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
                 "network": task.network.config,
                 "settings": task.options,
                 "scores": values,
-                "evidence": found,
+                "evidence": tuned,
                 "kl_weight": kl_weight(name, task),
                 "chains": told,
                 "seconds": None if seconds is None else round(seconds, 3),
@@ -136,8 +136,8 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     out = console()
     out.print(Text(f"{task.data.name}, {RECIPES[name].label}, network {describe(task)}", "bold"), soft_wrap=True)
     out.print(Text(f"{len(task.data.test)} test rows:   {shown}"), soft_wrap=True)
-    if found is not None:
-        out.print(Text(evidence_line(name, task, found)), soft_wrap=True)
+    if tuned is not None:
+        out.print(Text(evidence_line(name, task, tuned)), soft_wrap=True)
     if told is not None:
         out.print(Text(chains_line(name, told)), soft_wrap=True)
     if line := kl_weight_line(name, task):
