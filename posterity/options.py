@@ -48,6 +48,7 @@ class Option:
 def option(default: Any = MISSING, *, help: str, **about: Any) -> Any:
     """A dataclass field that is an option; see `Option` for what may be said about it.
 
+    >>> from posterity.errors import positive
     >>> @dataclass(frozen=True)
     ... class Settings:
     ...     steps: int = option(2000, help="Steps of the optimiser.", unit="N", check=positive)

@@ -136,9 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     """Say in one line what went wrong, and the exit code for it."""
-    if hasattr(error, "format_message"):  # typer's usage errors, whose class moved between its versions
+    usage = getattr(error, "format_message", None)  # of typer's usage errors, whose class moved between its versions
+    if usage is not None:
         context = getattr(error, "ctx", None)
-        error_line(error.format_message())
+        error_line(usage())
         hint_line(f"'{context.command_path if context else 'posterity'} --help' shows how it is used.")
         return USAGE
     code = getattr(error, "exit_code", None)
