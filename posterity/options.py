@@ -48,6 +48,7 @@ class Option:
 def option(default: Any = MISSING, *, help: str, **about: Any) -> Any:
     """A dataclass field that is an option; see `Option` for what may be said about it.
 
+    >>> from posterity.errors import positive
     >>> @dataclass(frozen=True)
     ... class Settings:
     ...     steps: int = option(2000, help="Steps of the optimiser.", unit="N", check=positive)
@@ -80,12 +81,20 @@ def check(settings: Any, name: Callable[[str], str] = flag) -> None:
         value = getattr(settings, field)
         if value is None:
             continue
-        for word in (value if isinstance(value, tuple) else (value,)) if about.choices else ():
-            if word not in about.choices:
-                raise ValueError(unknown(field.replace("_", " "), str(word), about.choices))
-        if about.check is not None:
-            for item in value if isinstance(value, tuple) else (value,):
+        several = isinstance(value, tuple)
+        for item in value if several else (value,):
+            if about.choices and item not in about.choices:
+                kind = (field.removesuffix("s") if several else field).replace("_", " ")
+                raise ValueError(unknown(kind, str(item), about.choices))
+            if about.check is not None:
                 about.check(name(field), item)
+
+
+def refused(message: str, hint: str) -> ValueError:
+    """The error of a value that cannot be used, with what to do about it as a note."""
+    error = ValueError(message)
+    error.add_note(hint)
+    return error
 
 
 def as_json(settings: Any) -> dict[str, Any]:

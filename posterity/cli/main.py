@@ -55,8 +55,27 @@ USAGE = 2
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}
 )
+EXAMPLES = {
+    "compare": (
+        "posterity compare two-moons",
+        "posterity compare sine --methods map,laplace,nuts --hidden 20 --figure sine.png",
+        "posterity compare houses.csv --target price --drop id --report page.html",
+    ),
+    "fit": (
+        "posterity fit two-moons --out run",
+        "posterity fit houses.csv --target price --method ensemble --out run",
+        "posterity fit sine --method nuts --hidden 10 --draws 500 --out chains",
+    ),
+    "predict": ("posterity predict run", "posterity predict run --data new.csv --out predictions.csv"),
+    "evaluate": ("posterity evaluate run", "posterity evaluate run --data later.csv --json"),
+    "plan": (
+        "posterity plan two-moons --hidden 500,500",
+        "posterity plan houses.csv --target price --methods laplace --structure kronecker",
+    ),
+}
 for verb in (compare, fit, predict, evaluate, plan, penalty, data, doctor):
-    app.command()(verb)
+    examples = EXAMPLES.get(verb.__name__)
+    app.command(epilog="\n\n".join(("Examples:", *examples)) if examples else None)(verb)
 app.add_typer(study, name="study")
 
 
@@ -117,9 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     """Say in one line what went wrong, and the exit code for it."""
-    if hasattr(error, "format_message"):  # typer's usage errors, whose class moved between its versions
+    usage = getattr(error, "format_message", None)  # of typer's usage errors, whose class moved between its versions
+    if usage is not None:
         context = getattr(error, "ctx", None)
-        error_line(error.format_message())
+        error_line(usage())
         hint_line(f"'{context.command_path if context else 'posterity'} --help' shows how it is used.")
         return USAGE
     code = getattr(error, "exit_code", None)

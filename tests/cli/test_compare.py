@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posterity.cli.frame import stages
+from posterity.cli.frame import tasks
 from posterity.cli.frame.scores import best
 from posterity.datasets import load
 from posterity.report import files
@@ -20,13 +20,13 @@ TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
 def stages_run(monkeypatch):
     """The stages that are run, and what each gave."""
     seen = []
-    original = stages.run_stage
+    original = tasks.run_stage
 
     def record(name, *arguments, **options):
         seen.append((name, original(name, *arguments, **options)))
         return seen[-1][1]
 
-    monkeypatch.setattr(stages, "run_stage", record)
+    monkeypatch.setattr(tasks, "run_stage", record)
     return seen
 
 
@@ -95,13 +95,13 @@ def test_laplace_starts_from_the_map_of_the_comparison(run, stages_run):
     [("map,laplace", ["10.00", "+1.00"]), ("laplace,map", ["+1.00", "10.00"]), ("laplace", ["11.00"])],
 )
 def test_map_is_fitted_once_and_its_seconds_are_counted_once(run, monkeypatch, methods, seconds):
-    original, seen = stages.run_stage, []
+    original, seen = tasks.run_stage, []
 
     def timed(name, *arguments, **options):
         seen.append(name)
         return replace(original(name, *arguments, **options), seconds={"map": 10.0, "laplace": 1.0}[name])
 
-    monkeypatch.setattr(stages, "run_stage", timed)
+    monkeypatch.setattr(tasks, "run_stage", timed)
     result = run("compare", "two-moons", *TINY, "--methods", methods)
     assert seen == ["map", "laplace"]
     assert [cells[-1] for cells in rows(result.out).values()] == seconds
@@ -141,8 +141,8 @@ def test_temperature_changes_laplace_and_leaves_the_mode(run):
 def test_the_generator_and_the_threads_of_the_caller_are_left_alone(run, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     threads, used = torch.get_num_threads(), []
-    original = stages.infer
-    monkeypatch.setattr(stages, "infer", lambda *a, **k: used.append(torch.get_num_threads()) or original(*a, **k))
+    original = tasks.infer
+    monkeypatch.setattr(tasks, "infer", lambda *a, **k: used.append(torch.get_num_threads()) or original(*a, **k))
     try:
         torch.set_num_threads(2)
         torch.manual_seed(5)
@@ -160,8 +160,8 @@ def test_the_generator_and_the_threads_of_the_caller_are_left_alone(run, monkeyp
 
 def test_the_seed_decides_the_starting_weights(run, monkeypatch):
     starts = []
-    original = stages.infer
-    monkeypatch.setattr(stages, "infer", lambda m, j, *a, **k: starts.append(j.initial()) or original(m, j, *a, **k))
+    original = tasks.infer
+    monkeypatch.setattr(tasks, "infer", lambda m, j, *a, **k: starts.append(j.initial()) or original(m, j, *a, **k))
     for seed in (0, 0, 1):
         assert run("compare", "line", *TINY, "--methods", "map", "--seed", seed).code == 0
     assert torch.equal(starts[0], starts[1])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import posterity as po
-from posterity.cli.frame import stages
-from posterity.cli.frame.settings import _steps
+from posterity.cli.frame import tasks
+from posterity.cli.frame.tasks import usual_steps
 from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
 
@@ -134,7 +134,7 @@ def test_a_file_called_like_a_data_set_is_a_file(run, prices, monkeypatch):
 
 @pytest.mark.parametrize(("rows", "steps"), [(0, 2000), (1000, 2000), (8192, 6400), (36584, 20000)])
 def test_steps_grow_with_the_rows(rows, steps):
-    assert _steps(rows) == steps
+    assert usual_steps(rows) == steps
 
 
 def test_a_run_keeps_the_preprocessing_and_the_sum_of_the_file(fitted_prices, prices):
@@ -165,7 +165,7 @@ def test_an_unfinished_fit_goes_on_only_with_the_same_file(run, prices, tmp_path
 
     words = ("fit", prices, "--target", "price", "--out", tmp_path / "run", *TINY)
     with monkeypatch.context() as patch:
-        patch.setattr(stages, "infer", interrupted)
+        patch.setattr(tasks, "infer", interrupted)
         assert run(*words).code == 130
     written = prices.read_text()
     prices.write_text(written.replace("red", "blue", 1))

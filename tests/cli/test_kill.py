@@ -20,11 +20,11 @@ import torch
 KILLS = int(os.environ.get("POSTERITY_KILLS", "4"))
 SPAWNER = """
     import json, os, sys
-    import posterity.cli.verbs.fit, posterity.cli.main, posterity.cli.frame.stages, posterity.methods
+    import posterity.cli.verbs.fit, posterity.cli.main, posterity.cli.frame.tasks, posterity.methods
     import torch
 
     torch.set_num_threads(1)
-    posterity.cli.frame.stages.warm_up()
+    posterity.cli.frame.tasks.warm_up()
     print("ready", flush=True)
     for line in sys.stdin:
         child = os.fork()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import posterity
-from posterity.cli.frame import stages
+from posterity.cli.frame import tasks
 from posterity.cli.frame.options import DATA_NAMES
 from posterity.datasets import TOYS
 from posterity.errors import NotPositiveDefinite
@@ -134,13 +134,13 @@ def _raise(error):
 
 
 def test_an_expected_error_is_one_line_with_its_exit_code(run, monkeypatch):
-    monkeypatch.setattr(stages, "infer", _raise(NotPositiveDefinite("the matrix\nis not")))
+    monkeypatch.setattr(tasks, "infer", _raise(NotPositiveDefinite("the matrix\nis not")))
     result = run("compare", "line", *LINE)
     assert (result.code, result.out, result.err) == (1, "", "error: the matrix is not\n")
 
 
 def test_an_unexpected_error_is_one_line_that_names_debug(run, monkeypatch):
-    monkeypatch.setattr(stages, "infer", _raise(RuntimeError("the sky\nfell")))
+    monkeypatch.setattr(tasks, "infer", _raise(RuntimeError("the sky\nfell")))
     result = run("compare", "line", *LINE)
     assert result.code == 1
     assert result.out == ""
@@ -149,7 +149,7 @@ def test_an_unexpected_error_is_one_line_that_names_debug(run, monkeypatch):
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_debug_raises_the_error_wherever_it_stands(run, monkeypatch, place):
-    monkeypatch.setattr(stages, "infer", _raise(RuntimeError("the sky fell")))
+    monkeypatch.setattr(tasks, "infer", _raise(RuntimeError("the sky fell")))
     words = ["compare", "line"]
     words.insert(place, "--debug")
     with pytest.raises(RuntimeError, match="the sky fell"):
@@ -157,7 +157,7 @@ def test_debug_raises_the_error_wherever_it_stands(run, monkeypatch, place):
 
 
 def test_an_interrupt_is_130(run, monkeypatch):
-    monkeypatch.setattr(stages, "infer", _raise(KeyboardInterrupt()))
+    monkeypatch.setattr(tasks, "infer", _raise(KeyboardInterrupt()))
     result = run("compare", "line", *LINE)
     assert result.code == 130
     assert result.out == ""

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from posterity.cli.frame.folders import open_run
-from posterity.cli.frame.options import ESTIMATORS as WORDS
-from posterity.cli.frame.settings import LABELS, METHODS
-from posterity.cli.frame.tasks import ESTIMATORS
 from posterity.methods import MeanField
 from posterity.methods.parts.gradients import Flipout, LocalReparameterisation, WeightSampling
+from posterity.recipes import ESTIMATORS, RECIPES, estimator
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "5", "--steps", "30", "--device", "cpu", "-q")
@@ -103,17 +101,16 @@ def test_plan_has_a_stage_for_it(run):
 
 
 def test_every_word_is_an_estimator():
-    assert tuple(ESTIMATORS) == WORDS
-    kinds = {word: type(estimator) for word, estimator in ESTIMATORS.items()}
+    kinds = {word: type(estimator(word)) for word in ESTIMATORS}
     assert kinds == {
         "antithetic": WeightSampling,
         "weights": WeightSampling,
         "local": LocalReparameterisation,
         "flipout": Flipout,
     }
-    assert ESTIMATORS["antithetic"] == WeightSampling(antithetic=True)
-    assert METHODS["mean-field"] == ("map", "mean-field")
-    assert LABELS["mean-field"] == "MeanField"
+    assert estimator("antithetic") == WeightSampling(antithetic=True)
+    assert RECIPES["mean-field"].stages == ("map", "mean-field")
+    assert RECIPES["mean-field"].label == "MeanField"
 
 
 def test_estimators_differ_and_the_default_is_the_first(run):
@@ -121,9 +118,9 @@ def test_estimators_differ_and_the_default_is_the_first(run):
         document = run("compare", "sine", *TINY, "--methods", "mean-field", "--json", *words).out
         return json.loads(document)["methods"][0]["test_nll"]
 
-    found = {word: nll("--estimator", word) for word in WORDS}
-    assert len(set(found.values())) == len(WORDS)
-    assert nll() == found[WORDS[0]]
+    found = {word: nll("--estimator", word) for word in ESTIMATORS}
+    assert len(set(found.values())) == len(ESTIMATORS)
+    assert nll() == found[next(iter(ESTIMATORS))]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,1 @@
-"""What the verbs share: options, settings, problems, run folders, tables and errors on the terminal.
-
-A verb belongs into `verbs`.
-"""
+"""What verbs share: options, where rows come from, problems and their runs, scores, run folders, output."""

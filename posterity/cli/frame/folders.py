@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posterity.cli.frame.options import READING, TableOptions
+from posterity.cli.frame.options import ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
-from posterity.cli.frame.sources import Source, other_source, own_source, stored_preprocessing
-from posterity.cli.frame.tasks import find_data
+from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_preprocessing
 from posterity.datasets import TOYS, Preprocessing
 from posterity.errors import BadData, BadFolder, shown
 from posterity.networks import MLP
+from posterity.options import as_json, words
 from posterity.posteriors import Posterior
 from posterity.posteriors.load import load
 from posterity.storage import Part, RunFolder, disk
@@ -174,7 +174,7 @@ def find_run(path: Path) -> Run:
         raise
 
 
-def find_rows(run: Run, data: str | None, options: TableOptions, verb: str, *, targets: bool) -> Source:
+def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *, targets: bool) -> Source:
     """The rows that --data names, or the run's own test rows; BadData where the run does not fit them.
 
     With `targets` the rows are to be scored, so they must have them; without, every row of a file is kept.
@@ -183,13 +183,13 @@ def find_rows(run: Run, data: str | None, options: TableOptions, verb: str, *, t
         if run.preprocessing is not None and data not in TOYS:
             assert run.file is not None
             if data is not None:
-                return other_source(Path(data), run.preprocessing, _reading(run, options), targets=targets)
-            if given := options.given():
-                raise UsageError(f"--{given[0]} is for --data FILE.", "the run's own file is read as it was before.")
+                return other_source(Path(data), run.preprocessing, _read_as_before(run, reading), targets=targets)
+            if word := next(words(reading), ""):
+                raise UsageError(f"{word} is for --data FILE.", "the run's own file is read as it was before.")
             return own_source(run.file, run.config)
         if data is not None and data not in TOYS and Path(data).exists():
             raise _misfit(run, f"the file {data}")
-        source = find_data(str(run.config["data"]) if data is None else data, options)
+        source = find_data(str(run.config["data"]) if data is None else data, TableOptions(), reading)
     rows, wanted = source.data, run.config["network"]["sizes"][0]
     if run.preprocessing is not None or rows.task != run.config["task"] or rows.test.inputs.shape[1:] != (wanted,):
         raise _misfit(run, f"{rows.task} with {rows.test.inputs.shape[1]} ({rows.name})")
@@ -198,10 +198,10 @@ def find_rows(run: Run, data: str | None, options: TableOptions, verb: str, *, t
     return source
 
 
-def _reading(run: Run, options: TableOptions) -> TableOptions:
+def _read_as_before(run: Run, reading: ReadingOptions) -> ReadingOptions:
     """What is said now of how to read the file, and else what was said when the run was fitted."""
-    before: dict[str, Any] = {name: run.config.get(name) for name in READING if getattr(options, name) is None}
-    return replace(options, **before)
+    unsaid = [name for name, value in as_json(reading).items() if value is None]
+    return replace(reading, **{name: run.config.get(name) for name in unsaid})
 
 
 def _misfit(run: Run, came: str) -> BadData:

@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
+from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 
 class UsageError(Exception):
@@ -30,7 +32,10 @@ class UsageError(Exception):
 
 @contextmanager
 def option_values(verb: str) -> Iterator[None]:
-    """Turn what the library says of a bad value into a `UsageError` of the command `verb`; leave its own errors."""
+    """Turn what the library says of a bad value into a `UsageError` of the command `verb`; leave its own errors.
+
+    The hint is the first note of the error, or else where the options are listed.
+    """
     from posterity.errors import PosterityError
 
     try:
@@ -38,7 +43,8 @@ def option_values(verb: str) -> Iterator[None]:
     except PosterityError:
         raise
     except (ValueError, TypeError) as error:
-        raise UsageError(str(error), f"'posterity {verb} --help' lists the options and their values.") from error
+        hints = (*getattr(error, "__notes__", ()), f"'posterity {verb} --help' lists the options and their values.")
+        raise UsageError(str(error), hints[0]) from error
 
 
 _ANY = 10_000  # columns
@@ -50,7 +56,7 @@ class Terminal(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print, with room for the longest words of tables."""
         own, wide = self.width, self.options.update(width=_ANY)
-        tables = [one for one in objects if isinstance(one, Table)]
+        tables = [item for item in objects if isinstance(item, Table)]
         least = max((Measurement.get(self, wide, table).minimum for table in tables), default=0)
         if least <= own:
             super().print(*objects, **options)
@@ -62,15 +68,11 @@ class Terminal(Console):
             self.width = own
 
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 _SPELT = {"±": "+-", "…": "..."}
 
 
-def console(*, stderr: bool = False) -> "Console":
+def console(*, stderr: bool = False) -> Console:
     """A rich console on standard output or error, without any escape codes when NO_COLOR is set."""
-
     file = sys.stderr if stderr else sys.stdout
     plain = bool(os.environ.get("NO_COLOR"))
     return Terminal(file=file, highlight=False, color_system=None if plain else "auto")
@@ -116,8 +118,6 @@ def _spelt(error: UnicodeError) -> tuple[str, int]:
 
 
 def _labelled(message: str, label: str, style: str) -> None:
-    from rich.text import Text
-
     line = " ".join(message.split())
     text = Text.assemble((label, style), line) if label else Text(line, style)
     console(stderr=True).print(text, soft_wrap=True)
@@ -137,11 +137,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def table(first: str, *numbers: str, wrap: bool = True) -> Any:
+def table(first: str, *numbers: str, wrap: bool = True) -> Table:
     """An empty table with one column of words and further ones of numbers, whose text goes on in a next line or not."""
-    from rich import box
-    from rich.table import Table
-
     empty = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     empty.add_column(first, no_wrap=True)
     for heading in numbers:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from posterity.cli.frame.options import TableOptions
+from posterity.cli.frame.options import DATA_NAMES, ReadingOptions, TableOptions
 from posterity.cli.frame.output import UsageError, log
-from posterity.datasets import TOYS, DataSet, LabelledData, Preprocessing, Table, prepare, read_table
+from posterity.datasets import TOYS, DataSet, LabelledData, Preprocessing, Table, load, prepare, read_table
 from posterity.datasets.files import content
-from posterity.errors import BadData, BadFolder, shown
+from posterity.errors import BadData, BadFolder, shown, unknown
+from posterity.options import as_json, describe, from_mapping, words
 from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
 
@@ -65,43 +66,48 @@ def is_file(name: str) -> bool:
     return "/" in name or "\\" in name or name.lower().endswith(SUFFIXES) or Path(name).exists()
 
 
-def read_source(path: Path, options: TableOptions, seed: int) -> Source:
+def find_data(name: str, columns: TableOptions, reading: ReadingOptions, seed: int = 0) -> Source:
+    """The data that the argument DATA names: a data set made on the spot, or a file, whose test rows the seed draws."""
+    if is_file(name):
+        return read_source(Path(name), columns, reading, seed)
+    if name not in TOYS:
+        raise UsageError(
+            unknown("data set", name, TOYS),
+            f"the data sets are {', '.join(DATA_NAMES)}; a file is given by its path, as in data.csv.",
+        )
+    if given := (*words(columns), *words(reading)):
+        raise UsageError(f"{given[0]} is for files, and {name} is made on the spot.", f"leave {given[0]} out.")
+    return Source(load(name))
+
+
+def read_source(path: Path, columns: TableOptions, reading: ReadingOptions, seed: int) -> Source:
     """The rows of a file with a target, split by the seed; BadData or `UsageError` where that cannot be."""
-    if options.target is None:
-        names = read_table(path, **options.reading()).names
+    how = as_json(reading)
+    if columns.target is None:
+        names = read_table(path, **how).names
         raise UsageError(
             f"{path} is a file: --target must name the column to predict. Its columns are {', '.join(names)}.",
             f"as in --target {_word(names[-1])}.",
-        )
-    if not 0 < options.test_fraction < 1:
-        raise UsageError(
-            f"--test-fraction must be between 0 and 1. Got {options.test_fraction:g}.",
-            "0.2 tests on a fifth of the rows.",
         )
     digest = hashlib.sha256(content(path)).hexdigest()
     try:
         table = read_table(
             path,
-            options.target,
-            task=options.task,  # type: ignore[arg-type]  # read_table refuses other words by name
-            drop=options.drop,
-            category=options.category,
-            **options.reading(),
+            columns.target,
+            task=columns.task,  # type: ignore[arg-type]  # read_table refuses other words by name
+            drop=columns.drop,
+            category=columns.category,
+            **how,
         )
     except BadData as error:
         if "Unknown column" in str(error) and "Did you mean" in str(error):
-            error.add_note(f"its columns are {', '.join(read_table(path, **options.reading()).names)}.")
+            error.add_note(f"its columns are {', '.join(read_table(path, **how).names)}.")
         raise
-    prepared = prepare(table, options.test_fraction, seed)
-    return Source(
-        prepared.data,
-        path.absolute(),
-        prepared.preprocessing,
-        table,
-        tuple(prepared.test.tolist()),
-        {"sha256": digest, **options.config()},
-        prepared.notes,
-    )
+    prepared = prepare(table, columns.test_fraction, seed)
+    config = {"sha256": digest, **as_json(columns), **how}
+    del config["task"]  # whether the task was given does not matter, the task does
+    test = tuple(prepared.test.tolist())
+    return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)
 
 
 def stored_preprocessing(part: Part, run: Path) -> tuple[Path, Preprocessing]:
@@ -127,31 +133,34 @@ def own_source(path: Path, config: dict[str, Any]) -> Source:
         )
         changed.add_note(advice)
         raise changed
-    options = replace(TableOptions.stored(config), task=str(config["task"]))
-    source = read_source(path, options, int(config["seed"]))
-    if not options.drop or source.table is None:
+    columns, reading = (
+        from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
+        for kind in (TableOptions, ReadingOptions)
+    )
+    source = read_source(path, columns, reading, int(config["seed"]))
+    if not columns.drop or source.table is None:
         return source
     # What is no input may still say which row is which: show the dropped columns too.
-    whole = read_table(path, **{**options.reading(), "header": source.table.named})
-    places = {line: row for row, line in enumerate(whole.columns[0].lines)}
+    whole = read_table(path, **{**as_json(reading), "header": source.table.named})
+    rows = {line: row for row, line in enumerate(whole.columns[0].lines)}
     lines = source.table.columns[0].lines
-    return replace(source, table=whole, test=tuple(places[lines[row]] for row in source.test))
+    return replace(source, table=whole, test=tuple(rows[lines[row]] for row in source.test))
 
 
-def other_source(path: Path, preprocessing: Preprocessing, options: TableOptions, *, targets: bool) -> Source:
+def other_source(path: Path, preprocessing: Preprocessing, reading: ReadingOptions, *, targets: bool) -> Source:
     """The rows of another file for a run: every row without `targets`, else those that have one."""
-    table = read_table(path, **options.reading())
+    table = read_table(path, **as_json(reading))
     if targets:
         try:
             table.column(preprocessing.target.name)
         except BadData as error:  # it names the nearest column
             error.add_note("scores need the target; 'posterity predict' does not.")
             raise
-    inputs, found, notes = preprocessing.transform(table, targets=targets)
+    inputs, wanted, notes = preprocessing.transform(table, targets=targets)
     if not targets:
-        found = torch.zeros(len(inputs), dtype=torch.int64 if preprocessing.target.classes else inputs.dtype)
-    assert found is not None
-    rows = LabelledData(inputs, found)
+        wanted = torch.zeros(len(inputs), dtype=torch.int64 if preprocessing.target.classes else inputs.dtype)
+    assert wanted is not None
+    rows = LabelledData(inputs, wanted)
     data = DataSet(path.stem, preprocessing.task, rows, rows, preprocessing.target.classes or None)
     return Source(data, path, preprocessing, table, tuple(range(len(table))), notes=(*table.notes, *notes))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -25,7 +26,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         hint = hints[parameter.name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             groups[parameter.name] = hint
-            plain += [_parameter(hint, name) for name in describe(hint)]
+            plain += _parameters(hint)
         else:
             plain.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
     plain = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in plain]
@@ -45,33 +46,39 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _made(kind: type, values: dict[str, Any]) -> Any:
     """The dataclass from the values of its options, which are taken out of `values`."""
-    found = {}
+    given = {}
     for name, about in describe(kind).items():
         value = values.pop(name)
+        if value is None:  # left out, and its default is None or an empty tuple
+            continue
         if about.parse is not None and isinstance(value, str):
             value = about.parse(value)
-        found[name] = tuple(value) if isinstance(value, list) else value
-    return kind(**found)
+        given[name] = tuple(value) if isinstance(value, list) else value
+    return kind(**given)
 
 
-def _parameter(kind: type, name: str) -> inspect.Parameter:
-    """The parameter of one option, as typer reads it."""
-    about: Option = describe(kind)[name]
-    field = next(field for field in dataclasses.fields(kind) if field.name == name)
-    default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-    hint = types(kind)[name]
-    flags = about.flags or ((f"{flag(name)}/--no-{flag(name)[2:]}",) if hint is bool else ())
+@cache
+def _parameters(kind: type) -> tuple[inspect.Parameter, ...]:
+    """The parameters of all options of a dataclass, as typer reads them."""
+    hints, defaults = types(kind), {field.name: field.default for field in dataclasses.fields(kind)}
+    return tuple(_parameter(name, about, hints[name], defaults[name]) for name, about in describe(kind).items())
+
+
+def _parameter(name: str, about: Option, hint: Any, default: Any) -> inspect.Parameter:
+    required = default is dataclasses.MISSING
+    switch = hint in (bool, bool | None)
+    flags = about.flags or ((f"{flag(name)}/--no-{flag(name)[2:]}",) if switch else ())
     given = typer.Option(
         *flags,
-        metavar=None if hint is bool else about.unit or None,
+        metavar=None if switch else about.unit or None,
         help=about.sentence,
         rich_help_panel=about.panel or None,
-        show_default=default not in (None, (), "", inspect.Parameter.empty) and not about.usual,
+        show_default=not required and default not in (None, (), "") and not about.usual,
     )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=_told(default, about),
+        default=inspect.Parameter.empty if required else _told(default, about),
         annotation=Annotated[_type(hint, about), given],
     )
 

@@ -1,101 +1,76 @@
 """`posterity compare`: several methods on one problem, side by side."""
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from posterity.cli.frame import options as o
+from posterity.cli.frame.output import console, log, option_values, print_json, table
+from posterity.cli.frame.spread import command
+from posterity.options import option
+from posterity.recipes import RECIPES, Settings
 
 if TYPE_CHECKING:
-    from posterity.cli.frame.stages import Stage
-    from posterity.cli.frame.tasks import Task
-    from posterity.storage.part import JSON
+    from posterity.cli.frame.tasks import Stage, Task
 
 
+@dataclass(frozen=True)
+class Files:
+    """What to write beside the table."""
+
+    figure: Path | None = option(
+        None, help="Draw the predictions: a PNG, PDF or SVG file.", unit="FILE", panel=o.OUTPUT
+    )
+    report: Path | None = option(
+        None, help="Write all of it as one HTML page, with figures.", unit="FILE", panel=o.OUTPUT
+    )
+
+
+@command
 def compare(
     context: typer.Context,
     data: o.Data,
-    methods: o.Methods = o.METHODS,
-    figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the predictions: a PNG, PDF or SVG file.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all of it as one HTML page, with figures.")
-    ] = None,
-    hidden: o.Hidden = None,
-    activation: o.Activation = o.ACTIVATION,
-    steps: o.Steps = None,
-    batch_size: o.BatchSize = o.BATCH_SIZE,
-    step_size: o.StepSize = o.STEP_SIZE,
-    prior_scale: o.PriorScale = o.PRIOR_SCALE,
-    noise: o.Noise = None,
-    temperature: o.Temperature = None,
-    eta: o.Eta = None,
-    structure: o.Structure = None,
-    tune: o.Tune = True,
-    estimator: o.Estimator = None,
-    kl_weight: o.KLWeight = None,
-    dropout: o.Dropout = None,
-    draws: o.Draws = None,
-    warmup: o.Warmup = None,
-    chains: o.Chains = None,
-    seed: o.Seed = 0,
+    asked: o.Methods,
+    settings: Settings,
+    columns: o.TableOptions,
+    reading: o.ReadingOptions,
+    files: Files,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     as_json: o.Json = False,
-    target: o.Target = None,
-    task_name: o.TaskName = "auto",
-    drop: o.Drop = None,
-    category: o.Category = None,
-    separator: o.Separator = None,
-    decimal: o.Decimal = None,
-    header: o.Header = None,
-    encoding: o.Encoding = None,
-    test_fraction: o.TestFraction = o.TEST_FRACTION,
 ) -> None:
     """Fit several methods to DATA and compare them on its test rows."""
-    from posterity.cli.frame.output import console, log, option_values, print_json
-    from posterity.cli.frame.scores import chains_of, scores
-    from posterity.cli.frame.settings import method_names
+    from posterity.cli.frame.scores import draw_comparison, write_report
     from posterity.cli.frame.sources import say_notes
-    from posterity.cli.frame.stages import fitting_threads
-    from posterity.cli.frame.tasks import asked, check_figure_data, check_memory, check_methods
+    from posterity.cli.frame.tasks import check_figure_data, check_memory, fitting_threads, make_task
     from posterity.report.files import check_figure_path, check_report_path
 
-    names = method_names(methods)
     with option_values("compare"):
-        task = asked(context.params)  # all options of data, network and optimiser, by name
-        check_methods(names, task)
-        check_memory(names, task)
-        if report is not None:
-            check_report_path(report)
-        if figure is not None:
-            check_figure_path(figure)
+        task = make_task(data, asked.methods, settings, columns, reading, device)
+        check_memory(asked.methods, task)
+        if files.report is not None:
+            check_report_path(files.report)
+        if files.figure is not None:
+            check_figure_path(files.figure)
             check_figure_data(task)
             if task.source.path is not None:
-                log(
-                    "The figure shows inputs and targets as the network sees them: standardised.",
-                    quiet=quiet,
-                )
+                log("The figure shows inputs and targets as the network sees them: standardised.", quiet=quiet)
     say_notes(task.source, quiet=quiet)
     with fitting_threads(task):
-        results = _results(names, task, quiet)
-        values = {name: scores(stage.posterior, task.source) for name, stage in results.items()}
-        if figure is not None:
-            _draw(results, values, task, figure)
-        told = {name: chains_of(stage.posterior, task) for name, stage in results.items()}
-        document = _document(names, task, results, values, told, figure, report)
-        if report is not None:
-            from posterity.cli.frame.report import write_report
-
-            posteriors = {name: stage.posterior for name, stage in results.items()}
-            remarks = _caption(names, task, results, told)
-            write_report(report, document, task, posteriors, remarks=remarks, words=context.obj)
+        results = _results(asked.methods, task, quiet)
+        document = _document(task, results, files)
+        posteriors = {name: stage.posterior for name, stage in results.items()}
+        if files.figure is not None:
+            draw_comparison(files.figure, document, task, posteriors)
+        if files.report is not None:
+            write_report(files.report, document, task, posteriors, remarks=_remarks(document, task), words=context.obj)
     if as_json:
         print_json(document)
     else:
-        _print(console(), names, task, results, values, told, figure, report)
+        _print(document, task)
 
 
 def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "Stage"]:
@@ -103,53 +78,37 @@ def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "St
 
     The seconds of a method are those of its stages beyond what it starts from, see `_shares`.
     """
-    from posterity.cli.frame.settings import METHODS
-    from posterity.cli.frame.stages import Stage, run_stage, warm_up
+    from posterity.cli.frame.tasks import Stage, run_stage, warm_up
 
     warm_up()
     done: dict[tuple[str, ...], Stage] = {}
     results: dict[str, Stage] = {}
     for name in names:
-        stages, seconds, before = METHODS[name], 0.0, _shares(name, names)
+        stages, seconds, before = RECIPES[name].stages, 0.0, _shares(name, names)
         for count in range(1, len(stages) + 1):
             path = stages[:count]
             if path not in done:
                 start = done[path[:-1]].posterior if count > 1 else None
                 done[path] = run_stage(path[-1], task, start, quiet=quiet)
-            if before is None or count > len(METHODS[before]):
+            if before is None or count > len(RECIPES[before].stages):
                 seconds += done[path].seconds
         results[name] = Stage(done[stages].posterior, done[stages].trace, round(seconds, 3))
     return results
 
 
-def _shares(name: str, names: tuple[str, ...]) -> str | None:
+def _shares(name: str, names: Collection[str]) -> str | None:
     """The compared method whose result `name` starts from, if any."""
-    from posterity.cli.frame.settings import METHODS
-
-    begins = [METHODS[name][:count] for count in range(len(METHODS[name]) - 1, 0, -1)]
-    return next((other for begin in begins for other in names if METHODS[other] == begin), None)
-
-
-def _draw(results: dict[str, "Stage"], values: dict[str, dict[str, float]], task: "Task", path: Path) -> None:
-    from posterity.cli.frame.tasks import label
-    from posterity.report import comparison
-
-    panels = {label(name): stage.posterior for name, stage in results.items()}
-    comparison(panels, task.data, path, {label(name): row["test_nll"] for name, row in values.items()})
+    before = RECIPES[name].after
+    begins = [before[:count] for count in range(len(before), 0, -1)]
+    return next((other for begin in begins for other in names if RECIPES[other].stages == begin), None)
 
 
-def _document(
-    names: tuple[str, ...],
-    task: "Task",
-    results: dict[str, "Stage"],
-    values: dict[str, dict[str, float]],
-    told: "dict[str, dict[str, JSON] | None]",
-    figure: Path | None,
-    report: Path | None,
-) -> dict[str, Any]:
-    from posterity.cli.frame.scores import best, evidence
+def _document(task: "Task", results: "dict[str, Stage]", files: Files) -> dict[str, Any]:
+    """All that there is to tell, as JSON."""
+    from posterity.cli.frame.scores import best, chains_of, evidence, scores
     from posterity.cli.frame.tasks import kl_weight
 
+    values = {name: scores(stage.posterior, task.source) for name, stage in results.items()}
     winners = best(values, task.data)
     return {
         "data": task.data.name,
@@ -157,99 +116,72 @@ def _document(
         "train_rows": len(task.data.train),
         "test_rows": len(task.data.test),
         "network": task.network.config,
-        "settings": {**task.settings.config(), **task.source.config},
+        "settings": task.options,
         "notes": list(task.source.notes),
         "methods": [
             {
                 "method": name,
                 **values[name],
-                "evidence": evidence(results[name].posterior, task),
+                "evidence": evidence(stage.posterior, task),
                 "kl_weight": kl_weight(name, task),
-                "chains": told[name],
-                "seconds": results[name].seconds,
-                "starts_from": _shares(name, names),
+                "chains": chains_of(stage.posterior, task),
+                "seconds": stage.seconds,
+                "starts_from": _shares(name, results),
                 "best": [key for key, who in winners.items() if name in who],
             }
-            for name in names
+            for name, stage in results.items()
         ],
-        "figure": None if figure is None else str(figure),
-        "report": None if report is None else str(report),
+        "figure": None if files.figure is None else str(files.figure),
+        "report": None if files.report is None else str(files.report),
     }
 
 
-def _print(
-    out: Any,
-    names: tuple[str, ...],
-    task: "Task",
-    results: dict[str, "Stage"],
-    values: dict[str, dict[str, float]],
-    told: "dict[str, dict[str, JSON] | None]",
-    figure: Path | None,
-    report: Path | None,
-) -> None:
-    from rich import box
-    from rich.table import Table
+def _print(document: dict[str, Any], task: "Task") -> None:
     from rich.text import Text
 
-    from posterity.cli.frame.scores import best, columns
-    from posterity.cli.frame.tasks import describe, label
+    from posterity.cli.frame.scores import columns
+    from posterity.cli.frame.tasks import describe
 
-    winners = best(values, task.data)
+    out, shown = console(), columns(task.data)
     out.print(Text(f"{task.data.name}, network {describe(task)}", "bold"), soft_wrap=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method")
-    for column in columns(task.data):
-        table.add_column(column.heading, justify="right")
-    table.add_column("seconds", justify="right")
-    for name in names:
-        cells: list[Text] = [Text(label(name))]
-        for column in columns(task.data):
-            is_best = name in winners[column.key]
+    rows = table("method", *(column.heading for column in shown), "seconds")
+    for row in document["methods"]:
+        cells = [Text(RECIPES[row["method"]].label)]
+        for column in shown:
+            is_best = column.key in row["best"]
             mark = ("*", "bold green") if is_best else (" ", "")
-            cells.append(Text.assemble((column.shown(values[name][column.key]), "bold green" if is_best else ""), mark))
-        plus = "+" if _shares(name, names) else ""
-        cells.append(Text(f"{plus}{results[name].seconds:.2f}"))
-        table.add_row(*cells)
-    out.print(table)
-    for line in _caption(names, task, results, told):
+            cells.append(Text.assemble((column.shown(row[column.key]), "bold green" if is_best else ""), mark))
+        cells.append(Text(f"{'+' if row['starts_from'] else ''}{row['seconds']:.2f}"))
+        rows.add_row(*cells)
+    out.print(rows)
+    for line in _remarks(document, task):
         out.print(Text(line, "dim"), soft_wrap=True)
-    for kind, path in (("figure", figure), ("report", report)):
-        if path is not None:
-            out.print(Text(f"{kind}: {path}"), soft_wrap=True)
+    for kind in ("figure", "report"):
+        if document[kind] is not None:
+            out.print(Text(f"{kind}: {document[kind]}"), soft_wrap=True)
 
 
-def _units(task: "Task") -> str:
-    fitted = task.source.preprocessing
-    return "" if fitted is None else f", both in the units of {fitted.target.name}"
+def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
+    """What to know about the table, line by line."""
+    from posterity.cli.frame.scores import chains_line, evidence_line
+    from posterity.cli.frame.tasks import kl_weight_line
 
-
-def _caption(
-    names: tuple[str, ...],
-    task: "Task",
-    results: dict[str, "Stage"],
-    told: "dict[str, dict[str, JSON] | None]",
-) -> list[str]:
-    from posterity.cli.frame.scores import chains_line, evidence, evidence_line
-    from posterity.cli.frame.tasks import kl_weight_line, label
-
+    fitted, rows = task.source.preprocessing, document["methods"]
+    units = "" if fitted is None else f", both in the units of {fitted.target.name}"
     meaning = {
         "classification": "NLL in nats a row and ECE: less is better; accuracy: more is better.",
-        "regression": f"NLL in nats a row and RMSE{_units(task)}: less is better.",
+        "regression": f"NLL in nats a row and RMSE{units}: less is better.",
     }[task.data.task]
     lines = [
         f"{len(task.data.train)} training rows, {len(task.data.test)} test rows, seed {task.settings.seed} "
-        f"({'test rows, ' if task.source.preprocessing else ''}starting weights and order of rows).",
-        f"{meaning}{' * best of its column.' if len(names) > 1 else ''}",
+        f"({'test rows, ' if fitted else ''}starting weights and order of rows).",
+        f"{meaning}{' * best of its column.' if len(rows) > 1 else ''}",
     ]
     lines += [
-        f"{label(name)} starts from the same {label(before)}; its seconds come on top."
-        for name in names
-        if (before := _shares(name, names))
+        f"{RECIPES[row['method']].label} starts from the same {RECIPES[before].label}; its seconds come on top."
+        for row in rows
+        if (before := row["starts_from"])
     ]
-    lines += [line for name in names if (line := kl_weight_line(name, task))]
-    lines += [chains_line(name, chains) for name in names if (chains := told[name]) is not None]
-    return lines + [
-        evidence_line(name, task, found)
-        for name in names
-        if (found := evidence(results[name].posterior, task)) is not None
-    ]
+    lines += [line for row in rows if (line := kl_weight_line(row["method"], task))]
+    lines += [chains_line(row["method"], row["chains"]) for row in rows if row["chains"]]
+    return lines + [evidence_line(row["method"], task, row["evidence"]) for row in rows if row["evidence"]]

@@ -2,75 +2,48 @@
 
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from posterity.cli.frame import options as o
+from posterity.cli.frame.output import console, option_values, print_json
+from posterity.cli.frame.spread import command
+from posterity.recipes import Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.tasks import Task
     from posterity.inference import Plan
 
 
+@command
 def plan(
-    context: typer.Context,
     data: o.Data,
-    methods: o.Methods = o.METHODS,
-    hidden: o.Hidden = None,
-    activation: o.Activation = o.ACTIVATION,
-    steps: o.Steps = None,
-    batch_size: o.BatchSize = o.BATCH_SIZE,
-    step_size: o.StepSize = o.STEP_SIZE,
-    prior_scale: o.PriorScale = o.PRIOR_SCALE,
-    noise: o.Noise = None,
-    temperature: o.Temperature = None,
-    eta: o.Eta = None,
-    structure: o.Structure = None,
-    tune: o.Tune = True,
-    estimator: o.Estimator = None,
-    kl_weight: o.KLWeight = None,
-    dropout: o.Dropout = None,
-    draws: o.Draws = None,
-    warmup: o.Warmup = None,
-    chains: o.Chains = None,
-    seed: o.Seed = 0,
+    asked: o.Methods,
+    settings: Settings,
+    columns: o.TableOptions,
+    reading: o.ReadingOptions,
     device: o.Device = "auto",
     quiet: o.Quiet = False,
     as_json: o.Json = False,
-    target: o.Target = None,
-    task_name: o.TaskName = "auto",
-    drop: o.Drop = None,
-    category: o.Category = None,
-    separator: o.Separator = None,
-    decimal: o.Decimal = None,
-    header: o.Header = None,
-    encoding: o.Encoding = None,
-    test_fraction: o.TestFraction = o.TEST_FRACTION,
 ) -> None:
     """Tell how much memory methods would take on DATA; nothing is fitted."""
-    from posterity.cli.frame.output import console, option_values, print_json
-    from posterity.cli.frame.settings import method_names
     from posterity.cli.frame.sources import say_notes
-    from posterity.cli.frame.tasks import asked, check_methods, plans
+    from posterity.cli.frame.tasks import make_task, plans
 
-    names = method_names(methods)
     with option_values("plan"):
-        task = asked(context.params)  # all options of data, network and optimiser, by name
-        check_methods(names, task)
+        task = make_task(data, asked.methods, settings, columns, reading, device)
     say_notes(task.source, quiet=quiet)
-    found = plans(names, task)
+    needed = plans(asked.methods, task)
     if as_json:
-        print_json(_document(task, found))
+        print_json(_document(task, needed))
     else:
-        _print(console(), task, found)
+        _print(task, needed)
 
 
-def _document(task: "Task", found: dict[str, "Plan"]) -> dict[str, Any]:
-    memory = next(iter(found.values())).memory
+def _document(task: "Task", needed: dict[str, "Plan"]) -> dict[str, Any]:
+    memory = next(iter(needed.values())).memory
     return {
         "data": task.data.name,
         "task": task.data.task,
         "network": task.network.config,
-        "settings": {**task.settings.config(), **task.source.config},
+        "settings": task.options,
         "device": str(task.joint.device),
         "memory": memory,
         "stages": [
@@ -82,21 +55,22 @@ def _document(task: "Task", found: dict[str, "Plan"]) -> dict[str, Any]:
                 "fits": each.fits,
                 "predictions": each.predictions,
                 "alternatives": [
-                    {"setting": name, "total": needed, "fits": each.has_room(needed)}
-                    for name, needed in each.alternatives.items()
+                    {"setting": name, "total": total, "fits": each.has_room(total)}
+                    for name, total in each.alternatives.items()
                 ],
             }
-            for stage, each in found.items()
+            for stage, each in needed.items()
         ],
     }
 
 
-def _print(out: Any, task: "Task", found: dict[str, "Plan"]) -> None:
+def _print(task: "Task", needed: dict[str, "Plan"]) -> None:
     from rich.text import Text
 
     from posterity.cli.frame.tasks import describe
 
+    out = console()
     out.print(Text(f"{task.data.name}, network {describe(task)}", "bold"), soft_wrap=True)
-    for each in found.values():
+    for each in needed.values():
         out.print()
         out.print(Text(str(each)), soft_wrap=True)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posterity.cli.frame import options as o
+from posterity.cli.frame.output import log, print_json
+from posterity.cli.frame.spread import command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
     from posterity.predictive.predictive import Predictive
 
 
+@command
 def predict(
     run: o.Run,
+    reading: o.ReadingOptions,
     data: Annotated[
         str | None,
         typer.Option(
@@ -28,10 +32,6 @@ def predict(
         Path | None, typer.Option("--out", metavar="FILE", help="Write the CSV here. Default: standard output.")
     ] = None,
     as_json: o.Json = False,
-    separator: o.Separator = None,
-    decimal: o.Decimal = None,
-    header: o.Header = None,
-    encoding: o.Encoding = None,
 ) -> None:
     """Predict with the posterior in RUN; prints CSV, the inputs first, in the order of the rows.
 
@@ -40,13 +40,11 @@ def predict(
     Classification: a probability p_ for each class, the prediction, and the entropy in nats.
     """
     from posterity.cli.frame.folders import find_rows, find_run
-    from posterity.cli.frame.output import log, print_json
     from posterity.cli.frame.sources import say_notes
     from posterity.report.files import write_file
 
-    options = o.TableOptions(separator=separator, decimal=decimal, header=header, encoding=encoding)
     opened = find_run(run)
-    source = find_rows(opened, data, options, "predict", targets=False)
+    source = find_rows(opened, data, reading, "predict", targets=False)
     say_notes(source)
     rows, config = source.data, opened.config
     inputs = _inputs(source)
