@@ -19,10 +19,10 @@ pytestmark = pytest.mark.cpu
 FLOAT64 = torch.float64
 
 SAMPLERS = [
-    NUTS(draws=300, warmup=150, chains=32),
-    HMC(draws=300, warmup=150, chains=32, steps=6),
-    MALA(draws=300, warmup=150, chains=64, thin=2),
-    Metropolis(draws=400, warmup=150, chains=64, thin=4),
+    NUTS(draws=150, warmup=80, chains=64),
+    HMC(draws=150, warmup=80, chains=64, steps=6),
+    MALA(draws=150, warmup=150, chains=128, thin=2),
+    Metropolis(draws=200, warmup=150, chains=128, thin=4),
 ]
 every_sampler = pytest.mark.parametrize("method", SAMPLERS, ids=lambda method: type(method).__name__)
 
@@ -99,14 +99,14 @@ class TwoWeights(nn.Module):
 
 @pytest.mark.parametrize(
     "method",
-    [NUTS(draws=400, warmup=200, chains=32), HMC(draws=700, warmup=200, chains=32, steps=8)],
+    [NUTS(draws=200, warmup=100, chains=64), HMC(draws=350, warmup=100, chains=64, steps=8)],
     ids=lambda method: type(method).__name__,
 )
 def test_a_network_whose_posterior_has_two_modes(method: Method) -> None:
     case = load("tiny_bnn_elbo")
     x, y = case.inputs["x"].unsqueeze(-1), case.inputs["y"].unsqueeze(-1)
     joint = po.Joint(TwoWeights(), Gaussian(case.inputs["beta"] ** -0.5), Normal(case.inputs["alpha"] ** -0.5), len(x))
-    start = torch.randn(32, 2, dtype=FLOAT64, generator=torch.Generator().manual_seed(5))
+    start = torch.randn(64, 2, dtype=FLOAT64, generator=torch.Generator().manual_seed(5))
     q = drawn(method, joint, (x, y), start=start)
     first, second = q.theta[..., :1], q.theta[..., 1:]
     functions = second * torch.tanh(first * case.inputs["x_test"])  # (C, D, T): the same in both modes
