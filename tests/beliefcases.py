@@ -7,13 +7,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from posterity.mixtures.beliefs import Beliefs, Dirichlet, Family, Sticks, Sums, updated
 from posterity.mixtures.diagonal import DiagonalPrecisions
 from posterity.mixtures.full import FullPrecisions
-from posterity.mixtures.normal_wishart import Beliefs, Family, Sums, updated
-from posterity.mixtures.rows import Rows
 from posterity.mixtures.spherical import SphericalPrecisions
+from posterity.mixtures.sweeps import Rows
 from posterity.mixtures.tied import TiedPrecisions
-from posterity.mixtures.weights import Dirichlet, Sticks
 
 FAMILIES = {
     "full": Family(Dirichlet(), FullPrecisions()),

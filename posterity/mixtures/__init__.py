@@ -6,9 +6,9 @@ from posterity.mixtures.diagonal import Diagonal
 from posterity.mixtures.full import Full
 from posterity.mixtures.gaussian_mixture import GaussianMixture
 from posterity.mixtures.passes import log_densities, responsibilities, score_chunks, scores, statistics
-from posterity.mixtures.regularisation import InverseWishart
-from posterity.mixtures.rows import Components, Rows, Statistics, rows_of
+from posterity.mixtures.rounds import InverseWishart
 from posterity.mixtures.spherical import Spherical
+from posterity.mixtures.sweeps import Components, Rows, Statistics, rows_of
 from posterity.mixtures.tied import Tied
 
 __all__ = [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown, whole
-from posterity.mixtures.rows import Rows
+from posterity.mixtures.sweeps import Rows
 from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
 

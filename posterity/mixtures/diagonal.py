@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, ScaleSweep, Sweep, scale_moments
+from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.full import refuse
 from posterity.mixtures.precisions import Precisions, raised
-from posterity.mixtures.rows import Components, Statistics
+from posterity.mixtures.sweeps import Components, Statistics, Sweep, scale_sweep
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,6 @@ class Diagonal(Covariance):
 
     def marked(self, chosen: Tensor) -> Tensor:
         return chosen[..., None]
-
-
-def scale_sweep(components: Components, num_data: int) -> Sweep:
-    """What goes over the rows for factors (R, K, D)."""
-    return scale_moments(components, num_data) or ScaleSweep(components, num_data)
 
 
 @dataclass(frozen=True)

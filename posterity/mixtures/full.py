@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
-from posterity.mixtures.covariance import Covariance, MatrixSweep, Sweep, matrix_moments
+from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.precisions import Precisions, condition_of, raised
-from posterity.mixtures.rows import Components, Statistics
+from posterity.mixtures.sweeps import Components, Statistics, Sweep, matrix_sweep
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,6 @@ class Full(Covariance):
 
     def marked(self, chosen: Tensor) -> Tensor:
         return chosen[..., None, None]
-
-
-def matrix_sweep(components: Components, num_data: int) -> Sweep:
-    """What goes over the rows for factors (R, K, D, D)."""
-    # All components share the products of coordinates; making these for a few takes longer than whitening, as measured.
-    shared = 4 * components.offsets.numel() >= min(components.means.shape[-1], 32)
-    return (matrix_moments(components, num_data) if shared else None) or MatrixSweep(components, num_data)
 
 
 def inverse_roots(covariances: Tensor) -> Tensor:

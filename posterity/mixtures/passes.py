@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Sweep
-from posterity.mixtures.rows import WORK, Components, Rows, Statistics, taken
+from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.sweeps import WORK, Components, Rows, Statistics, Sweep, taken
 
 
 @torch.no_grad()

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.passes import statistics
-from posterity.mixtures.rows import Components, Rows, Statistics
 from posterity.mixtures.spherical import Spherical
+from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.numerics.random import Key
 
 INITS = ("kmeans", "k-means++", "random", "random_from_data")

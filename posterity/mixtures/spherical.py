@@ -6,11 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Sweep
-from posterity.mixtures.diagonal import scale_sweep
+from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.full import refuse
 from posterity.mixtures.precisions import Precisions, raised
-from posterity.mixtures.rows import Components, Statistics
+from posterity.mixtures.sweeps import Components, Statistics, Sweep, scale_sweep
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, MatrixSweep, Sweep, centred, suffice
+from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.full import inverse_roots, moved
 from posterity.mixtures.precisions import Precisions, condition_of, raised
-from posterity.mixtures.rows import Components, Statistics, chunk_rows, taken
+from posterity.mixtures.sweeps import Components, MatrixSweep, SharedSweep, Statistics, Sweep, suffice
 
 
 @dataclass(frozen=True)
@@ -64,59 +64,6 @@ class Tied(Covariance):
 
     def log_determinants(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
         return -2 * self.half_log_det(factors, 1, dimensions)[:, 0]
-
-
-class SharedSweep(Sweep):
-    """Coordinates whitened once for all components: scores are linear in them but for a term that all share.
-
-    Scatters need the products of the rows with themselves, weighted by row, and nothing else for each component.
-    """
-
-    def __init__(self, components: Components, whitened_means: Tensor, num_data: int) -> None:
-        """Takes components with factors (R, D, D), and means in whitened coordinates (R, K, D)."""
-        offsets, _, self.factors = components
-        restarts, count, dimensions = whitened_means.shape
-        self.means = whitened_means
-        self.offsets = (offsets - 0.5 * whitened_means.square().sum(-1))[..., None]
-        self.whitening = self.factors.mT.reshape(restarts * dimensions, dimensions)
-        self.rows = chunk_rows((2 * restarts + 1) * dimensions, offsets, num_data)
-        self.workspace = offsets.new_empty(2 * restarts * dimensions * self.rows)
-        self.centred = offsets.new_empty(dimensions * self.rows)
-        self.results = offsets.new_empty(restarts * count * self.rows)
-        self.first = torch.zeros_like(whitened_means)
-        self.second = torch.zeros_like(self.factors)
-
-    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """Whitened rows times whitened means, less half the squares of the rows."""
-        (size, dimensions), (restarts, count, _) = points.shape, self.means.shape
-        self.z, self.scaled = taken(self.workspace, 2, restarts, dimensions, size)
-        rows = centred(points, centre, self.centred)
-        torch.mm(self.whitening, rows, out=self.z.view(restarts * dimensions, size))
-        torch.mul(self.z, self.z, out=self.scaled)
-        found = taken(self.results, restarts, count, size)
-        torch.baddbmm(self.offsets, self.means, self.z, out=found)
-        found.sub_(self.scaled.sum(1, keepdim=True), alpha=0.5)
-        return found.flatten(0, 1)
-
-    def add(self, weights: Tensor) -> None:
-        """Weighted sums by component, and products weighted by the row."""
-        weights = weights.view(*self.means.shape[:2], -1)
-        self.first.baddbmm_(weights, self.z.mT)
-        torch.mul(self.z, weights.sum(1, keepdim=True), out=self.scaled)
-        self.second.baddbmm_(self.scaled, self.z.mT)
-
-    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums moved to the means and taken back by A^-1; scatters (R, 1, D, D) of all components together."""
-        away = self.first - counts[..., None] * self.means
-        second = self.second - self.means.mT @ self.first - away.mT @ self.means
-        scatters = back(back(second, self.factors).mT, self.factors)[:, None]
-        return back(away, self.factors), (scatters + scatters.mT) / 2
-
-
-def back(whitened: Tensor, factors: Tensor) -> Tensor:
-    """Rows of whitened coordinates (R, n, D) in those of the points, x A = z."""
-    rows: Tensor = torch.linalg.solve_triangular(factors, whitened, upper=True, left=False)
-    return rows
 
 
 @dataclass(frozen=True)

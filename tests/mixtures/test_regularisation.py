@@ -5,7 +5,7 @@ import torch
 
 from posterity.errors import NotPositiveDefinite
 from posterity.mixtures import Diagonal, Full, InverseWishart, Spherical, Tied
-from posterity.mixtures.regularisation import Floor
+from posterity.mixtures.rounds import Floor
 from posterity.numerics import Key
 
 KINDS = (Full(), Tied(), Diagonal(), Spherical())
