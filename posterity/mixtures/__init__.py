@@ -1,15 +1,11 @@
 """Mixtures of Gaussians: kinds of covariance, and passes over the rows in chunks."""
 
 from posterity.mixtures.bayesian_gaussian_mixture import BayesianGaussianMixture
-from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.diagonal import Diagonal
-from posterity.mixtures.full import Full
+from posterity.mixtures.covariance import Covariance, Diagonal, Full, Spherical, Tied
 from posterity.mixtures.gaussian_mixture import GaussianMixture
 from posterity.mixtures.passes import log_densities, responsibilities, score_chunks, scores, statistics
 from posterity.mixtures.rounds import InverseWishart
-from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.sweeps import Components, Rows, Statistics, rows_of
-from posterity.mixtures.tied import Tied
 
 __all__ = [
     "BayesianGaussianMixture",

@@ -29,15 +29,11 @@ from posterity.mixtures.beliefs import (
     updated,
 )
 from posterity.mixtures.checks import as_key, as_place, as_rows, as_start, not_negative, one_of, refuse_few_rows
-from posterity.mixtures.diagonal import DiagonalPrecisions
+from posterity.mixtures.covariance import KINDS, Covariance
 from posterity.mixtures.estimator import MixtureEstimator, Run, as_parameter, given_as, run
-from posterity.mixtures.full import FullPrecisions
 from posterity.mixtures.passes import scores, statistics
-from posterity.mixtures.precisions import Precisions
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
-from posterity.mixtures.spherical import SphericalPrecisions
 from posterity.mixtures.sweeps import Components, Rows
-from posterity.mixtures.tied import TiedPrecisions
 from posterity.model.density import Density
 from posterity.numerics.random import Key
 
@@ -61,8 +57,8 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
     rows (in the kind's storage) with the share `floor` added to its variances (`floor` itself to those that are 0), so
     that it is not singular when columns are constant or depend on each other.
     """
-    precisions, dimensions = family.precisions, rows.points.shape[1]
-    smallest = precisions.block(dimensions)[0] - 1
+    kind, dimensions = family.kind, rows.points.shape[1]
+    smallest = kind.block(dimensions)[0] - 1
     degrees = _number("degrees_of_freedom_prior", settings.degrees_of_freedom, float(dimensions))
     if degrees <= smallest:
         raise ValueError(f"degrees_of_freedom_prior must be greater than {smallest}. Got {shown(degrees)}.")
@@ -70,12 +66,12 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
     mean_precision = _number("mean_precision_prior", settings.mean_precision, 1.0)
     floor = not_negative("reg_covar", settings.floor)
     if settings.mean is None or settings.covariance is None:
-        mean, inverse_scale = moments(precisions, rows)
-        inverse_scale = precisions.floored(inverse_scale, floor)
+        mean, inverse_scale = moments(kind, rows)
+        inverse_scale = kind.floored(inverse_scale, floor)
     if settings.mean is not None:
         mean = as_place(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
     if settings.covariance is not None:
-        inverse_scale = precisions.stored(_matrix(settings.covariance, precisions, rows))
+        inverse_scale = kind.from_matrix(_matrix(settings.covariance, kind, rows))
     number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
     prior = Beliefs(
         family.weights.prior(concentration * number[0, 0], components),
@@ -85,7 +81,7 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
         degrees * number,
     )
     try:
-        precisions.covariance.factors(covariances(family, prior))
+        kind.factors(covariances(family, prior))
     except NotPositiveDefinite as error:
         if settings.covariance is None:
             raise ValueError(
@@ -96,17 +92,17 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
     return prior
 
 
-def moments(precisions: Precisions, rows: Rows) -> tuple[Tensor, Tensor]:
+def moments(kind: Covariance, rows: Rows) -> tuple[Tensor, Tensor]:
     """The mean (D,) of all rows relative to their centre, and their covariance in the kind's storage, (1, *shape)."""
     dimensions, device = rows.points.shape[1], rows.points.device
     zeros = torch.zeros(1, 1, dimensions, dtype=torch.float64, device=device)
-    unit = precisions.stored(torch.eye(dimensions, dtype=torch.float64, device=device)).contiguous()
+    unit = kind.from_matrix(torch.eye(dimensions, dtype=torch.float64, device=device)).contiguous()
     whole = Components(zeros[..., 0], zeros, unit)
-    found = statistics(rows._replace(labels=None), precisions.covariance, whole)
+    found = statistics(rows._replace(labels=None), kind, whole)
     total = float(found.counts)
     # Less one, as in scikit-learn, so that a weight of 2 is a row twice; row weights may also sum to less than one.
-    divisor = max(total - 1, total / 2) * precisions.multiplicity(dimensions)
-    return found.shifts[0, 0], precisions.covariance.second_moments(found) / divisor
+    divisor = max(total - 1, total / 2) * kind.multiplicity(dimensions)
+    return found.shifts[0, 0], kind.second_moments(found) / divisor
 
 
 def _number(name: str, value: object, default: float) -> float:
@@ -116,10 +112,10 @@ def _number(name: str, value: object, default: float) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def _matrix(value: object, precisions: Precisions, rows: Rows) -> Tensor:
+def _matrix(value: object, kind: Covariance, rows: Rows) -> Tensor:
     """A covariance_prior as a matrix (D, D), from the shape that the kind asks for."""
     dimensions = rows.points.shape[1]
-    shape = precisions.prior_shape(dimensions)
+    shape = kind.single_shape(dimensions)
     if not shape and isinstance(value, numbers.Real):
         value = torch.tensor(float(value))
     given = as_start(value, "covariance_prior", shape, rows.points)
@@ -147,12 +143,12 @@ class VariationalRounds:
         weights = tuple(self.prior.concentration.shape[1:])
         components, dimensions = weights[0], self.rows.points.shape[1]
         counts = self.rows.centre.new_zeros(1, components)
-        degrees = self.family.precisions.gained_degrees(counts, dimensions).shape[-1]
+        degrees = self.family.kind.gained_degrees(counts, dimensions).shape[-1]
         shapes = {
             "concentration": weights,
             "mean_precision": (components,),
             "means": (components, dimensions),
-            "inverse_scales": self.family.precisions.covariance.shape(components, dimensions),
+            "inverse_scales": self.family.kind.shape(components, dimensions),
             "degrees": (degrees,),
         }
         return Density(
@@ -166,13 +162,13 @@ class VariationalRounds:
     def best(self, beliefs: Beliefs) -> Tensor:
         """The ELBO (R,) of these beliefs with the q(Z) that is best for them."""
         made = components(self.family, beliefs)
-        found = statistics(self.rows, self.family.precisions.covariance, made).log_likelihood
+        found = statistics(self.rows, self.family.kind, made).log_likelihood
         return found - divergence(self.family, self.prior, beliefs, made.factors)
 
     def expectation(self, values: Values, latent: Values) -> dict[str, Tensor]:
         """The sums over the rows under q(z_n = k), proportional to exp E log p(x_n, z_n = k | pi, mu, Lambda)."""
         made = components(self.family, Beliefs(**values))
-        found = statistics(self.rows, self.family.precisions.covariance, made)
+        found = statistics(self.rows, self.family.kind, made)
         return sums_of(self.family, made.means, found)._asdict()
 
     def maximisation(self, values: Values, latent: Values) -> dict[str, Tensor]:
@@ -189,7 +185,7 @@ class VariationalRounds:
             self,
             self.density(),
             start._asdict(),
-            condition=lambda values: self.family.precisions.condition(values["inverse_scales"]),
+            condition=lambda values: self.family.kind.condition(values["inverse_scales"]),
             name="BayesianGaussianMixture",
             max_iter=max_iter,
             tol=tol,
@@ -199,10 +195,6 @@ class VariationalRounds:
 
 
 WEIGHTS: dict[str, MixtureWeights] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}
-KINDS: dict[str, Precisions] = {
-    kind.covariance.name: kind
-    for kind in (FullPrecisions(), TiedPrecisions(), DiagonalPrecisions(), SphericalPrecisions())
-}
 
 
 class BayesianGaussianMixture(MixtureEstimator):
@@ -355,7 +347,7 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     def _start(self, steps: VariationalRounds, key: Key) -> Beliefs:
         """The beliefs of the restarts: where the last fit ended, or by seeds."""
-        rows, kind = steps.rows, steps.family.precisions.covariance
+        rows, kind = steps.rows, steps.family.kind
         if self.warm_start and self.__sklearn_is_fitted__():
             self._refuse_other_shapes(steps.density().shapes)
             return self._beliefs(rows.points, rows.centre)
@@ -402,15 +394,15 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     def _note(self, family: Family, prior: Beliefs, beliefs: Beliefs, centre: Tensor, X: Any) -> None:
         """The fitted attributes, under scikit-learn's names."""
-        kind, found = family.precisions, covariances(family, beliefs)
-        factors = kind.covariance.factors(found)
+        kind, found = family.kind, covariances(family, beliefs)
+        factors = kind.factors(found)
         self._note_columns(X, len(centre))
         self._fitted_family = family
         self.weights_ = given_as(family.weights.means(beliefs.concentration)[0], X)
         self.means_ = given_as(beliefs.means[0] + centre, X)
         self.covariances_ = given_as(found[0], X)
         self.precisions_cholesky_ = given_as(factors[0], X)
-        self.precisions_ = given_as(kind.covariance.precisions(factors)[0], X)
+        self.precisions_ = given_as(kind.precisions(factors)[0], X)
         concentration = beliefs.concentration[0]  # (K,), or (K, 2) of sticks
         pair = tuple(given_as(part, X) for part in concentration.unbind(-1)) if concentration.dim() > 1 else None
         self.weight_concentration_ = pair or given_as(concentration, X)
@@ -420,7 +412,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.mean_precision_prior_ = float(prior.mean_precision)
         self.mean_prior_ = given_as(prior.means[0, 0] + centre, X)
         self.degrees_of_freedom_prior_ = float(prior.degrees)
-        self.covariance_prior_ = given_as(prior.inverse_scales.reshape(kind.prior_shape(len(centre))), X)
+        self.covariance_prior_ = given_as(prior.inverse_scales.reshape(kind.single_shape(len(centre))), X)
 
     def _beliefs(self, like: Tensor, centre: Tensor) -> Beliefs:
         """The fitted posterior as one restart, on the device of `like`, with means about the centre."""
@@ -430,7 +422,7 @@ class BayesianGaussianMixture(MixtureEstimator):
             (as_parameter(held, like) if pair is None else pair)[None],
             as_parameter(self.mean_precision_, like)[None],
             as_parameter(self.means_, like)[None] - centre,
-            as_parameter(self.covariances_, like)[None] * self._fitted_family.precisions.broadcast(degrees),
+            as_parameter(self.covariances_, like)[None] * self._fitted_family.kind.broadcast(degrees),
             degrees,
         )
 
@@ -442,7 +434,7 @@ class BayesianGaussianMixture(MixtureEstimator):
     def _scores(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)
         made = components(self._fitted_family, beliefs)
-        return scores(Rows(points, None, None, centre), self._fitted_family.precisions.covariance, made)[0]
+        return scores(Rows(points, None, None, centre), self._fitted_family.kind, made)[0]
 
     def _log_joint(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.mixtures.precisions import Precisions
+from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.sweeps import Components, Statistics
 from posterity.numerics.random import Key
 
@@ -165,7 +165,7 @@ class Family(NamedTuple):
     """Which distributions weights and precisions have."""
 
     weights: MixtureWeights
-    precisions: Precisions
+    kind: Covariance
 
 
 class Beliefs(NamedTuple):
@@ -195,8 +195,8 @@ def updated(family: Family, prior: Beliefs, sums: Sums) -> Beliefs:
     mean_precision = prior.mean_precision + sums.counts
     share = sums.counts / mean_precision  # (R, K), what the rows weigh against the prior mean
     apart = sums.averages - prior.means
-    pull = family.precisions.outer(prior.mean_precision * share, apart)
-    gained = family.precisions.gained_degrees(sums.counts, sums.averages.shape[-1])
+    pull = family.kind.outer(prior.mean_precision * share, apart)
+    gained = family.kind.gained_degrees(sums.counts, sums.averages.shape[-1])
     return Beliefs(
         concentration=family.weights.updated(prior.concentration, sums.counts),
         mean_precision=mean_precision,
@@ -208,18 +208,18 @@ def updated(family: Family, prior: Beliefs, sums: Sums) -> Beliefs:
 
 def covariances(family: Family, beliefs: Beliefs) -> Tensor:
     """(E Lambda)^-1 = W^-1 / nu in the kind's storage, (R, *shape)."""
-    return beliefs.inverse_scales / family.precisions.broadcast(beliefs.degrees)
+    return beliefs.inverse_scales / family.kind.broadcast(beliefs.degrees)
 
 
 def components(family: Family, beliefs: Beliefs) -> Components:
     """What gives the scores of rows: score_nk = E_q log p(x_n, z_n = k | pi, mu, Lambda)."""
     dimensions = beliefs.means.shape[-1]
-    factors = family.precisions.covariance.factors(covariances(family, beliefs))
-    size, copies = family.precisions.block(dimensions)
-    log_det = expected_log_det(family.precisions.log_det(factors), beliefs.degrees, size, copies)
+    factors = family.kind.factors(covariances(family, beliefs))
+    size, copies = family.kind.block(dimensions)
+    log_det = expected_log_det(family.kind.log_det(factors), beliefs.degrees, size, copies)
     offsets = (
         family.weights.expected_logs(beliefs.concentration)
-        + (family.precisions.multiplicity(dimensions) * log_det - dimensions * math.log(2 * math.pi)) / 2
+        + (family.kind.multiplicity(dimensions) * log_det - dimensions * math.log(2 * math.pi)) / 2
         - dimensions / (2 * beliefs.mean_precision)
     )
     return Components(offsets, beliefs.means, factors)
@@ -231,35 +231,35 @@ def bound(family: Family, prior: Beliefs, beliefs: Beliefs, sums: Sums) -> Tenso
     E_q log p(X, Z | theta) - E_q log q(Z) - KL(q(theta) || p(theta)), the first two terms from the sums alone.
     """
     made = components(family, beliefs)
-    moments = sums.moments + family.precisions.outer(sums.counts, sums.averages - beliefs.means)
-    expected = (sums.counts * made.offsets).sum(-1) - family.precisions.trace(made.factors, moments).sum(-1) / 2
+    moments = sums.moments + family.kind.outer(sums.counts, sums.averages - beliefs.means)
+    expected = (sums.counts * made.offsets).sum(-1) - family.kind.trace(made.factors, moments).sum(-1) / 2
     return expected + sums.entropy - divergence(family, prior, beliefs, made.factors)
 
 
 def divergence(family: Family, prior: Beliefs, beliefs: Beliefs, factors: Tensor) -> Tensor:
     """KL(q(pi, mu, Lambda) || prior) in nats, (R,); `factors` are those of the beliefs' covariances."""
     dimensions = beliefs.means.shape[-1]
-    precisions = family.precisions
-    size, copies = precisions.block(dimensions)
-    prior_factors = precisions.covariance.factors(covariances(family, prior))
+    kind = family.kind
+    size, copies = kind.block(dimensions)
+    prior_factors = kind.factors(covariances(family, prior))
     matrices = wishart_divergence(
-        precisions.log_det(factors),
+        kind.log_det(factors),
         beliefs.degrees,
-        precisions.log_det(prior_factors),
+        kind.log_det(prior_factors),
         prior.degrees,
-        precisions.trace(factors, prior.inverse_scales),
+        kind.trace(factors, prior.inverse_scales),
         size,
         copies,
     )
     ratio = prior.mean_precision / beliefs.mean_precision  # (R, K)
-    drift = precisions.outer(prior.mean_precision.expand_as(ratio), beliefs.means - prior.means)
-    means = dimensions / 2 * (ratio - 1 - torch.log(ratio)).sum(-1) + precisions.trace(factors, drift).sum(-1) / 2
+    drift = kind.outer(prior.mean_precision.expand_as(ratio), beliefs.means - prior.means)
+    means = dimensions / 2 * (ratio - 1 - torch.log(ratio)).sum(-1) + kind.trace(factors, drift).sum(-1) / 2
     return family.weights.divergence(beliefs.concentration, prior.concentration) + matrices.sum(-1) + means
 
 
 def sums_of(family: Family, means: Tensor, found: Statistics) -> Sums:
     """The sums that one pass over the rows found, which was about `means` (R, K, D)."""
-    return Sums(found.counts, means + found.shifts, family.precisions.covariance.second_moments(found), found.entropy)
+    return Sums(found.counts, means + found.shifts, family.kind.second_moments(found), found.entropy)
 
 
 CHUNK_NUMBERS = 1 << 20  # whitened coordinates of the rows that are looked at together
@@ -275,21 +275,19 @@ def log_joint(family: Family, beliefs: Beliefs, points: Tensor, centre: Tensor) 
     """
     only = Beliefs(*(tensor[0] for tensor in beliefs))
     components, dimensions = only.means.shape
-    precisions = family.precisions
-    copies = precisions.block(dimensions)[1]
-    factors = precisions.covariance.factors(covariances(family, beliefs))
+    kind = family.kind
+    copies = kind.block(dimensions)[1]
+    factors = kind.factors(covariances(family, beliefs))
     degrees = _degrees(family, beliefs)[0].expand(components)
     event = dimensions // copies  # of each independent Student-t
     shrunk = only.mean_precision / ((1 + only.mean_precision) * only.degrees)  # Sigma^-1 = shrunk t_k A A^T
-    log_det = (
-        family.precisions.multiplicity(dimensions) * family.precisions.log_det(factors)[0] + dimensions * shrunk.log()
-    )
+    log_det = kind.multiplicity(dimensions) * kind.log_det(factors)[0] + dimensions * shrunk.log()
     gammas = torch.lgamma((degrees + event) / 2) - torch.lgamma(degrees / 2) - event / 2 * math.log(math.pi)
     weights = family.weights.means(beliefs.concentration)[0].log()
     offsets = weights + copies * gammas + log_det / 2  # t^(-d/2) of the density and t^(d/2) of the determinant cancel
     found = []
     for chunk in torch.split(points, max(1, CHUNK_NUMBERS // (components * dimensions))):
-        squares = precisions.squares(chunk.to(torch.float64) - centre, only.means, factors[0])  # (n, K, copies)
+        squares = kind.squares(chunk.to(torch.float64) - centre, only.means, factors[0])  # (n, K, copies)
         tails = torch.log1p(shrunk[:, None] * squares).sum(-1)
         found.append(offsets - (degrees + event) / 2 * tails)
     return torch.cat(found)
@@ -299,7 +297,7 @@ def log_joint(family: Family, beliefs: Beliefs, points: Tensor, centre: Tensor) 
 def scale_matrices(family: Family, beliefs: Beliefs) -> Tensor:
     """Sigma_k of that mixture as matrices (K, D, D)."""
     components, dimensions = beliefs.means.shape[1:]
-    matrices = family.precisions.covariance.dense(covariances(family, beliefs), components, dimensions)[0]
+    matrices = family.kind.dense(covariances(family, beliefs), components, dimensions)[0]
     widening = (1 + 1 / beliefs.mean_precision) * beliefs.degrees / _degrees(family, beliefs)
     return matrices * widening[0, :, None, None]
 
@@ -308,7 +306,7 @@ def scale_matrices(family: Family, beliefs: Beliefs) -> Tensor:
 def noise(family: Family, beliefs: Beliefs, chosen: Tensor, key: Key) -> Tensor:
     """Student-t numbers (n, D) of unit scale, as the components `chosen` (n,) have them, in float64."""
     dimensions = beliefs.means.shape[-1]
-    copies = family.precisions.block(dimensions)[1]
+    copies = family.kind.block(dimensions)[1]
     degrees = _degrees(family, beliefs).expand(1, beliefs.means.shape[1])[0, chosen, None].expand(-1, copies)
     normal = key.fold("normal").normal((len(chosen), dimensions), torch.float64, chosen.device)
     # What torch.distributions.Gamma draws by; that takes no generator.
@@ -318,4 +316,4 @@ def noise(family: Family, beliefs: Beliefs, chosen: Tensor, key: Key) -> Tensor:
 
 def _degrees(family: Family, beliefs: Beliefs) -> Tensor:
     """t = nu + 1 - p, (1, K) or (1, 1)."""
-    return beliefs.degrees + 1 - family.precisions.block(beliefs.means.shape[-1])[0]
+    return beliefs.degrees + 1 - family.kind.block(beliefs.means.shape[-1])[0]

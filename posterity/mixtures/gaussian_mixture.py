@@ -8,16 +8,12 @@ from torch import Tensor
 
 from posterity.errors import BadData
 from posterity.mixtures.checks import as_key, as_mixture_weights, as_place, as_rows, as_start, one_of, refuse_few_rows
-from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.diagonal import Diagonal
+from posterity.mixtures.covariance import KINDS, Covariance
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
-from posterity.mixtures.full import Full
 from posterity.mixtures.passes import scores, statistics
 from posterity.mixtures.rounds import EMPTY, Floor, InverseWishart, Regularisation, Rounds, Tensors, log_normalisers
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
-from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.sweeps import Components, Rows
-from posterity.mixtures.tied import Tied
 from posterity.numerics.random import Key
 
 NARROW = 1e-14  # the share of the variance of all rows below which a start is no covariance
@@ -121,9 +117,6 @@ def _unusable(kind: Covariance, covariances: Tensor, whole: Tensor) -> Tensor:
     wide = (variances > NARROW * whole.diagonal(dim1=-2, dim2=-1)).all(-1)
     bad: Tensor = (failed > 0) | ~(good & wide)
     return bad
-
-
-KINDS: dict[str, Covariance] = {kind.name: kind for kind in (Full(), Tied(), Diagonal(), Spherical())}
 
 
 class GaussianMixture(MixtureEstimator):

@@ -1,4 +1,4 @@
-"""What keeps covariances away from zero: a floor under variances, or an inverse-Wishart prior."""
+"""Rounds of EM for a Gaussian mixture, its regularisation, and new means for empty components."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,13 +11,10 @@ from torch import Tensor
 
 from posterity.errors import positive
 from posterity.mixtures.checks import not_negative
-from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.covariance import Covariance, non_negative
 from posterity.mixtures.estimator import Run, run
-from posterity.mixtures.full import non_negative
 from posterity.mixtures.passes import log_densities, statistics
-from posterity.mixtures.precisions import condition_of
 from posterity.mixtures.sweeps import Components, Rows, Statistics
-from posterity.mixtures.tied import Tied
 from posterity.model.density import Density
 
 
@@ -54,7 +51,7 @@ class Regularisation(ABC):
         return found
 
     @abstractmethod
-    def penalty(self, kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
+    def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
         """What is taken from the log-likelihood, in nats (R,), from whitening factors (R, *shape)."""
 
 
@@ -73,7 +70,7 @@ class Floor(Regularisation):
 
     **Example**:
 
-    >>> from posterity.mixtures.spherical import Spherical
+    >>> from posterity.mixtures import Spherical
     >>> Floor(0.5).covariances(Spherical(), torch.tensor([[6.0]]), torch.tensor([[3.0]]), 2)
     tensor([[1.5000]])
     """
@@ -95,7 +92,7 @@ class Floor(Regularisation):
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
         return moments / kind.divisors(counts, dimensions) + self.variance * kind.identity(dimensions, moments)
 
-    def penalty(self, kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
+    def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
         return torch.zeros_like(factors.flatten(1)[:, 0])
 
 
@@ -117,7 +114,7 @@ class InverseWishart(Regularisation):
 
     **Example**:
 
-    >>> from posterity.mixtures.diagonal import Diagonal
+    >>> from posterity.mixtures import Diagonal
     >>> moments, counts = torch.tensor([[[3.0]]]), torch.tensor([[3.0]])
     >>> InverseWishart(scale=2.0, degrees=2.0).covariances(Diagonal(), moments, counts, 1)
     tensor([[[1.]]])
@@ -142,10 +139,10 @@ class InverseWishart(Regularisation):
         moments = moments + self.scale * kind.identity_moment(dimensions, moments)
         return moments / kind.divisors(counts, dimensions, self.degrees)
 
-    def penalty(self, kind: Covariance, factors: Tensor, components: int, dimensions: int) -> Tensor:
+    def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
         """1/2 sum [nu log det S + eps tr S^-1] over the matrices."""
         traces = kind.quadratic(factors, kind.identity_moment(dimensions, factors))
-        return (self.degrees * kind.log_determinants(factors, components, dimensions) + self.scale * traces) / 2
+        return (self.degrees * kind.log_determinants(factors, dimensions) + self.scale * traces) / 2
 
 
 SIZES = (1.0, 0.1)  # of covariances, over the mean one
@@ -190,10 +187,9 @@ def proposals(
 
 def _sizes(kind: Covariance, covariances: Tensor, shares: Tensor, empty: Tensor) -> list[Tensor]:
     """The covariances where those of empty components are the mean one, or a part of it; shared ones as they are."""
-    if isinstance(kind, Tied):
+    if kind.shared:
         return [covariances]
-    shares = shares.reshape(*shares.shape, *(1,) * (covariances.dim() - 2))
-    mean = (shares * covariances).sum(1, keepdim=True)
+    mean = (kind.broadcast(shares) * covariances).sum(1, keepdim=True)
     if kind.matrices:  # a sum of matrices close to singular may be rounded to one that is not positive
         mean = non_negative(mean)
     return [torch.where(kind.marked(empty), size * mean, covariances) for size in SIZES]
@@ -256,7 +252,7 @@ class Rounds:
             self.density(start["weights"].shape[-1]),
             start,
             name="GaussianMixture",
-            condition=lambda values: condition_of(values["covariances"]) if self.kind.matrices else 1.0,
+            condition=lambda values: self.kind.condition(values["covariances"]),
             max_iter=max_iter,
             tol=tol,
             exact=self.regularisation.exact,
@@ -330,7 +326,7 @@ class Rounds:
         return (distances > FAR * self.total) | ((now > 10 * FAR * self.total) & (before < 12 * FAR * self.total))
 
     def _penalised(self, log_likelihood: Tensor, factors: Tensor, values: Values) -> Tensor:
-        penalty = self.regularisation.penalty(self.kind, factors, *values["means"].shape[1:])
+        penalty = self.regularisation.penalty(self.kind, factors, values["means"].shape[-1])
         return (log_likelihood - penalty) / self.total
 
     def _reseeded(self, moved: Tensors, empty: Tensor) -> Tensors:

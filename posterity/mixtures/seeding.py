@@ -5,9 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.covariance import Covariance, Spherical
 from posterity.mixtures.passes import statistics
-from posterity.mixtures.spherical import Spherical
 from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.numerics.random import Key
 

@@ -16,7 +16,7 @@ from sklearn.mixture import BayesianGaussianMixture as Peer
 from posterity.errors import BoundFell
 from posterity.mixtures import BayesianGaussianMixture
 from posterity.mixtures.bayesian_gaussian_mixture import VariationalRounds
-from posterity.mixtures.precisions import condition_of
+from posterity.mixtures.covariance import condition_of
 
 KINDS = ("full", "tied", "diag", "spherical")
 kinds = pytest.mark.parametrize("kind", KINDS)

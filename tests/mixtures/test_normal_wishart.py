@@ -43,12 +43,12 @@ def test_three_sweeps_and_the_limit_are_gold():
             case.check(path + "m", beliefs.means[0])
             case.check(path + "W", torch.linalg.inv(beliefs.inverse_scales[0]))
             case.check(path + "nu", beliefs.degrees[0])
-            responsibilities = passes.responsibilities(rows, full.precisions.covariance, made)[0]
+            responsibilities = passes.responsibilities(rows, full.kind, made)[0]
             case.check(path + "responsibilities_after_e_step", responsibilities)
-        sums = sums_of(full, beliefs.means, passes.statistics(rows, full.precisions.covariance, made))
+        sums = sums_of(full, beliefs.means, passes.statistics(rows, full.kind, made))
     final = bound(full, prior, beliefs, sums)[0]
     case.check("limit.elbo", final)
-    case.check("limit.responsibilities", passes.responsibilities(rows, full.precisions.covariance, made)[0])
+    case.check("limit.responsibilities", passes.responsibilities(rows, full.kind, made)[0])
     assert final < case.at("exact_log_evidence")
 
 
@@ -126,7 +126,7 @@ def test_bound_touches_at_the_responsibilities_of_the_scores(kind):
     """After an E-step the bound is the sum of log-sum-exp of scores less the divergence from the prior."""
     given = problem(kind, seed=2)
     made = components(given.family, given.beliefs)
-    found = passes.statistics(given.rows, given.family.precisions.covariance, made)
+    found = passes.statistics(given.rows, given.family.kind, made)
     sums = sums_of(given.family, given.beliefs.means, found)
     short = found.log_likelihood - divergence(given.family, given.prior, given.beliefs, made.factors)
     whole = bound(given.family, given.prior, given.beliefs, sums)
@@ -141,7 +141,7 @@ def test_divergence_of_a_prior_from_itself_is_nought(kind):
         mean_precision=given.prior.mean_precision.expand(1, 3), means=given.prior.means.expand(1, 3, 2)
     )
     if kind != "tied":
-        shape = given.family.precisions.covariance.shape(3, 2)
+        shape = given.family.kind.shape(3, 2)
         same = same._replace(
             inverse_scales=given.prior.inverse_scales.expand(1, *shape), degrees=given.prior.degrees.expand(1, 3)
         )

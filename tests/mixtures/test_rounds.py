@@ -12,8 +12,7 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from posterity.errors import BoundFell, NotPositiveDefinite
-from posterity.mixtures import Full, GaussianMixture, InverseWishart, Rows, Spherical, Tied, estimator
-from posterity.mixtures.diagonal import Diagonal
+from posterity.mixtures import Diagonal, Full, GaussianMixture, InverseWishart, Rows, Spherical, Tied, estimator
 from posterity.mixtures.rounds import Floor, Rounds
 from posterity.numerics import Key
 
