@@ -29,28 +29,26 @@ from posterity.mixtures.beliefs import (
     updated,
 )
 from posterity.mixtures.checks import as_key, as_place, as_rows, as_start, not_negative, one_of, refuse_few_rows
-from posterity.mixtures.covariance import KINDS, Covariance
-from posterity.mixtures.estimator import MixtureEstimator, Run, as_parameter, given_as, run
+from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
 from posterity.mixtures.passes import scores, statistics
-from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
-from posterity.mixtures.sweeps import Components, Rows
+from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of, statistics_of_all
+from posterity.mixtures.sweeps import Rows
 from posterity.model.density import Density
 from posterity.numerics.random import Key
 
 
-@dataclass(frozen=True, eq=False)
-class PriorSettings:
-    """What is believed before any row; None is filled in from the rows by `prior_of`."""
-
-    weight_concentration: object = None
-    mean_precision: object = None
-    mean: object = None
-    degrees_of_freedom: object = None
-    covariance: object = None
-    floor: object = 1e-6
-
-
-def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: int) -> Beliefs:
+def prior_of(
+    family: Family,
+    rows: Rows,
+    components: int,
+    weight_concentration: object = None,
+    mean_precision: object = None,
+    mean: object = None,
+    degrees_of_freedom: object = None,
+    covariance: object = None,
+    floor: object = 1e-6,
+) -> Beliefs:
     """The prior, with its mean relative to the rows' centre.
 
     None stands for: weights 1 / K; mean precision 1; the mean of the rows; D degrees of freedom; the covariance of the
@@ -59,31 +57,31 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
     """
     kind, dimensions = family.kind, rows.points.shape[1]
     smallest = kind.block(dimensions)[0] - 1
-    degrees = _number("degrees_of_freedom_prior", settings.degrees_of_freedom, float(dimensions))
+    degrees = _number("degrees_of_freedom_prior", degrees_of_freedom, float(dimensions))
     if degrees <= smallest:
         raise ValueError(f"degrees_of_freedom_prior must be greater than {smallest}. Got {shown(degrees)}.")
-    concentration = _number("weight_concentration_prior", settings.weight_concentration, 1.0 / components)
-    mean_precision = _number("mean_precision_prior", settings.mean_precision, 1.0)
-    floor = not_negative("reg_covar", settings.floor)
-    if settings.mean is None or settings.covariance is None:
-        mean, inverse_scale = moments(kind, rows)
-        inverse_scale = kind.floored(inverse_scale, floor)
-    if settings.mean is not None:
-        mean = as_place(settings.mean, "mean_prior", (dimensions,), rows.points) - rows.centre
-    if settings.covariance is not None:
-        inverse_scale = kind.from_matrix(_matrix(settings.covariance, kind, rows))
+    concentration = _number("weight_concentration_prior", weight_concentration, 1.0 / components)
+    shrinkage = _number("mean_precision_prior", mean_precision, 1.0)
+    share = not_negative("reg_covar", floor)
+    if mean is None or covariance is None:
+        centre, inverse_scale = moments(kind, rows)
+        inverse_scale = kind.floored(inverse_scale, share)
+    if mean is not None:
+        centre = as_place(mean, "mean_prior", (dimensions,), rows.points) - rows.centre
+    if covariance is not None:
+        inverse_scale = kind.from_matrix(_matrix(covariance, kind, rows))
     number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
     prior = Beliefs(
         family.weights.prior(concentration * number[0, 0], components),
-        mean_precision * number,
-        mean[None, None],
+        shrinkage * number,
+        centre[None, None],
         inverse_scale,
         degrees * number,
     )
     try:
         kind.factors(covariances(family, prior))
     except NotPositiveDefinite as error:
-        if settings.covariance is None:
+        if covariance is None:
             raise ValueError(
                 "The covariance of the rows, of which the prior is made, is singular. Columns may be constant or "
                 "depend on each other: drop some, raise reg_covar or give a covariance_prior."
@@ -94,15 +92,11 @@ def prior_of(settings: PriorSettings, family: Family, rows: Rows, components: in
 
 def moments(kind: Covariance, rows: Rows) -> tuple[Tensor, Tensor]:
     """The mean (D,) of all rows relative to their centre, and their covariance in the kind's storage, (1, *shape)."""
-    dimensions, device = rows.points.shape[1], rows.points.device
-    zeros = torch.zeros(1, 1, dimensions, dtype=torch.float64, device=device)
-    unit = kind.from_matrix(torch.eye(dimensions, dtype=torch.float64, device=device)).contiguous()
-    whole = Components(zeros[..., 0], zeros, unit)
-    found = statistics(rows._replace(labels=None), kind, whole)
-    total = float(found.counts)
+    sums = statistics_of_all(rows, kind)
+    total = float(sums.counts)
     # Less one, as in scikit-learn, so that a weight of 2 is a row twice; row weights may also sum to less than one.
-    divisor = max(total - 1, total / 2) * kind.multiplicity(dimensions)
-    return found.shifts[0, 0], kind.second_moments(found) / divisor
+    divisor = max(total - 1, total / 2) * kind.multiplicity(rows.points.shape[1])
+    return sums.shifts[0, 0], kind.second_moments(sums) / divisor
 
 
 def _number(name: str, value: object, default: float) -> float:
@@ -179,19 +173,12 @@ class VariationalRounds:
         """The ELBO (R,)."""
         return bound(self.family, self.prior, Beliefs(**values), Sums(**latent))
 
-    def run(self, start: Beliefs, *, max_iter: int, tol: float, progress: bool) -> Run:
-        """Rounds from the beliefs of R restarts; a bound that falls is an error where rounding cannot be the cause."""
-        return run(
-            self,
-            self.density(),
-            start._asdict(),
-            condition=lambda values: self.family.kind.condition(values["inverse_scales"]),
-            name="BayesianGaussianMixture",
-            max_iter=max_iter,
-            tol=tol,
-            exact=True,
-            progress=progress,
-        )
+    @property
+    def exact(self) -> bool:
+        return True
+
+    def condition(self, values: Values) -> float:
+        return self.family.kind.condition(values["inverse_scales"])
 
 
 WEIGHTS: dict[str, MixtureWeights] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}
@@ -246,9 +233,6 @@ class BayesianGaussianMixture(MixtureEstimator):
     True
     """
 
-    covariances_: Any
-    precisions_: Any
-    precisions_cholesky_: Any
     weight_concentration_: Any
     mean_precision_: Any
     degrees_of_freedom_: Any
@@ -257,10 +241,7 @@ class BayesianGaussianMixture(MixtureEstimator):
     mean_prior_: Any
     degrees_of_freedom_prior_: float
     covariance_prior_: Any
-    converged_: bool
-    n_iter_: int
-    lower_bound_: float
-    lower_bounds_: list[float]
+    _noted = "bound_after_m"
     _fitted_family: Family  # which the attributes are of, whatever the settings have become since
 
     def __init__(
@@ -308,7 +289,10 @@ class BayesianGaussianMixture(MixtureEstimator):
         family, key = self._family(), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
-        settings = PriorSettings(
+        prior = prior_of(
+            family,
+            rows,
+            self.n_components,
             self.weight_concentration_prior,
             self.mean_precision_prior,
             self.mean_prior,
@@ -316,9 +300,15 @@ class BayesianGaussianMixture(MixtureEstimator):
             self.covariance_prior,
             self.reg_covar,
         )
-        prior = prior_of(settings, family, rows, self.n_components)
-        steps = VariationalRounds(rows, family, prior)
-        beliefs = self._run(steps, self._start(steps, key.fold("seeds")))
+        rounds = VariationalRounds(rows, family, prior)
+        beliefs = self._start(rounds, key.fold("seeds"))
+        if self.max_iter > 0:
+            beliefs = Beliefs(**self._run(rounds, rounds.density(), beliefs._asdict()))
+        else:
+            bounds = rounds.best(beliefs)
+            best = bounds.argmax(0, keepdim=True)
+            self.converged_, self.n_iter_, self.lower_bounds_, self.lower_bound_ = False, 0, [], float(bounds[best])
+            beliefs = Beliefs(*(tensor[best] for tensor in beliefs))
         self._note(family, prior, beliefs, rows.centre, X)
         return self
 
@@ -330,26 +320,27 @@ class BayesianGaussianMixture(MixtureEstimator):
         self._refuse_unfitted()
         self._refuse_other_names(X)
         rows = as_rows(X, sample_weight, labels, len(self.means_), self.n_features_in_)
-        settings = PriorSettings(
+        prior = prior_of(
+            self._fitted_family,
+            rows,
+            len(self.means_),
             self.weight_concentration_prior_,
             self.mean_precision_prior_,
             self.mean_prior_,
             self.degrees_of_freedom_prior_,
             self.covariance_prior_,
         )
-        prior = prior_of(settings, self._fitted_family, rows, len(self.means_))
         return float(VariationalRounds(rows, self._fitted_family, prior).best(self._beliefs(rows.points, rows.centre)))
 
     def _family(self) -> Family:
-        one_of("covariance_type", self.covariance_type, KINDS)
         one_of("weight_concentration_prior_type", self.weight_concentration_prior_type, WEIGHTS)
-        return Family(WEIGHTS[self.weight_concentration_prior_type], KINDS[self.covariance_type])
+        return Family(WEIGHTS[self.weight_concentration_prior_type], self._kind())
 
-    def _start(self, steps: VariationalRounds, key: Key) -> Beliefs:
+    def _start(self, rounds: VariationalRounds, key: Key) -> Beliefs:
         """The beliefs of the restarts: where the last fit ended, or by seeds."""
-        rows, kind = steps.rows, steps.family.kind
+        rows, kind = rounds.rows, rounds.family.kind
         if self.warm_start and self.__sklearn_is_fitted__():
-            self._refuse_other_shapes(steps.density().shapes)
+            self._refuse_other_shapes(rounds.density().shapes)
             return self._beliefs(rows.points, rows.centre)
         if self.init_params == "random":
             sums = shared_at_random(rows, kind, self.n_components, self.n_init, key)
@@ -357,11 +348,11 @@ class BayesianGaussianMixture(MixtureEstimator):
         else:
             centres = seeds(rows, self.n_components, self.n_init, self.init_params, key)
             sums = nearest(rows, kind, centres, spread_of(rows))
-            if steps.family.weights.ordered and rows.labels is None:
+            if rounds.family.weights.ordered and rows.labels is None:
                 order = sums.counts.argsort(-1, descending=True)
                 centres = centres.gather(1, order[..., None].expand_as(centres))
                 sums = nearest(rows, kind, centres, spread_of(rows))
-        return updated(steps.family, steps.prior, sums_of(steps.family, centres, sums))
+        return updated(rounds.family, rounds.prior, sums_of(rounds.family, centres, sums))
 
     def _refuse_other_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
         """A warm start needs a last fit of the same shapes."""
@@ -379,30 +370,11 @@ class BayesianGaussianMixture(MixtureEstimator):
                     f"Got {tuple(shape)}. Fit a new mixture, or set warm_start=False."
                 )
 
-    def _run(self, steps: VariationalRounds, start: Beliefs) -> Beliefs:
-        """The beliefs of the best restart; notes how the run went."""
-        if self.max_iter == 0:
-            bounds = steps.best(start)
-            best = bounds.argmax(0, keepdim=True)
-            self.converged_, self.n_iter_, self.lower_bounds_ = False, 0, []
-            self.lower_bound_ = float(bounds[best])
-            return Beliefs(*(tensor[best] for tensor in start))
-        run = steps.run(start, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose))
-        self.converged_, self.n_iter_, self.lower_bounds_ = run.converged, len(run.bounds), run.bounds
-        self.lower_bound_ = run.bounds[-1]
-        return Beliefs(**run.values)
-
     def _note(self, family: Family, prior: Beliefs, beliefs: Beliefs, centre: Tensor, X: Any) -> None:
         """The fitted attributes, under scikit-learn's names."""
-        kind, found = family.kind, covariances(family, beliefs)
-        factors = kind.factors(found)
-        self._note_columns(X, len(centre))
+        means = family.weights.means(beliefs.concentration)
+        self._note_mixture(X, family.kind, centre, means, beliefs.means, covariances(family, beliefs))
         self._fitted_family = family
-        self.weights_ = given_as(family.weights.means(beliefs.concentration)[0], X)
-        self.means_ = given_as(beliefs.means[0] + centre, X)
-        self.covariances_ = given_as(found[0], X)
-        self.precisions_cholesky_ = given_as(factors[0], X)
-        self.precisions_ = given_as(kind.precisions(factors)[0], X)
         concentration = beliefs.concentration[0]  # (K,), or (K, 2) of sticks
         pair = tuple(given_as(part, X) for part in concentration.unbind(-1)) if concentration.dim() > 1 else None
         self.weight_concentration_ = pair or given_as(concentration, X)
@@ -412,7 +384,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.mean_precision_prior_ = float(prior.mean_precision)
         self.mean_prior_ = given_as(prior.means[0, 0] + centre, X)
         self.degrees_of_freedom_prior_ = float(prior.degrees)
-        self.covariance_prior_ = given_as(prior.inverse_scales.reshape(kind.single_shape(len(centre))), X)
+        self.covariance_prior_ = given_as(prior.inverse_scales.reshape(family.kind.single_shape(len(centre))), X)
 
     def _beliefs(self, like: Tensor, centre: Tensor) -> Beliefs:
         """The fitted posterior as one restart, on the device of `like`, with means about the centre."""

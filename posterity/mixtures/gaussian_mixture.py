@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.mixtures.checks import as_key, as_mixture_weights, as_place, as_rows, as_start, one_of, refuse_few_rows
-from posterity.mixtures.covariance import KINDS, Covariance
-from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
-from posterity.mixtures.passes import scores, statistics
+from posterity.mixtures.checks import as_key, as_mixture_weights, as_place, as_rows, as_start, refuse_few_rows
+from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.estimator import MixtureEstimator, as_parameter
+from posterity.mixtures.passes import scores
 from posterity.mixtures.rounds import EMPTY, Floor, InverseWishart, Regularisation, Rounds, Tensors, log_normalisers
-from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
+from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of, statistics_of_all
 from posterity.mixtures.sweeps import Components, Rows
 from posterity.numerics.random import Key
 
@@ -35,7 +35,8 @@ def seeded(rounds: Rounds, components: int, restarts: int, init: str, means: Ten
     counts, dimensions = sums.counts, rows.points.shape[1]
     empty = counts <= EMPTY * counts.sum(-1, keepdim=True)
     found = rounds.regularisation.estimated(kind, kind.second_moments(sums), counts, dimensions)
-    whole = rounds.regularisation.estimated(kind, *_of_all(rows, kind), dimensions)
+    all_rows = statistics_of_all(rows, kind)
+    whole = rounds.regularisation.estimated(kind, kind.second_moments(all_rows), all_rows.counts, dimensions)
     unusable = _unusable(kind, found, whole)
     lost = kind.marked(empty | unusable) if unusable.dim() > 1 else unusable[:, None, None]
     weights = torch.where(empty, counts.sum(-1, keepdim=True) / len(rows.points), counts)
@@ -94,17 +95,6 @@ def _finite(covariances: Tensor) -> Tensor:
     return covariances
 
 
-def _of_all(rows: Rows, kind: Covariance) -> tuple[Tensor, Tensor]:
-    """Second moments (1, *shape) of all rows about their mean, as of one component, and its count (1, 1)."""
-    dimensions, one = rows.points.shape[1], torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
-    covariances = torch.ones(1, *kind.shape(1, dimensions), dtype=torch.float64, device=one.device)
-    if kind.matrices:
-        covariances = torch.eye(dimensions, dtype=torch.float64, device=one.device).expand_as(covariances)
-    means = torch.zeros(1, 1, dimensions, dtype=torch.float64, device=one.device)
-    sums = statistics(rows._replace(labels=None), kind, Components(one, means, covariances))
-    return kind.second_moments(sums), sums.counts
-
-
 def _unusable(kind: Covariance, covariances: Tensor, whole: Tensor) -> Tensor:
     """Which covariances are not positive beside that of all rows: (R, K), or (R,) of one that is shared."""
     if not kind.matrices:
@@ -161,13 +151,7 @@ class GaussianMixture(MixtureEstimator):
     True
     """
 
-    covariances_: Any
-    precisions_: Any
-    precisions_cholesky_: Any
-    converged_: bool
-    n_iter_: int
-    lower_bound_: float
-    lower_bounds_: list[float]
+    _noted = "bound"
     _fitted_kind: Covariance  # which the attributes are of, whatever covariance_type has become since
 
     def __init__(
@@ -213,22 +197,11 @@ class GaussianMixture(MixtureEstimator):
             refuse_constant_columns(rows)
         rounds = Rounds(rows, kind, regularisation)
         values = self._start(rounds, key)
-        bounds: list[float] = []
-        converged = False
+        self.converged_, self.n_iter_, self.lower_bounds_, self.lower_bound_ = False, 0, [], -float("inf")
         if self.max_iter > 0:
-            values, bounds, _, converged = rounds.run(
-                values, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose)
-            )
-        self.converged_, self.n_iter_, self.lower_bounds_ = converged, len(bounds), bounds
-        self.lower_bound_ = bounds[-1] if bounds else -float("inf")
-        factors = kind.factors(values["covariances"])
-        self._note_columns(X, rows.points.shape[1])
+            values = self._run(rounds, rounds.density(self.n_components), values)
+        self._note_mixture(X, kind, rows.centre, **values)
         self._fitted_kind = kind
-        self.weights_ = given_as(values["weights"][0], X)
-        self.means_ = given_as(values["means"][0] + rows.centre, X)
-        self.covariances_ = given_as(values["covariances"][0], X)
-        self.precisions_cholesky_ = given_as(factors[0], X)
-        self.precisions_ = given_as(kind.precisions(factors)[0], X)
         return self
 
     def bic(self, X: Any) -> float:
@@ -239,10 +212,6 @@ class GaussianMixture(MixtureEstimator):
     def aic(self, X: Any) -> float:
         """Akaike information criterion on rows X: less is better."""
         return -2 * self.score(X) * len(self._points(X)) + 2 * self._num_parameters()
-
-    def _kind(self) -> Covariance:
-        one_of("covariance_type", self.covariance_type, KINDS)
-        return KINDS[self.covariance_type]
 
     def _regularisation(self) -> Regularisation:
         return self.reg_covar if isinstance(self.reg_covar, InverseWishart) else Floor(self.reg_covar)

@@ -27,7 +27,7 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
         shares = taken(share_space, *scores.shape)
         top, total = taken(sum_space, 2, restarts, scores.shape[2])
         if rows.labels is not None:
-            scores.masked_fill_(_excluded(rows.labels[piece], count), lowest / 2)
+            scores.masked_fill_(excluded(rows.labels[piece], count), lowest / 2)
         torch.amax(scores, 1, out=top)
         scores -= top[:, None]
         torch.exp(scores, out=shares)
@@ -68,7 +68,7 @@ def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Te
     found = rows.points.new_empty(restarts, len(rows.points), count)
     for piece, chunk in score_chunks(rows, kind, components):
         if rows.labels is not None:
-            chunk.masked_fill_(_excluded(rows.labels[piece], count), -torch.inf)
+            chunk.masked_fill_(excluded(rows.labels[piece], count), -torch.inf)
         found[:, piece] = torch.softmax(chunk, 1).mT
     return found
 
@@ -99,7 +99,7 @@ def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[
         yield piece, sweep.scores(points[piece], rows.centre).view(*components.offsets.shape, -1)
 
 
-def _excluded(labels: Tensor, components: int) -> Tensor:
+def excluded(labels: Tensor, components: int) -> Tensor:
     """Which components (K, n) the labels rule out."""
     each = torch.arange(components, device=labels.device)[:, None]
     return (labels >= 0) & (labels != each)

@@ -12,7 +12,6 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.mixtures.checks import not_negative
 from posterity.mixtures.covariance import Covariance, non_negative
-from posterity.mixtures.estimator import Run, run
 from posterity.mixtures.passes import log_densities, statistics
 from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.model.density import Density
@@ -241,23 +240,12 @@ class Rounds:
             device=self.rows.points.device,
         )
 
-    def run(self, start: Values, *, max_iter: int, tol: float, progress: bool) -> Run:
-        """Rounds from `start` (R, ...) until bounds change by at most `tol`.
+    @property
+    def exact(self) -> bool:
+        return self.regularisation.exact
 
-        With an exact M-step a fall of the bound is an error, unless covariances are so close to singular that rounding
-        explains it: then the rounds are run again without that check, which is logged.
-        """
-        return run(
-            self,
-            self.density(start["weights"].shape[-1]),
-            start,
-            name="GaussianMixture",
-            condition=lambda values: self.kind.condition(values["covariances"]),
-            max_iter=max_iter,
-            tol=tol,
-            exact=self.regularisation.exact,
-            progress=progress,
-        )
+    def condition(self, values: Values) -> float:
+        return self.kind.condition(values["covariances"])
 
     def components(self, values: Values) -> Components:
         """The values as a pass over the rows takes them."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.mixtures.covariance import Covariance, Spherical
-from posterity.mixtures.passes import statistics
+from posterity.mixtures.passes import excluded, statistics
 from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.numerics.random import Key
 
@@ -55,8 +55,7 @@ def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: in
         shares = key.fold(begin).uniform(shape, torch.float64, centre.device)
         if rows.labels is not None:
             labels = rows.labels[piece]
-            each = torch.arange(components, device=labels.device)[:, None]
-            shares = torch.where(labels >= 0, (labels == each).to(shares.dtype), shares)
+            shares = torch.where(labels >= 0, (~excluded(labels, components)).to(shares.dtype), shares)
         shares /= shares.sum(1, keepdim=True)
         if rows.weights is not None:
             shares *= rows.weights[piece]
@@ -140,12 +139,17 @@ def _sharp(kind: Covariance, centres: Tensor, spread: float) -> Components:
     return Components(centres.new_zeros(restarts, components), centres, factors.expand(restarts, *shape).contiguous())
 
 
+def statistics_of_all(rows: Rows, kind: Covariance) -> Statistics:
+    """Sums over all rows about their centre, as of one component, whatever their labels."""
+    dimensions = rows.points.shape[1]
+    zeros = torch.zeros(1, 1, dimensions, dtype=torch.float64, device=rows.points.device)
+    unit = kind.identity(dimensions, zeros).expand(1, *kind.shape(1, dimensions)).contiguous()
+    return statistics(rows._replace(labels=None), kind, Components(zeros[..., 0], zeros, unit))
+
+
 def spread_of(rows: Rows) -> float:
     """The root mean square distance of the rows from their centre, by weight; 1 where they all lie there."""
-    zeros = torch.zeros(1, 1, rows.points.shape[1], dtype=torch.float64, device=rows.points.device)
-    sums = statistics(
-        rows._replace(labels=None), Spherical(), Components(zeros[..., 0], zeros, torch.ones_like(zeros[..., 0]))
-    )
+    sums = statistics_of_all(rows, Spherical())
     return float((sums.scatters / sums.counts).sqrt()) or 1.0
 
 
