@@ -27,18 +27,7 @@ from posterity.priors.tabulated import Tabulated
 def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> Verdict:
     """That of the KL to a prior: it is this prior, with K = 0; log alpha is of one weight, or of a group by length."""
     kind = "-log p of" if isinstance(family, Dirac) else f"the KL of {family} to"
-    return Verdict(
-        satisfies_star=True,
-        kappa=1.0,
-        K=0.0,
-        residual=0.0,
-        noise_amplification=0.0,
-        log_alpha=_log_density(prior, shape),
-        prior=prior,
-        explanation=f"The penalty is {kind} this prior. {variance_in_words(prior, shape)}",
-        nearest=None,
-        route="catalogue",
-    )
+    return _catalogued(prior, f"The penalty is {kind} this prior.", shape)
 
 
 def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
@@ -58,21 +47,11 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
     subject = "one weight"
     if isinstance(prior, GroupLassoPrior):
         subject = f"one group of {prior.group_size(shape)} weights, by its length"
-    return Verdict(
-        satisfies_star=True,
-        kappa=math.exp(log_kappa) if log_kappa < LARGEST else math.inf,  # as it may be for groups of hundreds
-        K=0.0 - log_kappa,
-        residual=0.0,
-        noise_amplification=0.0,
-        log_alpha=log_alpha,
-        prior=prior,
-        explanation=(
-            f"Penalised training with r = {penalty} finds the mode under alpha = exp(-r) / kappa; kappa is that of "
-            f"{subject}. {variance_in_words(prior, shape)}"
-        ),
-        nearest=None,
-        route="catalogue",
+    explanation = (
+        f"Penalised training with r = {penalty} finds the mode under alpha = exp(-r) / kappa; kappa is that of "
+        f"{subject}."
     )
+    return _catalogued(prior, explanation, shape, log_kappa)
 
 
 def refused_means(penalty: Penalty, family: Family, shape: tuple[int, ...]) -> Verdict:
@@ -90,6 +69,26 @@ def refused_means(penalty: Penalty, family: Family, shape: tuple[int, ...]) -> V
         math.nan,
         nearest,
     )
+
+
+def _catalogued(prior: Prior, explanation: str, shape: tuple[int, ...], log_kappa: float = 0.0) -> Verdict:
+    """The verdict that r = -log p + K of this prior, with the variance of one weight in the explanation."""
+    return Verdict(
+        satisfies_star=True,
+        kappa=_exp(log_kappa),  # infinite for groups of hundreds
+        K=0.0 - log_kappa,
+        residual=0.0,
+        noise_amplification=0.0,
+        log_alpha=_log_density(prior, shape),
+        prior=prior,
+        explanation=f"{explanation} {variance_in_words(prior, shape)}",
+        nearest=None,
+        route="catalogue",
+    )
+
+
+def _exp(log_kappa: float) -> float:
+    return math.exp(log_kappa) if log_kappa < LARGEST else math.inf
 
 
 def _refused(explanation: str, kappa: float, nearest: Penalty | None) -> Verdict:
@@ -368,8 +367,9 @@ def _normalised(found: Verdict, log_alpha: Callable[[Tensor], Tensor], table: Ta
     mode = torch.tensor([table.mean], dtype=torch.float64, device="cpu")
     excess = float(log_alpha(mode)) - float(table.log_prob(mode))
     constant = found.K - excess
-    kappa = math.exp(-constant) if -constant < LARGEST else math.inf
-    return replace(found, K=constant, kappa=kappa, log_alpha=lambda t: log_alpha(t.double()).to(t.dtype) - excess)
+    return replace(
+        found, K=constant, kappa=_exp(-constant), log_alpha=lambda t: log_alpha(t.double()).to(t.dtype) - excess
+    )
 
 
 def _with_tails(found: Verdict, table: Tabulated, constant: float, count: int, reach: float) -> Verdict:
@@ -379,7 +379,7 @@ def _with_tails(found: Verdict, table: Tabulated, constant: float, count: int, r
         found,
         prior=table,
         K=constant,
-        kappa=math.exp(-constant) if -constant < LARGEST else math.inf,
+        kappa=_exp(-constant),
         log_alpha=lambda t: table.log_prob(t.unsqueeze(-1)),
         explanation=words + _tails_in_words(lambda t: table.log_prob(t.unsqueeze(-1)), reach),
     )
