@@ -1,4 +1,7 @@
-"""Data sets: toys made on the spot, readers of published ones, and tables in text files."""
+"""Data sets: toys made on the spot, readers of published ones, and tables in text files.
+
+Files are looked for in POSTERITY_DATA and the user's cache. How rows reach a network is in `model`.
+"""
 
 from posterity.datasets.dataset import DataSet, LabelledData
 from posterity.datasets.files import cache_folder, data_folder

@@ -1,4 +1,8 @@
-"""Mixtures of Gaussians: kinds of covariance, and passes over the rows in chunks."""
+"""Mixtures of Gaussians with scikit-learn's interface: by EM, and Bayesian by coordinate ascent.
+
+`covariance` has one class a kind, `sweeps` and `passes` go over the rows, `rounds` and `beliefs` have the steps.
+EM itself is in `methods`; mixtures as posteriors over weights are in `posteriors`.
+"""
 
 from posterity.mixtures.bayesian_gaussian_mixture import BayesianGaussianMixture
 from posterity.mixtures.covariance import Covariance, Diagonal, Full, Spherical, Tied

@@ -1,5 +1,6 @@
 """Penalties, the priors that they stand for, and back.
 
+`conversion` asks which prior a penalty is, `inversion` finds it by numbers, `training` hands penalties to optimisers.
 Densities of weights are in `priors`.
 """
 

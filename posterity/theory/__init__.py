@@ -1,6 +1,6 @@
 """Theory of wide networks: bounds, their optimum and collapse, signal propagation.
 
-Fits of real networks are in `methods`.
+Everything here is about networks of one hidden layer, or of any width. Fits of real networks are in `methods`.
 """
 
 from posterity.theory.activations import Activation, Moments, Rectified, Smooth

@@ -1,1 +1,4 @@
-"""`posterity penalty`: the prior of a penalty, by name or formula."""
+"""`posterity penalty`: `words` reads what was asked, `reading` and `networks` answer, `command` prints.
+
+What penalties are and do is in `penalties`; their figures are in `report.penalties`.
+"""
