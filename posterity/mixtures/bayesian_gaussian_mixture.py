@@ -15,7 +15,6 @@ from posterity.mixtures.beliefs import (
     Beliefs,
     Dirichlet,
     Family,
-    MixtureWeights,
     Sticks,
     Sums,
     bound,
@@ -28,7 +27,7 @@ from posterity.mixtures.beliefs import (
     sums_of,
     updated,
 )
-from posterity.mixtures.checks import as_key, as_place, as_rows, as_start, not_negative, one_of, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_location, as_rows, as_start, not_negative, one_of, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
 from posterity.mixtures.passes import scores, statistics
@@ -67,7 +66,7 @@ def prior_of(
         centre, inverse_scale = moments(kind, rows)
         inverse_scale = kind.floored(inverse_scale, share)
     if mean is not None:
-        centre = as_place(mean, "mean_prior", (dimensions,), rows.points) - rows.centre
+        centre = as_location(mean, "mean_prior", (dimensions,), rows.points) - rows.centre
     if covariance is not None:
         inverse_scale = kind.from_matrix(_matrix(covariance, kind, rows))
     number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
@@ -156,14 +155,14 @@ class VariationalRounds:
     def best(self, beliefs: Beliefs) -> Tensor:
         """The ELBO (R,) of these beliefs with the q(Z) that is best for them."""
         made = components(self.family, beliefs)
-        found = statistics(self.rows, self.family.kind, made).log_likelihood
-        return found - divergence(self.family, self.prior, beliefs, made.factors)
+        log_likelihood = statistics(self.rows, self.family.kind, made).log_likelihood
+        return log_likelihood - divergence(self.family, self.prior, beliefs, made.factors)
 
     def expectation(self, values: Values, latent: Values) -> dict[str, Tensor]:
         """The sums over the rows under q(z_n = k), proportional to exp E log p(x_n, z_n = k | pi, mu, Lambda)."""
         made = components(self.family, Beliefs(**values))
-        found = statistics(self.rows, self.family.kind, made)
-        return sums_of(self.family, made.means, found)._asdict()
+        sums = statistics(self.rows, self.family.kind, made)
+        return sums_of(self.family, made.means, sums)._asdict()
 
     def maximisation(self, values: Values, latent: Values) -> dict[str, Tensor]:
         """The conjugate update."""
@@ -181,7 +180,7 @@ class VariationalRounds:
         return self.family.kind.condition(values["inverse_scales"])
 
 
-WEIGHTS: dict[str, MixtureWeights] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}
+WEIGHTS: dict[str, Dirichlet | Sticks] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}
 
 
 class BayesianGaussianMixture(MixtureEstimator):
@@ -357,13 +356,13 @@ class BayesianGaussianMixture(MixtureEstimator):
     def _refuse_other_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
         """A warm start needs a last fit of the same shapes."""
         held = self.weight_concentration_
-        found = {
+        shapes = {
             "means": np.shape(self.means_),
             "inverse_scales": np.shape(self.covariances_),
             "degrees": np.shape(self.degrees_of_freedom_),
             "concentration": (*np.shape(held[0]), 2) if isinstance(held, tuple) else np.shape(held),
         }
-        for name, shape in found.items():
+        for name, shape in shapes.items():
             if tuple(shape) != tuple(wanted[name]):
                 raise ValueError(
                     f"warm_start: the last fit must have {name.replace('_', ' ')} of shape {wanted[name]}. "

@@ -1,9 +1,8 @@
-"""Posteriors of mixture weights: Dirichlet, and stick-breaking."""
+"""Conjugate beliefs about a mixture: weights, means and precisions; their update, bound and predictions."""
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,56 +12,30 @@ from posterity.mixtures.sweeps import Components, Statistics
 from posterity.numerics.random import Key
 
 
-class MixtureWeights(ABC):
-    """A conjugate family for the weights of K components, by concentrations (R, *shape)."""
-
-    @property
-    @abstractmethod
-    def ordered(self) -> bool:
-        """Whether the order of the components matters, large ones first."""
-
-    @abstractmethod
-    def prior(self, concentration: Tensor, components: int) -> Tensor:
-        """The concentrations (1, *shape) of the prior, from its one number as a tensor ()."""
-
-    @abstractmethod
-    def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
-        """The posterior (R, *shape) when components have counts (R, K) of rows."""
-
-    @abstractmethod
-    def expected_logs(self, concentration: Tensor) -> Tensor:
-        """E log weight_k, (R, K)."""
-
-    @abstractmethod
-    def means(self, concentration: Tensor) -> Tensor:
-        """E weight_k, (R, K), with sum 1."""
-
-    @abstractmethod
-    def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
-        """KL(posterior || prior) in nats, (R,)."""
-
-
 @dataclass(frozen=True)
-class Dirichlet(MixtureWeights):
+class Dirichlet:
     """weights ~ Dir(a), with density C(a) prod_k weights_k^(a_k - 1); concentrations a (R, K), a0 in the prior."""
 
-    @property
-    def ordered(self) -> bool:
-        return False
+    ordered: ClassVar[bool] = False  # whether the order of the components matters, large ones first
 
     def prior(self, concentration: Tensor, components: int) -> Tensor:
+        """The concentrations (1, *shape) of the prior, from its one number as a tensor ()."""
         return concentration.expand(1, components)
 
     def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
+        """The posterior (R, *shape) when components have counts (R, K) of rows."""
         return prior + counts
 
     def expected_logs(self, concentration: Tensor) -> Tensor:
+        """E log weight_k, (R, K)."""
         return dirichlet_expected_logs(concentration)
 
     def means(self, concentration: Tensor) -> Tensor:
+        """E weight_k, (R, K), with sum 1."""
         return concentration / concentration.sum(-1, keepdim=True)
 
     def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
+        """KL(posterior || prior) in nats, (R,)."""
         return dirichlet_divergence(concentration, prior)
 
 
@@ -87,7 +60,7 @@ def dirichlet_divergence(concentration: Tensor, prior: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sticks(MixtureWeights):
+class Sticks:
     """weights_k = v_k prod_{j<k} (1 - v_j) with v_k ~ Beta(1, gamma), and v_K = 1: a Dirichlet process cut at K.
 
     Concentrations (R, K, 2) are the parameters of the Beta distributions; those of the last are not used.
@@ -95,14 +68,14 @@ class Sticks(MixtureWeights):
     **References**: Blei and Jordan (2006), Variational inference for Dirichlet process mixtures, (18) and (19).
     """
 
-    @property
-    def ordered(self) -> bool:
-        return True
+    ordered: ClassVar[bool] = True
 
     def prior(self, concentration: Tensor, components: int) -> Tensor:
+        """The Beta parameters (1, K, 2), from gamma as a tensor ()."""
         return torch.stack([torch.ones_like(concentration), concentration]).expand(1, components, 2)
 
     def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
+        """Each stick gains its own count, and the counts of all components after it."""
         after = counts.flip(-1).cumsum(-1).flip(-1) - counts
         return prior + torch.stack([counts, after], -1)
 
@@ -112,6 +85,7 @@ class Sticks(MixtureWeights):
         return taken + left.cumsum(-1) - left
 
     def means(self, concentration: Tensor) -> Tensor:
+        """E weight_k, (R, K), with sum 1."""
         shares = concentration / concentration.sum(-1, keepdim=True)
         taken, left = self._last_is_one(shares, 1.0).unbind(-1)
         before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1].cumprod(-1)], -1)
@@ -164,7 +138,7 @@ def wishart_divergence(
 class Family(NamedTuple):
     """Which distributions weights and precisions have."""
 
-    weights: MixtureWeights
+    weights: Dirichlet | Sticks
     kind: Covariance
 
 
@@ -257,9 +231,11 @@ def divergence(family: Family, prior: Beliefs, beliefs: Beliefs, factors: Tensor
     return family.weights.divergence(beliefs.concentration, prior.concentration) + matrices.sum(-1) + means
 
 
-def sums_of(family: Family, means: Tensor, found: Statistics) -> Sums:
-    """The sums that one pass over the rows found, which was about `means` (R, K, D)."""
-    return Sums(found.counts, means + found.shifts, family.kind.second_moments(found), found.entropy)
+def sums_of(family: Family, means: Tensor, statistics: Statistics) -> Sums:
+    """The sums of one pass over the rows, which was about `means` (R, K, D)."""
+    return Sums(
+        statistics.counts, means + statistics.shifts, family.kind.second_moments(statistics), statistics.entropy
+    )
 
 
 CHUNK_NUMBERS = 1 << 20  # whitened coordinates of the rows that are looked at together
@@ -285,12 +261,12 @@ def log_joint(family: Family, beliefs: Beliefs, points: Tensor, centre: Tensor) 
     gammas = torch.lgamma((degrees + event) / 2) - torch.lgamma(degrees / 2) - event / 2 * math.log(math.pi)
     weights = family.weights.means(beliefs.concentration)[0].log()
     offsets = weights + copies * gammas + log_det / 2  # t^(-d/2) of the density and t^(d/2) of the determinant cancel
-    found = []
+    logs = []
     for chunk in torch.split(points, max(1, CHUNK_NUMBERS // (components * dimensions))):
         squares = kind.squares(chunk.to(torch.float64) - centre, only.means, factors[0])  # (n, K, copies)
         tails = torch.log1p(shrunk[:, None] * squares).sum(-1)
-        found.append(offsets - (degrees + event) / 2 * tails)
-    return torch.cat(found)
+        logs.append(offsets - (degrees + event) / 2 * tails)
+    return torch.cat(logs)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.mixtures.checks import as_key, as_mixture_weights, as_place, as_rows, as_start, refuse_few_rows
+from posterity.mixtures.checks import as_key, as_location, as_mixture_weights, as_rows, as_start, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter
 from posterity.mixtures.passes import scores
@@ -34,16 +34,16 @@ def seeded(rounds: Rounds, components: int, restarts: int, init: str, means: Ten
         sums = nearest(rows, kind, centres, spread_of(rows))
     counts, dimensions = sums.counts, rows.points.shape[1]
     empty = counts <= EMPTY * counts.sum(-1, keepdim=True)
-    found = rounds.regularisation.estimated(kind, kind.second_moments(sums), counts, dimensions)
+    estimated = rounds.regularisation.estimated(kind, kind.second_moments(sums), counts, dimensions)
     all_rows = statistics_of_all(rows, kind)
     whole = rounds.regularisation.estimated(kind, kind.second_moments(all_rows), all_rows.counts, dimensions)
-    unusable = _unusable(kind, found, whole)
+    unusable = _unusable(kind, estimated, whole)
     lost = kind.marked(empty | unusable) if unusable.dim() > 1 else unusable[:, None, None]
     weights = torch.where(empty, counts.sum(-1, keepdim=True) / len(rows.points), counts)
     return {
         "weights": weights / weights.sum(-1, keepdim=True),
         "means": centres + sums.shifts if means is None else centres.clone(),
-        "covariances": torch.where(lost, whole.expand_as(found), found),
+        "covariances": torch.where(lost, whole.expand_as(estimated), estimated),
     }
 
 
@@ -52,9 +52,9 @@ def given(values: Tensors, kind: Covariance, rows: Rows, weights: object, precis
     restarts, components, dimensions = values["means"].shape
     values = dict(values)
     if weights is not None:
-        found = as_mixture_weights(weights, "weights_init", components, rows.points)
+        shares = as_mixture_weights(weights, "weights_init", components, rows.points)
         # A weight of 0 would make a row with that label impossible.
-        values["weights"] = found.clamp_min(torch.finfo(found.dtype).tiny).expand(restarts, -1)
+        values["weights"] = shares.clamp_min(torch.finfo(shares.dtype).tiny).expand(restarts, -1)
     if precisions is not None:
         shape = kind.shape(components, dimensions)
         inverse = inverted(kind, as_start(precisions, "precisions_init", shape, rows.points))
@@ -224,7 +224,7 @@ class GaussianMixture(MixtureEstimator):
         shape = (self.n_components, rows.points.shape[1])
         means = None
         if self.means_init is not None:
-            means = as_place(self.means_init, "means_init", shape, rows.points) - rows.centre
+            means = as_location(self.means_init, "means_init", shape, rows.points) - rows.centre
         if means is None or self.weights_init is None or self.precisions_init is None:
             restarts = self.n_init if means is None else 1
             values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))

@@ -55,31 +55,31 @@ def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     Their differences say which component a row has: in float32 those of a row far from all would be lost.
     """
     restarts, count = components.offsets.shape
-    found = components.offsets.new_empty(restarts, len(rows.points), count)
+    result = components.offsets.new_empty(restarts, len(rows.points), count)
     for piece, chunk in score_chunks(rows, kind, components):
-        found[:, piece] = chunk.mT
-    return found
+        result[:, piece] = chunk.mT
+    return result
 
 
 @torch.no_grad()
 def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """The probabilities (R, N, K) of the components for each row; one-hot for a row with a label."""
     restarts, count = components.offsets.shape
-    found = rows.points.new_empty(restarts, len(rows.points), count)
+    result = rows.points.new_empty(restarts, len(rows.points), count)
     for piece, chunk in score_chunks(rows, kind, components):
         if rows.labels is not None:
             chunk.masked_fill_(excluded(rows.labels[piece], count), -torch.inf)
-        found[:, piece] = torch.softmax(chunk, 1).mT
-    return found
+        result[:, piece] = torch.softmax(chunk, 1).mT
+    return result
 
 
 @torch.no_grad()
 def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """log sum_k exp(score_nk) of each row (R, N), whatever its label."""
-    found = rows.points.new_empty(len(components.offsets), len(rows.points))
+    result = rows.points.new_empty(len(components.offsets), len(rows.points))
     for piece, chunk in score_chunks(rows, kind, components):
-        found[:, piece] = torch.logsumexp(chunk, 1)
-    return found
+        result[:, piece] = torch.logsumexp(chunk, 1)
+    return result
 
 
 @torch.no_grad()

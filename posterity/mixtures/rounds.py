@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,10 +21,7 @@ from posterity.model.density import Density
 class Regularisation(ABC):
     """Covariances from second moments, and what the objective loses by them."""
 
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether the M-step maximises the objective, so that the objective never falls."""
+    exact: ClassVar[bool]  # whether the M-step maximises the objective, so that the objective never falls
 
     @property
     @abstractmethod
@@ -41,13 +39,13 @@ class Regularisation(ABC):
         """
         if not kind.matrices:
             return self.covariances(kind, moments.clamp_min(0.0), counts, dimensions)
-        found = self.covariances(kind, moments, counts, dimensions)
+        result = self.covariances(kind, moments, counts, dimensions)
         if self.positive:
-            failed = torch.linalg.cholesky_ex(found).info > 0
+            failed = torch.linalg.cholesky_ex(result).info > 0
             if bool(failed.any()):
                 mended = self.covariances(kind, non_negative(moments), counts, dimensions)
-                found = torch.where(failed[..., None, None], mended, found)
-        return found
+                result = torch.where(failed[..., None, None], mended, result)
+        return result
 
     @abstractmethod
     def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
@@ -75,14 +73,10 @@ class Floor(Regularisation):
     """
 
     variance: float = 1e-6
+    exact: ClassVar[bool] = False  # even 0 has no limit to the digits lost on the way to a collapse
 
     def __post_init__(self) -> None:
         not_negative("reg_covar", self.variance, ", or an InverseWishart")
-
-    @property
-    def exact(self) -> bool:
-        """Never: even 0 has no limit to the digits lost on the way to a collapse."""
-        return False
 
     @property
     def positive(self) -> bool:
@@ -121,14 +115,11 @@ class InverseWishart(Regularisation):
 
     scale: float
     degrees: float
+    exact: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive("InverseWishart.scale", self.scale)
         positive("InverseWishart.degrees", self.degrees)
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     @property
     def positive(self) -> bool:
@@ -149,15 +140,15 @@ SIZES = (1.0, 0.1)  # of covariances, over the mean one
 
 def worst_rows(rows: Rows, kind: Covariance, components: Components, count: int) -> Tensor | None:
     """The `count` rows of lowest density, relative to the centre, (R, count, D); None where every row has a label."""
-    found = log_densities(rows, kind, components)  # (R, N)
-    free = torch.ones(len(rows.points), dtype=torch.bool, device=found.device)
+    logs = log_densities(rows, kind, components)  # (R, N)
+    free = torch.ones(len(rows.points), dtype=torch.bool, device=logs.device)
     if rows.labels is not None:
         free &= rows.labels < 0
     if rows.weights is not None:
         free &= rows.weights > 0
     if int(free.sum()) < count:
         return None
-    lowest = torch.where(free, found, torch.inf).topk(count, largest=False).indices
+    lowest = torch.where(free, logs, torch.inf).topk(count, largest=False).indices
     return rows.points[lowest].to(torch.float64) - rows.centre
 
 
@@ -175,13 +166,13 @@ def proposals(
     means = torch.where(empty[..., None], there, values["means"])
     shares = torch.where(empty, 0.0, values["weights"])
     shares = shares / shares.sum(-1, keepdim=True)
-    found = []
+    candidates = []
     for weight in (1 / count, min(1 / count, 1 / num_data)):
         left = 1 - weight * empty.sum(-1, keepdim=True).to(shares)
         own = torch.where(empty, weight, shares * left)
         for covariances in _sizes(kind, values["covariances"], shares, empty):
-            found.append({"weights": own, "means": means, "covariances": covariances})
-    return found
+            candidates.append({"weights": own, "means": means, "covariances": covariances})
+    return candidates
 
 
 def _sizes(kind: Covariance, covariances: Tensor, shares: Tensor, empty: Tensor) -> list[Tensor]:
@@ -265,11 +256,11 @@ class Rounds:
         empty = self.empty(latent)  # (R, K)
         sums = sums._replace(shifts=torch.where(empty[..., None], 0.0, sums.shifts))
         moments = self.kind.second_moments(sums)
-        found = self.regularisation.estimated(self.kind, moments, sums.counts, sums.shifts.shape[-1])
+        estimated = self.regularisation.estimated(self.kind, moments, sums.counts, sums.shifts.shape[-1])
         moved = {
             "weights": sums.counts / sums.counts.sum(-1, keepdim=True),
             "means": values["means"] + sums.shifts,
-            "covariances": torch.where(self.kind.marked(empty), values["covariances"], found),
+            "covariances": torch.where(self.kind.marked(empty), values["covariances"], estimated),
         }
         return self._reseeded(moved, empty) if bool(empty.any()) else moved
 
@@ -294,8 +285,8 @@ class Rounds:
     def objective(self, values: Values) -> Tensor:
         """The penalised log-likelihood (R,) for each unit of row weight, by a pass over the rows."""
         components = self.components(values)
-        found = statistics(self.rows, self.kind, components).log_likelihood
-        return self._penalised(found, components.factors, values)
+        log_likelihood = statistics(self.rows, self.kind, components).log_likelihood
+        return self._penalised(log_likelihood, components.factors, values)
 
     def empty(self, latent: Values) -> Tensor:
         """Which components have almost no rows, (R, K)."""
@@ -319,17 +310,17 @@ class Rounds:
 
     def _reseeded(self, moved: Tensors, empty: Tensor) -> Tensors:
         """The values where empty components have the best of the new places, in the restarts that gain by it."""
-        places = empty.any(-1).nonzero().squeeze(-1)
-        held = {name: value[places] for name, value in moved.items()}
+        restarts = empty.any(-1).nonzero().squeeze(-1)
+        held = {name: value[restarts] for name, value in moved.items()}
         points = worst_rows(self.rows, self.kind, self.components(held), int(empty.sum(-1).max()))
         if points is None:
             return moved
-        candidates = [held, *proposals(self.kind, held, empty[places], points, len(self.rows.points))]
-        gains = torch.stack([self.objective(one) for one in candidates])  # (candidates, R')
+        candidates = [held, *proposals(self.kind, held, empty[restarts], points, len(self.rows.points))]
+        gains = torch.stack([self.objective(candidate) for candidate in candidates])  # (candidates, R')
         best = gains.argmax(0)
-        each = torch.arange(len(places), device=best.device)
+        each = torch.arange(len(restarts), device=best.device)
         return {
-            name: value.index_copy(0, places, torch.stack([one[name] for one in candidates])[best, each])
+            name: value.index_copy(0, restarts, torch.stack([candidate[name] for candidate in candidates])[best, each])
             for name, value in moved.items()
         }
 

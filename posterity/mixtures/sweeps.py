@@ -225,12 +225,12 @@ class MomentSweep(Sweep):
         self._resize(self.rows)
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        if len(points) != self.found.shape[1]:
+        if len(points) != self.current.shape[1]:
             self._resize(len(points))
         torch.sub(points.mT, centre[:, None], out=self.centred)
         self.again.copy_(self.centred[: len(self.again)])
         torch.mul(self.around, self.centred, out=self.products)
-        return torch.addmm(self.offsets, self.coefficients, self.features, out=self.found)
+        return torch.addmm(self.offsets, self.coefficients, self.features, out=self.current)
 
     def _resize(self, size: int) -> None:
         """Views of the workspace for chunks of this size: products, rows, and the first of these once more."""
@@ -241,7 +241,7 @@ class MomentSweep(Sweep):
         self.products = table[: shifts * dimensions].view(shifts, dimensions, size)
         self.centred = table[shifts * dimensions : used]
         self.around = table[shifts * dimensions :].unfold(0, dimensions, 1).mT  # (S, D, n)
-        self.found = taken(self.results, len(self.offsets), size)
+        self.current = taken(self.results, len(self.offsets), size)
 
     def add(self, weights: Tensor) -> None:
         self.totals.addmm_(weights, self.features.mT)
@@ -279,28 +279,28 @@ def scale_moments(components: Components, num_data: int) -> MomentSweep | None:
     )
 
 
-def by_shift(one: Tensor, other: Tensor, shifts: int) -> Tensor:
-    """one_i other_{i + s} (..., S, D) of two vectors (..., D)."""
-    around = torch.cat([other, other[..., : shifts - 1]], -1)
-    return one[..., None, :] * around.unfold(-1, one.shape[-1], 1)
+def by_shift(left: Tensor, right: Tensor, shifts: int) -> Tensor:
+    """left_i right_{i + s} (..., S, D) of two vectors (..., D)."""
+    around = torch.cat([right, right[..., : shifts - 1]], -1)
+    return left[..., None, :] * around.unfold(-1, left.shape[-1], 1)
 
 
 def shifted(matrices: Tensor) -> Tensor:
     """A symmetric matrix (..., D, D) by shifts (..., D // 2 + 1, D): its entries (i, i + s), indices going round."""
     dimensions = matrices.shape[-1]
-    entries = matrices.flatten(-2).index_select(-1, _places(dimensions, matrices.device)[0])
+    entries = matrices.flatten(-2).index_select(-1, _indices(dimensions, matrices.device)[0])
     return entries.view(*matrices.shape[:-2], -1, dimensions)
 
 
 def unshifted(entries: Tensor) -> Tensor:
     """The symmetric matrix (..., D, D) that has these entries by shift."""
     dimensions = entries.shape[-1]
-    matrices = entries.flatten(-2).index_select(-1, _places(dimensions, entries.device)[1])
+    matrices = entries.flatten(-2).index_select(-1, _indices(dimensions, entries.device)[1])
     return matrices.view(*entries.shape[:-2], dimensions, dimensions)
 
 
 @lru_cache(maxsize=16)
-def _places(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _indices(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where in a matrix the entries by shift are, and where among these (of D // 2 + 1 by D) those of a matrix are."""
     here = torch.arange(dimensions, device=device)
     steps = torch.arange(dimensions // 2 + 1, device=device)[:, None]
@@ -349,10 +349,10 @@ class SharedSweep(Sweep):
         rows = centred(points, centre, self.centred)
         torch.mm(self.whitening, rows, out=self.z.view(restarts * dimensions, size))
         torch.mul(self.z, self.z, out=self.scaled)
-        found = taken(self.results, restarts, count, size)
-        torch.baddbmm(self.offsets, self.means, self.z, out=found)
-        found.sub_(self.scaled.sum(1, keepdim=True), alpha=0.5)
-        return found.flatten(0, 1)
+        scores = taken(self.results, restarts, count, size)
+        torch.baddbmm(self.offsets, self.means, self.z, out=scores)
+        scores.sub_(self.scaled.sum(1, keepdim=True), alpha=0.5)
+        return scores.flatten(0, 1)
 
     def add(self, weights: Tensor) -> None:
         """Weighted sums by component, and products weighted by the row."""
