@@ -174,9 +174,11 @@ class VariationalRounds:
 
     @property
     def exact(self) -> bool:
+        """Always: both steps maximise the ELBO."""
         return True
 
     def condition(self, values: Values) -> float:
+        """The condition number of the matrices, which magnifies rounding."""
         return self.family.kind.condition(values["inverse_scales"])
 
 

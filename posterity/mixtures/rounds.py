@@ -233,9 +233,11 @@ class Rounds:
 
     @property
     def exact(self) -> bool:
+        """Whether the M-step maximises the objective: as the regularisation says."""
         return self.regularisation.exact
 
     def condition(self, values: Values) -> float:
+        """The condition number of the matrices, which magnifies rounding."""
         return self.kind.condition(values["covariances"])
 
     def components(self, values: Values) -> Components:
