@@ -7,20 +7,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from posterity.mixtures.diagonal import DiagonalPrecisions
-from posterity.mixtures.full import FullPrecisions
-from posterity.mixtures.normal_wishart import Beliefs, Family, Sums, updated
-from posterity.mixtures.rows import Rows
-from posterity.mixtures.spherical import SphericalPrecisions
-from posterity.mixtures.tied import TiedPrecisions
-from posterity.mixtures.weights import Dirichlet, Sticks
+from posterity.mixtures import Diagonal, Full, Spherical, Tied
+from posterity.mixtures.beliefs import Beliefs, Dirichlet, Family, Sticks, Sums, updated
+from posterity.mixtures.sweeps import Rows
 
 FAMILIES = {
-    "full": Family(Dirichlet(), FullPrecisions()),
-    "tied": Family(Dirichlet(), TiedPrecisions()),
-    "diag": Family(Dirichlet(), DiagonalPrecisions()),
-    "spherical": Family(Dirichlet(), SphericalPrecisions()),
-    "sticks": Family(Sticks(), FullPrecisions()),
+    "full": Family(Dirichlet(), Full()),
+    "tied": Family(Dirichlet(), Tied()),
+    "diag": Family(Dirichlet(), Diagonal()),
+    "spherical": Family(Dirichlet(), Spherical()),
+    "sticks": Family(Sticks(), Full()),
 }
 
 
@@ -44,7 +40,7 @@ def problem(kind: str, components: int = 3, dimensions: int = 2, num_data: int =
         family.weights.prior(torch.tensor(0.7, dtype=torch.float64), components),
         number(0.6),
         torch.tensor(rng.normal(size=(1, 1, dimensions))),
-        family.precisions.stored(scale),
+        family.kind.from_matrix(scale),
         number(dimensions + 1.5),
     )
     points = torch.tensor(2 * rng.normal(size=(num_data, dimensions)))

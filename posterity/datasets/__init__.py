@@ -1,6 +1,6 @@
-"""Data sets: toys made on the spot, readers of published files, and tables in text files with their preprocessing.
+"""Data sets: toys made on the spot, readers of published ones, and tables in text files.
 
-Batches and loaders are in `model`.
+Files are looked for in POSTERITY_DATA and the user's cache. How rows reach a network is in `model`.
 """
 
 from posterity.datasets.dataset import DataSet, LabelledData

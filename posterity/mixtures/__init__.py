@@ -1,18 +1,15 @@
-"""Gaussian mixtures, by EM and by variational inference, with the interface of scikit-learn.
+"""Mixtures of Gaussians with scikit-learn's interface: by EM, and Bayesian by coordinate ascent.
 
-Each kind of covariance is one file. EM for models of your own is `methods.ExpectationMaximization`.
+`covariance` has one class a kind, `sweeps` and `passes` go over the rows, `rounds` and `beliefs` have the steps.
+EM itself is in `methods`; mixtures as posteriors over weights are in `posteriors`.
 """
 
 from posterity.mixtures.bayesian_gaussian_mixture import BayesianGaussianMixture
-from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.diagonal import Diagonal
-from posterity.mixtures.full import Full
+from posterity.mixtures.covariance import Covariance, Diagonal, Full, Spherical, Tied
 from posterity.mixtures.gaussian_mixture import GaussianMixture
 from posterity.mixtures.passes import log_densities, responsibilities, score_chunks, scores, statistics
-from posterity.mixtures.regularisation import InverseWishart
-from posterity.mixtures.rows import Components, Rows, Statistics, rows_of
-from posterity.mixtures.spherical import Spherical
-from posterity.mixtures.tied import Tied
+from posterity.mixtures.rounds import InverseWishart
+from posterity.mixtures.sweeps import Components, Rows, Statistics, rows_of
 
 __all__ = [
     "BayesianGaussianMixture",

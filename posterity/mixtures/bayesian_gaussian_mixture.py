@@ -1,33 +1,188 @@
-"""A mixture of Gaussians with a posterior over its weights, means and precisions."""
+"""Prior and steps of a Bayesian Gaussian mixture."""
 
+import numbers
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.mixtures import normal_wishart as student_mixture
-from posterity.mixtures.checks import as_key, as_rows, one_of, refuse_few_rows
-from posterity.mixtures.diagonal import DiagonalPrecisions
+from posterity.errors import NotPositiveDefinite, positive, shown
+from posterity.methods.coordinate_ascent import Values
+from posterity.mixtures.beliefs import (
+    Beliefs,
+    Dirichlet,
+    Family,
+    Sticks,
+    Sums,
+    bound,
+    components,
+    covariances,
+    divergence,
+    log_joint,
+    noise,
+    scale_matrices,
+    sums_of,
+    updated,
+)
+from posterity.mixtures.checks import as_key, as_location, as_rows, as_start, not_negative, one_of, refuse_few_rows
+from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
-from posterity.mixtures.full import FullPrecisions
-from posterity.mixtures.normal_wishart import Beliefs, Family, components, covariances, sums_of, updated
-from posterity.mixtures.passes import scores
-from posterity.mixtures.precisions import Precisions
-from posterity.mixtures.rows import Rows
-from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of
-from posterity.mixtures.spherical import SphericalPrecisions
-from posterity.mixtures.tied import TiedPrecisions
-from posterity.mixtures.variational_rounds import PriorSettings, VariationalRounds, prior_of
-from posterity.mixtures.weights import Dirichlet, MixtureWeights, Sticks
+from posterity.mixtures.passes import scores, statistics
+from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of, statistics_of_all
+from posterity.mixtures.sweeps import Rows
+from posterity.model.density import Density
 from posterity.numerics.random import Key
 
-WEIGHTS: dict[str, MixtureWeights] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}
-KINDS: dict[str, Precisions] = {
-    kind.covariance.name: kind
-    for kind in (FullPrecisions(), TiedPrecisions(), DiagonalPrecisions(), SphericalPrecisions())
-}
+
+def prior_of(
+    family: Family,
+    rows: Rows,
+    components: int,
+    weight_concentration: object = None,
+    mean_precision: object = None,
+    mean: object = None,
+    degrees_of_freedom: object = None,
+    covariance: object = None,
+    floor: object = 1e-6,
+) -> Beliefs:
+    """The prior, with its mean relative to the rows' centre.
+
+    None stands for: weights 1 / K; mean precision 1; the mean of the rows; D degrees of freedom; the covariance of the
+    rows (in the kind's storage) with the share `floor` added to its variances (`floor` itself to those that are 0), so
+    that it is not singular when columns are constant or depend on each other.
+    """
+    kind, dimensions = family.kind, rows.points.shape[1]
+    smallest = kind.block(dimensions)[0] - 1
+    degrees = _number("degrees_of_freedom_prior", degrees_of_freedom, float(dimensions))
+    if degrees <= smallest:
+        raise ValueError(f"degrees_of_freedom_prior must be greater than {smallest}. Got {shown(degrees)}.")
+    concentration = _number("weight_concentration_prior", weight_concentration, 1.0 / components)
+    shrinkage = _number("mean_precision_prior", mean_precision, 1.0)
+    share = not_negative("reg_covar", floor)
+    if mean is None or covariance is None:
+        centre, inverse_scale = moments(kind, rows)
+        inverse_scale = kind.floored(inverse_scale, share)
+    if mean is not None:
+        centre = as_location(mean, "mean_prior", (dimensions,), rows.points) - rows.centre
+    if covariance is not None:
+        inverse_scale = kind.from_matrix(_matrix(covariance, kind, rows))
+    number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
+    prior = Beliefs(
+        family.weights.prior(concentration * number[0, 0], components),
+        shrinkage * number,
+        centre[None, None],
+        inverse_scale,
+        degrees * number,
+    )
+    try:
+        kind.factors(covariances(family, prior))
+    except NotPositiveDefinite as error:
+        if covariance is None:
+            raise ValueError(
+                "The covariance of the rows, of which the prior is made, is singular. Columns may be constant or "
+                "depend on each other: drop some, raise reg_covar or give a covariance_prior."
+            ) from error
+        raise ValueError("covariance_prior must be positive definite. Got one that is not.") from error
+    return prior
+
+
+def moments(kind: Covariance, rows: Rows) -> tuple[Tensor, Tensor]:
+    """The mean (D,) of all rows relative to their centre, and their covariance in the kind's storage, (1, *shape)."""
+    sums = statistics_of_all(rows, kind)
+    total = float(sums.counts)
+    # Less one, as in scikit-learn, so that a weight of 2 is a row twice; row weights may also sum to less than one.
+    divisor = max(total - 1, total / 2) * kind.multiplicity(rows.points.shape[1])
+    return sums.shifts[0, 0], kind.second_moments(sums) / divisor
+
+
+def _number(name: str, value: object, default: float) -> float:
+    if value is None:
+        return default
+    positive(name, value, "or None")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _matrix(value: object, kind: Covariance, rows: Rows) -> Tensor:
+    """A covariance_prior as a matrix (D, D), from the shape that the kind asks for."""
+    dimensions = rows.points.shape[1]
+    shape = kind.single_shape(dimensions)
+    if not shape and isinstance(value, numbers.Real):
+        value = torch.tensor(float(value))
+    given = as_start(value, "covariance_prior", shape, rows.points)
+    if given.dim() < 2:
+        return torch.diag(given.expand(dimensions))
+    if not torch.allclose(given, given.mT, rtol=0.0, atol=1e-8 * float(given.abs().max())):
+        raise ValueError("covariance_prior must be symmetric. Got a matrix that is not.")
+    return (given + given.mT) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class VariationalRounds:
+    """Coordinate ascent in q(Z) q(pi, mu, Lambda) on given rows: the E-step improves q(Z), the M-step the other.
+
+    Values are the fields of `Beliefs`, with means about `rows.centre`; q(Z) is kept as its `Sums` over the rows. Both
+    steps maximise the ELBO, so that it never falls.
+    """
+
+    rows: Rows
+    family: Family
+    prior: Beliefs
+
+    def density(self) -> Density:
+        """The problem: the ELBO under the best q(Z), by the names of the values."""
+        weights = tuple(self.prior.concentration.shape[1:])
+        components, dimensions = weights[0], self.rows.points.shape[1]
+        counts = self.rows.centre.new_zeros(1, components)
+        degrees = self.family.kind.gained_degrees(counts, dimensions).shape[-1]
+        shapes = {
+            "concentration": weights,
+            "mean_precision": (components,),
+            "means": (components, dimensions),
+            "inverse_scales": self.family.kind.shape(components, dimensions),
+            "degrees": (degrees,),
+        }
+        return Density(
+            lambda **values: self.best(Beliefs(**values)),
+            shapes,
+            batched=True,
+            dtype=torch.float64,
+            device=self.rows.points.device,
+        )
+
+    def best(self, beliefs: Beliefs) -> Tensor:
+        """The ELBO (R,) of these beliefs with the q(Z) that is best for them."""
+        made = components(self.family, beliefs)
+        log_likelihood = statistics(self.rows, self.family.kind, made).log_likelihood
+        return log_likelihood - divergence(self.family, self.prior, beliefs, made.factors)
+
+    def expectation(self, values: Values, latent: Values) -> dict[str, Tensor]:
+        """The sums over the rows under q(z_n = k), proportional to exp E log p(x_n, z_n = k | pi, mu, Lambda)."""
+        made = components(self.family, Beliefs(**values))
+        sums = statistics(self.rows, self.family.kind, made)
+        return sums_of(self.family, made.means, sums)._asdict()
+
+    def maximisation(self, values: Values, latent: Values) -> dict[str, Tensor]:
+        """The conjugate update."""
+        return updated(self.family, self.prior, Sums(**latent))._asdict()
+
+    def bound(self, values: Values, latent: Values) -> Tensor:
+        """The ELBO (R,)."""
+        return bound(self.family, self.prior, Beliefs(**values), Sums(**latent))
+
+    @property
+    def exact(self) -> bool:
+        """Always: both steps maximise the ELBO."""
+        return True
+
+    def condition(self, values: Values) -> float:
+        """The condition number of the matrices, which magnifies rounding."""
+        return self.family.kind.condition(values["inverse_scales"])
+
+
+WEIGHTS: dict[str, Dirichlet | Sticks] = {"dirichlet_distribution": Dirichlet(), "dirichlet_process": Sticks()}
 
 
 class BayesianGaussianMixture(MixtureEstimator):
@@ -79,9 +234,6 @@ class BayesianGaussianMixture(MixtureEstimator):
     True
     """
 
-    covariances_: Any
-    precisions_: Any
-    precisions_cholesky_: Any
     weight_concentration_: Any
     mean_precision_: Any
     degrees_of_freedom_: Any
@@ -90,10 +242,7 @@ class BayesianGaussianMixture(MixtureEstimator):
     mean_prior_: Any
     degrees_of_freedom_prior_: float
     covariance_prior_: Any
-    converged_: bool
-    n_iter_: int
-    lower_bound_: float
-    lower_bounds_: list[float]
+    _noted = "bound_after_m"
     _fitted_family: Family  # which the attributes are of, whatever the settings have become since
 
     def __init__(
@@ -141,7 +290,10 @@ class BayesianGaussianMixture(MixtureEstimator):
         family, key = self._family(), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
-        settings = PriorSettings(
+        prior = prior_of(
+            family,
+            rows,
+            self.n_components,
             self.weight_concentration_prior,
             self.mean_precision_prior,
             self.mean_prior,
@@ -149,9 +301,15 @@ class BayesianGaussianMixture(MixtureEstimator):
             self.covariance_prior,
             self.reg_covar,
         )
-        prior = prior_of(settings, family, rows, self.n_components)
-        steps = VariationalRounds(rows, family, prior)
-        beliefs = self._run(steps, self._start(steps, key.fold("seeds")))
+        rounds = VariationalRounds(rows, family, prior)
+        beliefs = self._start(rounds, key.fold("seeds"))
+        if self.max_iter > 0:
+            beliefs = Beliefs(**self._run(rounds, rounds.density(), beliefs._asdict()))
+        else:
+            bounds = rounds.best(beliefs)
+            best = bounds.argmax(0, keepdim=True)
+            self.converged_, self.n_iter_, self.lower_bounds_, self.lower_bound_ = False, 0, [], float(bounds[best])
+            beliefs = Beliefs(*(tensor[best] for tensor in beliefs))
         self._note(family, prior, beliefs, rows.centre, X)
         return self
 
@@ -163,26 +321,27 @@ class BayesianGaussianMixture(MixtureEstimator):
         self._refuse_unfitted()
         self._refuse_other_names(X)
         rows = as_rows(X, sample_weight, labels, len(self.means_), self.n_features_in_)
-        settings = PriorSettings(
+        prior = prior_of(
+            self._fitted_family,
+            rows,
+            len(self.means_),
             self.weight_concentration_prior_,
             self.mean_precision_prior_,
             self.mean_prior_,
             self.degrees_of_freedom_prior_,
             self.covariance_prior_,
         )
-        prior = prior_of(settings, self._fitted_family, rows, len(self.means_))
         return float(VariationalRounds(rows, self._fitted_family, prior).best(self._beliefs(rows.points, rows.centre)))
 
     def _family(self) -> Family:
-        one_of("covariance_type", self.covariance_type, KINDS)
         one_of("weight_concentration_prior_type", self.weight_concentration_prior_type, WEIGHTS)
-        return Family(WEIGHTS[self.weight_concentration_prior_type], KINDS[self.covariance_type])
+        return Family(WEIGHTS[self.weight_concentration_prior_type], self._kind())
 
-    def _start(self, steps: VariationalRounds, key: Key) -> Beliefs:
+    def _start(self, rounds: VariationalRounds, key: Key) -> Beliefs:
         """The beliefs of the restarts: where the last fit ended, or by seeds."""
-        rows, kind = steps.rows, steps.family.precisions.covariance
+        rows, kind = rounds.rows, rounds.family.kind
         if self.warm_start and self.__sklearn_is_fitted__():
-            self._refuse_other_shapes(steps.density().shapes)
+            self._refuse_other_shapes(rounds.density().shapes)
             return self._beliefs(rows.points, rows.centre)
         if self.init_params == "random":
             sums = shared_at_random(rows, kind, self.n_components, self.n_init, key)
@@ -190,52 +349,33 @@ class BayesianGaussianMixture(MixtureEstimator):
         else:
             centres = seeds(rows, self.n_components, self.n_init, self.init_params, key)
             sums = nearest(rows, kind, centres, spread_of(rows))
-            if steps.family.weights.ordered and rows.labels is None:
+            if rounds.family.weights.ordered and rows.labels is None:
                 order = sums.counts.argsort(-1, descending=True)
                 centres = centres.gather(1, order[..., None].expand_as(centres))
                 sums = nearest(rows, kind, centres, spread_of(rows))
-        return updated(steps.family, steps.prior, sums_of(steps.family, centres, sums))
+        return updated(rounds.family, rounds.prior, sums_of(rounds.family, centres, sums))
 
     def _refuse_other_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
         """A warm start needs a last fit of the same shapes."""
         held = self.weight_concentration_
-        found = {
+        shapes = {
             "means": np.shape(self.means_),
             "inverse_scales": np.shape(self.covariances_),
             "degrees": np.shape(self.degrees_of_freedom_),
             "concentration": (*np.shape(held[0]), 2) if isinstance(held, tuple) else np.shape(held),
         }
-        for name, shape in found.items():
+        for name, shape in shapes.items():
             if tuple(shape) != tuple(wanted[name]):
                 raise ValueError(
                     f"warm_start: the last fit must have {name.replace('_', ' ')} of shape {wanted[name]}. "
                     f"Got {tuple(shape)}. Fit a new mixture, or set warm_start=False."
                 )
 
-    def _run(self, steps: VariationalRounds, start: Beliefs) -> Beliefs:
-        """The beliefs of the best restart; notes how the run went."""
-        if self.max_iter == 0:
-            bounds = steps.best(start)
-            best = bounds.argmax(0, keepdim=True)
-            self.converged_, self.n_iter_, self.lower_bounds_ = False, 0, []
-            self.lower_bound_ = float(bounds[best])
-            return Beliefs(*(tensor[best] for tensor in start))
-        run = steps.run(start, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose))
-        self.converged_, self.n_iter_, self.lower_bounds_ = run.converged, len(run.bounds), run.bounds
-        self.lower_bound_ = run.bounds[-1]
-        return Beliefs(**run.values)
-
     def _note(self, family: Family, prior: Beliefs, beliefs: Beliefs, centre: Tensor, X: Any) -> None:
         """The fitted attributes, under scikit-learn's names."""
-        kind, found = family.precisions, covariances(family, beliefs)
-        factors = kind.covariance.factors(found)
-        self._note_columns(X, len(centre))
+        means = family.weights.means(beliefs.concentration)
+        self._note_mixture(X, family.kind, centre, means, beliefs.means, covariances(family, beliefs))
         self._fitted_family = family
-        self.weights_ = given_as(family.weights.means(beliefs.concentration)[0], X)
-        self.means_ = given_as(beliefs.means[0] + centre, X)
-        self.covariances_ = given_as(found[0], X)
-        self.precisions_cholesky_ = given_as(factors[0], X)
-        self.precisions_ = given_as(kind.covariance.precisions(factors)[0], X)
         concentration = beliefs.concentration[0]  # (K,), or (K, 2) of sticks
         pair = tuple(given_as(part, X) for part in concentration.unbind(-1)) if concentration.dim() > 1 else None
         self.weight_concentration_ = pair or given_as(concentration, X)
@@ -245,7 +385,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.mean_precision_prior_ = float(prior.mean_precision)
         self.mean_prior_ = given_as(prior.means[0, 0] + centre, X)
         self.degrees_of_freedom_prior_ = float(prior.degrees)
-        self.covariance_prior_ = given_as(prior.inverse_scales.reshape(kind.prior_shape(len(centre))), X)
+        self.covariance_prior_ = given_as(prior.inverse_scales.reshape(family.kind.single_shape(len(centre))), X)
 
     def _beliefs(self, like: Tensor, centre: Tensor) -> Beliefs:
         """The fitted posterior as one restart, on the device of `like`, with means about the centre."""
@@ -255,7 +395,7 @@ class BayesianGaussianMixture(MixtureEstimator):
             (as_parameter(held, like) if pair is None else pair)[None],
             as_parameter(self.mean_precision_, like)[None],
             as_parameter(self.means_, like)[None] - centre,
-            as_parameter(self.covariances_, like)[None] * self._fitted_family.precisions.broadcast(degrees),
+            as_parameter(self.covariances_, like)[None] * self._fitted_family.kind.broadcast(degrees),
             degrees,
         )
 
@@ -267,14 +407,14 @@ class BayesianGaussianMixture(MixtureEstimator):
     def _scores(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)
         made = components(self._fitted_family, beliefs)
-        return scores(Rows(points, None, None, centre), self._fitted_family.precisions.covariance, made)[0]
+        return scores(Rows(points, None, None, centre), self._fitted_family.kind, made)[0]
 
     def _log_joint(self, points: Tensor) -> Tensor:
         centre, beliefs = self._centred(points)
-        return student_mixture.log_joint(self._fitted_family, beliefs, points, centre)
+        return log_joint(self._fitted_family, beliefs, points, centre)
 
     def _dense_covariances(self) -> Tensor:
-        return student_mixture.scale_matrices(self._fitted_family, self._centred(as_parameter(self.means_))[1])
+        return scale_matrices(self._fitted_family, self._centred(as_parameter(self.means_))[1])
 
     def _noise(self, components: Tensor, key: Key) -> Tensor:
-        return student_mixture.noise(self._fitted_family, self._centred(as_parameter(self.means_))[1], components, key)
+        return noise(self._fitted_family, self._centred(as_parameter(self.means_))[1], components, key)

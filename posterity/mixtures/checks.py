@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData, shown, whole
-from posterity.mixtures.rows import Rows
+from posterity.mixtures.sweeps import Rows
 from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
 
@@ -133,12 +133,12 @@ def as_key(random_state: object) -> Key:
     return Key(int(random_state))  # type: ignore[call-overload]
 
 
-def as_place(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def as_location(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """A given start that is made of points: it must lie where rows may."""
-    place, largest = as_start(value, name, shape, like), LARGEST[torch.float64]
-    if bool((place.abs() > largest).any()):
+    start, largest = as_start(value, name, shape, like), LARGEST[torch.float64]
+    if bool((start.abs() > largest).any()):
         raise ValueError(f"{name} must lie within {largest:g} of 0. Got larger numbers.")
-    return place
+    return start
 
 
 def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def _per_row(value: object, name: str, points: Tensor) -> Tensor:
 
 def _rows(bad: Tensor) -> str:
     """The first bad rows in words."""
-    places = bad.nonzero().flatten()
-    named = ", ".join(str(int(place)) for place in places[:NAMED])
-    more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
-    return f"row{'s' if len(places) > 1 else ''} {named}{more}"
+    indices = bad.nonzero().flatten()
+    named = ", ".join(str(int(index)) for index in indices[:NAMED])
+    more = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""
+    return f"row{'s' if len(indices) > 1 else ''} {named}{more}"

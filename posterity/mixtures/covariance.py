@@ -1,49 +1,42 @@
-"""What a kind of covariance does in a pass over the rows, by moments or by whitened distances."""
+"""Kinds of covariance: how each is stored, estimated and whitened, and how its inverse is distributed."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.mixtures.rows import WORK, Components, Statistics, chunk_rows, taken
-
-
-class Sweep(ABC):
-    """What a pass does with one chunk of rows after another, for M = R K components, in float64."""
-
-    rows: int  # at most that many at a time
-
-    @abstractmethod
-    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """The scores (M, n) of points (n, D) less the centre (D,); the caller may write over them."""
-
-    @abstractmethod
-    def add(self, weights: Tensor) -> None:
-        """Add the moments of the points last given, with these weights (M, n)."""
-
-    @abstractmethod
-    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """What was added: sum w (x - mean) (R, K, D), and sum w (x - mean)(x - mean)^T (R, K, D, D) or its
-        diagonal (R, K, D). Takes the sums of the weights (R, K).
-        """
+from posterity.errors import NotPositiveDefinite
+from posterity.mixtures.sweeps import (
+    Components,
+    MatrixSweep,
+    SharedSweep,
+    Statistics,
+    Sweep,
+    matrix_sweep,
+    scale_sweep,
+    suffice,
+)
 
 
 class Covariance(ABC):
-    """A kind of covariance of K components in D dimensions; all tensors have a leading axis of R restarts."""
+    """A kind of covariance of K components in D dimensions, with Wishart distributions of the precisions.
+
+    All tensors have a leading axis of R restarts. Covariances, second moments and whitening factors A are kept as
+    (R, *shape); covariances that all components share have no component axis, and counts and degrees of freedom
+    (R, K) become (R, 1) for them. Under a Wishart distribution with scale W and nu degrees of freedom the factors are
+    taken of W^-1 / nu, so that A A^T = nu W is the expected precision.
+    """
 
     name: ClassVar[str]
     matrices: ClassVar[bool]  # whether covariances and factors are kept as matrices (..., D, D), else as numbers
+    shared: ClassVar[bool] = False  # whether all components have the same covariance
 
     @abstractmethod
-    def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
-        """The shape in which covariances and factors are kept."""
-
-    @abstractmethod
-    def num_parameters(self, components: int, dimensions: int) -> int:
-        """The number of free parameters."""
+    def single_shape(self, dimensions: int) -> tuple[int, ...]:
+        """The shape in which one covariance is kept."""
 
     @abstractmethod
     def factors(self, covariances: Tensor) -> Tensor:
@@ -53,271 +46,377 @@ class Covariance(ABC):
         """
 
     @abstractmethod
-    def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """log det A_k (R, K), which is minus half the log determinant of the covariance."""
-
-    @abstractmethod
-    def second_moments(self, statistics: Statistics) -> Tensor:
-        """sum_n w_n r_nk (x_n - m_k)(x_n - m_k)^T about the new means m (R, *shape), in this kind's storage."""
+    def log_det(self, factors: Tensor) -> Tensor:
+        """log det A A^T of each stored covariance, (R, K) or (R, 1)."""
 
     @abstractmethod
     def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
         """The covariances as matrices (R, K, D, D)."""
 
     @abstractmethod
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        """A matrix (D, D) as the kind stores it, (1, *shape) with one component: its diagonal, or the mean of that."""
+
+    @abstractmethod
     def sweep(self, components: Components, num_data: int) -> Sweep:
         """What goes over so many rows, chunk by chunk."""
 
     @abstractmethod
-    def stored(self, scatters: Tensor) -> Tensor:
-        """The scatters that the sweep has found, in this kind's storage (R, *shape)."""
+    def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
+        """w_k v_k v_k^T in the kind's storage, from (R, K) and (R, K, D)."""
 
     @abstractmethod
-    def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
-        """What second moments (R, *shape) are divided by to be covariances: counts (R, K), with `added` to each one."""
+    def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
+        """tr(A A^T M) of each stored covariance, for M in the kind's storage, (R, K) or (R, 1)."""
 
     @abstractmethod
-    def marked(self, chosen: Tensor) -> Tensor:
-        """A mark on components (R, K) as one on covariances (R, *shape); one that is shared is never marked."""
+    def block(self, dimensions: int) -> tuple[int, int]:
+        """(p, copies): a component's precision is made of so many independent Wishart matrices, each p by p."""
 
-    def log_determinants(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """The sum of log det S over the covariances that there are, (R,)."""
-        return -2 * self.half_log_det(factors, components, dimensions).sum(-1)
+    @abstractmethod
+    def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+        """|(x_n - m_k) A_k|^2, apart for independent matrices: (N, D), (K, D), (*shape) -> (N, K, copies)."""
 
+    @abstractmethod
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        """Covariances with their variances raised by the share `floor`; those that are 0 become the floor."""
+
+    @abstractmethod
+    def condition(self, stored: Tensor) -> float:
+        """The largest condition number of stored matrices, each scaled to a unit diagonal: it magnifies rounding."""
+
+    @abstractmethod
     def identity(self, dimensions: int, like: Tensor) -> Tensor:
         """The unit covariance, to be added to covariances (R, *shape)."""
-        unit = torch.ones((), dtype=like.dtype, device=like.device)
-        return torch.eye(dimensions, dtype=like.dtype, device=like.device) if self.matrices else unit
+
+    @abstractmethod
+    def precisions(self, factors: Tensor) -> Tensor:
+        """The inverse covariances (R, *shape) of whitening factors."""
+
+    @abstractmethod
+    def quadratic(self, factors: Tensor, moments: Tensor) -> Tensor:
+        """The sum over covariances of tr(S^-1 M), (R,), from factors and second moments (R, *shape)."""
+
+    def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
+        """The shape in which covariances and factors are kept."""
+        single = self.single_shape(dimensions)
+        return single if self.shared else (components, *single)
+
+    def num_parameters(self, components: int, dimensions: int) -> int:
+        """The number of free parameters."""
+        size = dimensions * (dimensions + 1) // 2 if self.matrices else math.prod(self.single_shape(dimensions))
+        return size if self.shared else components * size
+
+    def multiplicity(self, dimensions: int) -> int:
+        """How many times the stored covariance stands on the diagonal of the whole one (D, D)."""
+        return 1
+
+    def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
+        """log det A_k (R, K), which is minus half the log determinant of the covariance."""
+        return (self.multiplicity(dimensions) * self.log_det(factors) / 2).expand(-1, components)
+
+    def log_determinants(self, factors: Tensor, dimensions: int) -> Tensor:
+        """The sum of log det S over the covariances that there are, (R,)."""
+        return -(self.multiplicity(dimensions) * self.log_det(factors)).sum(-1)
+
+    def second_moments(self, statistics: Statistics) -> Tensor:
+        """sum_n w_n r_nk (x_n - m_k)(x_n - m_k)^T about the new means m (R, *shape), in this kind's storage."""
+        return statistics.scatters - self.outer(statistics.counts, statistics.shifts)
+
+    def stored(self, scatters: Tensor) -> Tensor:
+        """The scatters of a sweep in this kind's storage (R, *shape)."""
+        return scatters
+
+    def pooled(self, counts: Tensor) -> Tensor:
+        """Counts (R, K) of rows for each covariance, (R, K) or (R, 1)."""
+        return counts.sum(-1, keepdim=True) if self.shared else counts
+
+    def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
+        """What counts (R, K) of rows add to the degrees of freedom, (R, K) or (R, 1)."""
+        return self.multiplicity(dimensions) * self.pooled(counts)
+
+    def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
+        """What second moments (R, *shape) are divided by to be covariances: counts (R, K), with `added` to each one."""
+        return self.broadcast(self.multiplicity(dimensions) * (self.pooled(counts) + added))
+
+    def broadcast(self, numbers: Tensor) -> Tensor:
+        """Numbers for each covariance, (R, K) or (R, 1), with the axes that multiply a tensor in the kind's storage."""
+        return numbers.reshape(*numbers.shape, *(1,) * (len(self.shape(1, 1)) - 1))
+
+    def marked(self, chosen: Tensor) -> Tensor:
+        """A mark on components (R, K) as one on covariances (R, *shape); one that is shared is never marked."""
+        return self.broadcast(torch.zeros_like(chosen[:, :1]) if self.shared else chosen)
 
     def identity_moment(self, dimensions: int, like: Tensor) -> Tensor:
         """The second moment of unit covariance and count 1, to be added to second moments (R, *shape)."""
-        return self.identity(dimensions, like)
+        return self.multiplicity(dimensions) * self.identity(dimensions, like)
 
-    def precisions(self, factors: Tensor) -> Tensor:
-        """The inverse covariances (R, *shape) of whitening factors."""
-        return factors @ factors.mT if self.matrices else factors.square()
+
+class _Matrices(Covariance):
+    """Covariance matrices (..., D, D); their factors are upper triangular."""
+
+    matrices: ClassVar[bool] = True
+
+    def single_shape(self, dimensions: int) -> tuple[int, ...]:
+        return dimensions, dimensions
+
+    def factors(self, covariances: Tensor) -> Tensor:
+        """The inverse of the Cholesky factor, transposed."""
+        roots, failed = torch.linalg.cholesky_ex(covariances)
+        if bool((failed > 0).any() | ~torch.isfinite(roots).all()):
+            refuse((failed > 0) | ~torch.isfinite(roots).all(-1).all(-1))
+        identity = torch.eye(roots.shape[-1], dtype=roots.dtype, device=roots.device)
+        inverses: Tensor = torch.linalg.solve_triangular(roots, identity.expand_as(roots), upper=False)
+        return inverses.mT
+
+    def log_det(self, factors: Tensor) -> Tensor:
+        return 2 * factors.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=self.shared)
+
+    def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
+        traces = self._products(factors, moments).sum((-2, -1))
+        return traces[:, None] if self.shared else traces
 
     def quadratic(self, factors: Tensor, moments: Tensor) -> Tensor:
-        """The sum over covariances of tr(S^-1 M), (R,), from factors and second moments (R, *shape)."""
-        # For matrices by A^T M A: the inverse of a narrow covariance would cancel digits.
-        products = factors * (moments @ factors) if self.matrices else factors.square() * moments
-        return products.flatten(1).sum(-1)
+        return self._products(factors, moments).flatten(1).sum(-1)
+
+    def block(self, dimensions: int) -> tuple[int, int]:
+        return dimensions, 1
+
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        diagonal = raised(stored.diagonal(dim1=-2, dim2=-1), floor)
+        return torch.diagonal_scatter(stored, diagonal, dim1=-2, dim2=-1)
+
+    def condition(self, stored: Tensor) -> float:
+        return condition_of(stored)
+
+    def identity(self, dimensions: int, like: Tensor) -> Tensor:
+        return torch.eye(dimensions, dtype=like.dtype, device=like.device)
+
+    def precisions(self, factors: Tensor) -> Tensor:
+        return factors @ factors.mT
+
+    @staticmethod
+    def _products(factors: Tensor, moments: Tensor) -> Tensor:
+        """Entries whose sum is tr(A^T M A): the inverse of a narrow covariance would cancel digits."""
+        return factors * (moments @ factors)
 
 
-class ScaleSweep(Sweep):
-    """Distances over scales, their squares, and the weighted sums of both; one scale for a component and dimension.
+@dataclass(frozen=True)
+class Full(_Matrices):
+    """Each component has a covariance matrix of its own; storage (K, D, D), precisions Lambda_k ~ Wishart(W_k, nu_k).
 
-    Rows are the last axis everywhere: sums over components and dimensions then run along contiguous memory.
+    >>> Full().shape(3, 2), Full().num_parameters(3, 2)
+    ((3, 2, 2), 9)
     """
 
-    def __init__(self, components: Components, num_data: int) -> None:
-        """Takes components with factors (R, K, D)."""
-        offsets, means, self.factors = components
-        self.shape = means.shape
-        count, dimensions = offsets.numel(), means.shape[2]
-        self.offsets = offsets.reshape(count, 1)
-        self.means, self.scales = means.reshape(count, dimensions, 1), self.factors.reshape(count, dimensions, 1)
-        self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
-        self.workspace = means.new_empty(2 * count * dimensions * self.rows)
-        self.centred = means.new_empty(dimensions * self.rows)
-        self.first, self.second = (torch.zeros_like(self.means[..., 0]) for _ in range(2))
+    name: ClassVar[str] = "full"
 
-    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """Squares of whitened coordinates, added over the dimensions."""
-        self.z, self.squares = taken(self.workspace, 2, *self.first.shape, len(points))
-        torch.sub(centred(points, centre, self.centred), self.means, out=self.z)
-        self.z *= self.scales
-        torch.mul(self.z, self.z, out=self.squares)
-        return torch.add(self.offsets, self.squares.sum(1), alpha=-0.5)
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        return covariances
 
-    def add(self, weights: Tensor) -> None:
-        self.z *= weights[:, None]
-        self.first += self.z.sum(2)
-        self.squares *= weights[:, None]
-        self.second += self.squares.sum(2)
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix[None, None]
 
-    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        return self.first.view(self.shape) / self.factors, self.second.view(self.shape) / self.factors.square()
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Products of coordinates where these suffice, else whitened distances."""
+        return matrix_sweep(components, num_data)
+
+    def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
+        return outer_products(weights, vectors)
+
+    def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+        ways = [((points - mean) @ factor).square().sum(-1) for mean, factor in zip(means, factors, strict=True)]
+        return torch.stack(ways, -1)[..., None]
 
 
-class MatrixSweep(Sweep):
-    """Whitened coordinates of all components by one product, and moments in those coordinates."""
+@dataclass(frozen=True)
+class Tied(_Matrices):
+    """All components share a covariance matrix; storage (D, D), precision Lambda ~ Wishart(W, nu).
 
-    def __init__(self, components: Components, num_data: int) -> None:
-        """Takes components with factors (R, K, D, D)."""
-        offsets, means, self.factors = components
-        self.shape = means.shape
-        count, dimensions = offsets.numel(), means.shape[2]
-        self.offsets = offsets.reshape(count, 1)
-        self.whitening = self.factors.mT.reshape(count * dimensions, dimensions)
-        self.bias = -(means[..., None, :] @ self.factors).reshape(count * dimensions, 1)
-        self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
-        self.workspace = means.new_empty(2 * count * dimensions * self.rows)
-        self.centred = means.new_empty(dimensions * self.rows)
-        self.first = means.new_zeros(count, dimensions)
-        self.second = means.new_zeros(count, dimensions, dimensions)
-
-    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """One product (M D, D) (D, n), then squares added over the dimensions."""
-        self.z, self.scaled = taken(self.workspace, 2, *self.first.shape, len(points))
-        rows = centred(points, centre, self.centred)
-        torch.addmm(self.bias, self.whitening, rows, out=self.z.view(len(self.bias), -1))
-        torch.mul(self.z, self.z, out=self.scaled)
-        return torch.add(self.offsets, self.scaled.sum(1), alpha=-0.5)
-
-    def add(self, weights: Tensor) -> None:
-        """Products of the whitened rows with themselves, weighted, by component."""
-        torch.mul(self.z, weights[:, None], out=self.scaled)
-        self.first += self.scaled.sum(2)
-        self.second.baddbmm_(self.scaled, self.z.mT)
-
-    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The moments taken back by A^-1: (R, K, D) and (R, K, D, D)."""
-        first = self.first.view(*self.shape[:2], 1, -1)
-        second = self.second.view(*self.shape, -1)
-        first = torch.linalg.solve_triangular(self.factors, first, upper=True, left=False)[..., 0, :]
-        second = torch.linalg.solve_triangular(self.factors, second, upper=True, left=False)
-        second = torch.linalg.solve_triangular(self.factors, second.mT, upper=True, left=False)
-        return first, (second + second.mT) / 2
-
-
-def centred(points: Tensor, centre: Tensor, workspace: Tensor) -> Tensor:
-    """Points (n, D) less the centre, one dimension after the other (D, n), at the beginning of the workspace (W,)."""
-    return torch.sub(points.mT, centre[:, None], out=taken(workspace, points.shape[1], len(points)))
-
-
-# What products may lose: the error of a score, and of a covariance relative to itself, in a component's own directions.
-TOLERATED = 1e-11
-
-
-def suffice(sizes: Tensor) -> bool:
-    """Whether products lose no digits that count, where `sizes` (R, K) is what they add up to a small number from.
-
-    That is sum_ij |P_ij| s_i s_j with the precision P of a component and s_i^2 = E x_i^2 about the centre: large for a
-    component many standard deviations from the centre (1e-11 allows about 200), and for strong correlations.
-    """
-    return bool(sizes.amax() * torch.finfo(WORK).eps <= TOLERATED)
-
-
-class MomentSweep(Sweep):
-    """Two products a chunk: coefficients times features are scores, weights times features are sums.
-
-    The features are x_i x_{i + s}, indices going round, and x_i. A precision matrix needs the shifts s = 0 .. D // 2, a
-    diagonal one s = 0 alone.
-    All products come from one multiplication of the rows with a sliding view of themselves.
+    >>> Tied().shape(3, 2), Tied().num_parameters(3, 2)
+    ((2, 2), 3)
     """
 
-    def __init__(
-        self,
-        components: Components,
-        pulls: Tensor,
-        precisions: Tensor,
-        restore: Callable[[Tensor], Tensor],
-        num_data: int,
-    ) -> None:
-        """Takes `pulls`, precision times mean (R, K, D), precisions by shift (R, K, S, D), and what turns entries by
-        shift into the scatters of the kind.
-        """
-        restarts, count, shifts, dimensions = precisions.shape
-        offsets, means, _ = components
-        self.means, self.restore = means, restore
-        numbers = (shifts + 1) * dimensions + shifts - 1
-        self.rows = chunk_rows(numbers, offsets, num_data)
-        self.shape = (restarts, count, shifts + 1, dimensions)
-        # An even number of dimensions meets each pair twice at the last shift; x_i^2 is there once for half of P_ii.
-        shares = torch.ones(shifts, 1, dtype=WORK, device=means.device)
-        shares[0] = 0.5
-        if shifts > 1 and dimensions % 2 == 0:
-            shares[-1] = 0.5
-        coefficients = torch.cat([-shares * precisions, pulls[:, :, None]], 2)
-        self.coefficients = coefficients.view(restarts * count, (shifts + 1) * dimensions)
-        self.offsets = (offsets - 0.5 * (means * pulls).sum(-1)).view(-1, 1)
-        self.workspace = means.new_empty(numbers * self.rows)
-        self.results = means.new_empty(restarts * count * self.rows)
-        self.totals = torch.zeros_like(self.coefficients)
-        self._resize(self.rows)
+    name: ClassVar[str] = "tied"
+    shared: ClassVar[bool] = True
 
-    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        if len(points) != self.found.shape[1]:
-            self._resize(len(points))
-        torch.sub(points.mT, centre[:, None], out=self.centred)
-        self.again.copy_(self.centred[: len(self.again)])
-        torch.mul(self.around, self.centred, out=self.products)
-        return torch.addmm(self.offsets, self.coefficients, self.features, out=self.found)
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        return covariances[:, None].expand(-1, components, -1, -1)
 
-    def _resize(self, size: int) -> None:
-        """Views of the workspace for chunks of this size: products, rows, and the first of these once more."""
-        _, _, blocks, dimensions = self.shape
-        shifts, used = blocks - 1, blocks * dimensions
-        table = taken(self.workspace, used + shifts - 1, size)
-        self.features, self.again = table[:used], table[used:]
-        self.products = table[: shifts * dimensions].view(shifts, dimensions, size)
-        self.centred = table[shifts * dimensions : used]
-        self.around = table[shifts * dimensions :].unfold(0, dimensions, 1).mT  # (S, D, n)
-        self.found = taken(self.results, len(self.offsets), size)
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix[None]
 
-    def add(self, weights: Tensor) -> None:
-        self.totals.addmm_(weights, self.features.mT)
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Components of unit covariance in whitened coordinates; far apart, as with a matrix for each component."""
+        whitened = components.means @ components.factors  # (R, K, D)
+        if suffice(whitened.square().sum(-1) + whitened.shape[-1]):
+            return SharedSweep(components, whitened, num_data)
+        factors = components.factors[:, None].expand(-1, whitened.shape[1], -1, -1)
+        return MatrixSweep(components._replace(factors=factors), num_data)
 
-    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        totals = self.totals.view(self.shape)
-        first, second = totals[:, :, -1], totals[:, :, :-1]
-        away = first - counts[..., None] * self.means
-        # (x - m)_i (x - m)_j = x_i x_j - m_i x_j - (x_i - m_i) m_j
-        shifts = second.shape[2]
-        return away, self.restore(second - by_shift(self.means, first, shifts) - by_shift(away, self.means, shifts))
+    def stored(self, scatters: Tensor) -> Tensor:
+        """Added over components, where the sweep has not done so."""
+        return scatters.sum(1)
+
+    def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
+        return (weights[..., None] * vectors).mT @ vectors
+
+    def second_moments(self, statistics: Statistics) -> Tensor:
+        return statistics.scatters - outer_products(statistics.counts, statistics.shifts).sum(1)
+
+    def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+        return ((points[:, None] - means) @ factors).square().sum(-1, keepdim=True)
 
 
-def matrix_moments(components: Components, num_data: int) -> MomentSweep | None:
-    """The quick sweep for factors (R, K, D, D); None where it would lose digits."""
-    _, means, factors = components
-    precisions = factors @ factors.mT
-    identity = torch.eye(factors.shape[-1], dtype=WORK, device=factors.device)
-    variances = torch.linalg.solve_triangular(factors, identity, upper=True).square().sum(-2)
-    scales = (means.square() + variances).sqrt()
-    if not suffice(((precisions.abs() @ scales[..., None])[..., 0] * scales).sum(-1)):
-        return None
-    pulls = (precisions @ means[..., None])[..., 0]
-    return MomentSweep(components, pulls, shifted(precisions), unshifted, num_data)
+class _Variances(Covariance):
+    """Variances of independent coordinates; their factors are 1 / standard deviation."""
+
+    matrices: ClassVar[bool] = False
+
+    def factors(self, covariances: Tensor) -> Tensor:
+        good = torch.isfinite(covariances) & (covariances > 0)
+        if not bool(good.all()):
+            refuse(~good.reshape(*good.shape[:2], -1).all(-1))
+        return covariances.rsqrt()
+
+    def quadratic(self, factors: Tensor, moments: Tensor) -> Tensor:
+        return (factors.square() * moments).flatten(1).sum(-1)
+
+    def floored(self, stored: Tensor, floor: float) -> Tensor:
+        return raised(stored, floor)
+
+    def condition(self, stored: Tensor) -> float:
+        return 1.0
+
+    def identity(self, dimensions: int, like: Tensor) -> Tensor:
+        return torch.ones((), dtype=like.dtype, device=like.device)
+
+    def precisions(self, factors: Tensor) -> Tensor:
+        return factors.square()
 
 
-def scale_moments(components: Components, num_data: int) -> MomentSweep | None:
-    """The quick sweep for factors (R, K, D); None where it would lose digits."""
-    _, means, factors = components
-    if not suffice((means * factors).square().sum(-1) + means.shape[-1]):
-        return None
-    precisions = factors.square()
-    return MomentSweep(
-        components, precisions * means, precisions[..., None, :], lambda entries: entries[..., 0, :], num_data
+@dataclass(frozen=True)
+class Diagonal(_Variances):
+    """Each component has a variance of its own in each dimension; storage (K, D).
+
+    Precisions lambda_kd ~ Gamma(nu_k / 2, rate = W_kd^-1 / 2) are independent: Wishart at p = 1.
+
+    >>> Diagonal().shape(3, 2), Diagonal().num_parameters(3, 2)
+    ((3, 2), 6)
+    """
+
+    name: ClassVar[str] = "diag"
+
+    def single_shape(self, dimensions: int) -> tuple[int, ...]:
+        return (dimensions,)
+
+    def log_det(self, factors: Tensor) -> Tensor:
+        return 2 * factors.log().sum(-1)
+
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        return torch.diag_embed(covariances)
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.diagonal()[None, None]
+
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        """Squares of coordinates where these suffice, else whitened distances."""
+        return scale_sweep(components, num_data)
+
+    def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
+        return weights[..., None] * vectors.square()
+
+    def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
+        return (factors.square() * moments).sum(-1)
+
+    def block(self, dimensions: int) -> tuple[int, int]:
+        return 1, dimensions
+
+    def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+        return ((points[:, None] - means) * factors).square()
+
+
+@dataclass(frozen=True)
+class Spherical(_Variances):
+    """Each component has one variance for all dimensions; storage (K,).
+
+    Its scatters and second moments are traces: a variance is the second moment over D times the count. Precisions are
+    Lambda_k = lambda_k I with lambda_k ~ Gamma(nu_k / 2, rate = W_k^-1 / 2).
+
+    >>> Spherical().shape(3, 2), Spherical().num_parameters(3, 2)
+    ((3,), 3)
+    """
+
+    name: ClassVar[str] = "spherical"
+
+    def single_shape(self, dimensions: int) -> tuple[int, ...]:
+        return ()
+
+    def multiplicity(self, dimensions: int) -> int:
+        return dimensions
+
+    def log_det(self, factors: Tensor) -> Tensor:
+        return 2 * factors.log()
+
+    def dense(self, covariances: Tensor, components: int, dimensions: int) -> Tensor:
+        return torch.diag_embed(covariances[..., None].expand(-1, -1, dimensions))
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.diagonal().mean()[None, None]
+
+    def sweep(self, components: Components, num_data: int) -> Sweep:
+        factors = components.factors[..., None].expand_as(components.means)
+        return scale_sweep(components._replace(factors=factors), num_data)
+
+    def stored(self, scatters: Tensor) -> Tensor:
+        return scatters.sum(-1)
+
+    def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
+        return weights * vectors.square().sum(-1)
+
+    def trace(self, factors: Tensor, moments: Tensor) -> Tensor:
+        return factors.square() * moments
+
+    def block(self, dimensions: int) -> tuple[int, int]:
+        return 1, 1
+
+    def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
+        return ((points[:, None] - means) * factors[:, None]).square().sum(-1, keepdim=True)
+
+
+KINDS: dict[str, Covariance] = {kind.name: kind for kind in (Full(), Tied(), Diagonal(), Spherical())}
+
+
+def refuse(bad: Tensor) -> None:
+    """Raise for the first covariance that is marked: (R,) for one that is shared, (R, K) for one of each component."""
+    first = bad.nonzero()[0].tolist()
+    whose = f"of component {first[1]}" if len(first) > 1 else "that the components share"
+    where = f" in restart {first[0]}" if len(bad) > 1 else ""
+    raise NotPositiveDefinite(
+        f"The covariance {whose}{where} is not positive definite. Ask for fewer components or a larger reg_covar."
     )
 
 
-def by_shift(one: Tensor, other: Tensor, shifts: int) -> Tensor:
-    """one_i other_{i + s} (..., S, D) of two vectors (..., D)."""
-    around = torch.cat([other, other[..., : shifts - 1]], -1)
-    return one[..., None, :] * around.unfold(-1, one.shape[-1], 1)
+def outer_products(weights: Tensor, vectors: Tensor) -> Tensor:
+    """w_k v_k v_k^T (R, K, D, D), from (R, K) and (R, K, D)."""
+    return weights[..., None, None] * vectors[..., :, None] * vectors[..., None, :]
 
 
-def shifted(matrices: Tensor) -> Tensor:
-    """A symmetric matrix (..., D, D) by shifts (..., D // 2 + 1, D): its entries (i, i + s), indices going round."""
-    dimensions = matrices.shape[-1]
-    entries = matrices.flatten(-2).index_select(-1, _places(dimensions, matrices.device)[0])
-    return entries.view(*matrices.shape[:-2], -1, dimensions)
+def non_negative(moments: Tensor) -> Tensor:
+    """Symmetric matrices (..., D, D), their eigenvalues raised to 1e-14 of the largest: enough for Cholesky."""
+    values, vectors = torch.linalg.eigh(moments)
+    least = (1e-14 * values[..., -1:]).clamp_min(0.0)
+    matrices: Tensor = (vectors * torch.maximum(values, least)[..., None, :]) @ vectors.mT
+    return (matrices + matrices.mT) / 2
 
 
-def unshifted(entries: Tensor) -> Tensor:
-    """The symmetric matrix (..., D, D) that has these entries by shift."""
-    dimensions = entries.shape[-1]
-    matrices = entries.flatten(-2).index_select(-1, _places(dimensions, entries.device)[1])
-    return matrices.view(*entries.shape[:-2], dimensions, dimensions)
+def raised(variances: Tensor, floor: float) -> Tensor:
+    """Variances times 1 + floor; those that are 0 become the floor."""
+    return torch.where(variances > 0, variances * (1 + floor), floor)
 
 
-@lru_cache(maxsize=16)
-def _places(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where in a matrix the entries by shift are, and where among these (of D // 2 + 1 by D) those of a matrix are."""
-    here = torch.arange(dimensions, device=device)
-    steps = torch.arange(dimensions // 2 + 1, device=device)[:, None]
-    apart = (here - here[:, None]) % dimensions  # (D, D), of column from row
-    near = torch.where(here > here[:, None], 2 * apart <= dimensions, 2 * apart < dimensions)  # each pair in one place
-    back = torch.where(near, apart * dimensions + here[:, None], (dimensions - apart) * dimensions + here)
-    return (here * dimensions + (here + steps) % dimensions).flatten(), back.flatten()
+def condition_of(matrices: Tensor) -> float:
+    """The largest condition number of matrices (..., D, D) scaled to a unit diagonal."""
+    scales = matrices.diagonal(dim1=-2, dim2=-1).sqrt()
+    values = torch.linalg.eigvalsh(matrices / (scales[..., :, None] * scales[..., None, :]))
+    return float((values[..., -1] / values[..., 0].clamp(min=torch.finfo(values.dtype).tiny)).max())

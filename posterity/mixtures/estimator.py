@@ -1,17 +1,49 @@
-"""What mixtures share with scikit-learn's estimators: settings as parameters, and questions about rows."""
+"""What mixtures share: scikit-learn's verbs, settings as parameters, and how rounds of EM are run."""
 
 import inspect
+import logging
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, positive_whole, shown, unknown, whole
+from posterity.errors import BadData, BoundFell, positive_whole, shown, unknown, whole
+from posterity.inference.infer import infer
+from posterity.methods.coordinate_ascent import Values
+from posterity.methods.expectation_maximization import ExpectationMaximization
 from posterity.mixtures.checks import as_key, as_points, not_negative, one_of
+from posterity.mixtures.covariance import KINDS, Covariance
 from posterity.mixtures.seeding import INITS
+from posterity.model.density import Density
 from posterity.numerics.random import Key
+
+logger = logging.getLogger("posterity")
+
+COLLINEAR = 1e5  # condition number of correlations from which rounding can be 1e-10 of the bound
+
+
+class Steps(Protocol):
+    """The E-step, M-step and bound of a mixture on its rows, for all restarts at once."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether both steps maximise the bound, so that it never falls."""
+
+    def expectation(self, values: Values, latent: Values) -> Values:
+        """What the M-step needs of q."""
+
+    def maximisation(self, values: Values, latent: Values) -> Values:
+        """The best values for q."""
+
+    def bound(self, values: Values, latent: Values) -> Tensor:
+        """What both raise, (R,)."""
+
+    def condition(self, values: Values) -> float:
+        """The condition number of the matrices in values, which magnifies rounding."""
 
 
 class MixtureEstimator(ABC):
@@ -22,16 +54,26 @@ class MixtureEstimator(ABC):
     """
 
     n_components: int
+    covariance_type: str
     tol: float
     max_iter: int
     n_init: int
     init_params: str
     random_state: Any
     warm_start: bool
+    verbose: int
     n_features_in_: int
     feature_names_in_: Any
     weights_: Any
     means_: Any
+    covariances_: Any
+    precisions_: Any
+    precisions_cholesky_: Any
+    converged_: bool
+    n_iter_: int
+    lower_bound_: float
+    lower_bounds_: list[float]
+    _noted: ClassVar[str]  # the column of the trace that lower_bounds_ are: after E-steps or after M-steps
 
     @abstractmethod
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
@@ -152,6 +194,79 @@ class MixtureEstimator(ABC):
         one_of("init_params", self.init_params, INITS)
         if not isinstance(self.warm_start, (bool, np.bool_)):
             raise ValueError(f"warm_start must be True or False. Got {shown(self.warm_start)}.")
+
+    def _kind(self) -> Covariance:
+        one_of("covariance_type", self.covariance_type, KINDS)
+        return KINDS[self.covariance_type]
+
+    def _run(self, steps: Steps, density: Density, start: Values) -> dict[str, Tensor]:
+        """Rounds from `start` (R, ...) until the bound of each restart changes by at most `tol`, or `max_iter` of them.
+
+        Returns the values of the best restart (1, ...), and notes how the run went. Where matrices are far from
+        singular, a fall of the bound in exact rounds is an error; otherwise rounding explains it, and the rounds are
+        run again without that check, which is logged.
+        """
+        name, last = type(self).__name__, deque[Values](maxlen=2)  # values at which the last two bounds were taken
+
+        def bound(values: Values, latent: Values) -> Tensor:
+            last.append(values)
+            return steps.bound(values, latent)
+
+        try:
+            values = self._rounds(steps, bound, density, start, steps.exact)
+        except BoundFell:
+            worst = max(map(steps.condition, last))
+            if worst < COLLINEAR:
+                raise
+            logger.warning(
+                "%s: covariances are so close to singular (condition number %.0e of the correlations) that rounding "
+                "lowers the bound. Raise reg_covar or the prior's scale, or leave out columns that follow from others.",
+                name,
+                worst,
+            )
+            values = self._rounds(steps, steps.bound, density, start, False)
+        if not self.converged_:
+            logger.warning(
+                "%s has not converged after max_iter = %d rounds. Raise max_iter or tol, or try n_init.",
+                name,
+                self.max_iter,
+            )
+        return values
+
+    def _rounds(
+        self, steps: Steps, bound: Callable[[Values, Values], Tensor], density: Density, start: Values, exact: bool
+    ) -> dict[str, Tensor]:
+        em = ExpectationMaximization(
+            steps.expectation,
+            steps.maximisation,
+            bound,
+            rounds=int(self.max_iter),
+            tolerance=0.0,
+            absolute=float(self.tol),
+            exact=exact,
+            batched=True,
+            restarts=len(next(iter(start.values()))),
+        )
+        q, trace = infer(em, density, None, start=density.unconstrained(start), progress=bool(self.verbose))
+        best = int(trace["bound_after_m"][-1].argmax())
+        touching = trace["bound"][:, best].tolist()  # after each E-step
+        still = [index for index in range(1, len(touching)) if abs(touching[index] - touching[index - 1]) <= self.tol]
+        self.n_iter_ = still[0] + 1 if still else len(touching)
+        self.converged_, self.lower_bounds_ = bool(still), trace[self._noted][: self.n_iter_, best].tolist()
+        self.lower_bound_ = self.lower_bounds_[-1]
+        return {name: value[None] for name, value in density.constrained(q.start().point()).items()}
+
+    def _note_mixture(
+        self, X: Any, kind: Covariance, centre: Tensor, weights: Tensor, means: Tensor, covariances: Tensor
+    ) -> None:
+        """The fitted attributes that all mixtures have, from values (1, ...) with means about the centre."""
+        factors = kind.factors(covariances)
+        self._note_columns(X, len(centre))
+        self.weights_ = given_as(weights[0], X)
+        self.means_ = given_as(means[0] + centre, X)
+        self.covariances_ = given_as(covariances[0], X)
+        self.precisions_cholesky_ = given_as(factors[0], X)
+        self.precisions_ = given_as(kind.precisions(factors)[0], X)
 
     def _points(self, X: Any) -> Tensor:
         self._refuse_unfitted()

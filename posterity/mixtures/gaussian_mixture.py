@@ -1,25 +1,112 @@
-"""A mixture of Gaussians, fitted by EM."""
+"""The values at which the restarts of a Gaussian mixture begin, from what is given and from seeds."""
 
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from posterity.mixtures.checks import as_key, as_place, as_rows, one_of, refuse_few_rows
+from posterity.errors import BadData
+from posterity.mixtures.checks import as_key, as_location, as_mixture_weights, as_rows, as_start, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.diagonal import Diagonal
-from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
-from posterity.mixtures.full import Full
+from posterity.mixtures.estimator import MixtureEstimator, as_parameter
 from posterity.mixtures.passes import scores
-from posterity.mixtures.regularisation import Floor, InverseWishart, Regularisation
-from posterity.mixtures.rounds import Rounds, Tensors, log_normalisers
-from posterity.mixtures.rows import Components, Rows
-from posterity.mixtures.spherical import Spherical
-from posterity.mixtures.starts import given, refuse_constant_columns, seeded
-from posterity.mixtures.tied import Tied
+from posterity.mixtures.rounds import EMPTY, Floor, InverseWishart, Regularisation, Rounds, Tensors, log_normalisers
+from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of, statistics_of_all
+from posterity.mixtures.sweeps import Components, Rows
 from posterity.numerics.random import Key
 
-KINDS: dict[str, Covariance] = {kind.name: kind for kind in (Full(), Tied(), Diagonal(), Spherical())}
+NARROW = 1e-14  # the share of the variance of all rows below which a start is no covariance
+
+
+def seeded(rounds: Rounds, components: int, restarts: int, init: str, means: Tensor | None, key: Key) -> Tensors:
+    """Values of the restarts: an M-step when each row belongs to the nearest seed, or to all at random.
+
+    Given means (K, D) relative to the centre are the seeds. Components without rows, or whose rows have no spread and
+    get none by the regularisation, begin with the covariance of all rows.
+    """
+    rows, kind = rounds.rows, rounds.kind
+    if init == "random" and means is None:
+        sums = shared_at_random(rows, kind, components, restarts, key)
+        centres = torch.zeros_like(sums.shifts)
+    else:
+        centres = seeds(rows, components, restarts, init, key) if means is None else means.expand(restarts, -1, -1)
+        sums = nearest(rows, kind, centres, spread_of(rows))
+    counts, dimensions = sums.counts, rows.points.shape[1]
+    empty = counts <= EMPTY * counts.sum(-1, keepdim=True)
+    estimated = rounds.regularisation.estimated(kind, kind.second_moments(sums), counts, dimensions)
+    all_rows = statistics_of_all(rows, kind)
+    whole = rounds.regularisation.estimated(kind, kind.second_moments(all_rows), all_rows.counts, dimensions)
+    unusable = _unusable(kind, estimated, whole)
+    lost = kind.marked(empty | unusable) if unusable.dim() > 1 else unusable[:, None, None]
+    weights = torch.where(empty, counts.sum(-1, keepdim=True) / len(rows.points), counts)
+    return {
+        "weights": weights / weights.sum(-1, keepdim=True),
+        "means": centres + sums.shifts if means is None else centres.clone(),
+        "covariances": torch.where(lost, whole.expand_as(estimated), estimated),
+    }
+
+
+def given(values: Tensors, kind: Covariance, rows: Rows, weights: object, precisions: object) -> Tensors:
+    """The values with weights and precisions that were given in the place of theirs."""
+    restarts, components, dimensions = values["means"].shape
+    values = dict(values)
+    if weights is not None:
+        shares = as_mixture_weights(weights, "weights_init", components, rows.points)
+        # A weight of 0 would make a row with that label impossible.
+        values["weights"] = shares.clamp_min(torch.finfo(shares.dtype).tiny).expand(restarts, -1)
+    if precisions is not None:
+        shape = kind.shape(components, dimensions)
+        inverse = inverted(kind, as_start(precisions, "precisions_init", shape, rows.points))
+        values["covariances"] = inverse.expand(restarts, *shape)
+    return values
+
+
+def inverted(kind: Covariance, precisions: Tensor) -> Tensor:
+    """Covariances of precisions that must be symmetric and positive definite, or positive."""
+    if not kind.matrices:
+        if not bool((precisions > 0).all()):
+            raise ValueError("precisions_init must be positive. Got a number that is not. Give 1 / variance.")
+        return _finite(precisions.reciprocal())
+    scale = precisions.abs().amax()
+    roots, failed = torch.linalg.cholesky_ex(precisions)
+    if bool((failed > 0).any()) or not bool(((precisions - precisions.mT).abs() <= 1e-8 * scale).all()):
+        raise ValueError(
+            "precisions_init must be symmetric and positive definite matrices. Got one that is not. "
+            "Give the inverses of covariances."
+        )
+    return _finite(torch.cholesky_inverse(roots))
+
+
+def refuse_constant_columns(rows: Rows) -> None:
+    """A one-line error where columns have no variance, for fits without regularisation."""
+    points = rows.points if rows.weights is None else rows.points[rows.weights > 0]
+    same = (points.amin(0) == points.amax(0)).nonzero().flatten().tolist()
+    if same:
+        raise BadData(
+            f"X must vary in every column if reg_covar is 0. Got one value in column{'s' if len(same) > 1 else ''} "
+            f"{', '.join(map(str, same[:5]))}. Drop it, or give reg_covar a positive number."
+        )
+
+
+def _finite(covariances: Tensor) -> Tensor:
+    if not bool(torch.isfinite(covariances).all()):
+        raise ValueError("precisions_init must have finite inverses. Got one that is too close to 0.")
+    return covariances
+
+
+def _unusable(kind: Covariance, covariances: Tensor, whole: Tensor) -> Tensor:
+    """Which covariances are not positive beside that of all rows: (R, K), or (R,) of one that is shared."""
+    if not kind.matrices:
+        good = covariances > NARROW * whole
+        return ~good if good.dim() == 2 else ~good.all(-1)
+    good = torch.isfinite(covariances).flatten(-2).all(-1)
+    eye = torch.eye(covariances.shape[-1], dtype=covariances.dtype, device=covariances.device)
+    roots, failed = torch.linalg.cholesky_ex(torch.where(good[..., None, None], covariances, eye))
+    variances = roots.diagonal(dim1=-2, dim2=-1).square()
+    wide = (variances > NARROW * whole.diagonal(dim1=-2, dim2=-1)).all(-1)
+    bad: Tensor = (failed > 0) | ~(good & wide)
+    return bad
 
 
 class GaussianMixture(MixtureEstimator):
@@ -64,13 +151,7 @@ class GaussianMixture(MixtureEstimator):
     True
     """
 
-    covariances_: Any
-    precisions_: Any
-    precisions_cholesky_: Any
-    converged_: bool
-    n_iter_: int
-    lower_bound_: float
-    lower_bounds_: list[float]
+    _noted = "bound"
     _fitted_kind: Covariance  # which the attributes are of, whatever covariance_type has become since
 
     def __init__(
@@ -116,22 +197,11 @@ class GaussianMixture(MixtureEstimator):
             refuse_constant_columns(rows)
         rounds = Rounds(rows, kind, regularisation)
         values = self._start(rounds, key)
-        bounds: list[float] = []
-        converged = False
+        self.converged_, self.n_iter_, self.lower_bounds_, self.lower_bound_ = False, 0, [], -float("inf")
         if self.max_iter > 0:
-            values, bounds, _, converged = rounds.run(
-                values, max_iter=int(self.max_iter), tol=float(self.tol), progress=bool(self.verbose)
-            )
-        self.converged_, self.n_iter_, self.lower_bounds_ = converged, len(bounds), bounds
-        self.lower_bound_ = bounds[-1] if bounds else -float("inf")
-        factors = kind.factors(values["covariances"])
-        self._note_columns(X, rows.points.shape[1])
+            values = self._run(rounds, rounds.density(self.n_components), values)
+        self._note_mixture(X, kind, rows.centre, **values)
         self._fitted_kind = kind
-        self.weights_ = given_as(values["weights"][0], X)
-        self.means_ = given_as(values["means"][0] + rows.centre, X)
-        self.covariances_ = given_as(values["covariances"][0], X)
-        self.precisions_cholesky_ = given_as(factors[0], X)
-        self.precisions_ = given_as(kind.precisions(factors)[0], X)
         return self
 
     def bic(self, X: Any) -> float:
@@ -142,10 +212,6 @@ class GaussianMixture(MixtureEstimator):
     def aic(self, X: Any) -> float:
         """Akaike information criterion on rows X: less is better."""
         return -2 * self.score(X) * len(self._points(X)) + 2 * self._num_parameters()
-
-    def _kind(self) -> Covariance:
-        one_of("covariance_type", self.covariance_type, KINDS)
-        return KINDS[self.covariance_type]
 
     def _regularisation(self) -> Regularisation:
         return self.reg_covar if isinstance(self.reg_covar, InverseWishart) else Floor(self.reg_covar)
@@ -158,7 +224,7 @@ class GaussianMixture(MixtureEstimator):
         shape = (self.n_components, rows.points.shape[1])
         means = None
         if self.means_init is not None:
-            means = as_place(self.means_init, "means_init", shape, rows.points) - rows.centre
+            means = as_location(self.means_init, "means_init", shape, rows.points) - rows.centre
         if means is None or self.weights_init is None or self.precisions_init is None:
             restarts = self.n_init if means is None else 1
             values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))

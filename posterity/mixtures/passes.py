@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance, Sweep
-from posterity.mixtures.rows import WORK, Components, Rows, Statistics, taken
+from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.sweeps import WORK, Components, Rows, Statistics, Sweep, taken
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
         shares = taken(share_space, *scores.shape)
         top, total = taken(sum_space, 2, restarts, scores.shape[2])
         if rows.labels is not None:
-            scores.masked_fill_(_excluded(rows.labels[piece], count), lowest / 2)
+            scores.masked_fill_(excluded(rows.labels[piece], count), lowest / 2)
         torch.amax(scores, 1, out=top)
         scores -= top[:, None]
         torch.exp(scores, out=shares)
@@ -55,31 +55,31 @@ def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     Their differences say which component a row has: in float32 those of a row far from all would be lost.
     """
     restarts, count = components.offsets.shape
-    found = components.offsets.new_empty(restarts, len(rows.points), count)
+    result = components.offsets.new_empty(restarts, len(rows.points), count)
     for piece, chunk in score_chunks(rows, kind, components):
-        found[:, piece] = chunk.mT
-    return found
+        result[:, piece] = chunk.mT
+    return result
 
 
 @torch.no_grad()
 def responsibilities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """The probabilities (R, N, K) of the components for each row; one-hot for a row with a label."""
     restarts, count = components.offsets.shape
-    found = rows.points.new_empty(restarts, len(rows.points), count)
+    result = rows.points.new_empty(restarts, len(rows.points), count)
     for piece, chunk in score_chunks(rows, kind, components):
         if rows.labels is not None:
-            chunk.masked_fill_(_excluded(rows.labels[piece], count), -torch.inf)
-        found[:, piece] = torch.softmax(chunk, 1).mT
-    return found
+            chunk.masked_fill_(excluded(rows.labels[piece], count), -torch.inf)
+        result[:, piece] = torch.softmax(chunk, 1).mT
+    return result
 
 
 @torch.no_grad()
 def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tensor:
     """log sum_k exp(score_nk) of each row (R, N), whatever its label."""
-    found = rows.points.new_empty(len(components.offsets), len(rows.points))
+    result = rows.points.new_empty(len(components.offsets), len(rows.points))
     for piece, chunk in score_chunks(rows, kind, components):
-        found[:, piece] = torch.logsumexp(chunk, 1)
-    return found
+        result[:, piece] = torch.logsumexp(chunk, 1)
+    return result
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[
         yield piece, sweep.scores(points[piece], rows.centre).view(*components.offsets.shape, -1)
 
 
-def _excluded(labels: Tensor, components: int) -> Tensor:
+def excluded(labels: Tensor, components: int) -> Tensor:
     """Which components (K, n) the labels rule out."""
     each = torch.arange(components, device=labels.device)[:, None]
     return (labels >= 0) & (labels != each)

@@ -1,37 +1,154 @@
-"""E-step, M-step and bound of a Gaussian mixture; new places for empty components."""
+"""Rounds of EM for a Gaussian mixture, its regularisation, and new means for empty components."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.fitting import Run, run
-from posterity.mixtures.full import non_negative
+from posterity.errors import positive
+from posterity.mixtures.checks import not_negative
+from posterity.mixtures.covariance import Covariance, non_negative
 from posterity.mixtures.passes import log_densities, statistics
-from posterity.mixtures.precisions import condition_of
-from posterity.mixtures.regularisation import Regularisation
-from posterity.mixtures.rows import Components, Rows, Statistics
-from posterity.mixtures.tied import Tied
+from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.model.density import Density
+
+
+class Regularisation(ABC):
+    """Covariances from second moments, and what the objective loses by them."""
+
+    exact: ClassVar[bool]  # whether the M-step maximises the objective, so that the objective never falls
+
+    @property
+    @abstractmethod
+    def positive(self) -> bool:
+        """Whether covariances are positive definite whatever the second moments are."""
+
+    @abstractmethod
+    def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
+        """Covariances (R, *shape) from second moments (R, *shape) about the means and counts (R, K)."""
+
+    def estimated(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
+        """The same where rounding has left second moments below zero: those are mended if the result shall be positive.
+
+        Sums about means far away lose digits in the difference to those about the new ones.
+        """
+        if not kind.matrices:
+            return self.covariances(kind, moments.clamp_min(0.0), counts, dimensions)
+        result = self.covariances(kind, moments, counts, dimensions)
+        if self.positive:
+            failed = torch.linalg.cholesky_ex(result).info > 0
+            if bool(failed.any()):
+                mended = self.covariances(kind, non_negative(moments), counts, dimensions)
+                result = torch.where(failed[..., None, None], mended, result)
+        return result
+
+    @abstractmethod
+    def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
+        """What is taken from the log-likelihood, in nats (R,), from whitening factors (R, *shape)."""
+
+
+@dataclass(frozen=True)
+class Floor(Regularisation):
+    """A number added to all variances after the M-step, as scikit-learn does.
+
+    **Math**: S_k = S_k^ML + eps I, eps = `variance`; no penalty.
+
+    **Limit**: not the maximum of any objective: the log-likelihood may fall by O(eps) in a round. 0 is plain EM, whose
+    likelihood has no upper limit: a component on one point ends in an error, after rounds in which digits are lost.
+
+    **Cost**: none.
+
+    **References**: theory of the decks, item 000-07.
+
+    **Example**:
+
+    >>> from posterity.mixtures import Spherical
+    >>> Floor(0.5).covariances(Spherical(), torch.tensor([[6.0]]), torch.tensor([[3.0]]), 2)
+    tensor([[1.5000]])
+    """
+
+    variance: float = 1e-6
+    exact: ClassVar[bool] = False  # even 0 has no limit to the digits lost on the way to a collapse
+
+    def __post_init__(self) -> None:
+        not_negative("reg_covar", self.variance, ", or an InverseWishart")
+
+    @property
+    def positive(self) -> bool:
+        return self.variance > 0
+
+    def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
+        return moments / kind.divisors(counts, dimensions) + self.variance * kind.identity(dimensions, moments)
+
+    def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
+        return torch.zeros_like(factors.flatten(1)[:, 0])
+
+
+@dataclass(frozen=True)
+class InverseWishart(Regularisation):
+    """An inverse-Wishart prior on covariances, at whose mode they are put: the objective never falls.
+
+    **Math**: S_k = (N_k S_k^ML + eps I) / (N_k + nu) with eps = `scale` and nu = `degrees` maximises the log-likelihood
+    less 1/2 sum_k [nu log det S_k + eps tr S_k^-1], which is the logarithm of an inverse-Wishart density with scale
+    matrix eps I and nu - D - 1 degrees of freedom. A tied covariance has one such term, a diagonal or spherical one the
+    term of the matrix that it stands for.
+
+    **Limit**: eps is in squared units of the data, weighed against the scatter of all rows of a component, where a
+    floor is weighed against a variance. An empty component has the covariance eps / nu I.
+
+    **Cost**: none.
+
+    **References**: Fraley and Raftery (2007), Bayesian regularization for normal mixture estimation, section 3.
+
+    **Example**:
+
+    >>> from posterity.mixtures import Diagonal
+    >>> moments, counts = torch.tensor([[[3.0]]]), torch.tensor([[3.0]])
+    >>> InverseWishart(scale=2.0, degrees=2.0).covariances(Diagonal(), moments, counts, 1)
+    tensor([[[1.]]])
+    """
+
+    scale: float
+    degrees: float
+    exact: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive("InverseWishart.scale", self.scale)
+        positive("InverseWishart.degrees", self.degrees)
+
+    @property
+    def positive(self) -> bool:
+        return True
+
+    def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
+        moments = moments + self.scale * kind.identity_moment(dimensions, moments)
+        return moments / kind.divisors(counts, dimensions, self.degrees)
+
+    def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
+        """1/2 sum [nu log det S + eps tr S^-1] over the matrices."""
+        traces = kind.quadratic(factors, kind.identity_moment(dimensions, factors))
+        return (self.degrees * kind.log_determinants(factors, dimensions) + self.scale * traces) / 2
+
 
 SIZES = (1.0, 0.1)  # of covariances, over the mean one
 
 
 def worst_rows(rows: Rows, kind: Covariance, components: Components, count: int) -> Tensor | None:
     """The `count` rows of lowest density, relative to the centre, (R, count, D); None where every row has a label."""
-    found = log_densities(rows, kind, components)  # (R, N)
-    free = torch.ones(len(rows.points), dtype=torch.bool, device=found.device)
+    logs = log_densities(rows, kind, components)  # (R, N)
+    free = torch.ones(len(rows.points), dtype=torch.bool, device=logs.device)
     if rows.labels is not None:
         free &= rows.labels < 0
     if rows.weights is not None:
         free &= rows.weights > 0
     if int(free.sum()) < count:
         return None
-    lowest = torch.where(free, found, torch.inf).topk(count, largest=False).indices
+    lowest = torch.where(free, logs, torch.inf).topk(count, largest=False).indices
     return rows.points[lowest].to(torch.float64) - rows.centre
 
 
@@ -49,21 +166,20 @@ def proposals(
     means = torch.where(empty[..., None], there, values["means"])
     shares = torch.where(empty, 0.0, values["weights"])
     shares = shares / shares.sum(-1, keepdim=True)
-    found = []
+    candidates = []
     for weight in (1 / count, min(1 / count, 1 / num_data)):
         left = 1 - weight * empty.sum(-1, keepdim=True).to(shares)
         own = torch.where(empty, weight, shares * left)
         for covariances in _sizes(kind, values["covariances"], shares, empty):
-            found.append({"weights": own, "means": means, "covariances": covariances})
-    return found
+            candidates.append({"weights": own, "means": means, "covariances": covariances})
+    return candidates
 
 
 def _sizes(kind: Covariance, covariances: Tensor, shares: Tensor, empty: Tensor) -> list[Tensor]:
     """The covariances where those of empty components are the mean one, or a part of it; shared ones as they are."""
-    if isinstance(kind, Tied):
+    if kind.shared:
         return [covariances]
-    shares = shares.reshape(*shares.shape, *(1,) * (covariances.dim() - 2))
-    mean = (shares * covariances).sum(1, keepdim=True)
+    mean = (kind.broadcast(shares) * covariances).sum(1, keepdim=True)
     if kind.matrices:  # a sum of matrices close to singular may be rounded to one that is not positive
         mean = non_negative(mean)
     return [torch.where(kind.marked(empty), size * mean, covariances) for size in SIZES]
@@ -115,23 +231,14 @@ class Rounds:
             device=self.rows.points.device,
         )
 
-    def run(self, start: Values, *, max_iter: int, tol: float, progress: bool) -> Run:
-        """Rounds from `start` (R, ...) until bounds change by at most `tol`.
+    @property
+    def exact(self) -> bool:
+        """Whether the M-step maximises the objective: as the regularisation says."""
+        return self.regularisation.exact
 
-        With an exact M-step a fall of the bound is an error, unless covariances are so close to singular that rounding
-        explains it: then the rounds are run again without that check, which is logged.
-        """
-        return run(
-            self,
-            self.density(start["weights"].shape[-1]),
-            start,
-            name="GaussianMixture",
-            condition=lambda values: condition_of(values["covariances"]) if self.kind.matrices else 1.0,
-            max_iter=max_iter,
-            tol=tol,
-            exact=self.regularisation.exact,
-            progress=progress,
-        )
+    def condition(self, values: Values) -> float:
+        """The condition number of the matrices, which magnifies rounding."""
+        return self.kind.condition(values["covariances"])
 
     def components(self, values: Values) -> Components:
         """The values as a pass over the rows takes them."""
@@ -151,11 +258,11 @@ class Rounds:
         empty = self.empty(latent)  # (R, K)
         sums = sums._replace(shifts=torch.where(empty[..., None], 0.0, sums.shifts))
         moments = self.kind.second_moments(sums)
-        found = self.regularisation.estimated(self.kind, moments, sums.counts, sums.shifts.shape[-1])
+        estimated = self.regularisation.estimated(self.kind, moments, sums.counts, sums.shifts.shape[-1])
         moved = {
             "weights": sums.counts / sums.counts.sum(-1, keepdim=True),
             "means": values["means"] + sums.shifts,
-            "covariances": torch.where(self.kind.marked(empty), values["covariances"], found),
+            "covariances": torch.where(self.kind.marked(empty), values["covariances"], estimated),
         }
         return self._reseeded(moved, empty) if bool(empty.any()) else moved
 
@@ -180,8 +287,8 @@ class Rounds:
     def objective(self, values: Values) -> Tensor:
         """The penalised log-likelihood (R,) for each unit of row weight, by a pass over the rows."""
         components = self.components(values)
-        found = statistics(self.rows, self.kind, components).log_likelihood
-        return self._penalised(found, components.factors, values)
+        log_likelihood = statistics(self.rows, self.kind, components).log_likelihood
+        return self._penalised(log_likelihood, components.factors, values)
 
     def empty(self, latent: Values) -> Tensor:
         """Which components have almost no rows, (R, K)."""
@@ -200,22 +307,22 @@ class Rounds:
         return (distances > FAR * self.total) | ((now > 10 * FAR * self.total) & (before < 12 * FAR * self.total))
 
     def _penalised(self, log_likelihood: Tensor, factors: Tensor, values: Values) -> Tensor:
-        penalty = self.regularisation.penalty(self.kind, factors, *values["means"].shape[1:])
+        penalty = self.regularisation.penalty(self.kind, factors, values["means"].shape[-1])
         return (log_likelihood - penalty) / self.total
 
     def _reseeded(self, moved: Tensors, empty: Tensor) -> Tensors:
         """The values where empty components have the best of the new places, in the restarts that gain by it."""
-        places = empty.any(-1).nonzero().squeeze(-1)
-        held = {name: value[places] for name, value in moved.items()}
+        restarts = empty.any(-1).nonzero().squeeze(-1)
+        held = {name: value[restarts] for name, value in moved.items()}
         points = worst_rows(self.rows, self.kind, self.components(held), int(empty.sum(-1).max()))
         if points is None:
             return moved
-        candidates = [held, *proposals(self.kind, held, empty[places], points, len(self.rows.points))]
-        gains = torch.stack([self.objective(one) for one in candidates])  # (candidates, R')
+        candidates = [held, *proposals(self.kind, held, empty[restarts], points, len(self.rows.points))]
+        gains = torch.stack([self.objective(candidate) for candidate in candidates])  # (candidates, R')
         best = gains.argmax(0)
-        each = torch.arange(len(places), device=best.device)
+        each = torch.arange(len(restarts), device=best.device)
         return {
-            name: value.index_copy(0, places, torch.stack([one[name] for one in candidates])[best, each])
+            name: value.index_copy(0, restarts, torch.stack([candidate[name] for candidate in candidates])[best, each])
             for name, value in moved.items()
         }
 

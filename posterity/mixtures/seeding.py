@@ -5,10 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.passes import statistics
-from posterity.mixtures.rows import Components, Rows, Statistics
-from posterity.mixtures.spherical import Spherical
+from posterity.mixtures.covariance import Covariance, Spherical
+from posterity.mixtures.passes import excluded, statistics
+from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.numerics.random import Key
 
 INITS = ("kmeans", "k-means++", "random", "random_from_data")
@@ -32,8 +31,8 @@ def seeds(rows: Rows, components: int, restarts: int, init: str, key: Key) -> Te
     if init == "random_from_data":
         drawn = _any_rows(points, weights, components, restarts, key.fold("rows"))
         return torch.where(known[:, None], centres, drawn)
-    found = _plus_plus(points, weights, known, centres.expand(restarts, -1, -1).clone(), key.fold("rows"))
-    return _lloyd(few, found) if init == "kmeans" else found
+    centres = _plus_plus(points, weights, known, centres.expand(restarts, -1, -1).clone(), key.fold("rows"))
+    return _lloyd(few, centres) if init == "kmeans" else centres
 
 
 def nearest(rows: Rows, kind: Covariance, centres: Tensor, spread: float) -> Statistics:
@@ -56,8 +55,7 @@ def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: in
         shares = key.fold(begin).uniform(shape, torch.float64, centre.device)
         if rows.labels is not None:
             labels = rows.labels[piece]
-            each = torch.arange(components, device=labels.device)[:, None]
-            shares = torch.where(labels >= 0, (labels == each).to(shares.dtype), shares)
+            shares = torch.where(labels >= 0, (~excluded(labels, components)).to(shares.dtype), shares)
         shares /= shares.sum(1, keepdim=True)
         if rows.weights is not None:
             shares *= rows.weights[piece]
@@ -75,11 +73,11 @@ def _subset(rows: Rows, key: Key) -> Rows:
         return rows
     weights = rows.weights
     if weights is None:
-        places = (key.uniform((SUBSET,), torch.float64, rows.points.device) * count).long()
+        chosen = (key.uniform((SUBSET,), torch.float64, rows.points.device) * count).long()
     else:
-        places = _drawn(weights[None].expand(1, -1), SUBSET, key)[0]
-    labels = None if rows.labels is None else rows.labels[places]
-    return Rows(rows.points[places], None, labels, rows.centre)
+        chosen = _drawn(weights[None].expand(1, -1), SUBSET, key)[0]
+    labels = None if rows.labels is None else rows.labels[chosen]
+    return Rows(rows.points[chosen], None, labels, rows.centre)
 
 
 def _labelled(rows: Rows, components: int) -> tuple[Tensor, Tensor]:
@@ -99,16 +97,16 @@ def _plus_plus(points: Tensor, weights: Tensor, known: Tensor, centres: Tensor, 
     restarts, components, _ = centres.shape
     trials = 2 + int(math.log(components))
     nearest_square = points.new_full((restarts, len(points)), torch.inf)
-    for place in known.nonzero().flatten().tolist():
-        nearest_square = torch.minimum(nearest_square, _squares(points, centres[:, place, None])[:, 0])
-    for place in (~known).nonzero().flatten().tolist():
+    for index in known.nonzero().flatten().tolist():
+        nearest_square = torch.minimum(nearest_square, _squares(points, centres[:, index, None])[:, 0])
+    for index in (~known).nonzero().flatten().tolist():
         chances = torch.where(torch.isinf(nearest_square), 1.0, nearest_square) * weights
         chances = torch.where(chances.sum(-1, keepdim=True) > 0, chances, weights)  # all rows lie on seeds
-        drawn = _drawn(chances, trials, key.fold(place))  # (R, trials)
+        drawn = _drawn(chances, trials, key.fold(index))  # (R, trials)
         left = torch.minimum(nearest_square[:, None], _squares(points, points[drawn]))  # (R, trials, n)
         best = (left * weights).sum(-1).argmin(-1)
         each = torch.arange(restarts, device=best.device)
-        centres[:, place], nearest_square = points[drawn[each, best]], left[each, best]
+        centres[:, index], nearest_square = points[drawn[each, best]], left[each, best]
     return centres
 
 
@@ -141,12 +139,17 @@ def _sharp(kind: Covariance, centres: Tensor, spread: float) -> Components:
     return Components(centres.new_zeros(restarts, components), centres, factors.expand(restarts, *shape).contiguous())
 
 
+def statistics_of_all(rows: Rows, kind: Covariance) -> Statistics:
+    """Sums over all rows about their centre, as of one component, whatever their labels."""
+    dimensions = rows.points.shape[1]
+    zeros = torch.zeros(1, 1, dimensions, dtype=torch.float64, device=rows.points.device)
+    unit = kind.identity(dimensions, zeros).expand(1, *kind.shape(1, dimensions)).contiguous()
+    return statistics(rows._replace(labels=None), kind, Components(zeros[..., 0], zeros, unit))
+
+
 def spread_of(rows: Rows) -> float:
     """The root mean square distance of the rows from their centre, by weight; 1 where they all lie there."""
-    zeros = torch.zeros(1, 1, rows.points.shape[1], dtype=torch.float64, device=rows.points.device)
-    sums = statistics(
-        rows._replace(labels=None), Spherical(), Components(zeros[..., 0], zeros, torch.ones_like(zeros[..., 0]))
-    )
+    sums = statistics_of_all(rows, Spherical())
     return float((sums.scatters / sums.counts).sqrt()) or 1.0
 
 

@@ -1,23 +1,28 @@
 """Penalties, the priors that they stand for, and the way back.
 
-Densities of weights are in `priors`; removing units that a penalty has set to zero is in `pruning`.
+`conversion` asks which prior a penalty is, `inversion` finds it by numbers, `training` hands penalties to optimisers.
+Densities of weights are in `priors`.
 """
 
 from posterity.penalties.composed import Function, Sum
 from posterity.penalties.conversion import from_prior, to_prior
 from posterity.penalties.divergence import Divergence
-from posterity.penalties.factors import Factors, factors_of, lambda_theory, layer_factors, usual_factors
+from posterity.penalties.explanation import Verdict
 from posterity.penalties.families import Dirac, Family, Gaussian, Translation
 from posterity.penalties.norms import L1, GroupLasso, SquaredL2
 from posterity.penalties.penalty import Penalty
 from posterity.penalties.training import (
+    Factors,
     coupled_weight_decay,
     decoupled_weight_decay,
+    factors_of,
+    lambda_theory,
+    layer_factors,
     param_groups,
     penalty_term,
     prior_of,
+    usual_factors,
 )
-from posterity.penalties.verdict import Verdict
 
 __all__ = [
     "L1",

@@ -1,4 +1,4 @@
-"""Smaller networks without dead units.
+"""Smaller networks without dead units: `unit_uses` finds who sees a unit, `passages` what lies between, `pruning` cuts.
 
 The penalties that kill units are in `penalties`.
 """

@@ -1,6 +1,7 @@
-"""Figures of posteriors and the HTML page of a comparison. Drawing needs matplotlib: pip install 'posterity[report]'.
+"""Figures of predictions and chains, as `po.report.trace_plot(q).savefig("chains.png")`, and the page of a comparison.
 
-Figures of a study are in its folder in `posterity_studies`.
+`canvas` has what figures share, `files` writes them whole or not at all. Figures of studies are in `posterity_studies`.
+Drawing needs matplotlib: pip install 'posterity[report]'.
 """
 
 from posterity.report.chains import energy_plot, rank_plot, trace_plot

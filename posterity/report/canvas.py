@@ -2,7 +2,7 @@
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,24 +21,36 @@ BLACK, ORANGE, SKY, GREEN, BLUE, RED, PINK = "#222222", "#e69f00", "#56b4e9", "#
 GREY = "#8a8a8a"
 
 
-def panels(rows: int, columns: int, *, size: tuple[float, float], **options: Any) -> tuple["Figure", list["Axes"]]:
-    """A figure of rows x columns panels, each `size` (width, height) inches; options go to `Figure.subplots`."""
+def panels(
+    rows: int,
+    columns: int,
+    *,
+    size: tuple[float, float],
+    beside: tuple[float, float] = (0.0, 0.0),
+    layout: Literal["constrained", "compressed"] = "constrained",
+    **options: Any,
+) -> tuple["Figure", list["Axes"]]:
+    """A figure of rows x columns panels, each `size` (width, height) inches, with `beside` more inches around them.
+
+    Options go to `Figure.subplots`.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PosterityError("Figures need matplotlib. Install it with: pip install 'posterity[report]'.") from error
-    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=150, layout="constrained")
+    inches = (size[0] * columns + beside[0], size[1] * rows + beside[1])
+    figure = Figure(figsize=inches, dpi=150, layout=layout)
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
-    for place in axes:
-        place.tick_params(labelsize=9)
+    for panel in axes:
+        panel.tick_params(labelsize=9)
     return figure, axes
 
 
-def plain(place: "Axes") -> None:
+def plain(panel: "Axes") -> None:
     """Take the upper and right edges off a panel with curves or bars."""
-    place.spines[["top", "right"]].set_visible(False)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 def gentle(name: str, low: float, high: float) -> "Colormap":
@@ -50,10 +62,10 @@ def gentle(name: str, low: float, high: float) -> "Colormap":
     return LinearSegmentedColormap.from_list(f"gentle {name}", shades)
 
 
-def save(figure: "Figure", path: Path) -> None:
+def save(figure: "Figure", path: Path, margin: float = 0.12) -> None:
     """Write the figure in the format that the path ends in (.png, .pdf, .svg), whole or not at all."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), bbox_inches="tight", pad_inches=0.12)
+    figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), bbox_inches="tight", pad_inches=margin)
     write_file(path, buffer.getvalue())
 
 

@@ -1,6 +1,5 @@
 """Figures of predictions: bands, maps, reliability, predicted against observed."""
 
-import io
 import math
 import os
 from collections.abc import Mapping
@@ -11,16 +10,15 @@ import torch
 from torch import Tensor
 
 from posterity.datasets import DataSet
-from posterity.errors import PosterityError
 from posterity.metrics import negative_log_likelihood, reliability
 from posterity.posteriors import Posterior
-from posterity.report.files import check_figure_path, write_file
+from posterity.report import canvas
+from posterity.report.canvas import array
+from posterity.report.files import check_figure_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
 GRID = 64  # points a side of a map; bilinear shading hides the steps
 BEYOND = 1.5  # the shown range, in spans of the data
@@ -47,7 +45,7 @@ def class_probability_maps(
         path,
         nll,
         value=lambda probs: probs[:, 1],
-        colours="RdBu_r",
+        colours=("RdBu_r", 0.15, 0.85),
         bounds=(0.0, 1.0),
         label=f"p(y = {_plain(classes[1])} | x)",
         contours={0.5: ("solid", 1.4), 0.1: ("dotted", 0.9), 0.9: ("dotted", 0.9)},
@@ -68,7 +66,7 @@ def confidence_maps(
         path,
         nll,
         value=lambda probs: probs.max(-1).values,
-        colours="Purples_r",
+        colours=("Purples_r", 0.1, 1.0),
         bounds=(1.0 / len(classes), 1.0),
         label="probability of the most probable class",
         contours={0.9: ("dotted", 0.9)},
@@ -94,24 +92,20 @@ def regression_bands(
     grid = torch.linspace(low, high, 300)
     figure, axes = _figure(len(panels), width=4.2, height=3.15)
     bottom, top = _wider(torch.cat([y, data.test.targets[:, 0]]), 1.3)
-    for place, (title, posterior) in zip(axes, panels.items(), strict=True):
+    for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         predictive = posterior.predict(grid[:, None])
-        mean, half = _array(predictive.mean[:, 0]), _array(1.96 * predictive.epistemic[:, 0].sqrt())
-        lower, upper = (_array(value[:, 0]) for value in predictive.interval(0.95))
-        place.fill_between(_array(grid), lower, upper, color=NOISE_BAND, linewidth=0, label="95 % of targets (total)")
+        mean, half = array(predictive.mean[:, 0]), array(1.96 * predictive.epistemic[:, 0].sqrt())
+        lower, upper = (array(value[:, 0]) for value in predictive.interval(0.95))
+        panel.fill_between(array(grid), lower, upper, color=NOISE_BAND, linewidth=0, label="95 % of targets (total)")
         if (half > 0).any():
             label = "95 % of functions (epistemic)"
-            place.fill_between(_array(grid), mean - half, mean + half, color=WEIGHT_BAND, linewidth=0, label=label)
-        place.plot(_array(grid), mean, color=LINE, linewidth=1.6, label="mean")
-        place.scatter(_array(x), _array(y), s=10, color=INK, linewidth=0, alpha=0.8, zorder=3, label="training rows")
-        place.set(xlim=(low, high), ylim=(bottom, top), xlabel="x")
-        _title(place, title, posterior, data, nll)
+            panel.fill_between(array(grid), mean - half, mean + half, color=WEIGHT_BAND, linewidth=0, label=label)
+        panel.plot(array(grid), mean, color=LINE, linewidth=1.6, label="mean")
+        panel.scatter(array(x), array(y), s=10, color=INK, linewidth=0, alpha=0.8, zorder=3, label="training rows")
+        panel.set(xlim=(low, high), ylim=(bottom, top), xlabel="x")
+        _title(panel, title, posterior, data, nll)
     axes[0].set_ylabel("y")
-    handles = {
-        label: handle for place in axes for handle, label in zip(*place.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    _write(figure, path)
+    _save(figure, path, axes, 4)
 
 
 def comparison(
@@ -133,7 +127,7 @@ def _maps(
     nll: Mapping[str, float] | None,
     *,
     value: Any,
-    colours: str,
+    colours: tuple[str, float, float],
     bounds: tuple[float, float],
     label: str,
     contours: Mapping[float, tuple[str, float]],
@@ -146,48 +140,36 @@ def _maps(
     sides = _square(data.train.inputs)
     axis = [torch.linspace(low, high, GRID) for low, high in sides]
     grid = torch.cartesian_prod(axis[0], axis[1])  # (GRID^2, 2), second input fastest
-    places = [_array(values) for values in axis]
+    coordinates = [array(values) for values in axis]
     half = 0.5 * (sides[0][1] - sides[0][0]) / (GRID - 1)  # a pixel reaches half a step around its point
     extent = (sides[0][0] - half, sides[0][1] + half, sides[1][0] - half, sides[1][1] + half)
     figure, axes = _figure(len(panels), width=4.0, height=3.9)
-    for place, (title, posterior) in zip(axes, panels.items(), strict=True):
+    for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         probs = posterior.predict(grid).probs.cpu()
-        shown = _array(value(probs).reshape(GRID, GRID).T)  # rows are the second input
-        image = place.imshow(
+        shown = array(value(probs).reshape(GRID, GRID).T)  # rows are the second input
+        image = panel.imshow(
             shown,
             origin="lower",
             extent=extent,
-            cmap=_gentle(colours),
+            cmap=canvas.gentle(*colours),
             vmin=bounds[0],
             vmax=bounds[1],
             interpolation="bilinear",
         )
         for level, (style, width) in contours.items():
             if shown.min() < level < shown.max():
-                place.contour(*places, shown, levels=[level], colors=INK, linestyles=style, linewidths=width)
+                panel.contour(*coordinates, shown, levels=[level], colors=INK, linestyles=style, linewidths=width)
         if len(_classes(data)) > 2:
-            for lead in _array(_leads(probs)):
+            for lead in array(_leads(probs)):
                 if lead.min() < 0 < lead.max():
-                    place.contour(*places, lead.reshape(GRID, GRID).T, levels=[0.0], colors=INK, linewidths=1.2)
-        _points(place, data)
-        place.set(xlim=sides[0], ylim=sides[1], xlabel="$x_1$", aspect="equal")
-        _title(place, title, posterior, data, nll)
+                    panel.contour(*coordinates, lead.reshape(GRID, GRID).T, levels=[0.0], colors=INK, linewidths=1.2)
+        _points(panel, data)
+        panel.set(xlim=sides[0], ylim=sides[1], xlabel="$x_1$", aspect="equal")
+        _title(panel, title, posterior, data, nll)
     axes[0].set_ylabel("$x_2$")
     bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02)
     bar.set_label(label, fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
-    _write(figure, path)
-
-
-def _gentle(name: str) -> "Colormap":
-    """The named colours without their darkest ends, on which points could not be seen."""
-    from matplotlib import colormaps
-    from matplotlib.colors import LinearSegmentedColormap
-
-    ends = (0.15, 0.85) if name == "RdBu_r" else (0.1, 1.0)
-    shades = colormaps[name](torch.linspace(*ends, 256).numpy())
-    return LinearSegmentedColormap.from_list(f"gentle {name}", shades)
+    _save(figure, path, axes[:1])
 
 
 def _leads(probs: Tensor) -> Tensor:
@@ -197,10 +179,10 @@ def _leads(probs: Tensor) -> Tensor:
     return (probs - others).T
 
 
-def _points(place: "Axes", data: DataSet) -> None:
+def _points(panel: "Axes", data: DataSet) -> None:
     for index, name in enumerate(_classes(data)):
-        rows = _array(data.train.inputs[data.train.targets == index])
-        place.scatter(
+        rows = array(data.train.inputs[data.train.targets == index])
+        panel.scatter(
             rows[:, 0],
             rows[:, 1],
             s=9,
@@ -216,31 +198,25 @@ def _figure(count: int, *, width: float, height: float) -> tuple["Figure", list[
     """A figure with a row of panels, no global state behind it."""
     if not count:
         raise ValueError("A figure needs at least one panel. Got no posterior.")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PosterityError("Figures need matplotlib. Install it with: pip install 'posterity[report]'.") from error
-    figure = Figure(figsize=(width * count + 0.9, height + 0.75), dpi=150, layout="compressed")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, count, sharex=True, sharey=True, squeeze=False)
-    return figure, list(axes[0])
+    size, beside = (width, height), (0.9, 0.75)
+    return canvas.panels(1, count, size=size, beside=beside, layout="compressed", sharex=True, sharey=True)
 
 
-def _title(place: "Axes", title: str, posterior: Posterior, data: DataSet, nll: Mapping[str, float] | None) -> None:
+def _title(panel: "Axes", title: str, posterior: Posterior, data: DataSet, nll: Mapping[str, float] | None) -> None:
     if nll is None:
         value = negative_log_likelihood(posterior.predict(data.test.inputs), data.test.targets)
     else:
         value = nll[title]
-    place.set_title(f"{title}   test NLL {value:.3f}", fontsize=11)
-    place.tick_params(labelsize=9)
+    panel.set_title(f"{title}   test NLL {value:.3f}", fontsize=11)
 
 
-def _write(figure: "Figure", path: Path_) -> None:
-    path = Path(path)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.lower().removeprefix("."), bbox_inches="tight", pad_inches=0.1)
-    write_file(path, buffer.getvalue())
+def _save(figure: "Figure", path: Path_, legend_of: list["Axes"], columns: int | None = None) -> None:
+    """Write the figure with one legend below it, of all labels in these panels."""
+    labelled = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in legend_of)
+    handles = {label: handle for pairs in labelled for handle, label in pairs}
+    ncols = columns or len(handles)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
+    canvas.save(figure, Path(path), margin=0.1)
 
 
 def _classes(data: DataSet) -> tuple[str, ...]:
@@ -252,10 +228,6 @@ def _classes(data: DataSet) -> tuple[str, ...]:
 def _plain(name: str) -> str:
     """A name from the data, none of it taken for maths."""
     return name.replace("$", r"\$")
-
-
-def _array(values: Tensor) -> "NDArray[Any]":
-    return values.detach().cpu().numpy()
 
 
 def _wider(values: Tensor, factor: float) -> tuple[float, float]:
@@ -288,23 +260,20 @@ def reliability_diagram(panels: Mapping[str, Posterior], data: DataSet, path: Pa
         )
     check_figure_path(Path(path))
     figure, axes = _figure(len(panels), width=3.4, height=2.9)
-    for place, (title, posterior) in zip(axes, panels.items(), strict=True):
+    for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         table = reliability(posterior.predict(data.test.inputs), data.test.targets, BINS)
         some = table.count > 0
-        confidence, accuracy = _array(table.confidence[some]), _array(table.accuracy[some])
-        share = _array(table.count[some] / table.count.sum())
-        place.plot((0, 1), (0, 1), color=INK, linewidth=1, linestyle="dashed", label="calibrated")
-        place.vlines(confidence, confidence, accuracy, color=WEIGHT_BAND, linewidth=2, label="gap")
-        dots = place.scatter(confidence, accuracy, s=14 + 260 * share, color=LINE, alpha=0.85, linewidth=0, zorder=3)
+        confidence, accuracy = array(table.confidence[some]), array(table.accuracy[some])
+        share = array(table.count[some] / table.count.sum())
+        panel.plot((0, 1), (0, 1), color=INK, linewidth=1, linestyle="dashed", label="calibrated")
+        panel.vlines(confidence, confidence, accuracy, color=WEIGHT_BAND, linewidth=2, label="gap")
+        dots = panel.scatter(confidence, accuracy, s=14 + 260 * share, color=LINE, alpha=0.85, linewidth=0, zorder=3)
         dots.set_clip_on(False)  # a bin that is all right sits on the border
         low = 1.0 / len(data.classes) - 0.02
-        place.set(xlim=(low, 1.01), ylim=(-0.02, 1.02), xlabel="confidence")
-        place.set_title(title, fontsize=11)
-        place.tick_params(labelsize=9)
+        panel.set(xlim=(low, 1.01), ylim=(-0.02, 1.02), xlabel="confidence")
+        panel.set_title(title, fontsize=11)
     axes[0].set_ylabel("accuracy")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    _write(figure, path)
+    _save(figure, path, axes[:1], 2)
 
 
 def predicted_observed(
@@ -322,21 +291,18 @@ def predicted_observed(
     rows = torch.linspace(0, len(data.test) - 1, count).round().long()
     observed = data.test.targets[rows, 0].cpu() * scale + shift
     figure, axes = _figure(len(panels), width=3.6, height=3.1)
-    for place, (title, posterior) in zip(axes, panels.items(), strict=True):
+    for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         predictive = posterior.predict(data.test.inputs[rows])
         mean = predictive.mean[:, 0].cpu() * scale + shift
         lower, upper = (value[:, 0].cpu() * scale + shift for value in predictive.interval(0.95))
         inside = (lower <= observed) & (observed <= upper)
         for chosen, colour, label in ((inside, WEIGHT_BAND, "95 % interval"), (~inside, "#cb181d", "missed")):
-            at = _array(observed[chosen])
-            place.vlines(at, _array(lower[chosen]), _array(upper[chosen]), color=colour, linewidth=1.1, label=label)
-        place.scatter(_array(observed), _array(mean), s=8, color=LINE, linewidth=0, zorder=3, label="mean")
-        place.axline((float(observed[0]), float(observed[0])), slope=1, color=INK, linewidth=1, linestyle="dashed")
-        place.set(xlabel="observed")
-        place.locator_params(axis="x", nbins=4)  # large numbers need room
-        place.set_title(title, fontsize=11)
-        place.tick_params(labelsize=9)
+            at = array(observed[chosen])
+            panel.vlines(at, array(lower[chosen]), array(upper[chosen]), color=colour, linewidth=1.1, label=label)
+        panel.scatter(array(observed), array(mean), s=8, color=LINE, linewidth=0, zorder=3, label="mean")
+        panel.axline((float(observed[0]), float(observed[0])), slope=1, color=INK, linewidth=1, linestyle="dashed")
+        panel.set(xlabel="observed")
+        panel.locator_params(axis="x", nbins=4)  # large numbers need room
+        panel.set_title(title, fontsize=11)
     axes[0].set_ylabel("predicted")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    _write(figure, path)
+    _save(figure, path, axes[:1], 3)

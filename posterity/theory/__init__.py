@@ -1,14 +1,13 @@
 """Theory of wide networks: bounds, their optimum and collapse, signal propagation.
 
-Fits of real networks are in `methods`.
+Everything here is about networks of one hidden layer, or of any width. Fits of real networks are in `methods`.
 """
 
 from posterity.theory.activations import Activation, Moments, Rectified, Smooth
 from posterity.theory.losses import Logistic, Loss, OutputLaw, Sampled, Softmax, Square, sampled_excess
 from posterity.theory.neurons import NeuronPrior, Neurons
-from posterity.theory.reading import neurons_of, problem_of
 from posterity.theory.signal_propagation import Signals, signal_propagation
-from posterity.theory.wide import CollapseLaw, Optimum, WideProblem, collapse_law, optimum
+from posterity.theory.wide import CollapseLaw, Optimum, WideProblem, collapse_law, neurons_of, optimum, problem_of
 
 __all__ = [
     "Activation",

@@ -15,8 +15,7 @@ from posterity.model import Joint
 from posterity.model.network import Network
 from posterity.numerics.random import Key
 from posterity.penalties import lambda_theory, layer_factors, usual_factors
-from posterity.penalties.factors import penalised
-from posterity.penalties.training import WIDE
+from posterity.penalties.training import WIDE, penalised
 from posterity.priors import FanIn, He, Layerwise, Prior
 from posterity.priors.fan import ScaleRule
 from posterity_studies.grids import half_power, merged

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posterity import metrics
 from posterity.errors import Diverged
-from posterity.penalties.factors import penalised
+from posterity.penalties.training import penalised
 from posterity.posteriors import Point
 from posterity.predictive import Predictive
 from posterity.pruning.pruning import pruned

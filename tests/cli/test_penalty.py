@@ -196,10 +196,10 @@ def test_figures(run, tmp_path, words):
 
 
 def test_the_edge_of_chaos(run, found, tmp_path, monkeypatch):
-    from posterity.cli.verbs.penalty import edge as penalty_edge
+    from posterity.cli.verbs.penalty import networks
 
-    monkeypatch.setattr(penalty_edge, "DEPTH", 6)
-    monkeypatch.setattr(penalty_edge, "WIDTH", 60)
+    monkeypatch.setattr(networks, "DEPTH", 6)
+    monkeypatch.setattr(networks, "WIDTH", 60)
     file = tmp_path / "signals.png"
     result = run("penalty", "--edge-of-chaos", "relu", "--plot", file)
     assert result.out.startswith("relu, biases of variance 0: on the edge of chaos sigma_w^2 = 2, keeps any q\n")

@@ -13,7 +13,8 @@ from posterity.numerics import Key
 from posterity.numerics.compiled import nothing_read
 from posterity.numerics.layout import Layout
 from posterity.optim.shrinkage import group_threshold, soft_threshold
-from posterity.penalties.inversion import Member, invert
+from posterity.penalties.expansion import Member
+from posterity.penalties.inversion import invert
 from posterity.priors import EdgeOfChaos, GroupLasso, Laplace, Logistic, Normal, Prior, Tabulated
 from posterity.pruning import pruned, unused_inputs
 from posterity.theory import signal_propagation

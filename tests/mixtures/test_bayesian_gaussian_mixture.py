@@ -15,8 +15,8 @@ from sklearn.mixture import BayesianGaussianMixture as Peer
 
 from posterity.errors import BoundFell
 from posterity.mixtures import BayesianGaussianMixture
-from posterity.mixtures.precisions import condition_of
-from posterity.mixtures.variational_rounds import VariationalRounds
+from posterity.mixtures.bayesian_gaussian_mixture import VariationalRounds
+from posterity.mixtures.covariance import condition_of
 
 KINDS = ("full", "tied", "diag", "spherical")
 kinds = pytest.mark.parametrize("kind", KINDS)

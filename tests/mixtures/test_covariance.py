@@ -7,7 +7,7 @@ from mixturecases import KINDS, assert_statistics, components_of, mixture, naive
 
 from posterity.errors import NotPositiveDefinite
 from posterity.mixtures import Diagonal, Full, Spherical, Tied, rows_of, statistics
-from posterity.mixtures.covariance import by_shift, shifted, unshifted
+from posterity.mixtures.sweeps import by_shift, shifted, unshifted
 
 by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 

@@ -23,11 +23,9 @@ from posterity.mixtures import (
     rows_of,
     scores,
     statistics,
+    sweeps,
 )
-from posterity.mixtures import (
-    covariance as moments,
-)
-from posterity.mixtures.tied import SharedSweep
+from posterity.mixtures.sweeps import SharedSweep
 
 by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -74,7 +72,7 @@ def test_products_of_coordinates_lose_the_digits_that_decide_against_them(kind, 
     """What a pass may lose where they are used grows as the square of the distance, as the limit supposes."""
     given = mixture(kind, 1, 3, 2)
     errors = []
-    monkeypatch.setattr(moments, "TOLERATED", torch.inf)
+    monkeypatch.setattr(sweeps, "TOLERATED", torch.inf)
     for far in (1e2, 1e5):
         moved = given._replace(means=given.means * far)
         points = points_near(moved.means[0], 400)
@@ -93,7 +91,7 @@ def test_products_are_used_up_to_two_hundred_scales(kind, distance, wanted):
     covariances = {"full": 49 * torch.eye(2).expand(1, 2, 2, 2), "tied": 49 * torch.eye(2)[None]}
     given = covariances.get(kind.name, torch.full((1, *kind.shape(2, 2)), 49.0)).double()
     own = Components(torch.zeros(1, 2, dtype=torch.float64), means, kind.factors(given))
-    assert isinstance(kind.sweep(own, 10), (moments.MomentSweep, SharedSweep)) is wanted
+    assert isinstance(kind.sweep(own, 10), (sweeps.MomentSweep, SharedSweep)) is wanted
 
 
 @pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind.name)
@@ -109,7 +107,7 @@ def test_strong_correlations_lose_no_digits(kind, small, wanted):
         torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, 1, 2, dtype=torch.float64), kind.factors(covariances)
     )
     if kind.name == "full":  # one matrix for all is whitened first
-        assert isinstance(kind.sweep(own, 300), moments.MomentSweep) is wanted
+        assert isinstance(kind.sweep(own, 300), sweeps.MomentSweep) is wanted
     whitened = points @ own.factors.reshape(2, 2)
     torch.testing.assert_close(scores(rows, kind, own)[0, :, 0], -0.5 * whitened.square().sum(1), rtol=0.0, atol=1e-10)
 

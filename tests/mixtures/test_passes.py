@@ -22,11 +22,8 @@ from posterity.mixtures import (
     score_chunks,
     scores,
     statistics,
+    sweeps,
 )
-from posterity.mixtures import (
-    covariance as moments,
-)
-from posterity.mixtures import rows as sizes
 
 by_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 by_size = pytest.mark.parametrize(
@@ -133,8 +130,8 @@ def test_chunks_add_up_to_one_chunk(kind, monkeypatch):
     rows = rows._replace(labels=rows.labels.clamp_min(-1))
     own = components_of(kind, given, rows)
     whole, wanted = statistics(rows, kind, own), scores(rows, kind, own)
-    monkeypatch.setattr(sizes, "CPU_BYTES", 1)
-    monkeypatch.setattr(sizes, "GPU_BYTES", 1)
+    monkeypatch.setattr(sweeps, "CPU_BYTES", 1)
+    monkeypatch.setattr(sweeps, "GPU_BYTES", 1)
     assert kind.sweep(own, 1000).rows == 64
     assert_statistics(statistics(rows, kind, own), whole, 1e-12)
     torch.testing.assert_close(scores(rows, kind, own), wanted, rtol=1e-12, atol=1e-12)
@@ -221,8 +218,8 @@ def test_a_pass_makes_no_tensor_as_long_as_the_data(kind, monkeypatch):
     points = points_near(given.means[0], 20000)
     rows = rows_of(points)
     own = components_of(kind, given, rows)
-    monkeypatch.setattr(sizes, "CPU_BYTES", 1 << 16)
-    monkeypatch.setattr(sizes, "GPU_BYTES", 1 << 16)
+    monkeypatch.setattr(sweeps, "CPU_BYTES", 1 << 16)
+    monkeypatch.setattr(sweeps, "GPU_BYTES", 1 << 16)
     before = points.clone()
     with _Largest({points.untyped_storage().data_ptr()}) as largest:
         statistics(rows, kind, own)
@@ -252,8 +249,8 @@ def test_no_rows_add_up_to_nothing(kind):
 
 @by_kind
 def test_chunks_of_scores_are_the_scores(kind, monkeypatch):
-    monkeypatch.setattr(sizes, "CPU_BYTES", 1)
-    monkeypatch.setattr(sizes, "GPU_BYTES", 1)
+    monkeypatch.setattr(sweeps, "CPU_BYTES", 1)
+    monkeypatch.setattr(sweeps, "GPU_BYTES", 1)
     given = mixture(kind, 2, 3, 2)
     rows = rows_of(points_near(given.means[0], 150))
     own = components_of(kind, given, rows)
@@ -269,7 +266,7 @@ def test_products_are_made_where_enough_components_share_them(components, dimens
     given = mixture(Full(), 1, components, dimensions)
     rows = rows_of(points_near(given.means[0] / 2, 30))
     own = components_of(Full(), given._replace(means=given.means / 2), rows)
-    assert isinstance(Full().sweep(own, 30), moments.MomentSweep) is wanted
+    assert isinstance(Full().sweep(own, 30), sweeps.MomentSweep) is wanted
 
 
 def test_chunks_of_scores_need_no_gradients():

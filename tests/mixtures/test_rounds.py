@@ -12,10 +12,8 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
 from posterity.errors import BoundFell, NotPositiveDefinite
-from posterity.mixtures import Full, GaussianMixture, InverseWishart, Rows, Spherical, Tied, fitting
-from posterity.mixtures.diagonal import Diagonal
-from posterity.mixtures.regularisation import Floor
-from posterity.mixtures.rounds import Rounds
+from posterity.mixtures import Diagonal, Full, GaussianMixture, InverseWishart, Rows, Spherical, Tied, estimator
+from posterity.mixtures.rounds import Floor, Rounds
 from posterity.numerics import Key
 
 PROBLEMS = 1000
@@ -283,7 +281,7 @@ def test_a_step_that_lowers_the_bound_is_an_error(monkeypatch, caplog):
     with pytest.raises(BoundFell, match=r"The M-step of round [0-9]+ lowered the bound"):
         GaussianMixture(2, reg_covar=InverseWishart(0.1, 2.0), tol=0.0).fit(rows)
     GaussianMixture(2, max_iter=5).fit(rows)  # a floor promises nothing
-    monkeypatch.setattr(fitting, "COLLINEAR", 1.0)  # as if rounding explained it
+    monkeypatch.setattr(estimator, "COLLINEAR", 1.0)  # as if rounding explained it
     with caplog.at_level(logging.INFO, logger="posterity"):
         GaussianMixture(2, reg_covar=InverseWishart(0.1, 2.0), tol=0.0, max_iter=5).fit(rows)
     assert "so close to singular (condition number" in caplog.text

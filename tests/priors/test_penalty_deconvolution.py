@@ -8,10 +8,10 @@ import torch
 from goldcases import load
 from torch import Tensor
 
+from posterity.penalties.expansion import Expansion, Member, expansion_log_kappa, grid_log_kappa
 from posterity.penalties.families import Dirac, Gaussian, Translation
-from posterity.penalties.inversion import Expansion, Member, invert, invert_expansions
-from posterity.penalties.inversion.integrability import expansion_log_kappa, grid_log_kappa
-from posterity.penalties.inversion.spline import forward_fit, interpolate
+from posterity.penalties.inversion import invert, invert_expansions
+from posterity.penalties.spline import forward_fit, interpolate
 from posterity.special.quadrature import normal_expectation
 
 GOLD = load("penalty_to_prior_deconvolution")

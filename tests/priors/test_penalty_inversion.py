@@ -10,19 +10,17 @@ from hypothesis import strategies as st
 from numpy.polynomial.hermite_e import herme2poly
 from torch import Tensor
 
-from posterity.penalties.families import Gaussian, Translation
-from posterity.penalties.inversion import (
+from posterity.penalties.expansion import (
     Expansion,
     Member,
-    invert,
     invert_expansion,
-    invert_expansions,
     invert_polynomial,
-    log_alpha_up_to_constant,
     smooth_expansion,
     smooth_polynomial,
 )
-from posterity.penalties.inversion.explanation import recognise_polynomial, recognise_trigonometric
+from posterity.penalties.explanation import recognise_polynomial, recognise_trigonometric
+from posterity.penalties.families import Gaussian, Translation
+from posterity.penalties.inversion import invert, invert_expansions, log_alpha_up_to_constant
 from posterity.priors import Normal
 
 GOLD = load("penalty_to_prior_deconvolution")

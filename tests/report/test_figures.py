@@ -34,7 +34,7 @@ def laplace(data):
 def drawn(monkeypatch):
     """The figures that would be written."""
     found = []
-    monkeypatch.setattr(figures, "_write", lambda figure, path: found.append(figure))
+    monkeypatch.setattr(figures.canvas, "save", lambda figure, path, margin: found.append(figure))
     return found
 
 

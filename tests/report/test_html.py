@@ -158,7 +158,7 @@ def point(data, seed=0):
 def drawn(monkeypatch):
     """The figures that would be written."""
     found = []
-    monkeypatch.setattr(diagnostics, "_write", lambda figure, path: found.append(figure))
+    monkeypatch.setattr(diagnostics.canvas, "save", lambda figure, path, margin: found.append(figure))
     return found
 
 

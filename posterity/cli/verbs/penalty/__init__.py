@@ -1,4 +1,4 @@
-"""`posterity penalty`: parses names and formulas of penalties, and prints the prior that each stands for.
+"""`posterity penalty`: `words` reads what was asked, `reading` and `networks` answer, `command` prints.
 
-The maths is in `penalties`.
+What penalties are and do is in `penalties`; their figures are in `report.penalties`.
 """

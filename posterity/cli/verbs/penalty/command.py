@@ -9,7 +9,7 @@ import typer
 from posterity.cli.frame import options as o
 
 if TYPE_CHECKING:
-    from posterity.cli.verbs.penalty.layers import Layers
+    from posterity.cli.verbs.penalty.networks import Layers
     from posterity.cli.verbs.penalty.reading import Reading
 
 
@@ -107,7 +107,7 @@ def penalty(
                 )
         _edge(edge_of_chaos, plot, as_json)
         return
-    from posterity.cli.verbs.penalty.layers import layers_of
+    from posterity.cli.verbs.penalty.networks import layers_of
     from posterity.cli.verbs.penalty.reading import read
 
     with option_values("penalty"):
@@ -159,7 +159,7 @@ def _edge(activation: str, plot: Path | None, as_json: bool) -> None:
     from rich.text import Text
 
     from posterity.cli.frame.output import console, one_thread, option_values, print_json, table
-    from posterity.cli.verbs.penalty.edge import edge
+    from posterity.cli.verbs.penalty.networks import edge
 
     with option_values("penalty"), one_thread():
         _check_figure(plot)

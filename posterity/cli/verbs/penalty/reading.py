@@ -26,9 +26,9 @@ from posterity.penalties import (
     to_prior,
 )
 from posterity.penalties import GroupLasso as GroupPenalty
-from posterity.penalties.catalogue import variance_of_one
-from posterity.penalties.inversion.expansion import Expansion
-from posterity.penalties.inversion.explanation import recognise_polynomial, recognise_trigonometric, times
+from posterity.penalties.conversion import variance_of_one
+from posterity.penalties.expansion import Expansion
+from posterity.penalties.explanation import recognise_polynomial, recognise_trigonometric, times
 from posterity.priors import Cauchy, GroupLasso, Horseshoe, Laplace, Logistic, Normal, Prior, StudentT
 
 ENTROPY = "log(sigma sqrt(2 pi e))"

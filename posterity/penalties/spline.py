@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.penalties.inversion.expansion import Member
+from posterity.penalties.expansion import Member
 
 _NEGLIGIBLE = 1e-16  # of the largest weight: nodes below change no digit
 _BUDGET = 2**18  # points at which B-splines are evaluated at once

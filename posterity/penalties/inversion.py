@@ -9,25 +9,27 @@ from torch import Tensor
 
 from posterity.errors import shown, unknown
 from posterity.numerics.random import Key
-from posterity.penalties.inversion.expansion import (
+from posterity.penalties.expansion import (
     Expansion,
     Member,
+    expansion_log_kappa,
+    grid_log_kappa,
     invert_expansion,
     invert_polynomial,
     smooth_expansion,
 )
-from posterity.penalties.inversion.explanation import (
+from posterity.penalties.explanation import (
     LARGEST,
     Findings,
+    Route,
+    Verdict,
     explain,
     fit_expansion,
     recognise_polynomial,
     recognise_trigonometric,
     rounding_of,
 )
-from posterity.penalties.inversion.integrability import expansion_log_kappa, grid_log_kappa
-from posterity.penalties.inversion.spline import ForwardFit, Spline, forward_fit, interpolate
-from posterity.penalties.verdict import Route, Verdict
+from posterity.penalties.spline import ForwardFit, Spline, forward_fit, interpolate
 from posterity.priors.normal import Normal
 
 # Shares of what r varies by nearby. With three knots to a standard deviation of the family kinks and most jumps of log

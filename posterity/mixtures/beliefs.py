@@ -1,15 +1,104 @@
-"""Normal-Wishart beliefs about components: conjugate update, bound, predictions."""
+"""Conjugate beliefs about a mixture: weights, means and precisions; their update, bound and predictions."""
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.mixtures.precisions import Precisions
-from posterity.mixtures.rows import Components, Statistics
-from posterity.mixtures.weights import MixtureWeights
+from posterity.mixtures.covariance import Covariance
+from posterity.mixtures.sweeps import Components, Statistics
 from posterity.numerics.random import Key
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """weights ~ Dir(a), with density C(a) prod_k weights_k^(a_k - 1); concentrations a (R, K), a0 in the prior."""
+
+    ordered: ClassVar[bool] = False  # whether the order of the components matters, large ones first
+
+    def prior(self, concentration: Tensor, components: int) -> Tensor:
+        """The concentrations (1, *shape) of the prior, from its one number as a tensor ()."""
+        return concentration.expand(1, components)
+
+    def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
+        """The posterior (R, *shape) when components have counts (R, K) of rows."""
+        return prior + counts
+
+    def expected_logs(self, concentration: Tensor) -> Tensor:
+        """E log weight_k, (R, K)."""
+        return dirichlet_expected_logs(concentration)
+
+    def means(self, concentration: Tensor) -> Tensor:
+        """E weight_k, (R, K), with sum 1."""
+        return concentration / concentration.sum(-1, keepdim=True)
+
+    def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
+        """KL(posterior || prior) in nats, (R,)."""
+        return dirichlet_divergence(concentration, prior)
+
+
+def dirichlet_log_normaliser(concentration: Tensor) -> Tensor:
+    """log C(a) = log Gamma(sum a) - sum log Gamma(a), (..., K) -> (...,).
+
+    >>> float(dirichlet_log_normaliser(torch.tensor([1.0, 1.0, 1.0])).exp())  # the simplex has area 1/2
+    2.0
+    """
+    return torch.lgamma(concentration.sum(-1)) - torch.lgamma(concentration).sum(-1)
+
+
+def dirichlet_expected_logs(concentration: Tensor) -> Tensor:
+    """E log pi_k = psi(a_k) - psi(sum a), (..., K)."""
+    return torch.digamma(concentration) - torch.digamma(concentration.sum(-1, keepdim=True))
+
+
+def dirichlet_divergence(concentration: Tensor, prior: Tensor) -> Tensor:
+    """KL(Dir(concentration) || Dir(prior)) in nats, (...,)."""
+    pull = ((concentration - prior) * dirichlet_expected_logs(concentration)).sum(-1)
+    return dirichlet_log_normaliser(concentration) - dirichlet_log_normaliser(prior.expand_as(concentration)) + pull
+
+
+@dataclass(frozen=True)
+class Sticks:
+    """weights_k = v_k prod_{j<k} (1 - v_j) with v_k ~ Beta(1, gamma), and v_K = 1: a Dirichlet process cut at K.
+
+    Concentrations (R, K, 2) are the parameters of the Beta distributions; those of the last are not used.
+
+    **References**: Blei and Jordan (2006), Variational inference for Dirichlet process mixtures, (18) and (19).
+    """
+
+    ordered: ClassVar[bool] = True
+
+    def prior(self, concentration: Tensor, components: int) -> Tensor:
+        """The Beta parameters (1, K, 2), from gamma as a tensor ()."""
+        return torch.stack([torch.ones_like(concentration), concentration]).expand(1, components, 2)
+
+    def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
+        """Each stick gains its own count, and the counts of all components after it."""
+        after = counts.flip(-1).cumsum(-1).flip(-1) - counts
+        return prior + torch.stack([counts, after], -1)
+
+    def expected_logs(self, concentration: Tensor) -> Tensor:
+        """E log v_k, where that is not 1, and E log(1 - v_j) of all before."""
+        taken, left = self._last_is_one(dirichlet_expected_logs(concentration), 0.0).unbind(-1)
+        return taken + left.cumsum(-1) - left
+
+    def means(self, concentration: Tensor) -> Tensor:
+        """E weight_k, (R, K), with sum 1."""
+        shares = concentration / concentration.sum(-1, keepdim=True)
+        taken, left = self._last_is_one(shares, 1.0).unbind(-1)
+        before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1].cumprod(-1)], -1)
+        return taken * before
+
+    def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
+        """The sum of KL of Beta distributions, all but the last."""
+        return dirichlet_divergence(concentration[..., :-1, :], prior[..., :-1, :]).sum(-1)
+
+    @staticmethod
+    def _last_is_one(pairs: Tensor, value: float) -> Tensor:
+        """The numbers of sticks (..., K, 2) with `value` at the last."""
+        return torch.cat([pairs[..., :-1, :], torch.full_like(pairs[..., -1:, :], value)], -2)
 
 
 def log_normaliser(log_det: Tensor, degrees: Tensor, size: int, copies: int = 1) -> Tensor:
@@ -49,8 +138,8 @@ def wishart_divergence(
 class Family(NamedTuple):
     """Which distributions weights and precisions have."""
 
-    weights: MixtureWeights
-    precisions: Precisions
+    weights: Dirichlet | Sticks
+    kind: Covariance
 
 
 class Beliefs(NamedTuple):
@@ -80,8 +169,8 @@ def updated(family: Family, prior: Beliefs, sums: Sums) -> Beliefs:
     mean_precision = prior.mean_precision + sums.counts
     share = sums.counts / mean_precision  # (R, K), what the rows weigh against the prior mean
     apart = sums.averages - prior.means
-    pull = family.precisions.outer(prior.mean_precision * share, apart)
-    gained = family.precisions.gained_degrees(sums.counts, sums.averages.shape[-1])
+    pull = family.kind.outer(prior.mean_precision * share, apart)
+    gained = family.kind.gained_degrees(sums.counts, sums.averages.shape[-1])
     return Beliefs(
         concentration=family.weights.updated(prior.concentration, sums.counts),
         mean_precision=mean_precision,
@@ -93,18 +182,18 @@ def updated(family: Family, prior: Beliefs, sums: Sums) -> Beliefs:
 
 def covariances(family: Family, beliefs: Beliefs) -> Tensor:
     """(E Lambda)^-1 = W^-1 / nu in the kind's storage, (R, *shape)."""
-    return beliefs.inverse_scales / family.precisions.broadcast(beliefs.degrees)
+    return beliefs.inverse_scales / family.kind.broadcast(beliefs.degrees)
 
 
 def components(family: Family, beliefs: Beliefs) -> Components:
     """What gives the scores of rows: score_nk = E_q log p(x_n, z_n = k | pi, mu, Lambda)."""
     dimensions = beliefs.means.shape[-1]
-    factors = family.precisions.covariance.factors(covariances(family, beliefs))
-    size, copies = family.precisions.block(dimensions)
-    log_det = expected_log_det(family.precisions.log_det(factors), beliefs.degrees, size, copies)
+    factors = family.kind.factors(covariances(family, beliefs))
+    size, copies = family.kind.block(dimensions)
+    log_det = expected_log_det(family.kind.log_det(factors), beliefs.degrees, size, copies)
     offsets = (
         family.weights.expected_logs(beliefs.concentration)
-        + (family.precisions.multiplicity(dimensions) * log_det - dimensions * math.log(2 * math.pi)) / 2
+        + (family.kind.multiplicity(dimensions) * log_det - dimensions * math.log(2 * math.pi)) / 2
         - dimensions / (2 * beliefs.mean_precision)
     )
     return Components(offsets, beliefs.means, factors)
@@ -116,35 +205,37 @@ def bound(family: Family, prior: Beliefs, beliefs: Beliefs, sums: Sums) -> Tenso
     E_q log p(X, Z | theta) - E_q log q(Z) - KL(q(theta) || p(theta)), the first two terms from the sums alone.
     """
     made = components(family, beliefs)
-    moments = sums.moments + family.precisions.outer(sums.counts, sums.averages - beliefs.means)
-    expected = (sums.counts * made.offsets).sum(-1) - family.precisions.trace(made.factors, moments).sum(-1) / 2
+    moments = sums.moments + family.kind.outer(sums.counts, sums.averages - beliefs.means)
+    expected = (sums.counts * made.offsets).sum(-1) - family.kind.trace(made.factors, moments).sum(-1) / 2
     return expected + sums.entropy - divergence(family, prior, beliefs, made.factors)
 
 
 def divergence(family: Family, prior: Beliefs, beliefs: Beliefs, factors: Tensor) -> Tensor:
     """KL(q(pi, mu, Lambda) || prior) in nats, (R,); `factors` are those of the beliefs' covariances."""
     dimensions = beliefs.means.shape[-1]
-    precisions = family.precisions
-    size, copies = precisions.block(dimensions)
-    prior_factors = precisions.covariance.factors(covariances(family, prior))
+    kind = family.kind
+    size, copies = kind.block(dimensions)
+    prior_factors = kind.factors(covariances(family, prior))
     matrices = wishart_divergence(
-        precisions.log_det(factors),
+        kind.log_det(factors),
         beliefs.degrees,
-        precisions.log_det(prior_factors),
+        kind.log_det(prior_factors),
         prior.degrees,
-        precisions.trace(factors, prior.inverse_scales),
+        kind.trace(factors, prior.inverse_scales),
         size,
         copies,
     )
     ratio = prior.mean_precision / beliefs.mean_precision  # (R, K)
-    drift = precisions.outer(prior.mean_precision.expand_as(ratio), beliefs.means - prior.means)
-    means = dimensions / 2 * (ratio - 1 - torch.log(ratio)).sum(-1) + precisions.trace(factors, drift).sum(-1) / 2
+    drift = kind.outer(prior.mean_precision.expand_as(ratio), beliefs.means - prior.means)
+    means = dimensions / 2 * (ratio - 1 - torch.log(ratio)).sum(-1) + kind.trace(factors, drift).sum(-1) / 2
     return family.weights.divergence(beliefs.concentration, prior.concentration) + matrices.sum(-1) + means
 
 
-def sums_of(family: Family, means: Tensor, found: Statistics) -> Sums:
-    """The sums that one pass over the rows found, which was about `means` (R, K, D)."""
-    return Sums(found.counts, means + found.shifts, family.precisions.covariance.second_moments(found), found.entropy)
+def sums_of(family: Family, means: Tensor, statistics: Statistics) -> Sums:
+    """The sums of one pass over the rows, which was about `means` (R, K, D)."""
+    return Sums(
+        statistics.counts, means + statistics.shifts, family.kind.second_moments(statistics), statistics.entropy
+    )
 
 
 CHUNK_NUMBERS = 1 << 20  # whitened coordinates of the rows that are looked at together
@@ -160,31 +251,29 @@ def log_joint(family: Family, beliefs: Beliefs, points: Tensor, centre: Tensor) 
     """
     only = Beliefs(*(tensor[0] for tensor in beliefs))
     components, dimensions = only.means.shape
-    precisions = family.precisions
-    copies = precisions.block(dimensions)[1]
-    factors = precisions.covariance.factors(covariances(family, beliefs))
+    kind = family.kind
+    copies = kind.block(dimensions)[1]
+    factors = kind.factors(covariances(family, beliefs))
     degrees = _degrees(family, beliefs)[0].expand(components)
     event = dimensions // copies  # of each independent Student-t
     shrunk = only.mean_precision / ((1 + only.mean_precision) * only.degrees)  # Sigma^-1 = shrunk t_k A A^T
-    log_det = (
-        family.precisions.multiplicity(dimensions) * family.precisions.log_det(factors)[0] + dimensions * shrunk.log()
-    )
+    log_det = kind.multiplicity(dimensions) * kind.log_det(factors)[0] + dimensions * shrunk.log()
     gammas = torch.lgamma((degrees + event) / 2) - torch.lgamma(degrees / 2) - event / 2 * math.log(math.pi)
     weights = family.weights.means(beliefs.concentration)[0].log()
     offsets = weights + copies * gammas + log_det / 2  # t^(-d/2) of the density and t^(d/2) of the determinant cancel
-    found = []
+    logs = []
     for chunk in torch.split(points, max(1, CHUNK_NUMBERS // (components * dimensions))):
-        squares = precisions.squares(chunk.to(torch.float64) - centre, only.means, factors[0])  # (n, K, copies)
+        squares = kind.squares(chunk.to(torch.float64) - centre, only.means, factors[0])  # (n, K, copies)
         tails = torch.log1p(shrunk[:, None] * squares).sum(-1)
-        found.append(offsets - (degrees + event) / 2 * tails)
-    return torch.cat(found)
+        logs.append(offsets - (degrees + event) / 2 * tails)
+    return torch.cat(logs)
 
 
 @torch.no_grad()
 def scale_matrices(family: Family, beliefs: Beliefs) -> Tensor:
     """Sigma_k of that mixture as matrices (K, D, D)."""
     components, dimensions = beliefs.means.shape[1:]
-    matrices = family.precisions.covariance.dense(covariances(family, beliefs), components, dimensions)[0]
+    matrices = family.kind.dense(covariances(family, beliefs), components, dimensions)[0]
     widening = (1 + 1 / beliefs.mean_precision) * beliefs.degrees / _degrees(family, beliefs)
     return matrices * widening[0, :, None, None]
 
@@ -193,7 +282,7 @@ def scale_matrices(family: Family, beliefs: Beliefs) -> Tensor:
 def noise(family: Family, beliefs: Beliefs, chosen: Tensor, key: Key) -> Tensor:
     """Student-t numbers (n, D) of unit scale, as the components `chosen` (n,) have them, in float64."""
     dimensions = beliefs.means.shape[-1]
-    copies = family.precisions.block(dimensions)[1]
+    copies = family.kind.block(dimensions)[1]
     degrees = _degrees(family, beliefs).expand(1, beliefs.means.shape[1])[0, chosen, None].expand(-1, copies)
     normal = key.fold("normal").normal((len(chosen), dimensions), torch.float64, chosen.device)
     # What torch.distributions.Gamma draws by; that takes no generator.
@@ -203,4 +292,4 @@ def noise(family: Family, beliefs: Beliefs, chosen: Tensor, key: Key) -> Tensor:
 
 def _degrees(family: Family, beliefs: Beliefs) -> Tensor:
     """t = nu + 1 - p, (1, K) or (1, 1)."""
-    return beliefs.degrees + 1 - family.precisions.block(beliefs.means.shape[-1])[0]
+    return beliefs.degrees + 1 - family.kind.block(beliefs.means.shape[-1])[0]

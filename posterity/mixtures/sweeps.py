@@ -1,0 +1,375 @@
+"""What goes into a pass over the rows of a mixture, and what comes out."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+WORK: Final = torch.float64  # the number type of all that a pass computes; float32 rows are cast chunk by chunk
+
+# Bytes that a pass works on at a time. On a CPU they should stay in the caches; on a GPU few large kernels win.
+CPU_BYTES = 1 << 21
+GPU_BYTES = 1 << 28
+
+
+class Rows(NamedTuple):
+    """Points with their weights and known components; `centre` is what the means of components are relative to.
+
+    Takes points (N, D) in float32 or float64, which are never copied whole; weights (N,) or None for ones; labels (N,)
+    of whole numbers, -1 where the component is unknown, or None; centre (D,) in float64. `rows_of` chooses a centre.
+    """
+
+    points: Tensor  # (N, D)
+    weights: Tensor | None  # (N,)
+    labels: Tensor | None  # (N,)
+    centre: Tensor  # (D,)
+
+
+class Components(NamedTuple):
+    """R mixtures of K components: score_nk = offset_k - 1/2 |(x_n - mean_k) A_k|^2, in float64.
+
+    For a Gaussian mixture the offset is log weight - D/2 log 2 pi + log det A.
+    """
+
+    offsets: Tensor  # (R, K)
+    means: Tensor  # (R, K, D), relative to the rows' centre
+    factors: Tensor  # (R, *shape), A in the storage of the kind of covariance
+
+
+class Statistics(NamedTuple):
+    """Sums over all rows under the responsibilities r, in float64, about the means that the pass was given."""
+
+    counts: Tensor  # (R, K) sum_n w_n r_nk
+    shifts: Tensor  # (R, K, D) sum_n w_n r_nk (x_n - mean_k) / counts_k, 0 where counts_k is 0
+    scatters: Tensor  # (R, *shape) sum_n w_n r_nk (x_n - mean_k)(x_n - mean_k)^T, in the storage of the kind
+    log_likelihood: Tensor  # (R,) sum_n w_n log sum_k exp(score_nk); of a labelled row w_n score_{n, label}
+    entropy: Tensor  # (R,) -sum_n w_n sum_k r_nk log r_nk
+
+
+def rows_of(points: Tensor, weights: Tensor | None = None, labels: Tensor | None = None) -> Rows:
+    """The rows, centred at the mean of the points: takes points (N, D), weights (N,) and labels (N,)."""
+    return Rows(points, weights, labels, points.detach().mean(0).to(torch.float64))
+
+
+def chunk_rows(numbers: int, offsets: Tensor, num_data: int) -> int:
+    """How many rows to take at a time, where each needs this many numbers and the softmax of its scores.
+
+    Takes the components' offsets (R, K).
+    """
+    restarts, components = offsets.shape
+    numbers += restarts * (2 * components + 3)  # scores, shares; three sums over components
+    budget = CPU_BYTES if offsets.device.type == "cpu" else GPU_BYTES
+    return max(1, min(num_data, max(64, budget // (numbers * WORK.itemsize))))
+
+
+def taken(workspace: Tensor, *shape: int) -> Tensor:
+    """A tensor of this shape at the beginning of a workspace (W,)."""
+    return workspace[: math.prod(shape)].view(shape)
+
+
+class Sweep(ABC):
+    """What a pass does with one chunk of rows after another, for M = R K components, in float64."""
+
+    rows: int  # at most that many at a time
+
+    @abstractmethod
+    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
+        """The scores (M, n) of points (n, D) less the centre (D,); the caller may write over them."""
+
+    @abstractmethod
+    def add(self, weights: Tensor) -> None:
+        """Add the moments of the points last given, with these weights (M, n)."""
+
+    @abstractmethod
+    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """What was added: sum w (x - mean) (R, K, D), and sum w (x - mean)(x - mean)^T (R, K, D, D) or its
+        diagonal (R, K, D). Takes the sums of the weights (R, K).
+        """
+
+
+class ScaleSweep(Sweep):
+    """Distances over scales, their squares, and the weighted sums of both; one scale for a component and dimension.
+
+    Rows are the last axis everywhere: sums over components and dimensions then run along contiguous memory.
+    """
+
+    def __init__(self, components: Components, num_data: int) -> None:
+        """Takes components with factors (R, K, D)."""
+        offsets, means, self.factors = components
+        self.shape = means.shape
+        count, dimensions = offsets.numel(), means.shape[2]
+        self.offsets = offsets.reshape(count, 1)
+        self.means, self.scales = means.reshape(count, dimensions, 1), self.factors.reshape(count, dimensions, 1)
+        self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
+        self.workspace = means.new_empty(2 * count * dimensions * self.rows)
+        self.centred = means.new_empty(dimensions * self.rows)
+        self.first, self.second = (torch.zeros_like(self.means[..., 0]) for _ in range(2))
+
+    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
+        """Squares of whitened coordinates, added over the dimensions."""
+        self.z, self.squares = taken(self.workspace, 2, *self.first.shape, len(points))
+        torch.sub(centred(points, centre, self.centred), self.means, out=self.z)
+        self.z *= self.scales
+        torch.mul(self.z, self.z, out=self.squares)
+        return torch.add(self.offsets, self.squares.sum(1), alpha=-0.5)
+
+    def add(self, weights: Tensor) -> None:
+        self.z *= weights[:, None]
+        self.first += self.z.sum(2)
+        self.squares *= weights[:, None]
+        self.second += self.squares.sum(2)
+
+    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first.view(self.shape) / self.factors, self.second.view(self.shape) / self.factors.square()
+
+
+class MatrixSweep(Sweep):
+    """Whitened coordinates of all components by one product, and moments in those coordinates."""
+
+    def __init__(self, components: Components, num_data: int) -> None:
+        """Takes components with factors (R, K, D, D)."""
+        offsets, means, self.factors = components
+        self.shape = means.shape
+        count, dimensions = offsets.numel(), means.shape[2]
+        self.offsets = offsets.reshape(count, 1)
+        self.whitening = self.factors.mT.reshape(count * dimensions, dimensions)
+        self.bias = -(means[..., None, :] @ self.factors).reshape(count * dimensions, 1)
+        self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
+        self.workspace = means.new_empty(2 * count * dimensions * self.rows)
+        self.centred = means.new_empty(dimensions * self.rows)
+        self.first = means.new_zeros(count, dimensions)
+        self.second = means.new_zeros(count, dimensions, dimensions)
+
+    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
+        """One product (M D, D) (D, n), then squares added over the dimensions."""
+        self.z, self.scaled = taken(self.workspace, 2, *self.first.shape, len(points))
+        rows = centred(points, centre, self.centred)
+        torch.addmm(self.bias, self.whitening, rows, out=self.z.view(len(self.bias), -1))
+        torch.mul(self.z, self.z, out=self.scaled)
+        return torch.add(self.offsets, self.scaled.sum(1), alpha=-0.5)
+
+    def add(self, weights: Tensor) -> None:
+        """Products of the whitened rows with themselves, weighted, by component."""
+        torch.mul(self.z, weights[:, None], out=self.scaled)
+        self.first += self.scaled.sum(2)
+        self.second.baddbmm_(self.scaled, self.z.mT)
+
+    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """The moments taken back by A^-1: (R, K, D) and (R, K, D, D)."""
+        first = self.first.view(*self.shape[:2], 1, -1)
+        second = self.second.view(*self.shape, -1)
+        first = torch.linalg.solve_triangular(self.factors, first, upper=True, left=False)[..., 0, :]
+        second = torch.linalg.solve_triangular(self.factors, second, upper=True, left=False)
+        second = torch.linalg.solve_triangular(self.factors, second.mT, upper=True, left=False)
+        return first, (second + second.mT) / 2
+
+
+def centred(points: Tensor, centre: Tensor, workspace: Tensor) -> Tensor:
+    """Points (n, D) less the centre, one dimension after the other (D, n), at the beginning of the workspace (W,)."""
+    return torch.sub(points.mT, centre[:, None], out=taken(workspace, points.shape[1], len(points)))
+
+
+# What products may lose: the error of a score, and of a covariance relative to itself, in a component's own directions.
+TOLERATED = 1e-11
+
+
+def suffice(sizes: Tensor) -> bool:
+    """Whether products lose no digits that count, where `sizes` (R, K) is what they add up to a small number from.
+
+    That is sum_ij |P_ij| s_i s_j with the precision P of a component and s_i^2 = E x_i^2 about the centre: large for a
+    component many standard deviations from the centre (1e-11 allows about 200), and for strong correlations.
+    """
+    return bool(sizes.amax() * torch.finfo(WORK).eps <= TOLERATED)
+
+
+class MomentSweep(Sweep):
+    """Two products a chunk: coefficients times features are scores, weights times features are sums.
+
+    The features are x_i x_{i + s}, indices going round, and x_i. A precision matrix needs the shifts s = 0 .. D // 2, a
+    diagonal one s = 0 alone.
+    All products come from one multiplication of the rows with a sliding view of themselves.
+    """
+
+    def __init__(
+        self,
+        components: Components,
+        pulls: Tensor,
+        precisions: Tensor,
+        restore: Callable[[Tensor], Tensor],
+        num_data: int,
+    ) -> None:
+        """Takes `pulls`, precision times mean (R, K, D), precisions by shift (R, K, S, D), and what turns entries by
+        shift into the scatters of the kind.
+        """
+        restarts, count, shifts, dimensions = precisions.shape
+        offsets, means, _ = components
+        self.means, self.restore = means, restore
+        numbers = (shifts + 1) * dimensions + shifts - 1
+        self.rows = chunk_rows(numbers, offsets, num_data)
+        self.shape = (restarts, count, shifts + 1, dimensions)
+        # An even number of dimensions meets each pair twice at the last shift; x_i^2 is there once for half of P_ii.
+        shares = torch.ones(shifts, 1, dtype=WORK, device=means.device)
+        shares[0] = 0.5
+        if shifts > 1 and dimensions % 2 == 0:
+            shares[-1] = 0.5
+        coefficients = torch.cat([-shares * precisions, pulls[:, :, None]], 2)
+        self.coefficients = coefficients.view(restarts * count, (shifts + 1) * dimensions)
+        self.offsets = (offsets - 0.5 * (means * pulls).sum(-1)).view(-1, 1)
+        self.workspace = means.new_empty(numbers * self.rows)
+        self.results = means.new_empty(restarts * count * self.rows)
+        self.totals = torch.zeros_like(self.coefficients)
+        self._resize(self.rows)
+
+    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
+        if len(points) != self.current.shape[1]:
+            self._resize(len(points))
+        torch.sub(points.mT, centre[:, None], out=self.centred)
+        self.again.copy_(self.centred[: len(self.again)])
+        torch.mul(self.around, self.centred, out=self.products)
+        return torch.addmm(self.offsets, self.coefficients, self.features, out=self.current)
+
+    def _resize(self, size: int) -> None:
+        """Views of the workspace for chunks of this size: products, rows, and the first of these once more."""
+        _, _, blocks, dimensions = self.shape
+        shifts, used = blocks - 1, blocks * dimensions
+        table = taken(self.workspace, used + shifts - 1, size)
+        self.features, self.again = table[:used], table[used:]
+        self.products = table[: shifts * dimensions].view(shifts, dimensions, size)
+        self.centred = table[shifts * dimensions : used]
+        self.around = table[shifts * dimensions :].unfold(0, dimensions, 1).mT  # (S, D, n)
+        self.current = taken(self.results, len(self.offsets), size)
+
+    def add(self, weights: Tensor) -> None:
+        self.totals.addmm_(weights, self.features.mT)
+
+    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        totals = self.totals.view(self.shape)
+        first, second = totals[:, :, -1], totals[:, :, :-1]
+        away = first - counts[..., None] * self.means
+        # (x - m)_i (x - m)_j = x_i x_j - m_i x_j - (x_i - m_i) m_j
+        shifts = second.shape[2]
+        return away, self.restore(second - by_shift(self.means, first, shifts) - by_shift(away, self.means, shifts))
+
+
+def matrix_moments(components: Components, num_data: int) -> MomentSweep | None:
+    """The quick sweep for factors (R, K, D, D); None where it would lose digits."""
+    _, means, factors = components
+    precisions = factors @ factors.mT
+    identity = torch.eye(factors.shape[-1], dtype=WORK, device=factors.device)
+    variances = torch.linalg.solve_triangular(factors, identity, upper=True).square().sum(-2)
+    scales = (means.square() + variances).sqrt()
+    if not suffice(((precisions.abs() @ scales[..., None])[..., 0] * scales).sum(-1)):
+        return None
+    pulls = (precisions @ means[..., None])[..., 0]
+    return MomentSweep(components, pulls, shifted(precisions), unshifted, num_data)
+
+
+def scale_moments(components: Components, num_data: int) -> MomentSweep | None:
+    """The quick sweep for factors (R, K, D); None where it would lose digits."""
+    _, means, factors = components
+    if not suffice((means * factors).square().sum(-1) + means.shape[-1]):
+        return None
+    precisions = factors.square()
+    return MomentSweep(
+        components, precisions * means, precisions[..., None, :], lambda entries: entries[..., 0, :], num_data
+    )
+
+
+def by_shift(left: Tensor, right: Tensor, shifts: int) -> Tensor:
+    """left_i right_{i + s} (..., S, D) of two vectors (..., D)."""
+    around = torch.cat([right, right[..., : shifts - 1]], -1)
+    return left[..., None, :] * around.unfold(-1, left.shape[-1], 1)
+
+
+def shifted(matrices: Tensor) -> Tensor:
+    """A symmetric matrix (..., D, D) by shifts (..., D // 2 + 1, D): its entries (i, i + s), indices going round."""
+    dimensions = matrices.shape[-1]
+    entries = matrices.flatten(-2).index_select(-1, _indices(dimensions, matrices.device)[0])
+    return entries.view(*matrices.shape[:-2], -1, dimensions)
+
+
+def unshifted(entries: Tensor) -> Tensor:
+    """The symmetric matrix (..., D, D) that has these entries by shift."""
+    dimensions = entries.shape[-1]
+    matrices = entries.flatten(-2).index_select(-1, _indices(dimensions, entries.device)[1])
+    return matrices.view(*entries.shape[:-2], dimensions, dimensions)
+
+
+@lru_cache(maxsize=16)
+def _indices(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where in a matrix the entries by shift are, and where among these (of D // 2 + 1 by D) those of a matrix are."""
+    here = torch.arange(dimensions, device=device)
+    steps = torch.arange(dimensions // 2 + 1, device=device)[:, None]
+    apart = (here - here[:, None]) % dimensions  # (D, D), of column from row
+    near = torch.where(here > here[:, None], 2 * apart <= dimensions, 2 * apart < dimensions)  # each pair in one place
+    back = torch.where(near, apart * dimensions + here[:, None], (dimensions - apart) * dimensions + here)
+    return (here * dimensions + (here + steps) % dimensions).flatten(), back.flatten()
+
+
+def matrix_sweep(components: Components, num_data: int) -> Sweep:
+    """What goes over the rows for factors (R, K, D, D)."""
+    # All components share the products of coordinates; making these for a few takes longer than whitening, as measured.
+    shared = 4 * components.offsets.numel() >= min(components.means.shape[-1], 32)
+    return (matrix_moments(components, num_data) if shared else None) or MatrixSweep(components, num_data)
+
+
+def scale_sweep(components: Components, num_data: int) -> Sweep:
+    """What goes over the rows for factors (R, K, D)."""
+    return scale_moments(components, num_data) or ScaleSweep(components, num_data)
+
+
+class SharedSweep(Sweep):
+    """Coordinates whitened once for all components: scores are linear in them but for a term that all share.
+
+    Scatters need the products of the rows with themselves, weighted by row, and nothing else for each component.
+    """
+
+    def __init__(self, components: Components, whitened_means: Tensor, num_data: int) -> None:
+        """Takes components with factors (R, D, D), and means in whitened coordinates (R, K, D)."""
+        offsets, _, self.factors = components
+        restarts, count, dimensions = whitened_means.shape
+        self.means = whitened_means
+        self.offsets = (offsets - 0.5 * whitened_means.square().sum(-1))[..., None]
+        self.whitening = self.factors.mT.reshape(restarts * dimensions, dimensions)
+        self.rows = chunk_rows((2 * restarts + 1) * dimensions, offsets, num_data)
+        self.workspace = offsets.new_empty(2 * restarts * dimensions * self.rows)
+        self.centred = offsets.new_empty(dimensions * self.rows)
+        self.results = offsets.new_empty(restarts * count * self.rows)
+        self.first = torch.zeros_like(whitened_means)
+        self.second = torch.zeros_like(self.factors)
+
+    def scores(self, points: Tensor, centre: Tensor) -> Tensor:
+        """Whitened rows times whitened means, less half the squares of the rows."""
+        (size, dimensions), (restarts, count, _) = points.shape, self.means.shape
+        self.z, self.scaled = taken(self.workspace, 2, restarts, dimensions, size)
+        rows = centred(points, centre, self.centred)
+        torch.mm(self.whitening, rows, out=self.z.view(restarts * dimensions, size))
+        torch.mul(self.z, self.z, out=self.scaled)
+        scores = taken(self.results, restarts, count, size)
+        torch.baddbmm(self.offsets, self.means, self.z, out=scores)
+        scores.sub_(self.scaled.sum(1, keepdim=True), alpha=0.5)
+        return scores.flatten(0, 1)
+
+    def add(self, weights: Tensor) -> None:
+        """Weighted sums by component, and products weighted by the row."""
+        weights = weights.view(*self.means.shape[:2], -1)
+        self.first.baddbmm_(weights, self.z.mT)
+        torch.mul(self.z, weights.sum(1, keepdim=True), out=self.scaled)
+        self.second.baddbmm_(self.scaled, self.z.mT)
+
+    def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums moved to the means and taken back by A^-1; scatters (R, 1, D, D) of all components together."""
+        away = self.first - counts[..., None] * self.means
+        second = self.second - self.means.mT @ self.first - away.mT @ self.means
+        scatters = back(back(second, self.factors).mT, self.factors)[:, None]
+        return back(away, self.factors), (scatters + scatters.mT) / 2
+
+
+def back(whitened: Tensor, factors: Tensor) -> Tensor:
+    """Rows of whitened coordinates (R, n, D) in those of the points, x A = z."""
+    rows: Tensor = torch.linalg.solve_triangular(factors, whitened, upper=True, left=False)
+    return rows
