@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from posterity.errors import BadFolder
-from posterity.report.files import write_file
+from posterity.storage.disk import write_file
 
 Identity = dict[str, Any]
 C = TypeVar("C")

@@ -14,7 +14,8 @@ from posterity.datasets import DataSet
 from posterity.errors import PosterityError
 from posterity.metrics import negative_log_likelihood, reliability
 from posterity.posteriors import Posterior
-from posterity.report.files import check_figure_path, write_file
+from posterity.report.files import check_figure_path
+from posterity.storage.disk import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,8 +16,8 @@ from posterity.cli.frame.tasks import Task, describe, has_figure
 from posterity.posteriors import Posterior
 from posterity.report import comparison, predicted_observed, reliability_diagram
 from posterity.report.figures import MOST_INTERVALS
-from posterity.report.files import write_file
 from posterity.report.html import Picture, comparison_page
+from posterity.storage.disk import write_file
 
 
 def write_report(

@@ -42,7 +42,7 @@ def predict(
     from posterity.cli.frame.folders import find_rows, find_run
     from posterity.cli.frame.output import log, print_json
     from posterity.cli.frame.sources import say_notes
-    from posterity.report.files import write_file
+    from posterity.storage.disk import write_file
 
     options = o.TableOptions(separator=separator, decimal=decimal, header=header, encoding=encoding)
     opened = find_run(run)
