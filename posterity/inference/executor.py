@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadFolder, Diverged, positive_whole, shown, whole
+from posterity.inference.identity import identity, refuse_other
 from posterity.inference.infer import infer, starting_point
 from posterity.inference.method import Method, Target
 from posterity.inference.run import Trace
@@ -47,25 +48,15 @@ class Task:
 
     def identity(self) -> Part:
         """All that the numbers of the fit depend on."""
-        tensors: dict[str, Tensor] = {}
-        start: object = None
-        if isinstance(self.start, Tensor):
-            tensors["start"] = self.start
-        elif self.start is not None:
-            part = self.start.parts()["posterior"]
-            start = dict(part.config)
-            tensors.update({f"start.{name}": tensor for name, tensor in part.tensors.items()})
-        config = {
-            "method": repr(self.method),
-            "seed": self.seed,
-            "data": as_data(self.data).fingerprint(),
-            "validation": "none" if self.validation is None else as_data(self.validation).fingerprint(),
-            "model": self.joint.encode(tensors) if isinstance(self.joint, Joint) else self.joint.encode(),
-            "start": start,
-        }
-        if isinstance(self.joint, Joint):
-            tensors["initial"] = self.joint.initial()
-        return Part(config, tensors)  # type: ignore[arg-type]
+        return identity(
+            start=self.start,
+            method=self.method,
+            seed=self.seed,
+            data=as_data(self.data),
+            validation="none" if self.validation is None else as_data(self.validation),
+            model=self.joint,
+            **({"initial": self.joint.initial()} if isinstance(self.joint, Joint) else {}),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,26 +81,12 @@ def stored(task: Task, path: Path) -> Outcome | None:
     folder = RunFolder(path)
     if not folder.exists():
         return None
-    mine, kept = task.identity(), folder.read("task")
-    for name, value in mine.config.items():
-        if kept.config.get(name) != value:
-            raise _other(task, path, name)
-    for name in mine.tensors.keys() | kept.tensors.keys():
-        one, two = mine.tensors.get(name), kept.tensors.get(name)
-        if one is None or two is None or one.shape != two.shape or not bool((one.cpu() == two).all()):
-            raise _other(task, path, name.partition(".")[0])
+    refuse_other(path, task.identity(), folder.read("task"), f"another fit than {task.name!r}")
     part = folder.read("trace")
     trace = Trace.from_tensors(part.tensors)
     trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
     model = task.joint.network.module if isinstance(task.joint, Joint) else task.joint
     return Outcome(task.name, load(path, model), trace)
-
-
-def _other(task: Task, path: Path, name: str) -> BadFolder:
-    return BadFolder(
-        f"{str(path)!r} holds another fit than {task.name!r}: its {name} differs. "
-        "Use another folder, or delete this one."
-    )
 
 
 logger = logging.getLogger("posterity")
