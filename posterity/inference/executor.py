@@ -18,76 +18,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadFolder, Diverged, positive_whole, shown, whole
-from posterity.inference.identity import identity, refuse_other
 from posterity.inference.infer import infer, starting_point
-from posterity.inference.method import Method, Target
 from posterity.inference.run import Trace
+from posterity.inference.task import Outcome, Task, stored
 from posterity.model.data import OwnOrders, TensorData, as_data
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.load import load
-from posterity.posteriors.posterior import Posterior
-from posterity.storage import Part, RunFolder
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A fit by name: method, problem, data, and what else `infer` takes."""
-
-    name: str
-    method: Method
-    joint: Target
-    data: object
-    start: Posterior | Tensor | None = None
-    validation: object = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"Task.name must be a word or more. Got {shown(self.name)}.")
-
-    def identity(self) -> Part:
-        """All that the numbers of the fit depend on."""
-        return identity(
-            start=self.start,
-            method=self.method,
-            seed=self.seed,
-            data=as_data(self.data),
-            validation="none" if self.validation is None else as_data(self.validation),
-            model=self.joint,
-            **({"initial": self.joint.initial()} if isinstance(self.joint, Joint) else {}),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What came of a task: a posterior and the trace of its run, or the error, on one line."""
-
-    name: str
-    posterior: Posterior | None = None
-    trace: Trace | None = None
-    error: str = ""
-
-    def save(self, task: Task, path: Path) -> None:
-        """Write it into a run folder, in one step."""
-        assert self.posterior is not None
-        assert self.trace is not None
-        trace = Part({"seconds": self.trace.seconds}, self.trace.tensors())
-        RunFolder(path).commit({**self.posterior.parts(), "task": task.identity(), "trace": trace})
-
-
-def stored(task: Task, path: Path) -> Outcome | None:
-    """The outcome of the task in this run folder, None where there is none; BadFolder where it is of another task."""
-    folder = RunFolder(path)
-    if not folder.exists():
-        return None
-    refuse_other(path, task.identity(), folder.read("task"), f"another fit than {task.name!r}")
-    part = folder.read("trace")
-    trace = Trace.from_tensors(part.tensors)
-    trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
-    model = task.joint.network.module if isinstance(task.joint, Joint) else task.joint
-    return Outcome(task.name, load(path, model), trace)
-
 
 logger = logging.getLogger("posterity")
 
