@@ -16,12 +16,12 @@ from torch import Tensor
 
 from posterity.errors import Diverged
 from posterity.inference import Trace
+from posterity.inference.task import Identity, Result, read_result, write_result
 from posterity.model.batch import Data
 from posterity.model.data import OwnOrders, Reordered, TensorData
 from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
 from posterity.storage.disk import write_file
-from posterity_studies.results import Identity, Result, read_result, write_result
 
 SECONDS = 300.0  # between checkpoints, which of many large networks are gigabytes
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from posterity import __version__
 from posterity.evidence import Shared, present_precision
 from posterity.inference import infer
+from posterity.inference.task import Identity, Result, read_result, write_result
 from posterity.likelihoods import Gaussian
 from posterity.model import Joint
 from posterity.model.data import as_data
@@ -24,7 +25,6 @@ from posterity_studies.hyperparameters.recipes import (
     grid_problem,
 )
 from posterity_studies.parallel import named, run_all
-from posterity_studies.results import Identity, Result, read_result, write_result
 from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
 
 EM, GRID = "em", "grid"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from posterity import __version__
 from posterity.inference import infer
+from posterity.inference.task import Identity, Result, read_result, write_result
 from posterity.model.data import as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Posterior
 from posterity_studies.images.protocol import NETWORKS, Images, Settings, problem, scores
-from posterity_studies.results import Identity, Result, read_result, write_result
 
 
 @dataclass(frozen=True)

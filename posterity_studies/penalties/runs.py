@@ -10,6 +10,7 @@ import torch
 
 from posterity import __version__
 from posterity.inference import Checkpoint, Trace, infer, plan
+from posterity.inference.task import Identity, Result
 from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
@@ -18,7 +19,6 @@ from posterity_studies.groups import SECONDS, GroupedRuns, own_orders
 from posterity_studies.penalties.problem import Cell, Problem, problem
 from posterity_studies.penalties.protocol import Rows, Settings
 from posterity_studies.penalties.scores import scores
-from posterity_studies.results import Identity, Result
 
 Outcome = list[tuple[Cell, Result[Cell] | None]]
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from posterity.inference.task import Result
 from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
@@ -17,7 +18,6 @@ from posterity_studies.penalties.protocol import Rows, Settings
 from posterity_studies.penalties.published import PUBLISHED, Published
 from posterity_studies.penalties.runs import Outcome, Runs, fit_here, fit_there
 from posterity_studies.penalties.scores import VANISHED
-from posterity_studies.results import Result
 
 CLOSE = 0.003  # of accuracy: 0.3 points
 CHOICE = "highest mean accuracy over seeds on held-out training rows, of equals the least NLL there"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from posterity import __version__
 from posterity.inference import Checkpoint, Trace, infer, plan
+from posterity.inference.task import Identity
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
 from posterity_studies.groups import SECONDS, GroupedRuns, own_orders
-from posterity_studies.results import Identity
 from posterity_studies.temperature.protocol import Problem, Settings
 from posterity_studies.temperature.scores import scores
 

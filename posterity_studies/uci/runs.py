@@ -8,11 +8,11 @@ from pathlib import Path
 
 from posterity import __version__
 from posterity.inference import Method, infer
+from posterity.inference.task import Identity, Result, read_result, write_result
 from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
 from posterity_studies.parallel import named, run_all
-from posterity_studies.results import Identity, Result, read_result, write_result
 from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
 from posterity_studies.uci.recipes import RECIPES, Recipe
 

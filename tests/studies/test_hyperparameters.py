@@ -10,6 +10,7 @@ from ucitable import write_energy
 
 from posterity.errors import BadFolder, Diverged, PosterityError
 from posterity.inference import infer
+from posterity.inference.task import Result
 from posterity.likelihoods import Gaussian
 from posterity.model import Joint
 from posterity.priors import Normal
@@ -17,7 +18,6 @@ from posterity_studies.hyperparameters import Settings, Study, draw, figures, hy
 from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE, grid_problem
 from posterity_studies.hyperparameters.runs import EM, GRID, Cell, grid_key
 from posterity_studies.hyperparameters.summary import GOAL, comparisons
-from posterity_studies.results import Result
 from posterity_studies.uci.protocol import mlp, standard_split
 
 pytestmark = pytest.mark.cpu  # the study runs there

@@ -8,12 +8,12 @@ import torch
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadFolder
+from posterity.inference.task import Result
 from posterity.methods import MAP, MeanField
 from posterity_studies.grids import mean_and_spread
 from posterity_studies.images import Settings, draw, images, protocol, runs, study
 from posterity_studies.images.runs import Cell
 from posterity_studies.images.study import Study
-from posterity_studies.results import Result
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(etas=(1.0, 0.1), held_out=20, seeds=2, steps=3, batch_size=16, draws=2)

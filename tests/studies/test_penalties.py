@@ -12,13 +12,13 @@ import torch
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadFolder, Diverged
 from posterity.inference import Callback
+from posterity.inference.task import Result
 from posterity.numerics.random import Key
 from posterity.penalties import layer_factors, penalty_term, usual_factors
 from posterity_studies.penalties import Cell, Settings, Study, draw, figures, penalties, protocol, runs, study
 from posterity_studies.penalties.problem import problem
 from posterity_studies.penalties.protocol import PENALTIES
 from posterity_studies.penalties.study import Part
-from posterity_studies.results import Result
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(penalties=("l2", "rows"), ratios=(0.1,), seeds=2, epochs=1, rows=24, width=1, batch_size=8, held_out=10)

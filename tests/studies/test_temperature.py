@@ -9,11 +9,11 @@ import torch
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadData, BadFolder, Diverged
+from posterity.inference.task import Result
 from posterity.model.data import as_data
 from posterity.posteriors import Gaussian
 from posterity_studies.grids import log_grid
 from posterity_studies.groups import own_orders
-from posterity_studies.results import Result
 from posterity_studies.temperature import Settings, data, draw, runs, temperature
 from posterity_studies.temperature.figures import against_eta, against_tau
 from posterity_studies.temperature.protocol import problem
