@@ -7,7 +7,6 @@ from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, 
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.choose_tempering import ChosenTempering, choose_tempering
 from posterity.inference.executor import Batched, Executor, Processes, Sequential
-from posterity.inference.identity import identity
 from posterity.inference.infer import infer
 from posterity.inference.method import Info, Method, Target
 from posterity.inference.plan import Plan, plan
@@ -34,7 +33,6 @@ __all__ = [
     "Trace",
     "Validation",
     "choose_tempering",
-    "identity",
     "infer",
     "plan",
 ]

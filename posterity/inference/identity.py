@@ -1,7 +1,6 @@
 """What the numbers of a run depend on, and the refusal of a folder that holds another run."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -53,13 +52,12 @@ def _as_json(value: object) -> Any:
 
 def refuse_other(
     path: str | os.PathLike[str],
-    wanted: Part | Mapping[str, Any],
-    stored: Part | Mapping[str, Any],
+    wanted: Part,
+    stored: Part,
     held: str = "another run",
     remedy: str = "Use another folder, or delete this one to begin anew.",
 ) -> None:
     """Raise BadFolder unless the stored identity is the wanted one; say what differs, and what to do."""
-    wanted, stored = (part if isinstance(part, Part) else Part(part) for part in (wanted, stored))
     for name in dict.fromkeys((*wanted.config, *stored.config)):
         then, now = present_names(stored.config.get(name)), wanted.config.get(name)
         if then != now:

@@ -1,15 +1,14 @@
-"""A fit by name, what came of it, and how both are stored: the posterior in a run folder, or scores in a file."""
+"""A fit by name, what came of it, and how both are stored."""
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from posterity.errors import BadFolder, shown
+from posterity.errors import shown
+from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.identity import identity, refuse_other
+from posterity.inference.infer import infer
 from posterity.inference.method import Method, Target
 from posterity.inference.run import Trace
 from posterity.model.data import as_data
@@ -17,10 +16,6 @@ from posterity.model.joint import Joint
 from posterity.posteriors.load import load
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import Part, RunFolder
-from posterity.storage.disk import write_file
-
-Identity = dict[str, Any]
-C = TypeVar("C")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +44,19 @@ class Task:
             validation="none" if self.validation is None else as_data(self.validation),
             model=self.joint,
             **({"initial": self.joint.initial()} if isinstance(self.joint, Joint) else {}),
+        )
+
+    def run(self, checkpoint: Checkpoint | None = None) -> tuple[Posterior, Trace]:
+        """Fit now; an interrupted fit is taken up from its checkpoint."""
+        return infer(
+            self.method,
+            self.joint,
+            self.data,
+            start=self.start,
+            validation=self.validation,
+            seed=self.seed,
+            checkpoint=checkpoint,
+            progress=False,
         )
 
 
@@ -80,37 +88,3 @@ def stored(task: Task, path: Path) -> Outcome | None:
     trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
     model = task.joint.network.module if isinstance(task.joint, Joint) else task.joint
     return Outcome(task.name, load(path, model), trace)
-
-
-@dataclass(frozen=True)
-class Result(Generic[C]):
-    """What a cell of a study gave: its scores, and the seconds that its fit took, or its share of those of a group."""
-
-    cell: C
-    scores: dict[str, float]
-    seconds: float
-
-
-def read_result(path: Path, wanted: Identity) -> tuple[dict[str, float], float]:
-    """Scores and seconds in the file; BadFolder where it is damaged, or was made with anything else than `wanted`."""
-    try:
-        content = json.loads(path.read_bytes())
-        kept, scores, seconds = content["identity"], content["scores"], content["seconds"]
-        whole = isinstance(kept, dict) and all(math.isfinite(value) for value in (*scores.values(), seconds))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise BadFolder(f"'{path}' holds no result of the study. Delete it, and it is computed again.")
-    for key in dict.fromkeys((*wanted, *kept)):
-        if kept.get(key) != wanted.get(key):
-            raise BadFolder(
-                f"'{path}' was made with other settings. Its {key}: {kept.get(key)}, now {wanted.get(key)}. "
-                "Give another --out, or delete the folder 'runs' in this one."
-            )
-    return scores, seconds
-
-
-def write_result(path: Path, identity: Identity, scores: dict[str, float], seconds: float) -> None:
-    """Write what a fit gave, with all that it depends on, whole or not at all."""
-    document = {"identity": identity, "scores": scores, "seconds": seconds}
-    write_file(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())

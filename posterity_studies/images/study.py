@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posterity.errors import unknown
-from posterity.inference.task import Result
+from posterity.inference.sweep import Result
 from posterity.posteriors import Posterior
 from posterity.report.files import processor
 from posterity_studies.grids import mean_and_spread

@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posterity.inference.task import Result
+from posterity.inference.executor import in_processes
+from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
 from posterity_studies.grids import mean_and_spread
-from posterity_studies.parallel import run_all
 from posterity_studies.penalties.problem import Cell, problem
 from posterity_studies.penalties.protocol import Rows, Settings
 from posterity_studies.penalties.published import PUBLISHED, Published
@@ -217,13 +217,14 @@ def penalties(
     cells = {runs: runs.cells() for runs in each}
     found: dict[Cell, Result[Cell]] = {}
     for runs, own in cells.items():
-        found |= runs.there(own)
+        found |= runs.stored(own)
     missing = {runs: [cell for cell in own if cell not in found] for runs, own in cells.items()}
     total = sum(map(len, missing.values()))
     most = None if jobs == 1 else max(1, math.ceil(total / jobs))
-    groups = ((runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most))
+    groups = [(runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most)]
     failed: list[Cell] = []
-    for outcome, lines in run_all([_task(runs, group, jobs) for runs, group in groups], jobs):
+    work = {f"{runs.name}, group {i}": _work(runs, group, jobs) for i, (runs, group) in enumerate(groups, start=1)}
+    for outcome, lines in in_processes(work, jobs):
         for line in lines:
             report(line)
         for cell, one in outcome:
@@ -232,7 +233,7 @@ def penalties(
             else:
                 found[cell] = one
     for runs in each:
-        runs.tidied()
+        runs.remove_checkpoints()
     parts = [
         Part(
             runs.name,
@@ -246,7 +247,7 @@ def penalties(
     return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), results, tuple(failed))
 
 
-def _task(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Outcome, list[str]]]:
+def _work(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Outcome, list[str]]]:
     if jobs == 1:
         return partial(fit_here, runs, group)
     return partial(fit_there, runs.settings, runs.name, group, runs.folder)

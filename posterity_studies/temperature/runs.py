@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posterity import __version__
-from posterity.inference import Checkpoint, Trace, infer, plan
-from posterity.inference.task import Identity
+from posterity.inference import Task, plan
+from posterity.inference.identity import identity
+from posterity.inference.sweep import Sweep
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
-from posterity_studies.groups import SECONDS, GroupedRuns, own_orders
+from posterity.storage import Part
+from posterity_studies.rows import own_orders
 from posterity_studies.temperature.protocol import Problem, Settings
 from posterity_studies.temperature.scores import scores
 
@@ -33,12 +35,8 @@ class Cell:
 
 
 @dataclass(frozen=True, eq=False)
-class Runs(GroupedRuns[Cell]):
-    """The fits of one width: those stored, and those to be made.
-
-    `identity` has all that the numbers of a cell depend on; the method as it prints, so that a default that has
-    changed tells.
-    """
+class Runs(Sweep[Cell]):
+    """The fits of one width: those stored, and those to be made."""
 
     problem: Problem
     folder: Path
@@ -59,43 +57,38 @@ class Runs(GroupedRuns[Cell]):
         etas = self.settings.temperatures(self.problem.num_data, self.problem.units)
         return [Cell(self.problem.width, eta, seed) for seed in range(self.settings.seeds) for eta in etas]
 
-    def identity(self, cell: Cell) -> Identity:
-        return {
-            "width": cell.width,
-            "eta": cell.eta,
-            "fit": cell.seed,
+    def identity(self, cell: Cell) -> Part:
+        return identity(
+            width=cell.width,
+            eta=cell.eta,
+            fit=cell.seed,
             **self.settings.common(),
-            "inference": repr(self.settings.inference(self.problem.num_data)),
-            "training rows": self.fingerprint,
-            "posterity": __version__,
-        }
+            inference=self.settings.inference(self.problem.num_data),
+            **{"training rows": self.fingerprint},
+            posterity=__version__,
+        )
 
     def room(self, cells: Sequence[Cell]) -> bool:
         joint = self.problem.tempered([cell.eta for cell in cells])
         return plan(self.settings.inference(self.problem.num_data), joint, self.problem.rows.train.pair).fits
 
-    def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
-        """The posteriors of the cells, as members where there are several, and the trace; resumed if `place` has it."""
-        settings, rows = self.settings, as_data(self.problem.rows.train.pair)
+    def task(self, cells: Sequence[Cell]) -> Task:
+        rows, key = as_data(self.problem.rows.train.pair), Key(self.settings.seed).fold("temperature")
         assert isinstance(rows, TensorData)
-        seeds, etas = [cell.seed for cell in group], [cell.eta for cell in group]
-        method, key = settings.inference(self.problem.num_data), Key(settings.seed).fold("temperature")
-        count = "a fit" if len(group) == 1 else f"{len(group)} fits together"
-        self.report(f"{self.prefix}{count}, {len(method.batches(rows, key)):,} steps")
-        return infer(
-            method,
-            self.problem.tempered(etas),
+        seeds = [cell.seed for cell in cells]
+        return Task(
+            self.name,
+            self.settings.inference(self.problem.num_data),
+            self.problem.tempered([cell.eta for cell in cells]),
             own_orders(rows, seeds),
-            start=self.problem.start(seeds, key.fold("start")),
+            self.problem.start(seeds, key.fold("start")),
             seed=key.seed,
-            checkpoint=Checkpoint(place, seconds=SECONDS),
-            progress=False,
         )
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
         return scores(posterior, cell.seed, self.problem, self.settings)
 
-    def told(self, scores: dict[str, float]) -> str:
+    def summary(self, scores: dict[str, float]) -> str:
         return f"accuracy {scores['accuracy']:.4f}, NLL {scores['nll']:.4g}, confidence {scores['confidence']:.3f}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posterity.inference.task import Result
+from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.report.files import processor
 from posterity_studies.grids import mean_and_spread, nearest

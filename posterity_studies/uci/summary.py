@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from posterity.inference.task import Result
+from posterity.inference.sweep import Result
 from posterity_studies.results import with_error
 from posterity_studies.uci.published import COMPARED, GOAL, Value
 from posterity_studies.uci.recipes import RECIPES

@@ -90,7 +90,7 @@ def test_one_of_a_batch_that_diverges_does_not_take_the_others_with_it(caplog):
     with caplog.at_level(logging.INFO, "posterity"):
         outcomes = Batched().run(given)
     assert [bool(outcome.error) for outcome in outcomes] == [False, True, False]
-    assert "3 tasks go one by one, because together they failed" in caplog.text
+    assert "3 fits go in halves, because together they failed" in caplog.text
     assert same_bits(outcomes[2].posterior, Sequential().run(given[2:])[0].posterior)
 
 

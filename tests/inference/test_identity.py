@@ -5,8 +5,7 @@ import torch
 from contracts.cases import numbers, regression
 
 from posterity.errors import BadFolder
-from posterity.inference import identity
-from posterity.inference.identity import refuse_other
+from posterity.inference.identity import identity, refuse_other
 from posterity.methods import MAP
 from posterity.model.data import as_data
 from posterity.priors import Normal
@@ -26,9 +25,9 @@ def test_each_thing_is_stored_in_the_form_that_tells_a_change():
 
 def test_the_difference_is_told():
     with pytest.raises(BadFolder, match=r"'runs' holds another run: its seed differs: 3, now 4\. Use another folder"):
-        refuse_other("runs", {"method": "MAP()", "seed": 4}, {"method": "MAP()", "seed": 3})
+        refuse_other("runs", identity(method="MAP()", seed=4), identity(method="MAP()", seed=3))
     with pytest.raises(BadFolder, match=r"its rows differs: None, now 5\."):
-        refuse_other("runs", {"rows": 5}, {})
+        refuse_other("runs", identity(rows=5), Part({}))
     with pytest.raises(BadFolder, match=r"its start differs\."):
         refuse_other("runs", identity(start=torch.ones(2)), identity(start=torch.zeros(2)))
     with pytest.raises(BadFolder, match=r"its start differs\."):
@@ -37,7 +36,7 @@ def test_the_difference_is_told():
 
 def test_types_that_an_older_release_stored_under_another_name_are_the_same():
     old, new = (
-        {"start": {"posterior": {"type": "posteriors.Gaussian", "fields": {"precision": {"type": name, "fields": {}}}}}}
+        Part({"start": {"type": "posteriors.Gaussian", "fields": {"precision": {"type": name, "fields": {}}}}})
         for name in ("numerics.Dense", "precisions.Dense")
     )
     refuse_other("run", new, old)
