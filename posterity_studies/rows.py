@@ -45,16 +45,13 @@ def moments(inputs: Tensor, instead: str) -> tuple[Tensor, Tensor]:
 
 def own_orders(rows: TensorData, seeds: Sequence[int]) -> Data:
     """The rows in an order of each seed's own, and changed by its own draws; with members where there are several."""
+    labels = [f"seed {seed}" for seed in seeds]
     if len(seeds) == 1:
-        return Reordered(rows, _order(seeds[0]))
-    return OwnOrders(rows, lambda key: [key.fold(_order(seed)) for seed in seeds])
+        return Reordered(rows, labels[0])
+    return OwnOrders(rows, lambda key: [key.fold(label) for label in labels])
 
 
 def first_weights(fresh: Callable[[Key], Tensor], seeds: Sequence[int], key: Key) -> Tensor:
     """What `fresh` draws for each seed by its own key, (P,) for one or a row for each."""
-    each = {seed: fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
-    return each[seeds[0]] if len(seeds) == 1 else torch.stack([each[seed] for seed in seeds])
-
-
-def _order(seed: int) -> str:
-    return f"seed {seed}"
+    weights = {seed: fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
+    return weights[seeds[0]] if len(seeds) == 1 else torch.stack([weights[seed] for seed in seeds])

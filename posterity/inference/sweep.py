@@ -87,12 +87,7 @@ class Sweep(ABC, Generic[C]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The folder of the sweep among the checkpoints."""
-
-    @property
-    @abstractmethod
-    def prefix(self) -> str:
-        """What a line about the sweep begins with."""
+        """What lines about the sweep begin with; empty where it is the only one."""
 
     @abstractmethod
     def identity(self, cell: C) -> Part:
@@ -135,7 +130,7 @@ class Sweep(ABC, Generic[C]):
         """The results that are there already; BadFolder at one that is damaged or of other settings."""
         results = {result.cell: result for result in stored_results(cells, self.folder, self.identity)}
         if results:
-            self.report(f"{self.prefix}{len(results)} of {len(cells)} fits are there already")
+            self._tell(f"{len(results)} of {len(cells)} fits are there already")
         return results
 
     def groups(self, cells: Sequence[C], missing: Sequence[C], most: int | None = None) -> Iterator[list[C]]:
@@ -146,7 +141,7 @@ class Sweep(ABC, Generic[C]):
         left = list(missing)
         for begun in self._begun(cells, missing):
             left = [cell for cell in left if cell not in begun]
-            self.report(f"{self.prefix}takes up {len(begun)} fits that were interrupted")
+            self._tell(f"takes up {len(begun)} fits that were interrupted")
             yield begun
         if left:
             size = largest_group(left, min(most or len(left), len(left)), self.room, self._tell)
@@ -189,14 +184,14 @@ class Sweep(ABC, Generic[C]):
 
     def _scored(self, cell: C, posterior: Posterior, seconds: float) -> Result[C] | None:
         """Score and store a fit; None, and why, where its weights are finite and what they give is not."""
+        scores: dict[str, float] = {}
         try:
             scores = self.scores(cell, posterior)
+            why = next((f"Its {name} is {value}." for name, value in scores.items() if not math.isfinite(value)), "")
         except Diverged as error:
-            self.report(f"{cell}: no result. {error}")
-            return None
-        bad = next((name for name, value in scores.items() if not math.isfinite(value)), None)
-        if bad is not None:
-            self.report(f"{cell}: no result. Its {bad} is {scores[bad]}.")
+            why = str(error)
+        if why:
+            self.report(f"{cell}: no result. {why}")
             return None
         result = write_result(cell, self.folder, self.identity(cell), scores, seconds)
         self.report(f"{cell}: {self.summary(scores)}, {seconds:.1f} s")
@@ -229,7 +224,7 @@ class Sweep(ABC, Generic[C]):
 
     @property
     def _checkpoints(self) -> Path:
-        return self.folder / "checkpoints" / self.name
+        return self.folder / "checkpoints" / (self.name or "all")
 
     def _tell(self, line: str) -> None:
-        self.report(self.prefix + line)
+        self.report(f"{self.name}: {line}" if self.name else line)

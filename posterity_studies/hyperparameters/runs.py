@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from posterity import __version__
 from posterity.evidence import Shared, present_precision
 from posterity.inference import infer
 from posterity.inference.executor import in_processes, named
-from posterity.inference.identity import identity
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.likelihoods import Gaussian
 from posterity.model import Joint
-from posterity.model.data import as_data
 from posterity.posteriors import Posterior
 from posterity.storage import Part
 from posterity_studies.hyperparameters.recipes import (
@@ -27,7 +24,8 @@ from posterity_studies.hyperparameters.recipes import (
     em_problem,
     grid_problem,
 )
-from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
+from posterity_studies.uci.protocol import Settings, Split, standard_split
+from posterity_studies.uci.runs import depends_on_split
 
 EM, GRID = "em", "grid"
 Scores = dict[str, float]
@@ -58,18 +56,7 @@ def depends(split: Split, cell: Cell, settings: Settings) -> Part:
         how = {"stages": [recipe.em(settings)], "prior": joint.prior, "likelihood": joint.likelihood}
     else:
         how = {"stages": recipe.stages(settings), "prior": repr(PRIOR_SCALES), "likelihood": repr(NOISE_SCALES)}
-    parts = {
-        "data set": cell.data_set,
-        "split": cell.split,
-        "method": cell.method,
-        "part": cell.part,
-        **settings.config(),
-        **how,
-        "hidden units": hidden_units(cell.data_set),
-        "training rows": as_data(split.train),
-        "test rows": as_data(split.test),
-    }
-    return identity(**parts, posterity=__version__)
+    return depends_on_split(split, cell.method, settings, part=cell.part, **how)
 
 
 def grid_key(row: int, column: int) -> str:

@@ -4,15 +4,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity import __version__
 from posterity.inference import infer
-from posterity.inference.identity import identity
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.model.data import as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Posterior
 from posterity.storage import Part
 from posterity_studies.images.protocol import NETWORKS, Images, Settings, problem, scores
+from posterity_studies.results import depends_on
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,8 @@ class Cell:
 
 def depends(cell: Cell, data: Images, settings: Settings) -> Part:
     """All that the numbers of a cell depend on."""
-    return identity(
-        network=cell.network,
-        eta=cell.eta,
-        fit=cell.seed,
-        **settings.common(),
-        stages=settings.stages(cell.network, cell.eta),
-        **{"training images": as_data(data.train.pair)},
-        posterity=__version__,
-    )
+    stages = settings.stages(cell.network, cell.eta)
+    return depends_on(cell, settings, stages=stages, **{"training images": as_data(data.train.pair)})
 
 
 def stored(cell: Cell, data: Images, folder: Path, settings: Settings) -> Result[Cell] | None:

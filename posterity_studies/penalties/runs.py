@@ -8,9 +8,7 @@ from pathlib import Path
 
 import torch
 
-from posterity import __version__
 from posterity.inference import Task, plan
-from posterity.inference.identity import identity
 from posterity.inference.sweep import Result, Sweep
 from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
@@ -20,9 +18,10 @@ from posterity.storage import Part
 from posterity_studies.penalties.problem import Cell, Problem, problem
 from posterity_studies.penalties.protocol import Rows, Settings
 from posterity_studies.penalties.scores import scores
+from posterity_studies.results import depends_on
 from posterity_studies.rows import own_orders
 
-Outcome = list[tuple[Cell, Result[Cell] | None]]
+Fits = list[tuple[Cell, Result[Cell] | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +39,6 @@ class Runs(Sweep[Cell]):
     def name(self) -> str:
         return self.problem.penalty
 
-    @property
-    def prefix(self) -> str:
-        return f"{self.problem.penalty}: "
-
     def cells(self) -> list[Cell]:
         """All of the penalty, by seed, setup and lambda."""
         return [
@@ -54,16 +49,7 @@ class Runs(Sweep[Cell]):
         ]
 
     def identity(self, cell: Cell) -> Part:
-        return identity(
-            penalty=cell.penalty,
-            setup=cell.setup,
-            ratio=cell.ratio,
-            fit=cell.seed,
-            **self.settings.common(),
-            inference=self._method,
-            **{"training rows": self.fingerprint},
-            posterity=__version__,
-        )
+        return depends_on(cell, self.settings, inference=self._method, **{"training rows": self.fingerprint})
 
     def room(self, cells: Sequence[Cell]) -> bool:
         """Whether there is memory for these fits at once, in each of the processes."""
@@ -113,12 +99,7 @@ class Runs(Sweep[Cell]):
             torch.backends.cudnn.benchmark = before
 
 
-def fit_here(runs: Runs, group: Sequence[Cell]) -> tuple[Outcome, list[str]]:
-    """Fit a group in this process, which tells as it goes."""
-    return list(runs.fitted(group)), []
-
-
-def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Outcome, list[str]]:
+def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Fits, list[str]]:
     """Fit a group in a process of its own, and give back what it would have told."""
     rows, fingerprint = _read(settings)
     lines: list[str] = []

@@ -16,7 +16,7 @@ from posterity_studies.grids import mean_and_spread
 from posterity_studies.penalties.problem import Cell, problem
 from posterity_studies.penalties.protocol import Rows, Settings
 from posterity_studies.penalties.published import PUBLISHED, Published
-from posterity_studies.penalties.runs import Outcome, Runs, fit_here, fit_there
+from posterity_studies.penalties.runs import Fits, Runs, fit_there
 from posterity_studies.penalties.scores import VANISHED
 
 CLOSE = 0.003  # of accuracy: 0.3 points
@@ -224,10 +224,10 @@ def penalties(
     groups = [(runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most)]
     failed: list[Cell] = []
     work = {f"{runs.name}, group {i}": _work(runs, group, jobs) for i, (runs, group) in enumerate(groups, start=1)}
-    for outcome, lines in in_processes(work, jobs):
+    for fits, lines in in_processes(work, jobs):
         for line in lines:
             report(line)
-        for cell, one in outcome:
+        for cell, one in fits:
             if one is None:
                 failed.append(cell)
             else:
@@ -247,9 +247,9 @@ def penalties(
     return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), results, tuple(failed))
 
 
-def _work(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Outcome, list[str]]]:
+def _work(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Fits, list[str]]]:
     if jobs == 1:
-        return partial(fit_here, runs, group)
+        return lambda: (list(runs.fitted(group)), [])
     return partial(fit_there, runs.settings, runs.name, group, runs.folder)
 
 

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity import __version__
 from posterity.inference import Task, plan
-from posterity.inference.identity import identity
 from posterity.inference.sweep import Sweep
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
 from posterity.storage import Part
+from posterity_studies.results import depends_on
 from posterity_studies.rows import own_orders
 from posterity_studies.temperature.protocol import Problem, Settings
 from posterity_studies.temperature.scores import scores
@@ -27,7 +26,8 @@ class Cell:
 
     def path(self, folder: Path) -> Path:
         """Its file in the folder of the study."""
-        return folder / "runs" / _name(self.width) / f"eta-{self.eta:.12g}" / f"seed-{self.seed}.json"
+        width = "network" if self.width is None else f"width-{self.width}"
+        return folder / "runs" / width / f"eta-{self.eta:.12g}" / f"seed-{self.seed}.json"
 
     def __str__(self) -> str:
         width = "" if self.width is None else f"width {self.width}, "
@@ -46,11 +46,7 @@ class Runs(Sweep[Cell]):
 
     @property
     def name(self) -> str:
-        return _name(self.problem.width)
-
-    @property
-    def prefix(self) -> str:
-        return "" if self.problem.width is None else f"width {self.problem.width}: "
+        return "" if self.problem.width is None else f"width {self.problem.width}"
 
     def cells(self) -> list[Cell]:
         """All of the width, by seed and temperature."""
@@ -58,15 +54,8 @@ class Runs(Sweep[Cell]):
         return [Cell(self.problem.width, eta, seed) for seed in range(self.settings.seeds) for eta in etas]
 
     def identity(self, cell: Cell) -> Part:
-        return identity(
-            width=cell.width,
-            eta=cell.eta,
-            fit=cell.seed,
-            **self.settings.common(),
-            inference=self.settings.inference(self.problem.num_data),
-            **{"training rows": self.fingerprint},
-            posterity=__version__,
-        )
+        method = self.settings.inference(self.problem.num_data)
+        return depends_on(cell, self.settings, inference=method, **{"training rows": self.fingerprint})
 
     def room(self, cells: Sequence[Cell]) -> bool:
         joint = self.problem.tempered([cell.eta for cell in cells])
@@ -77,7 +66,7 @@ class Runs(Sweep[Cell]):
         assert isinstance(rows, TensorData)
         seeds = [cell.seed for cell in cells]
         return Task(
-            self.name,
+            str(cells[0]),
             self.settings.inference(self.problem.num_data),
             self.problem.tempered([cell.eta for cell in cells]),
             own_orders(rows, seeds),
@@ -90,7 +79,3 @@ class Runs(Sweep[Cell]):
 
     def summary(self, scores: dict[str, float]) -> str:
         return f"accuracy {scores['accuracy']:.4f}, NLL {scores['nll']:.4g}, confidence {scores['confidence']:.3f}"
-
-
-def _name(width: int | None) -> str:
-    return "network" if width is None else f"width-{width}"

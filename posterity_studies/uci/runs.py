@@ -41,15 +41,21 @@ def depends(split: Split, method: str, settings: Settings) -> Part:
     """All that the numbers of a cell depend on."""
     recipe = RECIPES[method]
     joint = recipe.problem(split, settings)
+    chosen = {} if recipe.candidates is None else {"candidates": recipe.candidates}
+    stages = recipe.stages(settings)
+    return depends_on_split(
+        split, method, settings, stages=stages, **chosen, prior=joint.prior, likelihood=joint.likelihood
+    )
+
+
+def depends_on_split(split: Split, method: str, settings: Settings, **how: object) -> Part:
+    """All that the numbers of a method on a split depend on, with `how` it is fitted."""
     parts = {
         "data set": split.data_set,
         "split": split.index,
         "method": method,
         **settings.config(),
-        "stages": recipe.stages(settings),
-        **({} if recipe.candidates is None else {"candidates": recipe.candidates}),
-        "prior": joint.prior,
-        "likelihood": joint.likelihood,
+        **how,
         "hidden units": hidden_units(split.data_set),
         "training rows": as_data(split.train),
         "test rows": as_data(split.test),
