@@ -43,16 +43,16 @@ class Executor(ABC):
         """
         tasks = list(tasks)
         _refuse_bad_tasks(tasks)
-        places = {task.name: None if folder is None else Path(folder) / _file_name(task.name) for task in tasks}
-        done = {task.name: stored(task, place) for task in tasks if (place := places[task.name]) is not None}
-        outcomes = {name: outcome for name, outcome in done.items() if outcome is not None}
+        by_name = {task.name: task for task in tasks}
+        paths = {} if folder is None else {name: Path(folder) / _file_name(name) for name in by_name}
+        there = {name: stored(by_name[name], path) for name, path in paths.items()}
+        outcomes = {name: outcome for name, outcome in there.items() if outcome is not None}
         for outcome in self._outcomes([task for task in tasks if task.name not in outcomes]):
             outcomes[outcome.name] = outcome
-            place, task = places[outcome.name], next(task for task in tasks if task.name == outcome.name)
-            if place is not None and outcome.posterior is not None:
-                outcome.save(task, place)
             if outcome.error:
                 logger.warning("%s: %s", outcome.name, outcome.error)
+            elif outcome.name in paths:
+                outcome.save(by_name[outcome.name], paths[outcome.name])
         return [outcomes[task.name] for task in tasks]
 
     @abstractmethod

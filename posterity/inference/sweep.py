@@ -170,16 +170,16 @@ class Sweep(ABC, Generic[C]):
             shutil.rmtree(self._checkpoint(cells), ignore_errors=True)
 
     def _fit(self, cells: Sequence[C]) -> tuple[Posterior, Trace]:
-        place, task = self._checkpoint(cells), self.task(cells)
-        write_file(place / "cells.json", json.dumps([asdict(cell) for cell in cells]).encode())  # type: ignore[call-overload]
+        path, task = self._checkpoint(cells), self.task(cells)
+        write_file(path / "cells.json", json.dumps([asdict(cell) for cell in cells]).encode())  # type: ignore[call-overload]
         count = "a fit" if len(cells) == 1 else f"{len(cells)} fits together"
         steps = len(task.method.batches(as_data(task.data), Key(task.seed)))
         self._tell(f"{count}, {steps:,} steps")
         try:
             with self.setting():
-                return task.run(Checkpoint(place / "run", seconds=SECONDS))
+                return task.run(Checkpoint(path / "run", seconds=SECONDS))
         except (Diverged, torch.OutOfMemoryError):
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             raise
 
     def _scored(self, cell: C, posterior: Posterior, seconds: float) -> Result[C] | None:
@@ -206,16 +206,16 @@ class Sweep(ABC, Generic[C]):
     def _begun(self, cells: Sequence[C], missing: Sequence[C]) -> Iterator[list[C]]:
         """Groups with a checkpoint of these settings and a missing cell; other checkpoints are of no use."""
         known = {json.dumps(asdict(cell), sort_keys=True): cell for cell in cells}  # type: ignore[call-overload]
-        for place in sorted(self._checkpoints.glob("*")):
+        for path in sorted(self._checkpoints.glob("*")):
             try:
-                stored = json.loads((place / "cells.json").read_bytes())
+                stored = json.loads((path / "cells.json").read_bytes())
                 group = [known[json.dumps(cell, sort_keys=True)] for cell in stored]
             except (OSError, ValueError, TypeError, KeyError):
                 group = []
-            if self._checkpoint(group) == place and any(cell in missing for cell in group):
+            if self._checkpoint(group) == path and any(cell in missing for cell in group):
                 yield group
             else:
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
 
     def _checkpoint(self, group: Sequence[C]) -> Path:
         """The folder of a group's checkpoint, named after all that its fits depend on."""
