@@ -1,50 +1,18 @@
-"""Results of single fits as small files, so that a study goes on where it stopped; and means as tables show them."""
+"""What results of a study depend on, and means as tables show them."""
 
-import json
 import math
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from dataclasses import asdict
+from typing import Any
 
-from posterity.errors import BadFolder
-from posterity.report.files import write_file
-
-Identity = dict[str, Any]
-C = TypeVar("C")
+from posterity import __version__
+from posterity.inference.identity import identity
+from posterity.storage import Part
 
 
-@dataclass(frozen=True)
-class Result(Generic[C]):
-    """What a cell of a study gave: its scores, and the seconds that its fit took, or its share of those of a group."""
-
-    cell: C
-    scores: dict[str, float]
-    seconds: float
-
-
-def read_result(path: Path, wanted: Identity) -> tuple[dict[str, float], float]:
-    """Scores and seconds in the file; BadFolder where it is damaged, or was made with anything else than `wanted`."""
-    try:
-        content = json.loads(path.read_bytes())
-        kept, scores, seconds = content["identity"], content["scores"], content["seconds"]
-        whole = isinstance(kept, dict) and all(math.isfinite(value) for value in (*scores.values(), seconds))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise BadFolder(f"'{path}' holds no result of the study. Delete it, and it is computed again.")
-    for key in dict.fromkeys((*wanted, *kept)):
-        if kept.get(key) != wanted.get(key):
-            raise BadFolder(
-                f"'{path}' was made with other settings. Its {key}: {kept.get(key)}, now {wanted.get(key)}. "
-                "Give another --out, or delete the folder 'runs' in this one."
-            )
-    return scores, seconds
-
-
-def write_result(path: Path, identity: Identity, scores: dict[str, float], seconds: float) -> None:
-    """Write what a fit gave, with all that it depends on, whole or not at all."""
-    document = {"identity": identity, "scores": scores, "seconds": seconds}
-    write_file(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+def depends_on(cell: Any, settings: Any, **how: object) -> Part:
+    """All that the numbers of a cell depend on: its own values, the settings that all share, and `how` it is fitted."""
+    own = {"fit" if name == "seed" else name: value for name, value in asdict(cell).items()}
+    return identity(**own, **settings.common(), **how, posterity=__version__)
 
 
 def with_error(mean: float, error: float | None) -> str:

@@ -1,10 +1,15 @@
-"""The rows of a study: those that train, those held out, and the test rows."""
+"""The rows of a study: those that train, those held out, the test rows; and what each seed makes of them."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadData
+from posterity.model.batch import Data
+from posterity.model.data import OwnOrders, Reordered, TensorData
+from posterity.numerics.random import Key
 
 
 def split_rows(
@@ -36,3 +41,17 @@ def moments(inputs: Tensor, instead: str) -> tuple[Tensor, Tensor]:
     if not bool((scale > 0).all()):
         raise BadData(f"The training inputs do not vary in some channel, so they cannot be scaled. {instead}")
     return mean.float(), scale.float()
+
+
+def own_orders(rows: TensorData, seeds: Sequence[int]) -> Data:
+    """The rows in an order of each seed's own, and changed by its own draws; with members where there are several."""
+    labels = [f"seed {seed}" for seed in seeds]
+    if len(seeds) == 1:
+        return Reordered(rows, labels[0])
+    return OwnOrders(rows, lambda key: [key.fold(label) for label in labels])
+
+
+def first_weights(fresh: Callable[[Key], Tensor], seeds: Sequence[int], key: Key) -> Tensor:
+    """What `fresh` draws for each seed by its own key, (P,) for one or a row for each."""
+    weights = {seed: fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
+    return weights[seeds[0]] if len(seeds) == 1 else torch.stack([weights[seed] for seed in seeds])

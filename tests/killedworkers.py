@@ -1,11 +1,15 @@
-"""Networks that kill the process they run in, for tests of executors; a file, so that processes can import it."""
+"""Work that kills the process it runs in, for tests of executors; a file, so that processes can import it."""
 
 import multiprocessing
 import os
 import signal
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
+
+from posterity.errors import Diverged
+from posterity.inference.executor import named
 
 
 class Deadly(nn.Linear):
@@ -16,9 +20,21 @@ class Deadly(nn.Linear):
         self.folder, self.times = folder, times
 
     def forward(self, x: Tensor) -> Tensor:
-        if multiprocessing.parent_process() is not None:
-            count = len(list(self.folder.iterdir()))
-            if count < self.times:
-                (self.folder / str(count)).touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+        die(self.folder, self.times)
         return super().forward(x)
+
+
+def die(folder: Path, times: int) -> int:
+    """Kill this process, unless it is the first one, the first `times`; gives the number of its threads."""
+    if multiprocessing.parent_process() is not None:
+        count = len(list(folder.iterdir()))
+        if count < times:
+            (folder / str(count)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    return torch.get_num_threads()
+
+
+def diverge() -> None:
+    """Fail in a way that the library expects."""
+    with named("seed 3"):
+        raise Diverged("The loss is NaN at step 3.", step=3, tensor="loss")

@@ -6,11 +6,12 @@ Algorithms are in `methods`. Nothing else in the library loops over steps.
 from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.choose_tempering import ChosenTempering, choose_tempering
-from posterity.inference.executor import Batched, Executor, Outcome, Processes, Sequential, Task
+from posterity.inference.executor import Batched, Executor, Processes, Sequential
 from posterity.inference.infer import infer
 from posterity.inference.method import Info, Method, Target
 from posterity.inference.plan import Plan, plan
 from posterity.inference.run import Run, Trace
+from posterity.inference.task import Outcome, Task
 
 __all__ = [
     "Batched",

@@ -3,15 +3,15 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
-from posterity.errors import BadFolder, Diverged, positive, positive_whole, shown
+from posterity.errors import Diverged, positive, positive_whole, shown
 from posterity.inference.callbacks import Callback
+from posterity.inference.identity import refuse_other
 from posterity.inference.run import Run, Trace, check_kept, check_loss
 from posterity.storage import Part, RunFolder, flatten, mapped, restore
 
@@ -44,18 +44,12 @@ class Checkpointer:
     `identity` is all that the numbers of the run depend on; a folder with another identity is refused.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        callbacks: Sequence[Callback],
-        identity: Mapping[str, Any],
-        identity_tensors: Mapping[str, Tensor],
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, callbacks: Sequence[Callback], identity: Part) -> None:
         """Nothing is written or read yet."""
         self.checkpoint = checkpoint
         self.folder = RunFolder(checkpoint.path)
         self._callbacks = _with_state(callbacks)
-        self._identity = Part({**identity, "callbacks": list(self._callbacks)}, identity_tensors)
+        self._identity = Part({**identity.config, "callbacks": list(self._callbacks)}, identity.tensors)
         self._written = 0  # kept states already in the folder
         self._last_time, self._last_step = time.monotonic(), 0
 
@@ -67,11 +61,10 @@ class Checkpointer:
     def resume(self, run: Run) -> None:
         """Bring `run` and the callbacks to where the folder says, if it holds this run."""
         if not self.folder.exists() or "state" not in self.folder.parts():
-            self.folder.commit(
-                {"run": self._identity}
-            )  # a folder that cannot be written is refused before the first step
+            # A folder that cannot be written is refused before the first step.
+            self.folder.commit({"run": self._identity})
             return
-        self._same_run(self.folder.read("run"))
+        refuse_other(self.checkpoint.path, self._identity, self.folder.read("run"))
         template = {
             "step": 0,
             "stopped": "",
@@ -93,24 +86,6 @@ class Checkpointer:
                     run.kept.append(state)
         self._written = len(run.kept)
         self._last_step = run.step
-
-    def _same_run(self, stored: Part) -> None:
-        for name, value in self._identity.config.items():
-            if stored.config.get(name) != value:
-                there, here = (
-                    f" ({shown(v)})" if isinstance(v, (int, str)) else "" for v in (stored.config.get(name), value)
-                )
-                raise self._other_run(f"its {name}{there} differs from this one{here}")
-        for name, tensor in self._identity.tensors.items():
-            other = stored.tensors.get(name)
-            if other is None or other.shape != tensor.shape or not bool((other == tensor.cpu()).all()):
-                raise self._other_run(f"its {name} differs from this one")
-
-    def _other_run(self, difference: str) -> BadFolder:
-        return BadFolder(
-            f"{os.fspath(self.checkpoint.path)!r} holds another run: {difference}. "
-            "Use another folder, or delete this one to begin anew."
-        )
 
     def after_step(self, run: Run, now: bool) -> None:
         """Store the run if it is time, or in any case `now`."""

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from posterity.errors import Diverged, NotPositiveDefinite, shown
+from posterity.inference.executor import in_halves, largest_group
 from posterity.inference.infer import infer
 from posterity.inference.method import Method
 from posterity.inference.plan import plan
 from posterity.inference.validator import Validator
-from posterity.model.data import Data, as_data
+from posterity.model.data import as_data
 from posterity.model.joint import Joint
 from posterity.model.tempering import Tempering
 from posterity.posteriors.posterior import Posterior
 
+FAILURES = (Diverged, NotPositiveDefinite, FloatingPointError)
 logger = logging.getLogger("posterity")
 
 
@@ -27,8 +29,7 @@ class ChosenTempering:
     """The temperature with the least validation loss, and the loss of all that were tried.
 
     `temperings` has a member for each of the M temperatures, `losses` (M,) in float64 the mean negative log-likelihood
-    of a validation row in nats, infinite where the fit failed; `posterior` is the one that was chosen, `index` its
-    place.
+    of a validation row in nats, infinite where the fit failed; `posterior` is the chosen one, at `index` of these.
     """
 
     temperings: Tempering
@@ -38,15 +39,15 @@ class ChosenTempering:
 
     @property
     def tempering(self) -> Tempering:
-        """The one that was chosen."""
+        """The chosen temperature."""
         return self.temperings.member(self.index)
 
     def __str__(self) -> str:
         lines = [f"{'likelihood power':>16}  {'prior power':>11}  {'validation NLL':>14}"]
-        for place, loss in enumerate(self.losses.tolist()):
-            one = self.temperings.member(place)
-            mark = "  chosen" if place == self.index else ""
-            lines.append(f"{one.likelihood_power:>16.4g}  {one.prior_power:>11.4g}  {loss:>14.5f}{mark}")
+        for index, loss in enumerate(self.losses.tolist()):
+            tempering = self.temperings.member(index)
+            mark = "  chosen" if index == self.index else ""
+            lines.append(f"{tempering.likelihood_power:>16.4g}  {tempering.prior_power:>11.4g}  {loss:>14.5f}{mark}")
         return "\n".join(lines)
 
 
@@ -71,16 +72,16 @@ def choose_tempering(
       noise.
 
     Temperatures step together as members where every method takes members, in groups for which there is memory, else
-    one after the other; either way each fit is what it would be alone. Where one of a group fails, that group is run
-    one by one. The evidence, or a bound on it, is no substitute: it is not comparable across temperatures.
+    one after the other; either way each fit is what it would be alone. A group in which one fails is run in halves.
+    The evidence, or a bound on it, is no substitute: it is not comparable across temperatures.
 
     >>> import posterity as po
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
     >>> y = 2 * x + 0.5 * po.Key(1).normal((20, 1))
     >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=10)
     >>> grid = po.Tempering.tempered(torch.tensor([0.1, 1.0, 10.0]))
-    >>> found = choose_tempering(po.methods.Conjugate(), joint, (x[::2], y[::2]), grid, (x[1::2], y[1::2]))
-    >>> found.tempering.eta == grid.member(int(found.losses.argmin())).eta
+    >>> choice = choose_tempering(po.methods.Conjugate(), joint, (x[::2], y[::2]), grid, (x[1::2], y[1::2]))
+    >>> choice.tempering.eta == grid.member(int(choice.losses.argmin())).eta
     True
     """
     stages = _checked(method, joint, temperings)
@@ -88,15 +89,36 @@ def choose_tempering(
     assert count is not None
     rows = as_data(data)
     validator = Validator(joint, validation)
-    size = _group_size(stages, joint, rows, temperings, count)
-    found: list[tuple[Posterior, float] | Exception] = []
+    indices = list(range(count))
+
+    def room(group: Sequence[int]) -> bool:
+        problem = _tempered(joint, temperings, group)
+        return all(plan(stage, problem, rows).fits for stage in stages)
+
+    def fit(group: Sequence[int]) -> list[tuple[Posterior, float]]:
+        problem, posterior = _tempered(joint, temperings, group), start
+        for stage in stages:
+            posterior, _ = infer(stage, problem, rows, start=posterior, seed=seed, progress=progress)
+        assert isinstance(posterior, Posterior)
+        members = [posterior] if len(group) == 1 else [posterior.member(slot) for slot in range(len(group))]
+        return [(member, float(validator(member))) for member in members]
+
+    most = count if all(stage.takes_members for stage in stages) else 1
+    size = largest_group(indices, most, room, logger.info)
+    results: list[tuple[Posterior, float] | Exception] = []
     for low in range(0, count, size):
-        places = torch.arange(low, min(low + size, count))
-        found += _scored(stages, joint, rows, temperings, places, validator, start, seed, progress)
-    losses = torch.tensor([math.inf if isinstance(one, Exception) else one[1] for one in found], dtype=torch.float64)
+        for group, result in in_halves(indices[low : low + size], fit, FAILURES, logger.info):
+            if isinstance(result, Exception):
+                logger.warning("%s failed: %s", temperings.member(group[0]), result)
+                results.append(result)
+            else:
+                results += result
+    losses = torch.tensor(
+        [math.inf if isinstance(result, Exception) else result[1] for result in results], dtype=torch.float64
+    )
     losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
     index = int(losses.argmin())
-    best = found[index]
+    best = results[index]
     if isinstance(best, Exception):  # then all of them are
         raise best
     if not math.isfinite(float(losses[index])):
@@ -127,56 +149,11 @@ def _checked(method: object, joint: object, temperings: object) -> tuple[Method,
     return stages
 
 
-def _part(temperings: Tempering, places: Tensor) -> Tempering:
-    """Those at some places; a single one as plain numbers."""
-    if len(places) == 1:
-        return temperings.member(int(places[0]))
+def _tempered(joint: Joint, temperings: Tempering, group: Sequence[int]) -> Joint:
+    """The joint under the temperatures of a group, as members; under a single one without."""
+    if len(group) == 1:
+        return dataclasses.replace(joint, tempering=temperings.member(group[0]))
     powers = (temperings.likelihood_power, temperings.prior_power)
-    return Tempering(*(power[places.to(power.device)] if isinstance(power, Tensor) else power for power in powers))
-
-
-def _group_size(stages: Sequence[Method], joint: Joint, rows: Data, temperings: Tempering, count: int) -> int:
-    """How many temperatures step together: as many as fit in memory, halving from all of them."""
-    if not all(stage.takes_members for stage in stages):
-        return 1
-    size = count
-    while size > 1:
-        many = dataclasses.replace(joint, tempering=_part(temperings, torch.arange(size)))
-        if all(plan(stage, many, rows).fits for stage in stages):
-            break
-        size = (size + 1) // 2
-    if size < count:
-        logger.info("%d temperatures run in groups of %d: memory has no room for more.", count, size)
-    return size
-
-
-def _scored(
-    stages: Sequence[Method],
-    joint: Joint,
-    rows: Data,
-    temperings: Tempering,
-    places: Tensor,
-    validator: Validator,
-    start: Posterior | Tensor | None,
-    seed: int,
-    progress: bool | None,
-) -> list[tuple[Posterior, float] | Exception]:
-    """The posterior and the loss of each of these temperatures, or what went wrong."""
-    problem = dataclasses.replace(joint, tempering=_part(temperings, places))
-    posterior = start
-    try:
-        for stage in stages:
-            posterior, _ = infer(stage, problem, rows, start=posterior, seed=seed, progress=progress)
-        assert isinstance(posterior, Posterior)
-        if len(places) == 1:
-            return [(posterior, float(validator(posterior)))]
-        each = [posterior.member(place) for place in range(len(places))]
-        return [(one, float(validator(one))) for one in each]
-    except (Diverged, NotPositiveDefinite, FloatingPointError) as error:
-        if len(places) == 1:
-            logger.warning("%s failed: %s", problem.tempering, error)
-            return [error]
-        logger.info("%d temperatures go one by one, because together they failed: %s", len(places), error)
-        singles = [places[at : at + 1] for at in range(len(places))]
-        alone = [_scored(stages, joint, rows, temperings, one, validator, start, seed, progress) for one in singles]
-        return [one for found in alone for one in found]
+    return dataclasses.replace(
+        joint, tempering=Tempering(*(power[list(group)] if isinstance(power, Tensor) else power for power in powers))
+    )

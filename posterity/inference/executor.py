@@ -1,4 +1,4 @@
-"""Many fits behind one interface: one after the other, side by side as members, or in processes."""
+"""Many fits behind one interface: in turn, side by side as members, or in processes."""
 
 import logging
 import multiprocessing
@@ -7,111 +7,28 @@ import pickle
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from posterity.errors import BadFolder, Diverged, positive_whole, shown, whole
-from posterity.inference.infer import infer, starting_point
-from posterity.inference.method import Method, Target
+from posterity.errors import BadFolder, Diverged, PosterityError, positive_whole, shown, whole
+from posterity.inference.infer import starting_point
 from posterity.inference.run import Trace
+from posterity.inference.task import Outcome, Task, stored
 from posterity.model.data import OwnOrders, TensorData, as_data
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.load import load
-from posterity.posteriors.posterior import Posterior
-from posterity.storage import Part, RunFolder
 
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A fit by name: method, problem, data, and what else `infer` takes."""
-
-    name: str
-    method: Method
-    joint: Target
-    data: object
-    start: Posterior | Tensor | None = None
-    validation: object = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"Task.name must be a word or more. Got {shown(self.name)}.")
-
-    def identity(self) -> Part:
-        """All that the numbers of the fit depend on."""
-        tensors: dict[str, Tensor] = {}
-        start: object = None
-        if isinstance(self.start, Tensor):
-            tensors["start"] = self.start
-        elif self.start is not None:
-            part = self.start.parts()["posterior"]
-            start = dict(part.config)
-            tensors.update({f"start.{name}": tensor for name, tensor in part.tensors.items()})
-        config = {
-            "method": repr(self.method),
-            "seed": self.seed,
-            "data": as_data(self.data).fingerprint(),
-            "validation": "none" if self.validation is None else as_data(self.validation).fingerprint(),
-            "model": self.joint.encode(tensors) if isinstance(self.joint, Joint) else self.joint.encode(),
-            "start": start,
-        }
-        if isinstance(self.joint, Joint):
-            tensors["initial"] = self.joint.initial()
-        return Part(config, tensors)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What came of a task: a posterior and the trace of its run, or the error, on one line."""
-
-    name: str
-    posterior: Posterior | None = None
-    trace: Trace | None = None
-    error: str = ""
-
-    def save(self, task: Task, path: Path) -> None:
-        """Write it into a run folder, in one step."""
-        assert self.posterior is not None
-        assert self.trace is not None
-        trace = Part({"seconds": self.trace.seconds}, self.trace.tensors())
-        RunFolder(path).commit({**self.posterior.parts(), "task": task.identity(), "trace": trace})
-
-
-def stored(task: Task, path: Path) -> Outcome | None:
-    """The outcome of the task in this run folder, None where there is none; BadFolder where it is of another task."""
-    folder = RunFolder(path)
-    if not folder.exists():
-        return None
-    mine, kept = task.identity(), folder.read("task")
-    for name, value in mine.config.items():
-        if kept.config.get(name) != value:
-            raise _other(task, path, name)
-    for name in mine.tensors.keys() | kept.tensors.keys():
-        one, two = mine.tensors.get(name), kept.tensors.get(name)
-        if one is None or two is None or one.shape != two.shape or not bool((one.cpu() == two).all()):
-            raise _other(task, path, name.partition(".")[0])
-    part = folder.read("trace")
-    trace = Trace.from_tensors(part.tensors)
-    trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
-    model = task.joint.network.module if isinstance(task.joint, Joint) else task.joint
-    return Outcome(task.name, load(path, model), trace)
-
-
-def _other(task: Task, path: Path, name: str) -> BadFolder:
-    return BadFolder(
-        f"{str(path)!r} holds another fit than {task.name!r}: its {name} differs. "
-        "Use another folder, or delete this one."
-    )
-
-
+T = TypeVar("T")
+Item = TypeVar("Item")
 logger = logging.getLogger("posterity")
 
 
@@ -126,16 +43,16 @@ class Executor(ABC):
         """
         tasks = list(tasks)
         _refuse_bad_tasks(tasks)
-        places = {task.name: None if folder is None else Path(folder) / _file_name(task.name) for task in tasks}
-        done = {task.name: stored(task, place) for task in tasks if (place := places[task.name]) is not None}
-        outcomes = {name: outcome for name, outcome in done.items() if outcome is not None}
+        by_name = {task.name: task for task in tasks}
+        paths = {} if folder is None else {name: Path(folder) / _file_name(name) for name in by_name}
+        there = {name: stored(by_name[name], path) for name, path in paths.items()}
+        outcomes = {name: outcome for name, outcome in there.items() if outcome is not None}
         for outcome in self._outcomes([task for task in tasks if task.name not in outcomes]):
             outcomes[outcome.name] = outcome
-            place, task = places[outcome.name], next(task for task in tasks if task.name == outcome.name)
-            if place is not None and outcome.posterior is not None:
-                outcome.save(task, place)
             if outcome.error:
                 logger.warning("%s: %s", outcome.name, outcome.error)
+            elif outcome.name in paths:
+                outcome.save(by_name[outcome.name], paths[outcome.name])
         return [outcomes[task.name] for task in tasks]
 
     @abstractmethod
@@ -166,7 +83,7 @@ class Batched(Executor):
 
     Members begin where their tasks do, and shuffle rows in memory by their tasks' seeds; noise of the method's steps is
     that of the first task. So the outcomes are those of `Sequential` to rounding for methods that draw nothing but the
-    order of their rows. Where one of a batch diverges, that batch is run one by one.
+    order of their rows. A batch that fails (one of it diverges, or memory has no room) is run in halves.
     """
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
@@ -177,42 +94,45 @@ class Batched(Executor):
             plain = task.method.takes_members and (task.start is None or isinstance(task.start, Tensor))
             groups.setdefault(alike if plain else id(task), []).append(task)
         for group in groups.values():
-            if len(group) == 1:
-                yield _run(group[0])
-                continue
-            try:
-                outcomes = _together(group)
-            except Exception as error:  # of one of them, perhaps: alone it is told whose
-                logger.info("%d tasks go one by one, because together they failed: %s", len(group), _line(error))
-                outcomes = [_run(task) for task in group]
-            yield from outcomes
+            for tasks, result in in_halves(group, _together, Exception, logger.info):
+                if isinstance(result, Exception):
+                    yield Outcome(tasks[0].name, error=_line(result))
+                else:
+                    yield from result
 
 
 @dataclass(frozen=True)
 class Processes(Executor):
     """Tasks in `workers` processes, with the bits of `Sequential`.
 
-    A worker starts afresh, and has the number of threads that this process has. When one is killed, what was not done
-    is begun again, `retries` times; after that each remaining task gets a process of its own, so that the one that
-    kills it is known. Tasks travel by pickle: modules and likelihoods must come from files, and a script must start its
-    work under `if __name__ == "__main__":`.
+    A worker starts afresh, with `threads` threads, or for None as many as this process has. When one is killed, what
+    was not done is begun again, `retries` times; after that each remaining task gets a process of its own, so that the
+    one that kills it is known. Tasks travel by pickle: modules and likelihoods must come from files, and a script must
+    start its work under `if __name__ == "__main__":`.
     """
 
     workers: int
     retries: int = 1
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         positive_whole("Processes.workers", self.workers)
         whole("Processes.retries", self.retries)
+        positive_whole("Processes.threads", 1 if self.threads is None else self.threads)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        for name, result in self.each({task.name: partial(_run, task) for task in tasks}):
+            yield Outcome(name, error=str(result)) if isinstance(result, Lost) else result
+
+    def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, "T | Lost"]]:
+        """Do named work: gives what each returns as soon as it is there; an error in it is raised."""
         waiting: dict[str, bytes] = {}
-        for task in tasks:
+        for name, item in work.items():
             try:
                 # Bytes, because tensors would go as handles of shared memory, of which a system has few.
-                waiting[task.name] = pickle.dumps(task)
+                waiting[name] = pickle.dumps(item)
             except Exception as error:
-                yield _unsent(task.name, error)
+                yield name, _unsent(error)
         for attempt in range(self.retries + 1):
             if not waiting:
                 return
@@ -227,24 +147,54 @@ class Processes(Executor):
                     f"its process was killed, {self.retries + 2} times. Is there enough memory, and does the script "
                     'begin its work under `if __name__ == "__main__":`?'
                 )
-                yield Outcome(name, error=reason)
+                yield name, Lost(reason)
 
-    def _done(self, waiting: dict[str, bytes], workers: int) -> Iterator[Outcome]:
-        """Outcomes of one pool; what is there is taken from `waiting`. It ends early when a worker is killed."""
+    def _done(self, waiting: dict[str, bytes], workers: int) -> Iterator[tuple[str, Any]]:
+        """Results of one pool, each taken from `waiting`. It ends early when a worker is killed."""
         # A fork of a process in which torch has run threads may hang, so the workers start afresh.
         context = multiprocessing.get_context("spawn")
-        setting = (torch.get_num_threads(), torch.get_default_dtype())
+        setting = (self.threads or torch.get_num_threads(), torch.get_default_dtype())
         pool = ProcessPoolExecutor(min(workers, len(waiting)), context, _begin, setting)
         try:
-            futures: dict[Future[bytes], str] = {pool.submit(_work, *item): item[0] for item in waiting.items()}
+            futures: dict[Future[bytes], str] = {pool.submit(_work, item): name for name, item in waiting.items()}
             for future in as_completed(futures):
-                outcome: Outcome = pickle.loads(future.result())
+                result = pickle.loads(future.result())
                 del waiting[futures[future]]
-                yield outcome
+                yield futures[future], result
         except BrokenProcessPool:
             return
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def in_processes(work: Mapping[str, Callable[[], T]], jobs: int) -> Iterator[T]:
+    """Do named work in `jobs` processes of one thread each; a single process or piece of work stays in this one.
+
+    Gives what each returns as soon as it is there; the first error ends it.
+    """
+    if jobs == 1 or len(work) <= 1:
+        for item in work.values():
+            yield item()
+        return
+    for name, result in Processes(jobs, threads=1).each(work):
+        if isinstance(result, Lost):
+            raise PosterityError(f"{name}: {result}")
+        yield result
+
+
+@contextmanager
+def named(fit: object) -> Iterator[None]:
+    """Say in which fit an expected error came up; made anew, for not every class of them travels between processes."""
+    try:
+        yield
+    except PosterityError as error:
+        failure = PosterityError(f"{fit}: {error}")
+        failure.exit_code = error.exit_code
+        raise failure from error
+
+
+class Lost(PosterityError):
+    """Work that could not be sent to a process or back, or whose process was killed."""
 
 
 def _begin(threads: int, dtype: torch.dtype) -> None:
@@ -254,56 +204,92 @@ def _begin(threads: int, dtype: torch.dtype) -> None:
     torch.set_default_dtype(dtype)
 
 
-def _work(name: str, task: bytes) -> bytes:
-    """The outcome of a task, also where it cannot be read (a class of an interactive session) or sent back."""
+def _work(item: bytes) -> bytes:
+    """What the work returns; a Lost where it cannot be read (a class of an interactive session) or sent back."""
     try:
-        return pickle.dumps(_run(pickle.loads(task)))
+        work = pickle.loads(item)
     except Exception as error:
-        return pickle.dumps(_unsent(name, error))
+        return pickle.dumps(_unsent(error))
+    result = work()
+    try:
+        return pickle.dumps(result)
+    except Exception as error:
+        return pickle.dumps(_unsent(error))
 
 
-def _unsent(name: str, error: Exception) -> Outcome:
-    advice = "Define its parts in a file, or use Sequential()."
-    return Outcome(name, error=f"it cannot be sent to a process: {_line(error)}. {advice}")
+def _unsent(error: Exception) -> Lost:
+    return Lost(f"it cannot be sent to a process: {_line(error)}. Define its parts in a file, or use Sequential().")
+
+
+def largest_group(
+    items: Sequence[Item], most: int, room: Callable[[Sequence[Item]], bool], tell: Callable[[str], None]
+) -> int:
+    """How many items run together: as many as memory has room for, halving from `most`."""
+    size = most
+    while size > 1 and not room(items[:size]):
+        size = (size + 1) // 2
+    if size < most:
+        tell(f"{len(items)} fits run in groups of {size}: memory has no room for more at once")
+    return size
+
+
+def in_halves(
+    items: Sequence[Item],
+    fit: Callable[[Sequence[Item]], T],
+    failures: type[Exception] | tuple[type[Exception], ...],
+    tell: Callable[[str], None],
+) -> Iterator[tuple[Sequence[Item], T | Exception]]:
+    """Fit the items together, or where that fails in halves; gives each group with its result.
+
+    The result of a single item that fails is its error.
+    """
+    try:
+        result = fit(items)
+    except failures as error:
+        if len(items) == 1:
+            yield items, error
+            return
+        why = first_line(error)
+    else:
+        yield items, result
+        return
+    tell(f"{len(items)} fits go in halves, because together they failed: {why}")
+    if torch.cuda.is_available():  # the error is gone, and with it what it held of memory
+        torch.cuda.empty_cache()
+    half = (len(items) + 1) // 2
+    yield from in_halves(items[:half], fit, failures, tell)
+    yield from in_halves(items[half:], fit, failures, tell)
 
 
 def _run(task: Task) -> Outcome:
     """The outcome of one task, whatever happens in it."""
     try:
-        posterior, trace = infer(
-            task.method,
-            task.joint,
-            task.data,
-            start=task.start,
-            validation=task.validation,
-            seed=task.seed,
-            progress=False,
-        )
+        posterior, trace = task.run()
     except Exception as error:
         return Outcome(task.name, error=_line(error))
     return Outcome(task.name, posterior, trace)
 
 
 def _together(tasks: Sequence[Task]) -> list[Outcome]:
-    """Outcomes of tasks that differ in seed and start, as members of one run."""
+    """Outcomes of tasks that step together, as members of one run."""
+    if len(tasks) == 1:
+        return [Outcome(tasks[0].name, *tasks[0].run())]
+    posterior, trace = _joined(tasks).run()
+    return [
+        Outcome(task.name, posterior.member(index), _column(trace, index, len(tasks)))
+        for index, task in enumerate(tasks)
+    ]
+
+
+def _joined(tasks: Sequence[Task]) -> Task:
+    """One task with a member for each of several that differ in seed and start."""
     first = tasks[0]
     data = as_data(first.data)
     if not isinstance(data, TensorData) or (isinstance(first.joint, Joint) and first.joint.num_members is not None):
         raise TypeError("rows are not in memory, or the problem has members of its own")
     starts = [starting_point(t.method, t.joint, t.start, data, Key(t.seed).fold("start"))[1] for t in tasks]
-    posterior, trace = infer(
-        first.method,
-        first.joint,
-        OwnOrders(data, partial(_orders, tuple(task.seed for task in tasks))),
-        start=torch.stack(starts),
-        validation=first.validation,
-        seed=first.seed,
-        progress=False,
-    )
-    return [
-        Outcome(task.name, posterior.member(index), _column(trace, index, len(tasks)))
-        for index, task in enumerate(tasks)
-    ]
+    orders = OwnOrders(data, partial(_orders, tuple(task.seed for task in tasks)))
+    return replace(first, data=orders, start=torch.stack(starts))
 
 
 def _orders(seeds: tuple[int, ...], key: Key) -> list[Key]:
@@ -329,6 +315,11 @@ def _line(error: Exception) -> str:
     """An error on one line."""
     kind = "" if isinstance(error, (Diverged, BadFolder)) else f"{type(error).__name__}: "
     return f"{kind}{' '.join(str(error).split())}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, or its kind where it says nothing."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _file_name(name: str) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from types import FrameType, TracebackType
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from posterity.errors import shown
 from posterity.inference.acceleration import Acceleration, Stepper
 from posterity.inference.callbacks import Callback, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good
+from posterity.inference.identity import identity
 from posterity.inference.kept import Kept, refuse_too_many
 from posterity.inference.method import Method, Target
 from posterity.inference.plan import refuse_too_large
@@ -223,7 +224,9 @@ def infer(
     if checkpoint is not None:
         if isinstance(rows, StreamData):
             rows.refuse_unrepeatable()
-        keeper = Checkpointer(checkpoint, hooks, *_identity(method, joint, rows, validator, theta, key))
+        held_out = "none" if validator is None else validator.fingerprint()
+        depends = identity(start=theta, method=method, seed=key.seed, data=rows, validation=held_out, model=joint)
+        keeper = Checkpointer(checkpoint, hooks, depends)
         keeper.resume(run)
     with last_good(keeper, run):
         _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
@@ -299,17 +302,3 @@ def _hooks(callbacks: Sequence[Callback], run: Run, progress: bool | None) -> li
     if progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None):
         hooks.append(ProgressBar())
     return hooks
-
-
-def _identity(
-    method: Method, joint: Target, data: Data, validator: Validator | None, theta: Tensor, key: Key
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """All that the numbers of a run depend on, as JSON and tensors."""
-    tensors = {"start": theta}
-    return {
-        "method": repr(method),
-        "seed": key.seed,
-        "data": data.fingerprint(),
-        "validation": "none" if validator is None else validator.fingerprint(),
-        "model": joint.encode(tensors) if isinstance(joint, Joint) else joint.encode(),
-    }, tensors

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole, shown
-from posterity.inference.executor import Task
 from posterity.inference.infer import starting_point
 from posterity.inference.method import Info, Method, Target
+from posterity.inference.task import Task
 from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData, as_data
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key

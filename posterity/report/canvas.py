@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import PosterityError
-from posterity.report.files import write_file
+from posterity.storage.disk import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

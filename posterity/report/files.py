@@ -1,4 +1,4 @@
-"""Files of a report, written whole or not at all; the machine that made them."""
+"""Files of a report: which can be written, and the machine that made them."""
 
 import os
 import platform
@@ -7,23 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from posterity.errors import PosterityError, unknown
-from posterity.storage import disk
 
 FORMATS = ("png", "pdf", "svg")
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, making its folder where needed; a reader sees the old file or the new, never half."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = disk.temporary(path.parent)
-        try:
-            disk.write(draft, [data])
-            os.replace(draft, path)
-        finally:
-            disk.remove(draft)
-    except OSError as error:
-        raise PosterityError(f"Cannot write '{path}': {error.strerror or error}. Give another path.") from error
 
 
 def check_figure_path(path: Path) -> None:

@@ -5,7 +5,7 @@ The one table from old names to new ones is in `values`. What a run depends on i
 
 from posterity.storage.folder import RunFolder
 from posterity.storage.part import Part
-from posterity.storage.values import clone, decode, encode, flatten, leaves, mapped, restore
+from posterity.storage.values import clone, decode, encode, flatten, leaves, mapped, present_names, restore
 
 __all__ = [
     "Part",
@@ -16,5 +16,6 @@ __all__ = [
     "flatten",
     "leaves",
     "mapped",
+    "present_names",
     "restore",
 ]

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
-from posterity.errors import BadFolder
+from posterity.errors import BadFolder, PosterityError
 
 fcntl: ModuleType | None
 try:
@@ -74,6 +74,20 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             os.unlink(path)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` to `path`, making its folder where needed; a reader sees the old file or the new, never half."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = temporary(path.parent)
+        try:
+            write(draft, [data])
+            os.replace(draft, path)
+        finally:
+            remove(draft)
+    except OSError as error:
+        raise PosterityError(f"Cannot write '{path}': {error.strerror or error}. Give another path.") from error
 
 
 @contextmanager

@@ -115,6 +115,18 @@ def decode(json: JSON, tensors: Mapping[str, Tensor]) -> object:
     raise _malformed(json)
 
 
+def present_names(json: JSON) -> JSON:
+    """The JSON of a value, in which types stored by an older release have their present names."""
+    if isinstance(json, list):
+        return [present_names(item) for item in json]
+    if not isinstance(json, dict):
+        return json
+    return {
+        key: _RENAMED.get(item, item) if key == "type" and isinstance(item, str) else present_names(item)
+        for key, item in json.items()
+    }
+
+
 def join(path: str, name: str) -> str:
     """The dotted path of the entry `name` under `path`."""
     return f"{path}.{name}" if path else name

@@ -109,7 +109,8 @@ def write_results(
     name: str, folder: Path, options: Sequence[str], figures: Sequence[str], found: dict[str, Any]
 ) -> dict[str, Any]:
     """Write results.json: what was found, with which command and versions, when and on what machine; give it back."""
-    from posterity.report.files import machine, write_file
+    from posterity.report.files import machine
+    from posterity.storage.disk import write_file
 
     document = {
         "study": name,

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from posterity import __version__
 from posterity.evidence import Shared, present_precision
 from posterity.inference import infer
+from posterity.inference.executor import in_processes, named
+from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.likelihoods import Gaussian
 from posterity.model import Joint
-from posterity.model.data import as_data
 from posterity.posteriors import Posterior
+from posterity.storage import Part
 from posterity_studies.hyperparameters.recipes import (
     NOISE_SCALES,
     PRIOR_SCALES,
@@ -23,9 +24,8 @@ from posterity_studies.hyperparameters.recipes import (
     em_problem,
     grid_problem,
 )
-from posterity_studies.parallel import named, run_all
-from posterity_studies.results import Identity, Result, read_result, write_result
-from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
+from posterity_studies.uci.protocol import Settings, Split, standard_split
+from posterity_studies.uci.runs import depends_on_split
 
 EM, GRID = "em", "grid"
 Scores = dict[str, float]
@@ -48,27 +48,15 @@ class Cell:
         return f"{self.data_set}, {RECIPES[self.method].label}, {self.part}, split {self.split}"
 
 
-def identity(split: Split, cell: Cell, settings: Settings) -> Identity:
-    """All that the numbers of a cell depend on; problem and methods are there as they print."""
+def depends(split: Split, cell: Cell, settings: Settings) -> Part:
+    """All that the numbers of a cell depend on."""
     recipe = RECIPES[cell.method]
     if cell.part == EM:
         joint = em_problem(split, settings)
-        how = {"stages": [repr(recipe.em(settings))], "prior": repr(joint.prior), "likelihood": repr(joint.likelihood)}
+        how = {"stages": [recipe.em(settings)], "prior": joint.prior, "likelihood": joint.likelihood}
     else:
-        stages = [repr(stage) for stage in recipe.stages(settings)]
-        how = {"stages": stages, "prior": repr(PRIOR_SCALES), "likelihood": repr(NOISE_SCALES)}
-    return {
-        "data set": cell.data_set,
-        "split": cell.split,
-        "method": cell.method,
-        "part": cell.part,
-        **settings.config(),
-        **how,
-        "hidden units": hidden_units(cell.data_set),
-        "training rows": as_data(split.train).fingerprint(),
-        "test rows": as_data(split.test).fingerprint(),
-        "posterity": __version__,
-    }
+        how = {"stages": recipe.stages(settings), "prior": repr(PRIOR_SCALES), "likelihood": repr(NOISE_SCALES)}
+    return depends_on_split(split, cell.method, settings, part=cell.part, **how)
 
 
 def grid_key(row: int, column: int) -> str:
@@ -119,8 +107,7 @@ def fit(cell: Cell, folder: Path, settings: Settings) -> Result[Cell]:
     with named(cell), _without_warnings():
         scores = (fit_em if cell.part == EM else fit_grid)(split, cell.method, settings)
     seconds = time.perf_counter() - begin
-    write_result(cell.path(folder), identity(split, cell, settings), scores, seconds)
-    return Result(cell, scores, seconds)
+    return write_result(cell, folder, depends(split, cell, settings), scores, seconds)
 
 
 @contextmanager
@@ -137,12 +124,11 @@ def _without_warnings() -> Iterator[None]:
 
 def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[Result[Cell]]:
     """Fit these cells, in `jobs` processes; give each result as soon as it is there."""
-    return run_all([partial(fit, cell, folder, settings) for cell in missing], jobs)
+    return in_processes({str(cell): partial(fit, cell, folder, settings) for cell in missing}, jobs)
 
 
 def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
     """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
-    for cell in cells:
-        if cell.path(folder).exists():
-            wanted = identity(standard_split(cell.data_set, cell.split), cell, settings)
-            yield Result(cell, *read_result(cell.path(folder), wanted))
+    return stored_results(
+        cells, folder, lambda cell: depends(standard_split(cell.data_set, cell.split), cell, settings)
+    )

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from posterity.datasets.uci import num_splits
+from posterity.inference.sweep import Result
 from posterity_studies.hyperparameters.recipes import DATA_SETS, NOISE_SCALES, PRIOR_SCALES, RECIPES, default_settings
 from posterity_studies.hyperparameters.runs import EM, GRID, Cell, fit_all, stored
 from posterity_studies.hyperparameters.summary import Comparison, comparisons
-from posterity_studies.results import Result
 from posterity_studies.uci.protocol import Settings, check_choices
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from posterity.inference.sweep import Result
 from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE
 from posterity_studies.hyperparameters.runs import EM, Cell, grid_key
-from posterity_studies.results import Result
 from posterity_studies.uci.summary import Mean, mean_and_error
 
 GOAL = 0.05

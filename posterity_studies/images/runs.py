@@ -4,13 +4,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity import __version__
 from posterity.inference import infer
+from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.model.data import as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Posterior
+from posterity.storage import Part
 from posterity_studies.images.protocol import NETWORKS, Images, Settings, problem, scores
-from posterity_studies.results import Identity, Result, read_result, write_result
+from posterity_studies.results import depends_on
 
 
 @dataclass(frozen=True)
@@ -31,25 +32,15 @@ class Cell:
         return f"{NETWORKS[self.network].label}, {method}, seed {self.seed}"
 
 
-def identity(cell: Cell, data: Images, settings: Settings) -> Identity:
-    """All that the numbers of a cell depend on; the method as it prints, so that a default that has changed tells."""
-    return {
-        "network": cell.network,
-        "eta": cell.eta,
-        "fit": cell.seed,
-        **settings.common(),
-        "stages": [repr(stage) for stage in settings.stages(cell.network, cell.eta)],
-        "training images": as_data(data.train.pair).fingerprint(),
-        "posterity": __version__,
-    }
+def depends(cell: Cell, data: Images, settings: Settings) -> Part:
+    """All that the numbers of a cell depend on."""
+    stages = settings.stages(cell.network, cell.eta)
+    return depends_on(cell, settings, stages=stages, **{"training images": as_data(data.train.pair)})
 
 
 def stored(cell: Cell, data: Images, folder: Path, settings: Settings) -> Result[Cell] | None:
     """The result of the cell if it is there; BadFolder if it is damaged or of other settings."""
-    path = cell.path(folder)
-    if not path.exists():
-        return None
-    return Result(cell, *read_result(path, identity(cell, data, settings)))
+    return next(stored_results([cell], folder, lambda cell: depends(cell, data, settings)), None)
 
 
 def start(network: str, seed: int, data: Images, settings: Settings) -> Posterior:
@@ -77,8 +68,7 @@ def fit(cell: Cell, begin_at: Posterior | None, data: Images, folder: Path, sett
         last = max(1, len(trace["kl"]) // 20)  # one draw is noisy: the mean of the last twentieth of the run
         found["mean_scale"] = float(posterior.variance.sqrt().mean())
         found |= {name: float(trace[name][-last:].mean()) for name in ("data_fit", "kl")}
-    write_result(cell.path(folder), identity(cell, data, settings), found, seconds)
-    return Result(cell, found, seconds)
+    return write_result(cell, folder, depends(cell, data, settings), found, seconds)
 
 
 def _key(settings: Settings, seed: int) -> Key:

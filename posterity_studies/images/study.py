@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from posterity.errors import unknown
+from posterity.inference.sweep import Result
 from posterity.posteriors import Posterior
 from posterity.report.files import processor
 from posterity_studies.grids import mean_and_spread
 from posterity_studies.images.protocol import NETWORKS, Images, Settings, read_images
 from posterity_studies.images.runs import Cell, fit, start, stored
-from posterity_studies.results import Result
 
 METRICS = {"error": "error, %", "nll": "NLL", "ece": "ECE"}
 WITHIN = 0.3  # points of error

@@ -19,8 +19,8 @@ from posterity.penalties.training import WIDE, penalised
 from posterity.priors import FanIn, He, Layerwise, Prior
 from posterity.priors.fan import ScaleRule
 from posterity_studies.grids import half_power, merged
-from posterity_studies.groups import first_weights
 from posterity_studies.penalties.protocol import PENALTIES, Rows, Settings
+from posterity_studies.rows import first_weights
 
 
 @dataclass(frozen=True)

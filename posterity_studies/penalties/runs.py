@@ -8,23 +8,24 @@ from pathlib import Path
 
 import torch
 
-from posterity import __version__
-from posterity.inference import Checkpoint, Trace, infer, plan
+from posterity.inference import Task, plan
+from posterity.inference.sweep import Result, Sweep
 from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Point, Posterior
-from posterity_studies.groups import SECONDS, GroupedRuns, own_orders
+from posterity.storage import Part
 from posterity_studies.penalties.problem import Cell, Problem, problem
 from posterity_studies.penalties.protocol import Rows, Settings
 from posterity_studies.penalties.scores import scores
-from posterity_studies.results import Identity, Result
+from posterity_studies.results import depends_on
+from posterity_studies.rows import own_orders
 
-Outcome = list[tuple[Cell, Result[Cell] | None]]
+Fits = list[tuple[Cell, Result[Cell] | None]]
 
 
 @dataclass(frozen=True, eq=False)
-class Runs(GroupedRuns[Cell]):
+class Runs(Sweep[Cell]):
     """The fits of one penalty; `jobs` processes share the memory."""
 
     problem: Problem
@@ -38,10 +39,6 @@ class Runs(GroupedRuns[Cell]):
     def name(self) -> str:
         return self.problem.penalty
 
-    @property
-    def prefix(self) -> str:
-        return f"{self.problem.penalty}: "
-
     def cells(self) -> list[Cell]:
         """All of the penalty, by seed, setup and lambda."""
         return [
@@ -51,45 +48,26 @@ class Runs(GroupedRuns[Cell]):
             for ratio in self.problem.ratios(setup, self.settings)
         ]
 
-    def identity(self, cell: Cell) -> Identity:
-        """All that the numbers of a cell depend on; the method as it prints, so that a changed default tells."""
-        return {
-            "penalty": cell.penalty,
-            "setup": cell.setup,
-            "ratio": cell.ratio,
-            "fit": cell.seed,
-            **self.settings.common(),
-            "inference": repr(self._method),
-            "training rows": self.fingerprint,
-            "posterity": __version__,
-        }
+    def identity(self, cell: Cell) -> Part:
+        return depends_on(cell, self.settings, inference=self._method, **{"training rows": self.fingerprint})
 
     def room(self, cells: Sequence[Cell]) -> bool:
         """Whether there is memory for these fits at once, in each of the processes."""
-        found = plan(self._method, self.problem.joint(cells), self._rows)
-        return found.has_room(self.jobs * found.total)
+        memory = plan(self._method, self.problem.joint(cells), self._rows)
+        return memory.has_room(self.jobs * memory.total)
 
-    def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
-        """The modes, as members where there are several, and the trace; resumed if `place` has it."""
-        key, seeds = Key(self.settings.seed).fold("penalties"), [cell.seed for cell in group]
-        count = "a fit" if len(group) == 1 else f"{len(group)} fits together"
-        self.report(f"{self.prefix}{count}, {len(self._method.batches(self._rows, key)):,} steps")
-        with self._kernels():
-            return infer(
-                self._method,
-                self.problem.joint(group),
-                own_orders(self._rows, seeds),
-                start=self.problem.start(seeds, self.settings),
-                seed=key.seed,
-                checkpoint=Checkpoint(place, seconds=SECONDS),
-                progress=False,
-            )
+    def task(self, cells: Sequence[Cell]) -> Task:
+        key, seeds = Key(self.settings.seed).fold("penalties"), [cell.seed for cell in cells]
+        start = self.problem.start(seeds, self.settings)
+        return Task(
+            self.name, self._method, self.problem.joint(cells), own_orders(self._rows, seeds), start, seed=key.seed
+        )
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
         assert isinstance(posterior, Point)
         return scores(posterior, self.problem.rows)
 
-    def told(self, scores: dict[str, float]) -> str:
+    def summary(self, scores: dict[str, float]) -> str:
         return (
             f"accuracy {scores['accuracy']:.4f}, held out {scores['held_out_accuracy']:.4f}, "
             f"{100 * scores['zeros']:.0f} % zeros, {100 * scores['filters_left']:.0f} % of filters left"
@@ -106,7 +84,7 @@ class Runs(GroupedRuns[Cell]):
         return rows
 
     @contextmanager
-    def _kernels(self) -> Iterator[None]:
+    def setting(self) -> Iterator[None]:
         """Convolutions of a GPU by the fastest kernel, tried out at the first step, and in bfloat16 if asked for.
 
         The kernel that cuDNN takes without a trial is a slow one for some layers of members of VGG-19. No cache of
@@ -121,12 +99,7 @@ class Runs(GroupedRuns[Cell]):
             torch.backends.cudnn.benchmark = before
 
 
-def fit_here(runs: Runs, group: Sequence[Cell]) -> tuple[Outcome, list[str]]:
-    """Fit a group in this process, which tells as it goes."""
-    return list(runs.fitted(group)), []
-
-
-def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Outcome, list[str]]:
+def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Fits, list[str]]:
     """Fit a group in a process of its own, and give back what it would have told."""
     rows, fingerprint = _read(settings)
     lines: list[str] = []

@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from posterity.inference.executor import in_processes
+from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
 from posterity_studies.grids import mean_and_spread
-from posterity_studies.parallel import run_all
 from posterity_studies.penalties.problem import Cell, problem
 from posterity_studies.penalties.protocol import Rows, Settings
 from posterity_studies.penalties.published import PUBLISHED, Published
-from posterity_studies.penalties.runs import Outcome, Runs, fit_here, fit_there
+from posterity_studies.penalties.runs import Fits, Runs, fit_there
 from posterity_studies.penalties.scores import VANISHED
-from posterity_studies.results import Result
 
 CLOSE = 0.003  # of accuracy: 0.3 points
 CHOICE = "highest mean accuracy over seeds on held-out training rows, of equals the least NLL there"
@@ -217,22 +217,23 @@ def penalties(
     cells = {runs: runs.cells() for runs in each}
     found: dict[Cell, Result[Cell]] = {}
     for runs, own in cells.items():
-        found |= runs.there(own)
+        found |= runs.stored(own)
     missing = {runs: [cell for cell in own if cell not in found] for runs, own in cells.items()}
     total = sum(map(len, missing.values()))
     most = None if jobs == 1 else max(1, math.ceil(total / jobs))
-    groups = ((runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most))
+    groups = [(runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most)]
     failed: list[Cell] = []
-    for outcome, lines in run_all([_task(runs, group, jobs) for runs, group in groups], jobs):
+    work = {f"{runs.name}, group {i}": _work(runs, group, jobs) for i, (runs, group) in enumerate(groups, start=1)}
+    for fits, lines in in_processes(work, jobs):
         for line in lines:
             report(line)
-        for cell, one in outcome:
+        for cell, one in fits:
             if one is None:
                 failed.append(cell)
             else:
                 found[cell] = one
     for runs in each:
-        runs.tidied()
+        runs.remove_checkpoints()
     parts = [
         Part(
             runs.name,
@@ -246,9 +247,9 @@ def penalties(
     return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), results, tuple(failed))
 
 
-def _task(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Outcome, list[str]]]:
+def _work(runs: Runs, group: Sequence[Cell], jobs: int) -> Callable[[], tuple[Fits, list[str]]]:
     if jobs == 1:
-        return partial(fit_here, runs, group)
+        return lambda: (list(runs.fitted(group)), [])
     return partial(fit_there, runs.settings, runs.name, group, runs.folder)
 
 

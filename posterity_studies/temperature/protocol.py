@@ -20,7 +20,7 @@ from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
 from posterity.priors import Normal
 from posterity_studies.grids import log_grid, merged
-from posterity_studies.groups import first_weights
+from posterity_studies.rows import first_weights
 from posterity_studies.temperature.data import DATA_SETS, FOREIGN, IMAGES, USUAL_FOREIGN, Rows, read_rows
 from posterity_studies.temperature.networks import ARCHITECTURES, Architecture
 

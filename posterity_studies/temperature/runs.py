@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from posterity import __version__
-from posterity.inference import Checkpoint, Trace, infer, plan
+from posterity.inference import Task, plan
+from posterity.inference.sweep import Sweep
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
-from posterity_studies.groups import SECONDS, GroupedRuns, own_orders
-from posterity_studies.results import Identity
+from posterity.storage import Part
+from posterity_studies.results import depends_on
+from posterity_studies.rows import own_orders
 from posterity_studies.temperature.protocol import Problem, Settings
 from posterity_studies.temperature.scores import scores
 
@@ -25,7 +26,8 @@ class Cell:
 
     def path(self, folder: Path) -> Path:
         """Its file in the folder of the study."""
-        return folder / "runs" / _name(self.width) / f"eta-{self.eta:.12g}" / f"seed-{self.seed}.json"
+        width = "network" if self.width is None else f"width-{self.width}"
+        return folder / "runs" / width / f"eta-{self.eta:.12g}" / f"seed-{self.seed}.json"
 
     def __str__(self) -> str:
         width = "" if self.width is None else f"width {self.width}, "
@@ -33,12 +35,8 @@ class Cell:
 
 
 @dataclass(frozen=True, eq=False)
-class Runs(GroupedRuns[Cell]):
-    """The fits of one width: those stored, and those to be made.
-
-    `identity` has all that the numbers of a cell depend on; the method as it prints, so that a default that has
-    changed tells.
-    """
+class Runs(Sweep[Cell]):
+    """The fits of one width: those stored, and those to be made."""
 
     problem: Problem
     folder: Path
@@ -48,56 +46,36 @@ class Runs(GroupedRuns[Cell]):
 
     @property
     def name(self) -> str:
-        return _name(self.problem.width)
-
-    @property
-    def prefix(self) -> str:
-        return "" if self.problem.width is None else f"width {self.problem.width}: "
+        return "" if self.problem.width is None else f"width {self.problem.width}"
 
     def cells(self) -> list[Cell]:
         """All of the width, by seed and temperature."""
         etas = self.settings.temperatures(self.problem.num_data, self.problem.units)
         return [Cell(self.problem.width, eta, seed) for seed in range(self.settings.seeds) for eta in etas]
 
-    def identity(self, cell: Cell) -> Identity:
-        return {
-            "width": cell.width,
-            "eta": cell.eta,
-            "fit": cell.seed,
-            **self.settings.common(),
-            "inference": repr(self.settings.inference(self.problem.num_data)),
-            "training rows": self.fingerprint,
-            "posterity": __version__,
-        }
+    def identity(self, cell: Cell) -> Part:
+        method = self.settings.inference(self.problem.num_data)
+        return depends_on(cell, self.settings, inference=method, **{"training rows": self.fingerprint})
 
     def room(self, cells: Sequence[Cell]) -> bool:
         joint = self.problem.tempered([cell.eta for cell in cells])
         return plan(self.settings.inference(self.problem.num_data), joint, self.problem.rows.train.pair).fits
 
-    def infer(self, group: Sequence[Cell], place: Path) -> tuple[Posterior, Trace]:
-        """The posteriors of the cells, as members where there are several, and the trace; resumed if `place` has it."""
-        settings, rows = self.settings, as_data(self.problem.rows.train.pair)
+    def task(self, cells: Sequence[Cell]) -> Task:
+        rows, key = as_data(self.problem.rows.train.pair), Key(self.settings.seed).fold("temperature")
         assert isinstance(rows, TensorData)
-        seeds, etas = [cell.seed for cell in group], [cell.eta for cell in group]
-        method, key = settings.inference(self.problem.num_data), Key(settings.seed).fold("temperature")
-        count = "a fit" if len(group) == 1 else f"{len(group)} fits together"
-        self.report(f"{self.prefix}{count}, {len(method.batches(rows, key)):,} steps")
-        return infer(
-            method,
-            self.problem.tempered(etas),
+        seeds = [cell.seed for cell in cells]
+        return Task(
+            str(cells[0]),
+            self.settings.inference(self.problem.num_data),
+            self.problem.tempered([cell.eta for cell in cells]),
             own_orders(rows, seeds),
-            start=self.problem.start(seeds, key.fold("start")),
+            self.problem.start(seeds, key.fold("start")),
             seed=key.seed,
-            checkpoint=Checkpoint(place, seconds=SECONDS),
-            progress=False,
         )
 
     def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
         return scores(posterior, cell.seed, self.problem, self.settings)
 
-    def told(self, scores: dict[str, float]) -> str:
+    def summary(self, scores: dict[str, float]) -> str:
         return f"accuracy {scores['accuracy']:.4f}, NLL {scores['nll']:.4g}, confidence {scores['confidence']:.3f}"
-
-
-def _name(width: int | None) -> str:
-    return "network" if width is None else f"width-{width}"

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.report.files import processor
 from posterity_studies.grids import mean_and_spread, nearest
-from posterity_studies.results import Result
 from posterity_studies.temperature.data import Rows, describe_foreign
 from posterity_studies.temperature.protocol import Settings, problem
 from posterity_studies.temperature.runs import Cell, Runs

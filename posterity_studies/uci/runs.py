@@ -3,16 +3,18 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 from posterity import __version__
 from posterity.inference import Method, infer
+from posterity.inference.executor import in_processes, named
+from posterity.inference.identity import identity
+from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
-from posterity_studies.parallel import named, run_all
-from posterity_studies.results import Identity, Result, read_result, write_result
+from posterity.storage import Part
 from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
 from posterity_studies.uci.recipes import RECIPES, Recipe
 
@@ -35,38 +37,36 @@ class Cell:
         return f"{self.data_set}, {RECIPES[self.method].label}, split {self.split}"
 
 
-def identity(split: Split, method: str, settings: Settings) -> Identity:
-    """All that the numbers of a cell depend on.
-
-    The problem and the methods are there as they print, so that a default that has changed tells.
-    """
+def depends(split: Split, method: str, settings: Settings) -> Part:
+    """All that the numbers of a cell depend on."""
     recipe = RECIPES[method]
     joint = recipe.problem(split, settings)
-    return {
+    chosen = {} if recipe.candidates is None else {"candidates": recipe.candidates}
+    stages = recipe.stages(settings)
+    return depends_on_split(
+        split, method, settings, stages=stages, **chosen, prior=joint.prior, likelihood=joint.likelihood
+    )
+
+
+def depends_on_split(split: Split, method: str, settings: Settings, **how: object) -> Part:
+    """All that the numbers of a method on a split depend on, with `how` it is fitted."""
+    parts = {
         "data set": split.data_set,
         "split": split.index,
         "method": method,
         **settings.config(),
-        "stages": [repr(stage) for stage in recipe.stages(settings)],
-        **({} if recipe.candidates is None else {"candidates": recipe.candidates}),
-        "prior": repr(joint.prior),
-        "likelihood": repr(joint.likelihood),
+        **how,
         "hidden units": hidden_units(split.data_set),
-        "training rows": as_data(split.train).fingerprint(),
-        "test rows": as_data(split.test).fingerprint(),
-        "posterity": __version__,
+        "training rows": as_data(split.train),
+        "test rows": as_data(split.test),
     }
+    return identity(**parts, posterity=__version__)
 
 
 def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
     """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
-    place, split = None, None
-    for cell in cells:
-        if not cell.path(folder).exists():
-            continue
-        if split is None or place != (cell.data_set, cell.split):
-            place, split = (cell.data_set, cell.split), standard_split(cell.data_set, cell.split)
-        yield Result(cell, *read_result(cell.path(folder), identity(split, cell.method, settings)))
+    read = lru_cache(maxsize=1)(standard_split)
+    return stored_results(cells, folder, lambda cell: depends(read(cell.data_set, cell.split), cell.method, settings))
 
 
 def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, settings: Settings) -> list[Result[Cell]]:
@@ -81,8 +81,7 @@ def fit(data_set: str, index: int, methods: Sequence[str], folder: Path, setting
         cell = Cell(data_set, method, index)
         with named(cell):
             scores, seconds = fitted(split, RECIPES[method], settings, done)
-        write_result(cell.path(folder), identity(split, method, settings), scores, seconds)
-        results.append(Result(cell, scores, seconds))
+        results.append(write_result(cell, folder, depends(split, method, settings), scores, seconds))
     return results
 
 
@@ -115,5 +114,8 @@ def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int
     groups: dict[tuple[str, int], list[str]] = {}
     for cell in missing:
         groups.setdefault((cell.data_set, cell.split), []).append(cell.method)
-    work = [partial(fit, *place, tuple(methods), folder, settings) for place, methods in groups.items()]
-    return run_all(work, jobs)
+    work = {
+        f"{data_set} split {split}": partial(fit, data_set, split, tuple(methods), folder, settings)
+        for (data_set, split), methods in groups.items()
+    }
+    return in_processes(work, jobs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from posterity.datasets import UCI_REGRESSION
 from posterity.datasets.uci import num_splits
-from posterity_studies.results import Result
+from posterity.inference.sweep import Result
 from posterity_studies.uci.protocol import Settings, check_choices
 from posterity_studies.uci.published import COMPARED, FILE, GOAL, PAIRS, Value, find_published, read_published
 from posterity_studies.uci.recipes import RECIPES

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from posterity_studies.results import Result, with_error
+from posterity.inference.sweep import Result
+from posterity_studies.results import with_error
 from posterity_studies.uci.published import COMPARED, GOAL, Value
 from posterity_studies.uci.recipes import RECIPES
 from posterity_studies.uci.runs import Cell

@@ -142,7 +142,7 @@ def interrupted(run, tmp_path, monkeypatch):
         def stopping(*words):
             if next(count) == 2:
                 raise KeyboardInterrupt
-            write(*words)
+            return write(*words)
 
         monkeypatch.setattr(import_module(f"posterity_studies.{name}"), "draw", lambda found, folder: ["figure.png"])
         words = ("study", name, *options, "--out", folder, "--seed")
@@ -159,7 +159,7 @@ def interrupted(run, tmp_path, monkeypatch):
         other = run(*words, "4")
         assert other.code == 4
         assert len(other.err.splitlines()) == 1
-        assert "made with other settings. Its seed: 3, now 4." in other.err
+        assert "holds a fit with other settings: its seed differs: 3, now 4." in other.err
         return tuple(one.err.splitlines()[:-1] for one in (second, third))
 
     return call

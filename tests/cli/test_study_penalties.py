@@ -5,7 +5,7 @@ import inspect
 import pytest
 from noiseimages import noise_images
 
-from posterity_studies import groups
+from posterity.inference import sweep
 from posterity_studies import penalties as package
 from posterity_studies.commands.penalties import penalties
 from posterity_studies.penalties import protocol
@@ -46,7 +46,7 @@ def test_the_numbers_of_the_authors_stand_beside(run, tmp_path):
 
 
 def test_goes_on_where_it_was_interrupted(interrupted):
-    resumed, there = interrupted("penalties", *TINY, writer=groups)
+    resumed, there = interrupted("penalties", *TINY, writer=sweep)
     assert "l2: takes up 4 fits that were interrupted" in resumed
     assert there == [f"{name}: 4 of 4 fits are there already" for name in ("l2", "rows")]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posterity_studies import groups
+from posterity.inference import sweep
 from posterity_studies.commands.temperature import temperature
 from posterity_studies.temperature import Settings
 
@@ -27,7 +27,7 @@ def test_the_table_and_the_folder(study):
 
 
 def test_goes_on_where_it_was_interrupted(interrupted):
-    resumed, there = interrupted("temperature", *TINY, writer=groups)
+    resumed, there = interrupted("temperature", *TINY, writer=sweep)
     assert "width 3: takes up 4 fits that were interrupted" in resumed
     assert there == [f"width {width}: 4 of 4 fits are there already" for width in (3, 5)]
 

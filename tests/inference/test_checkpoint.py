@@ -189,7 +189,7 @@ def test_a_folder_of_another_model_is_refused(joint, message, tmp_path):
 
 def test_methods_are_shown_when_they_differ(tmp_path):
     po.infer(Laplace(tuning=None), linear_regression(FLOAT64), numbers(FLOAT64), checkpoint=tmp_path)
-    with pytest.raises(BadFolder, match=r"its method \('Laplace\(.*differs from this one \('MAP\(steps=2"):
+    with pytest.raises(BadFolder, match=r"its method differs: 'Laplace\(.*, now 'MAP\(steps=2"):
         po.infer(MAP(steps=2), linear_regression(FLOAT64), numbers(FLOAT64), checkpoint=tmp_path)
 
 

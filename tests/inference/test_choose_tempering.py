@@ -88,7 +88,7 @@ def test_more_temperatures_than_memory_are_split_and_it_is_said(monkeypatch, cap
     monkeypatch.setattr(memory, "device_memory", lambda device: room)
     with caplog.at_level(logging.INFO, logger="posterity"):
         split = choose_tempering(method, joint, TRAIN, grid, VALIDATION)
-    assert "5 temperatures run in groups of 3: memory has no room for more." in caplog.messages
+    assert "5 fits run in groups of 3: memory has no room for more at once" in caplog.messages
     torch.testing.assert_close(split.losses, whole.losses, rtol=1e-10, atol=1e-10)
 
 
@@ -99,7 +99,7 @@ def test_a_temperature_that_fails_is_passed_over(caplog):
         found = choose_tempering(steep, linear(), TRAIN, grid, VALIDATION)
     assert torch.isinf(found.losses).tolist() == [True, False, False]
     assert found.index > 0
-    assert any("3 temperatures go one by one" in message for message in caplog.messages)
+    assert any("3 fits go in halves" in message for message in caplog.messages)
     assert any("failed" in message and "10000" in message for message in caplog.messages)
     with pytest.raises(Diverged):
         choose_tempering(steep, linear(), TRAIN, po.Tempering.tempered(ETAS * 1e-5), VALIDATION)

@@ -1,17 +1,19 @@
 import logging
 import sys
+from functools import partial
 from types import ModuleType
 
 import pytest
 import torch
 from contracts.cases import ROWS, classification, labels, numbers, regression
 from contracts.test_methods import same_bits, same_tensors
-from killedworkers import Deadly
+from killedworkers import Deadly, die, diverge
 from torch import nn
 
 import posterity as po
-from posterity.errors import BadFolder
+from posterity.errors import BadFolder, Diverged, PosterityError
 from posterity.inference import Batched, Executor, Outcome, Processes, Sequential, Task
+from posterity.inference.executor import Lost, in_halves, in_processes, largest_group
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, Conjugate, Laplace, MeanField
 from posterity.numerics import Key
@@ -90,7 +92,7 @@ def test_one_of_a_batch_that_diverges_does_not_take_the_others_with_it(caplog):
     with caplog.at_level(logging.INFO, "posterity"):
         outcomes = Batched().run(given)
     assert [bool(outcome.error) for outcome in outcomes] == [False, True, False]
-    assert "3 tasks go one by one, because together they failed" in caplog.text
+    assert "3 fits go in halves, because together they failed" in caplog.text
     assert same_bits(outcomes[2].posterior, Sequential().run(given[2:])[0].posterior)
 
 
@@ -159,6 +161,51 @@ def test_a_task_that_always_kills_is_named_and_the_others_kept(tmp_path):
     assert outcomes[1].posterior is not None
 
 
+def test_named_work_runs_in_processes_of_one_thread_and_is_begun_again(tmp_path):
+    work = {str(index): partial(die, tmp_path, 1) for index in range(3)}
+    assert list(in_processes(work, 2)) == [1, 1, 1]
+    assert len(list(tmp_path.iterdir())) == 1  # one was killed
+    here = torch.get_num_threads()
+    assert list(in_processes(work, 1)) == [here] * 3
+    assert list(in_processes({"0": work["0"]}, 2)) == [here]
+
+
+def test_work_that_fails_or_is_lost_ends_all_of_it(monkeypatch):
+    with pytest.raises(PosterityError, match="seed 3: The loss is NaN") as caught:
+        list(in_processes({"one": diverge, "two": diverge}, 2))
+    assert caught.value.exit_code == Diverged.exit_code
+    monkeypatch.setattr(Processes, "each", lambda self, work: iter([("two", Lost("its process was killed"))]))
+    with pytest.raises(PosterityError, match="two: its process was killed"):
+        list(in_processes({"one": diverge, "two": diverge}, 2))
+
+
+def test_a_group_that_fails_goes_in_halves_until_one_is_alone():
+    tried, lines = [], []
+
+    def fit(items):
+        tried.append(items)
+        if 4 in items:
+            raise ValueError("four\nand more")
+        return sum(items)
+
+    results = list(in_halves([1, 2, 3, 4, 5], fit, ValueError, lines.append))
+    assert tried == [[1, 2, 3, 4, 5], [1, 2, 3], [4, 5], [4], [5]]
+    assert [items for items, _ in results] == [[1, 2, 3], [4], [5]]
+    assert (results[0][1], results[2][1]) == (6, 5)
+    assert isinstance(results[1][1], ValueError)
+    assert lines[0] == "5 fits go in halves, because together they failed: four"
+    with pytest.raises(ValueError, match="four"):
+        list(in_halves([4], fit, TypeError, lines.append))
+
+
+def test_groups_are_as_large_as_memory_allows():
+    lines = []
+    assert largest_group(range(9), 9, lambda items: len(items) <= 4, lines.append) == 3
+    assert lines == ["9 fits run in groups of 3: memory has no room for more at once"]
+    assert largest_group(range(9), 6, lambda items: True, lines.append) == 6
+    assert largest_group(range(9), 9, lambda items: False, lambda line: None) == 1
+
+
 def test_what_cannot_travel_is_named():
     density = po.Density(lambda w: -w.square().sum(), {"w": (2,)})
     (outcome,) = Processes(1).run([Task("own density", MAP(steps=2), density, None)])
@@ -191,6 +238,7 @@ def test_names_become_folders(tmp_path):
     [
         (lambda: Processes(0), ValueError, "Processes.workers must be a positive whole number"),
         (lambda: Processes(1, -1), ValueError, "Processes.retries must be"),
+        (lambda: Processes(1, threads=0), ValueError, "Processes.threads must be a positive whole number"),
         (lambda: Sequential().run([*tasks(1), *tasks(1)]), ValueError, "different names"),
         (lambda: Sequential().run([FIT]), TypeError, "must be a list of Task"),
         (lambda: Task("", FIT, None, None), ValueError, "Task.name"),

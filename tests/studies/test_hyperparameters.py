@@ -10,6 +10,7 @@ from ucitable import write_energy
 
 from posterity.errors import BadFolder, Diverged, PosterityError
 from posterity.inference import infer
+from posterity.inference.sweep import Result
 from posterity.likelihoods import Gaussian
 from posterity.model import Joint
 from posterity.priors import Normal
@@ -17,7 +18,6 @@ from posterity_studies.hyperparameters import Settings, Study, draw, figures, hy
 from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE, grid_problem
 from posterity_studies.hyperparameters.runs import EM, GRID, Cell, grid_key
 from posterity_studies.hyperparameters.summary import GOAL, comparisons
-from posterity_studies.results import Result
 from posterity_studies.uci.protocol import mlp, standard_split
 
 pytestmark = pytest.mark.cpu  # the study runs there
@@ -116,10 +116,10 @@ def test_the_study_goes_on_where_it_stopped_and_refuses_other_settings(folder, m
     document = both.document()
     assert json.loads(json.dumps(document, allow_nan=False)) == json.loads(json.dumps(document))
     assert (len(document["fits"]), len(document["comparisons"]), len(document["notes"])) == (4, 1, 1)
-    with pytest.raises(BadFolder, match="seed: 0, now 1"):
+    with pytest.raises(BadFolder, match="seed differs: 0, now 1"):
         hyperparameters(["energy"], folder=folder, splits=1, settings=Settings(steps=25, batch_size=16, seed=1))
     monkeypatch.setattr(runs, "NOISE_SCALES", tuple(2 * scale for scale in NOISE_SCALES))
-    with pytest.raises(BadFolder, match=r"grid-00\.json' was made with other settings. Its likelihood"):
+    with pytest.raises(BadFolder, match=r"grid-00\.json' holds a fit with other settings: its likelihood"):
         hyperparameters(["energy"], folder=folder, splits=1, settings=TINY)
 
 

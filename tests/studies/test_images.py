@@ -8,12 +8,12 @@ import torch
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadFolder
+from posterity.inference.sweep import Result
 from posterity.methods import MAP, MeanField
 from posterity_studies.grids import mean_and_spread
 from posterity_studies.images import Settings, draw, images, protocol, runs, study
 from posterity_studies.images.runs import Cell
 from posterity_studies.images.study import Study
-from posterity_studies.results import Result
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(etas=(1.0, 0.1), held_out=20, seeds=2, steps=3, batch_size=16, draws=2)
@@ -109,7 +109,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
 
 def test_results_of_other_settings_are_refused(tmp_path):
     images(["mlp"], folder=tmp_path, settings=TINY)
-    with pytest.raises(BadFolder, match="steps: 3, now 4"):
+    with pytest.raises(BadFolder, match="steps differs: 3, now 4"):
         images(["mlp"], folder=tmp_path, settings=Settings(**{**vars(TINY), "steps": 4}))
 
 

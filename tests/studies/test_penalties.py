@@ -11,14 +11,14 @@ import torch
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadFolder, Diverged
-from posterity.inference import Callback
+from posterity.inference import Callback, task
+from posterity.inference.sweep import Result
 from posterity.numerics.random import Key
 from posterity.penalties import layer_factors, penalty_term, usual_factors
 from posterity_studies.penalties import Cell, Settings, Study, draw, figures, penalties, protocol, runs, study
 from posterity_studies.penalties.problem import problem
 from posterity_studies.penalties.protocol import PENALTIES
 from posterity_studies.penalties.study import Part
-from posterity_studies.results import Result
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(penalties=("l2", "rows"), ratios=(0.1,), seeds=2, epochs=1, rows=24, width=1, batch_size=8, held_out=10)
@@ -44,13 +44,13 @@ def few_images(monkeypatch):
 @pytest.fixture
 def fitted(monkeypatch):
     """How many fits each call of infer had."""
-    sizes, infer = [], runs.infer
+    sizes, infer = [], task.infer
 
     def counted(method, joint, *words, **options):
         sizes.append(joint.num_members or 1)
         return infer(method, joint, *words, **options)
 
-    monkeypatch.setattr(runs, "infer", counted)
+    monkeypatch.setattr(task, "infer", counted)
     return sizes
 
 
@@ -153,7 +153,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     more = penalties(replace(TINY, ratios=(0.1, 3.0), penalties=("l2",)), folder=tmp_path / "part")
     assert fitted[count:] == [4]
     assert len(more.results) == 12
-    with pytest.raises(BadFolder, match=r"step_size: 0\.1, now 0\.2"):
+    with pytest.raises(BadFolder, match=r"step_size differs: 0\.1, now 0\.2"):
         penalties(replace(TINY, step_size=0.2), folder=tmp_path / "part")
     with pytest.raises(BadFolder, match="precision"):
         penalties(replace(TINY, precision="bf16"), folder=tmp_path / "part")
@@ -166,7 +166,7 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
         def after_step(self, run):
             time.sleep(0.1)
 
-    infer, calls = runs.infer, []
+    infer, calls = task.infer, []
 
     def interrupted(*words, **options):
         calls.append(infer(*words, **options, callbacks=[Slow()]))
@@ -174,7 +174,7 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
             raise KeyboardInterrupt
         return calls[-1]
 
-    monkeypatch.setattr(runs, "infer", interrupted)
+    monkeypatch.setattr(task, "infer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         penalties(settings, folder=tmp_path)
     found = penalties(settings, folder=tmp_path)
@@ -184,19 +184,19 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
 
 
 def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fitted):
-    tasks = []
+    names = []
 
     def one_after_the_other(work, jobs):
         assert jobs == 3
-        tasks.extend(work)
-        for task in work:
-            yield pickle.loads(pickle.dumps(task))()
+        names.extend(work)
+        for item in work.values():
+            yield pickle.loads(pickle.dumps(item))()
 
     whole = penalties(TINY, folder=tmp_path / "whole")
-    monkeypatch.setattr(study, "run_all", one_after_the_other)
+    monkeypatch.setattr(study, "in_processes", one_after_the_other)
     lines = []
     found = penalties(TINY, folder=tmp_path / "parts", report=lines.append, jobs=3)
-    assert len(tasks) == 4  # two penalties of eight fits, at most six in a group
+    assert len(names) == 4  # two penalties of eight fits, at most six in a group
     assert fitted[2:] == [6, 2, 6, 2]
     assert [one.cell for one in found.results] == [one.cell for one in whole.results]
     for left, right in zip(found.results, whole.results, strict=True):
@@ -205,14 +205,14 @@ def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fi
 
 
 def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
-    infer = runs.infer
+    infer = task.infer
 
     def diverging(method, joint, *words, start, **options):
         if bool((torch.as_tensor(joint.prior.rules["0.weight"].scale) < 0.3).any()):
             raise Diverged("The loss is not finite at step 3.\nMore.", step=3, tensor="loss")
         return infer(method, joint, *words, start=start, **options)
 
-    monkeypatch.setattr(runs, "infer", diverging)
+    monkeypatch.setattr(task, "infer", diverging)
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(0.1, 10.0))
     lines = []
     found = penalties(settings, folder=tmp_path, report=lines.append)
@@ -260,13 +260,13 @@ def test_bf16_trains_weights_of_float32(tmp_path):
 
 
 def test_kernels_of_convolutions_are_tried_out_while_fits_run_and_no_longer(tmp_path, monkeypatch):
-    seen, infer = [], runs.infer
+    seen, infer = [], task.infer
 
     def watched(*words, **options):
         seen.append(torch.backends.cudnn.benchmark)
         return infer(*words, **options)
 
-    monkeypatch.setattr(runs, "infer", watched)
+    monkeypatch.setattr(task, "infer", watched)
     before = torch.backends.cudnn.benchmark
     penalties(replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1), folder=tmp_path)
     assert seen == [True]

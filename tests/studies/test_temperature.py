@@ -9,11 +9,12 @@ import torch
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadData, BadFolder, Diverged
+from posterity.inference import task
+from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.posteriors import Gaussian
 from posterity_studies.grids import log_grid
-from posterity_studies.groups import own_orders
-from posterity_studies.results import Result
+from posterity_studies.rows import own_orders
 from posterity_studies.temperature import Settings, data, draw, runs, temperature
 from posterity_studies.temperature.figures import against_eta, against_tau
 from posterity_studies.temperature.protocol import problem
@@ -46,13 +47,13 @@ def small(monkeypatch):
 @pytest.fixture
 def fitted(monkeypatch):
     """How many fits each call of `infer` has made."""
-    sizes, infer = [], runs.infer
+    sizes, infer = [], task.infer
 
     def counted(method, joint, *words, **options):
         sizes.append(joint.num_members or 1)
         return infer(method, joint, *words, **options)
 
-    monkeypatch.setattr(runs, "infer", counted)
+    monkeypatch.setattr(task, "infer", counted)
     return sizes
 
 
@@ -157,7 +158,7 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
 
     settings = replace(TINY, widths=(3,))
     whole = temperature(settings, folder=tmp_path / "whole")
-    infer, steps = runs.infer, []
+    infer, steps = task.infer, []
 
     class Stop(Callback):
         def after_step(self, run):
@@ -168,7 +169,7 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     def stopped(*words, checkpoint, **options):
         return infer(*words, checkpoint=replace(checkpoint, steps=1), callbacks=[Stop()], **options)
 
-    monkeypatch.setattr(runs, "infer", stopped)
+    monkeypatch.setattr(task, "infer", stopped)
     with pytest.raises(KeyboardInterrupt):
         temperature(settings, folder=tmp_path / "part")
     resumed = temperature(settings, folder=tmp_path / "part")
@@ -180,19 +181,19 @@ def test_more_of_the_grid_goes_on_in_the_same_folder_and_other_settings_do_not(t
     temperature(TINY, folder=tmp_path)
     temperature(replace(TINY, seeds=3, etas=(0.1, 0.5), widths=(3,)), folder=tmp_path)
     assert fitted == [6, 6, 6]  # 12 less the 6 that were there
-    with pytest.raises(BadFolder, match=r"prior_variance: 0\.2, now 0\.3"):
+    with pytest.raises(BadFolder, match=r"prior_variance differs: 0\.2, now 0\.3"):
         temperature(replace(TINY, prior_variance=0.3), folder=tmp_path)
 
 
 def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
-    infer = runs.infer
+    infer = task.infer
 
     def diverging(method, joint, *words, **options):
         if bool((torch.as_tensor(joint.tempering.eta) == 1.0).any()):
             raise Diverged("The loss is not finite at step 3.\nMore.", step=3, tensor="loss")
         return infer(method, joint, *words, **options)
 
-    monkeypatch.setattr(runs, "infer", diverging)
+    monkeypatch.setattr(task, "infer", diverging)
     lines = []
     settings = replace(TINY, widths=(3,), seeds=1)
     found = temperature(settings, folder=tmp_path, report=lines.append)

@@ -149,7 +149,11 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_uninterrupted_one(folder, m
 @pytest.mark.usefixtures("energy")
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"steps": 31}, "steps: 30, now 31"), ({"seed": 1}, "seed: 0, now 1"), ({"prior_scale": 2.0}, "prior_scale: ")],
+    [
+        ({"steps": 31}, "steps differs: 30, now 31"),
+        ({"seed": 1}, "seed differs: 0, now 1"),
+        ({"prior_scale": 2.0}, "prior_scale differs: "),
+    ],
 )
 def test_results_of_other_settings_are_refused_and_stay(folder, change, said):
     uci(["energy"], ["map"], folder=folder, splits=1, settings=TINY)
@@ -166,7 +170,7 @@ def test_results_of_other_rows_are_refused(folder, tmp_path, monkeypatch):
     index = tmp_path / "data" / "uci" / "energy" / "data"
     for part in ("train", "test"):
         (index / f"index_{part}_0.txt").write_bytes((index / f"index_{part}_1.txt").read_bytes())
-    with pytest.raises(BadFolder, match="Its training rows: "):
+    with pytest.raises(BadFolder, match="its training rows differs: "):
         uci(["energy"], ["map"], folder=folder, splits=1, settings=TINY)
 
 

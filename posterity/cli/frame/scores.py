@@ -27,8 +27,8 @@ from posterity.priors import Normal
 from posterity.recipes import RECIPES
 from posterity.report import comparison, predicted_observed, reliability_diagram
 from posterity.report.figures import MOST_INTERVALS
-from posterity.report.files import write_file
 from posterity.report.html import Picture, comparison_page
+from posterity.storage.disk import write_file
 from posterity.storage.part import JSON
 
 ROWS = 100  # training rows at which the outputs of chains are compared

@@ -41,7 +41,7 @@ def predict(
     """
     from posterity.cli.frame.folders import find_rows, find_run
     from posterity.cli.frame.sources import say_notes
-    from posterity.report.files import write_file
+    from posterity.storage.disk import write_file
 
     opened = find_run(run)
     source = find_rows(opened, data, reading, "predict", targets=False)

@@ -1,0 +1,71 @@
+"""What the numbers of a run depend on, and the refusal of a folder that holds another run."""
+
+import os
+from dataclasses import is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from posterity.errors import BadFolder, shown
+from posterity.model.data import Data
+from posterity.model.density import Density
+from posterity.model.joint import Joint
+from posterity.posteriors.posterior import Posterior
+from posterity.storage import Part, present_names
+
+
+def identity(**depends: object) -> Part:
+    """All that the numbers of a run depend on, by name, as JSON and tensors.
+
+    Problems and posteriors are stored whole, data by their fingerprint, and methods, priors and likelihoods as they
+    print, so that a default that has changed is noticed.
+
+    >>> from posterity.methods import MAP
+    >>> identity(method=MAP(steps=5), seed=3).config["seed"]
+    3
+    """
+    config: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, value in depends.items():
+        if isinstance(value, Tensor):
+            tensors[name] = value
+        elif isinstance(value, Posterior):
+            part = value.parts()["posterior"]
+            config[name] = dict(part.config)
+            tensors.update({f"{name}.{own}": tensor for own, tensor in part.tensors.items()})
+        elif isinstance(value, Joint):
+            config[name] = value.encode(tensors)
+        else:
+            config[name] = _as_json(value)
+    return Part(config, tensors)
+
+
+def _as_json(value: object) -> Any:
+    if isinstance(value, Density):
+        return value.encode()
+    if isinstance(value, Data):
+        return value.fingerprint()
+    if isinstance(value, (list, tuple)):
+        return [_as_json(item) for item in value]
+    return repr(value) if is_dataclass(value) else value
+
+
+def refuse_other(
+    path: str | os.PathLike[str],
+    wanted: Part,
+    stored: Part,
+    held: str = "another run",
+    remedy: str = "Use another folder, or delete this one to begin anew.",
+) -> None:
+    """Raise BadFolder unless the stored identity is the wanted one; say what differs, and what to do."""
+    for name in dict.fromkeys((*wanted.config, *stored.config)):
+        then, now = present_names(stored.config.get(name)), wanted.config.get(name)
+        if then != now:
+            values = "" if isinstance(then, dict) or isinstance(now, dict) else f": {shown(then)}, now {shown(now)}"
+            raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {name} differs{values}. {remedy}")
+    for name in dict.fromkeys((*wanted.tensors, *stored.tensors)):
+        before, after = stored.tensors.get(name), wanted.tensors.get(name)
+        same_shape = before is not None and after is not None and before.shape == after.shape
+        if not same_shape or not bool((before == after.cpu()).all()):  # type: ignore[union-attr]
+            differing = name.partition(".")[0]
+            raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {differing} differs. {remedy}")

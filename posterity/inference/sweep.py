@@ -1,0 +1,230 @@
+"""Fits of a grid, of which scores are kept and not posteriors: one small file a fit."""
+
+import hashlib
+import json
+import math
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from posterity.errors import BadFolder, Diverged
+from posterity.inference.checkpoint import Checkpoint
+from posterity.inference.executor import first_line, in_halves, largest_group
+from posterity.inference.identity import refuse_other
+from posterity.inference.run import Trace
+from posterity.inference.task import Task
+from posterity.model.data import as_data
+from posterity.numerics.random import Key
+from posterity.posteriors.posterior import Posterior
+from posterity.storage import Part
+from posterity.storage.disk import write_file
+
+SECONDS = 300.0  # between checkpoints of a group, which of many large networks are gigabytes
+
+
+class Cell(Protocol):
+    """A fit of a grid: a frozen dataclass of words and numbers, which prints as a few words."""
+
+    def path(self, folder: Path) -> Path:
+        """The file of its scores, in the folder of the whole grid."""
+        ...
+
+
+C = TypeVar("C", bound=Cell)
+
+
+@dataclass(frozen=True)
+class Result(Generic[C]):
+    """The scores of a cell, and the seconds that its fit took, or its share of the seconds of a group."""
+
+    cell: C
+    scores: dict[str, float]
+    seconds: float
+
+
+def write_result(cell: C, folder: Path, identity: Part, scores: dict[str, float], seconds: float) -> Result[C]:
+    """Write the scores of a cell with all that they depend on, whole or not at all."""
+    document = {"identity": identity.config, "scores": scores, "seconds": seconds}
+    write_file(cell.path(folder), (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    return Result(cell, scores, seconds)
+
+
+def stored_results(cells: Sequence[C], folder: Path, identity: Callable[[C], Part]) -> Iterator[Result[C]]:
+    """The results of the cells that have one; BadFolder at a file that is damaged or depends on anything else."""
+    for cell in cells:
+        path = cell.path(folder)
+        if not path.exists():
+            continue
+        try:
+            content = json.loads(path.read_bytes())
+            kept, scores, seconds = content["identity"], content["scores"], content["seconds"]
+            whole = isinstance(kept, dict) and all(math.isfinite(value) for value in (*scores.values(), seconds))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            whole = False
+        if not whole:
+            raise BadFolder(f"'{path}' holds no result of the study. Delete it, and it is computed again.")
+        remedy = "Use another folder, or delete the folder 'runs' in this one."
+        refuse_other(path, identity(cell), Part(kept), "a fit with other settings", remedy)
+        yield Result(cell, scores, seconds)
+
+
+class Sweep(ABC, Generic[C]):
+    """Fits of a grid, each with a file of its scores.
+
+    Cells step together, as members, in groups for which there is memory. A file has the scores of a cell and all that
+    they depend on, so that a sweep goes on where it stopped; an interrupted group goes on from its checkpoint.
+    """
+
+    folder: Path
+    report: Callable[[str], None]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What lines about the sweep begin with; empty where it is the only one."""
+
+    @abstractmethod
+    def identity(self, cell: C) -> Part:
+        """All that the numbers of a cell depend on."""
+
+    @abstractmethod
+    def room(self, cells: Sequence[C]) -> bool:
+        """Whether there is memory for these fits at once."""
+
+    @abstractmethod
+    def task(self, cells: Sequence[C]) -> Task:
+        """The fit of a cell, or of several as members."""
+
+    @abstractmethod
+    def scores(self, cell: C, posterior: Posterior) -> dict[str, float]:
+        """The scores of a cell; Diverged where there are none, as its outputs are not finite."""
+
+    @abstractmethod
+    def summary(self, scores: dict[str, float]) -> str:
+        """The scores that a line about a cell has."""
+
+    def setting(self) -> AbstractContextManager[None]:
+        """What holds while fits run: nothing in particular."""
+        return nullcontext()
+
+    def results(self, cells: Sequence[C], most: int | None = None) -> tuple[list[Result[C]], list[C]]:
+        """The results of all cells, stored or fitted now; and the cells whose fits diverged."""
+        results = self.stored(cells)
+        failed: list[C] = []
+        for group in self.groups(cells, [cell for cell in cells if cell not in results], most):
+            for cell, result in self.fitted(group):
+                if result is None:
+                    failed.append(cell)
+                else:
+                    results[cell] = result
+        self.remove_checkpoints()
+        return [results[cell] for cell in cells if cell in results], failed
+
+    def stored(self, cells: Sequence[C]) -> dict[C, Result[C]]:
+        """The results that are there already; BadFolder at one that is damaged or of other settings."""
+        results = {result.cell: result for result in stored_results(cells, self.folder, self.identity)}
+        if results:
+            self._tell(f"{len(results)} of {len(cells)} fits are there already")
+        return results
+
+    def groups(self, cells: Sequence[C], missing: Sequence[C], most: int | None = None) -> Iterator[list[C]]:
+        """Groups of `cells` that step together, until none is `missing`: those begun earlier, then new ones.
+
+        A new group has at most `most` cells, and no more than memory has room for.
+        """
+        left = list(missing)
+        for begun in self._begun(cells, missing):
+            left = [cell for cell in left if cell not in begun]
+            self._tell(f"takes up {len(begun)} fits that were interrupted")
+            yield begun
+        if left:
+            size = largest_group(left, min(most or len(left), len(left)), self.room, self._tell)
+            yield from (left[low : low + size] for low in range(0, len(left), size))
+
+    def fitted(self, group: Sequence[C]) -> Iterator[tuple[C, Result[C] | None]]:
+        """Fit a group and store the scores that are missing; None for a cell that has none.
+
+        A group that diverges, or for which there is no room after all, is fitted in halves.
+        """
+        for cells, result in in_halves(group, self._fit, (Diverged, torch.OutOfMemoryError), self._tell):
+            if isinstance(result, torch.OutOfMemoryError):
+                raise result
+            if isinstance(result, Exception):
+                self.report(f"{cells[0]}: no result. {first_line(result)}")
+                yield cells[0], None
+                continue
+            posterior, trace = result
+            seconds = trace.seconds / len(cells)  # those before an interruption count
+            for index, cell in enumerate(cells):
+                there = next(stored_results([cell], self.folder, self.identity), None)
+                yield (
+                    cell,
+                    there or self._scored(cell, posterior.member(index) if len(cells) > 1 else posterior, seconds),
+                )
+            shutil.rmtree(self._checkpoint(cells), ignore_errors=True)
+
+    def _fit(self, cells: Sequence[C]) -> tuple[Posterior, Trace]:
+        path, task = self._checkpoint(cells), self.task(cells)
+        write_file(path / "cells.json", json.dumps([asdict(cell) for cell in cells]).encode())  # type: ignore[call-overload]
+        count = "a fit" if len(cells) == 1 else f"{len(cells)} fits together"
+        steps = len(task.method.batches(as_data(task.data), Key(task.seed)))
+        self._tell(f"{count}, {steps:,} steps")
+        try:
+            with self.setting():
+                return task.run(Checkpoint(path / "run", seconds=SECONDS))
+        except (Diverged, torch.OutOfMemoryError):
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    def _scored(self, cell: C, posterior: Posterior, seconds: float) -> Result[C] | None:
+        """Score and store a fit; None, and why, where its weights are finite and what they give is not."""
+        scores: dict[str, float] = {}
+        try:
+            scores = self.scores(cell, posterior)
+            why = next((f"Its {name} is {value}." for name, value in scores.items() if not math.isfinite(value)), "")
+        except Diverged as error:
+            why = str(error)
+        if why:
+            self.report(f"{cell}: no result. {why}")
+            return None
+        result = write_result(cell, self.folder, self.identity(cell), scores, seconds)
+        self.report(f"{cell}: {self.summary(scores)}, {seconds:.1f} s")
+        return result
+
+    def remove_checkpoints(self) -> None:
+        """Remove what is left of checkpoints."""
+        shutil.rmtree(self._checkpoints, ignore_errors=True)
+        with suppress(OSError):  # checkpoints of other sweeps
+            self._checkpoints.parent.rmdir()
+
+    def _begun(self, cells: Sequence[C], missing: Sequence[C]) -> Iterator[list[C]]:
+        """Groups with a checkpoint of these settings and a missing cell; other checkpoints are of no use."""
+        known = {json.dumps(asdict(cell), sort_keys=True): cell for cell in cells}  # type: ignore[call-overload]
+        for path in sorted(self._checkpoints.glob("*")):
+            try:
+                stored = json.loads((path / "cells.json").read_bytes())
+                group = [known[json.dumps(cell, sort_keys=True)] for cell in stored]
+            except (OSError, ValueError, TypeError, KeyError):
+                group = []
+            if self._checkpoint(group) == path and any(cell in missing for cell in group):
+                yield group
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _checkpoint(self, group: Sequence[C]) -> Path:
+        """The folder of a group's checkpoint, named after all that its fits depend on."""
+        text = json.dumps([self.identity(cell).config for cell in group], sort_keys=True)
+        return self._checkpoints / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoints" / (self.name or "all")
+
+    def _tell(self, line: str) -> None:
+        self.report(f"{self.name}: {line}" if self.name else line)

@@ -1,0 +1,90 @@
+"""A fit by name, what came of it, and how both are stored."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from posterity.errors import shown
+from posterity.inference.checkpoint import Checkpoint
+from posterity.inference.identity import identity, refuse_other
+from posterity.inference.infer import infer
+from posterity.inference.method import Method, Target
+from posterity.inference.run import Trace
+from posterity.model.data import as_data
+from posterity.model.joint import Joint
+from posterity.posteriors.load import load
+from posterity.posteriors.posterior import Posterior
+from posterity.storage import Part, RunFolder
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A fit by name: method, problem, data, and what else `infer` takes."""
+
+    name: str
+    method: Method
+    joint: Target
+    data: object
+    start: Posterior | Tensor | None = None
+    validation: object = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"Task.name must be a word or more. Got {shown(self.name)}.")
+
+    def identity(self) -> Part:
+        """All that the numbers of the fit depend on."""
+        return identity(
+            start=self.start,
+            method=self.method,
+            seed=self.seed,
+            data=as_data(self.data),
+            validation="none" if self.validation is None else as_data(self.validation),
+            model=self.joint,
+            **({"initial": self.joint.initial()} if isinstance(self.joint, Joint) else {}),
+        )
+
+    def run(self, checkpoint: Checkpoint | None = None) -> tuple[Posterior, Trace]:
+        """Fit now; an interrupted fit is taken up from its checkpoint."""
+        return infer(
+            self.method,
+            self.joint,
+            self.data,
+            start=self.start,
+            validation=self.validation,
+            seed=self.seed,
+            checkpoint=checkpoint,
+            progress=False,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What came of a task: a posterior and the trace of its run, or the error, on one line."""
+
+    name: str
+    posterior: Posterior | None = None
+    trace: Trace | None = None
+    error: str = ""
+
+    def save(self, task: Task, path: Path) -> None:
+        """Write it into a run folder, in one step."""
+        assert self.posterior is not None
+        assert self.trace is not None
+        trace = Part({"seconds": self.trace.seconds}, self.trace.tensors())
+        RunFolder(path).commit({**self.posterior.parts(), "task": task.identity(), "trace": trace})
+
+
+def stored(task: Task, path: Path) -> Outcome | None:
+    """The outcome of the task in this run folder, None where there is none; BadFolder where it is of another task."""
+    folder = RunFolder(path)
+    if not folder.exists():
+        return None
+    refuse_other(path, task.identity(), folder.read("task"), f"another fit than {task.name!r}")
+    part = folder.read("trace")
+    trace = Trace.from_tensors(part.tensors)
+    trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
+    model = task.joint.network.module if isinstance(task.joint, Joint) else task.joint
+    return Outcome(task.name, load(path, model), trace)
