@@ -18,7 +18,6 @@ from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import LARGE, Samples
 from posterity.precisions.diagonal import Diagonal
 from posterity.priors import Normal, Prior
-from posterity.priors.scale_family import by_tensor, centred, degree, log_scale, penalty
 
 
 class Family(NamedTuple):
@@ -69,7 +68,7 @@ def scale_groups(joint: Joint, groups: Groups) -> tuple[ScaleGroup, ...]:
     chosen = torch.arange(layout.size, device=group.device) if joint.random_indices is None else joint.random_indices
     ends = torch.searchsorted(chosen, torch.tensor([p.offset + p.size for p in layout], device=group.device)).tolist()
     found: list[list[Family]] = [[] for _ in names]
-    for own, part, low, high in zip(by_tensor(joint.prior, layout), layout, [0, *ends], ends, strict=False):
+    for own, part, low, high in zip(joint.prior.by_tensor(layout), layout, [0, *ends], ends, strict=False):
         if low < high:
             found[int(group[low])].append(_family(own, part, chosen[low:high]))
     for name, families in zip(names, found, strict=True):
@@ -82,8 +81,7 @@ def scale_groups(joint: Joint, groups: Groups) -> tuple[ScaleGroup, ...]:
 
 
 def _family(prior: Prior, part: Slice, places: Tensor) -> Family:
-    power = degree(prior)
-    if power is None:
+    if prior.degree is None:
         raise ValueError(
             f"PriorScale: a Normal, Laplace or GroupLasso has a scale that is found in closed form. Got {shown(prior)} "
             f"for '{part.name}'. Use one of these for it, or leave PriorScale out."
@@ -94,14 +92,13 @@ def _family(prior: Prior, part: Slice, places: Tensor) -> Family:
             f"PriorScale: only part of '{part.name}' is random, and its other weights keep their scale, which takes a "
             f"Normal prior. Got {shown(prior)}. Choose whole tensors by Joint.random."
         )
-    own, mode = centred(prior.bound(Layout.of({part.name: part.shape})))
+    own, mode = prior.bound(Layout.of({part.name: part.shape})).centred()
     inside = places - part.offset
     if isinstance(own, Normal) and isinstance(own.scale, Tensor) and own.scale.dim() == 2:
         own = Normal(own.scale.to(places.device)[:, inside])
     if isinstance(mode, Tensor) and mode.dim():
         mode = mode.reshape(-1).to(places.device)[inside]
-    each = log_scale(own)
-    return Family(places, own, mode, power, float(each.mean()) * len(places))
+    return Family(places, own, mode, prior.degree, float(own.log_scale.mean()) * len(places))
 
 
 def expected_penalties(groups: tuple[ScaleGroup, ...], posterior: Posterior) -> list[float]:
@@ -118,7 +115,7 @@ def expected_penalties(groups: tuple[ScaleGroup, ...], posterior: Posterior) -> 
                     )
                 away = weights[..., family.places] - family.mode
                 own = None if spread is None else spread[family.places]
-                total[index] += share * float(penalty(family.prior, away, family.degree, own)[1].mean())
+                total[index] += share * float(family.prior.penalty(away, own)[1].mean())
     ends = iter(total.tolist())
     return [sum(next(ends) for _ in group.families) for group in groups]
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from posterity.numerics.layout import Layout
 from posterity.penalties.divergence import Divergence
 from posterity.penalties.families import Dirac, Family, Gaussian
-from posterity.penalties.inversion.explanation import LARGEST, times
+from posterity.penalties.inversion.explanation import LARGEST
 from posterity.penalties.penalty import NotIntegrable, Penalty
 from posterity.penalties.verdict import Verdict
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
-from posterity.priors.prior import Prior
+from posterity.priors.prior import Prior, times
 from posterity.priors.tabulated import Tabulated
 
 

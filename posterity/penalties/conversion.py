@@ -13,7 +13,7 @@ from posterity.penalties.composed import Sum
 from posterity.penalties.divergence import Divergence
 from posterity.penalties.families import Dirac, Family, Gaussian
 from posterity.penalties.inversion import Expansion, Member, invert, invert_expansions
-from posterity.penalties.inversion.explanation import LARGEST, is_a_kl, times
+from posterity.penalties.inversion.explanation import LARGEST, is_a_kl
 from posterity.penalties.inversion.invert import KNOWN_BEYOND
 from posterity.penalties.norms import L1, GroupLasso, SquaredL2
 from posterity.penalties.penalty import NotIntegrable, Penalty, checked_shape, density_of
@@ -21,7 +21,7 @@ from posterity.penalties.verdict import Verdict
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.normal import Normal
-from posterity.priors.prior import Prior
+from posterity.priors.prior import Prior, times
 from posterity.priors.tabulated import Tabulated
 
 _NEAR, _FAR = 0.9, 0.75  # shares of the way to the end where the fall is measured

@@ -26,7 +26,6 @@ from posterity.priors.independent import Independent
 from posterity.priors.laplace import Laplace
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
-from posterity.priors.scale_family import by_tensor
 
 logger = logging.getLogger("posterity")
 
@@ -219,7 +218,7 @@ def factors_of(prior: Prior, net: nn.Module) -> Factors:
     layout = Layout.of({name: parameter.shape for name, parameter in trained(net).items()})
     found = {
         part.name: _factor_of(own, part.name)
-        for own, part in zip(by_tensor(prior, layout), layout, strict=True)
+        for own, part in zip(prior.by_tensor(layout), layout, strict=True)
         if part.name in weights
     }
     penalties = {penalty for penalty, _ in found.values()}

@@ -13,8 +13,8 @@ from posterity.errors import shown
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import group_threshold
-from posterity.priors.members import check_members, column, content, count_members, log, of_member, row
-from posterity.priors.prior import Prior
+from posterity.priors.members import check_members, column, content, count_members, in_double, log, of_member, row
+from posterity.priors.prior import ENTROPY_FORMULA, Prior, times
 from posterity.special.expected_norm import expected_norm
 
 Grouping = Literal["rows", "columns", "channels"]
@@ -86,6 +86,30 @@ class GroupLasso(Prior):
 
     def member(self, index: int) -> "GroupLasso":
         return replace(self, rate=of_member(self.rate, index))
+
+    def rescaled(self, factor: Any) -> "GroupLasso":
+        return replace(self, rate=in_double(self.rate) / factor)
+
+    @property
+    def degree(self) -> int:
+        return 1
+
+    @property
+    def log_scale(self) -> Tensor:
+        """-log rate."""
+        return -torch.as_tensor(self.rate, dtype=torch.float64).log()
+
+    @property
+    def description(self) -> str:
+        return f"of the group lasso over {self.over}, rate {float(self.rate):.6g}"
+
+    @property
+    def formula(self) -> str:
+        return f"exp(-{times(float(self.rate))}||w_g||) / Z for each group g"
+
+    @property
+    def kl_formula(self) -> str:
+        return f"{times(float(self.rate))}E||w_g|| + log Z - n {ENTROPY_FORMULA} for each group of n weights"
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """-rate sum over g of ||w_g||, less the log normaliser: (..., P) -> (...)."""

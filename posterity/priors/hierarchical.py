@@ -15,7 +15,6 @@ from posterity.numerics.random import Key
 from posterity.priors.layerwise import Layerwise
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
-from posterity.priors.scale_family import by_tensor, centred, degree, penalty
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -282,7 +281,7 @@ class Hierarchical(Prior):
     @cached_property
     def _parts(self) -> tuple[Prior, ...]:
         """The inner prior of each tensor."""
-        priors = by_tensor(self.inner, self._layout)
+        priors = self.inner.by_tensor(self._layout)
         if isinstance(self.inner, Layerwise) and not all(isinstance(prior, Normal) for prior in priors):
             raise ValueError(
                 f"Hierarchical.inner may be a Layerwise of normals only. Got {shown(self.inner)}. "
@@ -307,7 +306,7 @@ class Hierarchical(Prior):
         """The integrand over log s at its nodes, for each tensor."""
         power = _degree(self._parts[0])
         offsets, penalties = zip(
-            *(penalty(prior, piece, power) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)),
+            *(prior.penalty(piece) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)),
             strict=True,
         )
         offset, total = torch.stack(offsets, dim=-1), torch.stack(penalties, dim=-1)  # (..., T)
@@ -341,9 +340,8 @@ class _Integrand(NamedTuple):
 
 def _degree(prior: Prior) -> int:
     """k of a prior of mode zero whose -log p(w) + log p(0) is homogeneous in w of degree k."""
-    found = degree(prior)
-    if found is not None and not torch.as_tensor(centred(prior)[1]).any():
-        return found
+    if prior.degree is not None and not torch.as_tensor(prior.centred()[1]).any():
+        return prior.degree
     raise ValueError(
         "Hierarchical.inner must be a Normal or Laplace of mean zero, a GroupLasso, or a Layerwise of normals. "
         f"Got {shown(prior)}. The heavy-tailed priors are mixtures over scales already: use them as they are."

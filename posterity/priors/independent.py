@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.numerics.random import Key
-from posterity.priors.members import check_members, column, content, count_members, log, of_member, row
+from posterity.priors.members import check_members, column, content, count_members, in_double, log, of_member, row
 from posterity.priors.prior import Prior
 from posterity.special.quadrature import normal_expectation
 
@@ -72,6 +72,13 @@ class Independent(Prior):
 
     def member(self, index: int) -> Self:
         return replace(self, scale=of_member(self.scale, index))  # type: ignore[type-var]
+
+    def rescaled(self, factor: Any) -> Self:
+        return replace(self, scale=in_double(self.scale) * factor)  # type: ignore[type-var]
+
+    @property
+    def log_scale(self) -> Tensor:
+        return torch.as_tensor(self.scale, dtype=torch.float64).log()
 
     def log_prob(self, theta: Tensor) -> Tensor:
         scale = column(self, "scale", theta.shape, theta)

@@ -72,8 +72,17 @@ def _cast(prior: Any, value: Tensor, like: Tensor) -> Tensor:
     key = (like.dtype, like.device)
     if key not in casts:
         cast = value.to(like)
-        # One made under a torch.func transform, a trace or inference mode must not outlive it.
-        if type(cast) is not Tensor or cast.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(cast):
+        if is_transient(cast):
             return cast
         casts[key] = cast
     return casts[key]
+
+
+def is_transient(value: Tensor) -> bool:
+    """Whether a tensor must not outlive the torch.func transform, trace or inference mode that it was made under."""
+    return type(value) is not Tensor or value.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def in_double(value: float | Tensor) -> float | Tensor:
+    """In float64, so that many multiplications do not add up their rounding."""
+    return value.double() if isinstance(value, Tensor) else value
