@@ -15,7 +15,6 @@ from posterity.likelihoods.scaled import Scaled
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
 from posterity.precisions.precision import Precision
-from posterity.precisions.updated import base, updated
 from posterity.priors import Correlated, Normal
 
 
@@ -118,7 +117,7 @@ class Marginal:
         of_noise = noise is not None and joint.likelihood.num_free > 0
         free = weights.new_zeros(()) if of_noise else joint.likelihood.free_log_prior(raw)
         earlier = prior.matrix if isinstance(prior, Correlated) else None
-        present = prior.precision(weights) if earlier is None else base(earlier)  # (P,)
+        present = prior.precision(weights) if earlier is None else earlier.base  # (P,)
         random = present if index is None else present[index]  # (R,)
         if isinstance(prior, Normal):
             names, group = grouped(joint, Shared() if groups is None else groups)
@@ -169,7 +168,7 @@ class Marginal:
                 raise ValueError("Marginal: this likelihood has no noise of one scale. Give noise_scale=None.")
             scale = scale * (self.noise.scale / noise_scale) ** 2
         found = self.precision.rescaled(scale, self._prior(alpha))
-        return found if self.earlier is None else updated(found, self.earlier, self.prior_power)
+        return found if self.earlier is None else found.plus(self.earlier, self.prior_power)
 
     def data_terms(self, noise_scale: Tensor | None = None) -> Tensor:
         """Log-likelihood under this noise, and the squared residuals with their number where there is noise to tune."""

@@ -323,6 +323,34 @@ class Kronecker(Precision):
         turned, variance = self._turned(jacobian)
         return turned.joint_gram(variance).to(torch.float64)
 
+    @property
+    def base(self) -> Tensor:
+        return self.prior
+
+    def _sum(self, other: Precision, scale: Tensor | float) -> "Kronecker | None":
+        """Means of the factors, weighted by the scales."""
+        if not isinstance(other, Kronecker):
+            return None
+        if self.values is not None or other.values is not None:
+            raise ValueError(
+                "plus: corrected eigenvalues belong to the eigenvectors of their own data, so they cannot be added to "
+                "those of other data. Use the structure Kronecker() for all of them."
+            )
+        if self.shape != other.shape:
+            raise ValueError(f"plus: Kronecker factors must be of one shape. Got {self.shape} and {other.shape}.")
+        counts = number(self.scale, self.prior), number(other.scale, other.prior) * number(scale, other.prior)
+        total = counts[0] + counts[1]
+        shares = [(count / total)[..., None, None, None] for count in counts]
+        inner = shares[0] * self.inner.matrix + shares[1] * other.inner.matrix
+        if self.outer.vectors is None and other.outer.vectors is None:
+            entries = [factor.values * factor.pattern for factor in (self.outer, other.outer)]
+            mixed = shares[0].squeeze(-1) * entries[0] + shares[1].squeeze(-1) * entries[1]
+            outer = Factor.diagonal(mixed, self.outer.pattern)
+        else:
+            outer = Factor.of(shares[0] * self.outer.matrix + shares[1] * other.outer.matrix, self.outer.pattern)
+        inner_factor = Factor.of(inner, self.inner.pattern)
+        return Kronecker(outer, inner_factor, self.prior, None, total, self.factored_damping)
+
     def member(self, index: int) -> "Kronecker":
         lead = self.lead
         return Kronecker(
