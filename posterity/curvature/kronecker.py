@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from posterity.curvature.rows import Rows
+from posterity.curvature.curvature import Rows
 from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.jacobians.convolution import Convolution

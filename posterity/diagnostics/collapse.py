@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
-from posterity.evidence.groups import PerTensor, grouped
+from posterity.evidence.marginal import PerTensor, grouped
 from posterity.model.joint import Joint
 from posterity.model.tempering import Tempering
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Normal
 

@@ -18,8 +18,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.posteriors.samples import TOGETHER, batches
 from posterity.precisions.diagonal import Diagonal
 from posterity.priors import Correlated, Normal

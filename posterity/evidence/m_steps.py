@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import of_kinds, positive, shown
-from posterity.evidence.groups import Groups, PerLayer, rescaled_prior
+from posterity.evidence.marginal import Groups, PerLayer, rescaled_prior
 from posterity.evidence.scale_groups import ScaleGroup, expected_penalties, scale_groups
 from posterity.likelihoods import Gaussian
 from posterity.model.joint import Joint

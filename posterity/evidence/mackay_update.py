@@ -5,13 +5,12 @@ import math
 from dataclasses import dataclass, field
 
 from posterity.errors import of_kinds
-from posterity.evidence.groups import Groups, Shared
 from posterity.evidence.m_steps import Expected, Maximisation
+from posterity.evidence.marginal import Groups, Shared
 from posterity.evidence.retuned import marginal_likelihood
 from posterity.evidence.tuning import MacKay, Tuned, tuned_joint
 from posterity.model.joint import Joint
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.posteriors.posterior import Posterior
 
 

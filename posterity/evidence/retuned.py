@@ -4,18 +4,15 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from posterity.errors import BadData, NotPositiveDefinite, positive, positive_whole, shown
-from posterity.evidence.groups import Groups, Shared
-from posterity.evidence.marginal import Marginal
-from posterity.evidence.tuning import Tuned, Tuning, tuned_joint, unchanged
+from posterity.evidence.marginal import Groups, Marginal, Shared
+from posterity.evidence.tuning import Posterior, Tuned, Tuning, unchanged, with_tuned
 from posterity.model.batch import as_batch
 from posterity.model.joint import Joint
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -92,9 +89,6 @@ def _score(score: Callable[[float], float], value: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-Posterior = TypeVar("Posterior", Gaussian, Linearized)
-
-
 def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None = None) -> Marginal:
     """The log evidence of a Laplace posterior as a differentiable function of prior precision and noise.
 
@@ -148,18 +142,3 @@ def retuned(posterior: Posterior, tuning: Tuning | ValidationGrid, validation: o
         return -float(trial.predict(rows.inputs).log_prob(rows.targets).mean())
 
     return with_tuned(posterior, of, tuning.tune(of, score))
-
-
-def with_tuned(posterior: Posterior, of: Marginal, found: Tuned) -> Posterior:
-    """The posterior under the hyper-parameters found."""
-    if not found.succeeded:
-        return posterior
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
-    assert isinstance(gaussian.joint, Joint)
-    with torch.no_grad():
-        noise = None if found.noise_scale is None else of.log_likelihood.new_tensor(found.noise_scale)
-        precision = of.precision_at(found.prior_precision, noise)
-        evidence = of.log_evidence(found.prior_precision, noise)
-        terms = of.data_terms(noise)
-    moved = Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, gaussian.buffers, evidence, terms)
-    return Linearized(moved.joint, moved) if isinstance(posterior, Linearized) else moved

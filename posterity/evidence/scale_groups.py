@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.evidence.groups import Groups, grouped
+from posterity.evidence.marginal import Groups, grouped
 from posterity.model.joint import Joint
 from posterity.numerics.layout import Layout, Slice
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior

@@ -6,16 +6,16 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, positive, positive_whole
-from posterity.evidence.groups import Groups, Shared, grouped, rescaled_prior
-from posterity.evidence.marginal import Marginal, parted
-from posterity.likelihoods import Gaussian
+from posterity.evidence.marginal import Groups, Marginal, Shared, grouped, parted, rescaled_prior
+from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.joint import Joint
+from posterity.posteriors.gaussian import Gaussian, Linearized
 
 logger = logging.getLogger("posterity")
 
@@ -70,9 +70,27 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
         return joint
     likelihood = joint.likelihood
     if tuned.noise_scale is not None:
-        likelihood = Gaussian(scale=tuned.noise_scale)
+        likelihood = GaussianNoise(scale=tuned.noise_scale)
     prior = rescaled_prior(joint, tuned.groups, _factors(joint, tuned)) if tuned.names else joint.prior
     return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
+
+
+Posterior = TypeVar("Posterior", Gaussian, Linearized)
+
+
+def with_tuned(posterior: Posterior, of: Marginal, found: Tuned) -> Posterior:
+    """The posterior under the hyper-parameters found."""
+    if not found.succeeded:
+        return posterior
+    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
+    assert isinstance(gaussian.joint, Joint)
+    with torch.no_grad():
+        noise = None if found.noise_scale is None else of.log_likelihood.new_tensor(found.noise_scale)
+        precision = of.precision_at(found.prior_precision, noise)
+        evidence = of.log_evidence(found.prior_precision, noise)
+        terms = of.data_terms(noise)
+    moved = Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, gaussian.buffers, evidence, terms)
+    return Linearized(moved.joint, moved) if isinstance(posterior, Linearized) else moved
 
 
 def present_precision(joint: Joint, groups: Groups) -> Tensor:

@@ -11,8 +11,7 @@ from posterity.numerics.layout import Layout
 from posterity.penalties.families import Dirac, Family, Gaussian
 from posterity.penalties.penalty import Penalty, checked_shape, density_of, matched_factor
 from posterity.priors.group_lasso import GroupLasso
-from posterity.priors.independent import Independent
-from posterity.priors.members import check_members
+from posterity.priors.independent import Independent, check_members
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
 

@@ -13,8 +13,8 @@ from posterity.penalties.factors import FAN_IN, lambda_theory, resolved, trained
 from posterity.penalties.norms import SquaredL2
 from posterity.penalties.penalty import Penalty
 from posterity.priors.fan import ScaleRule
+from posterity.priors.independent import check_members
 from posterity.priors.layerwise import Layerwise
-from posterity.priors.members import check_members
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
 

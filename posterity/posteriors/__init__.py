@@ -1,9 +1,7 @@
 """Posteriors: whatever draws network outputs."""
 
-from posterity.posteriors.continued import continued
 from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized, continued
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior

@@ -13,7 +13,7 @@ from posterity.errors import shown
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import group_threshold
-from posterity.priors.members import check_members, column, content, count_members, in_double, log, of_member, row
+from posterity.priors.independent import check_members, column, content, count_members, in_double, log, of_member, row
 from posterity.priors.prior import ENTROPY_FORMULA, Prior, times
 from posterity.special.expected_norm import expected_norm
 

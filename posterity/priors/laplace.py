@@ -9,8 +9,7 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import soft_threshold
-from posterity.priors.independent import Independent
-from posterity.priors.members import column
+from posterity.priors.independent import Independent, column
 from posterity.priors.prior import ENTROPY_FORMULA, over, times
 from posterity.special.expected_norm import expected_absolute
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.errors import positive, shown
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.priors.members import content, in_double, is_transient
+from posterity.priors.independent import content, in_double, is_transient
 from posterity.priors.prior import Prior, over
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)

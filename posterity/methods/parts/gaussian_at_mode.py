@@ -10,7 +10,7 @@ from torch import Tensor
 from posterity.curvature.structure import Structure, Sums
 from posterity.curvature.survey import Place
 from posterity.evidence import Marginal, Tuning, laplace_evidence
-from posterity.evidence.retuned import with_tuned
+from posterity.evidence.tuning import with_tuned
 from posterity.inference.method import Target
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.density import Density

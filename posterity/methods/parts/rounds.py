@@ -16,8 +16,7 @@ from posterity.likelihoods.scaled import Scaled
 from posterity.methods.coordinate_ascent import fell
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import Samples
 
