@@ -10,7 +10,6 @@ from torch import Tensor
 
 from posterity.curvature.survey import survey
 from posterity.errors import BadData, positive_whole, shown
-from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.checked import checked
 from posterity.model.data import Data, TensorData, as_data
 from posterity.model.density import Density
@@ -235,15 +234,14 @@ def _factorised_entropy(scale: Tensor) -> Tensor:
 def _exact_fit(gaussian: Gaussian, data: Data) -> float | None:
     """E log p(D | w) of a network that is linear in its random weights with Gaussian noise, else None."""
     joint = gaussian.joint
-    if not isinstance(joint, Joint) or not isinstance(joint.likelihood, GaussianNoise):
+    if not isinstance(joint, Joint) or joint.likelihood.link != "identity":
         return None
     functions, total = Linearized(joint, gaussian), 0.0
     for batch in batches(data):
         if not survey(joint, batch.inputs).only_head:
             return None
         mean, variance = functions.output_moments(batch.inputs, marginal=True)
-        noise = joint.likelihood.variance(mean).flatten(1)
-        each = joint.likelihood.log_prob(mean, batch.targets) - 0.5 * (variance.reshape(noise.shape) / noise).sum(1)
+        each = joint.likelihood.expected_log_prob(mean, variance, batch.targets)
         total += float((each if batch.weights is None else each * batch.weights).sum(dtype=torch.float64))
     return total
 

@@ -4,7 +4,7 @@ from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
 from posterity.posteriors.gaussian import Gaussian, Linearized, continued
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, default_integrator
 from posterity.posteriors.samples import Samples
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "Posterior",
     "Samples",
     "continued",
+    "default_integrator",
     "enumerated",
 ]

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import BadData, positive_whole, shown
-from posterity.likelihoods.gaussian import Gaussian as GaussianNoise
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.data import Batch, as_inputs
@@ -21,7 +20,15 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.stream import in_order
 from posterity.numerics.random import Key
-from posterity.predictive import Integrator, Predictive, default_integrator, from_outputs, joint_gaussian
+from posterity.predictive import (
+    Exact,
+    Integrator,
+    MonteCarlo,
+    Predictive,
+    Probit,
+    from_outputs,
+    joint_gaussian,
+)
 from posterity.storage import Part, RunFolder, encode
 
 
@@ -169,7 +176,7 @@ class Posterior(ABC):
     def _predict_jointly(self, inputs: Inputs, memory_budget: int | None) -> Predictive:
         assert isinstance(self.joint, Joint)
         likelihood = self.joint.likelihood
-        if not isinstance(likelihood, GaussianNoise):
+        if likelihood.link != "identity":
             raise TypeError(
                 f"predict: joint=True needs a Gaussian likelihood. Got {type(likelihood).__name__}. Draw the outputs "
                 "of all rows together: from_outputs(likelihood, q.outputs(inputs, draws, key))."
@@ -248,3 +255,18 @@ def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict
         else:
             values[field.name] = encode(value, tensors, place)
     return {"type": type(posterior).__name__, "fields": values}
+
+
+def default_integrator(likelihood: Likelihood, mean: Tensor) -> Integrator:
+    """The integrator for outputs of this mean (N, *event) where the caller names none.
+
+    `Exact()` for Gaussian, Bernoulli and two classes, `Probit()` for more classes (for two it ignores that the logits
+    are correlated, which costs more than all else), `MonteCarlo(1000)` for any other likelihood.
+
+    >>> from posterity.likelihoods import Categorical
+    >>> default_integrator(Categorical(), torch.zeros(5, 2)), default_integrator(Categorical(), torch.zeros(5, 10))
+    (Exact(), Probit())
+    """
+    if likelihood.link is None:
+        return MonteCarlo(1000)
+    return Probit() if likelihood.link == "softmax" and mean.shape[1:] != (2,) else Exact()

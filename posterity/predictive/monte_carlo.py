@@ -8,8 +8,8 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite, shown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
+from posterity.predictive.draws import from_outputs
 from posterity.predictive.integrator import Integrator, output_variance, rounding
-from posterity.predictive.outputs import from_outputs
 from posterity.predictive.predictive import Predictive
 
 

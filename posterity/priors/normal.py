@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.errors import positive, shown
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.priors.independent import content, in_double, is_transient
+from posterity.priors.independent import content, is_transient
 from posterity.priors.prior import Prior, over
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -192,7 +192,8 @@ class Normal(Prior):
         )
 
     def rescaled(self, factor: Any) -> "Normal":
-        return replace(self, scale=in_double(self.scale) * factor)
+        scale = self.scale.double() if isinstance(self.scale, Tensor) else self.scale
+        return replace(self, scale=scale * factor)
 
     def rescaled_each(self, factors: Tensor) -> "Normal":
         scale = torch.as_tensor(self.scale, dtype=torch.float64, device=factors.device) * factors.unsqueeze(0)  # (1, n)
