@@ -18,8 +18,8 @@ from posterity.model.network import Buffers
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian, Linearized
+from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import TOGETHER, batches
-from posterity.precisions.diagonal import Diagonal
 from posterity.priors import Correlated, Normal
 
 LARGE = 1 << 26  # numbers in the draws that are held at a time
@@ -137,7 +137,7 @@ class Elbo:
         return math.sqrt(max(0.0, of_fit**2 * fit + of_kl**2 * kl - 2.0 * of_fit * of_kl * both))
 
 
-def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, seed: int = 0) -> Elbo:
+def elbo(posterior: Posterior, data: object, *, draws: int = 100, seed: int = 0) -> Elbo:
     """The evidence lower bound of a posterior q: E_q log p(D | w) - KL(q || prior), exact where it can be.
 
     **Math**: log p(D) = ELBO(q) + KL(q || p(w | D)). The data fit is the mean of log p(D | w_s) over draws w_s ~ q. For
@@ -165,8 +165,8 @@ def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, se
     >>> abs(of.elbo - float(q.log_evidence)) < 1e-8, of.standard_error
     (True, 0.0)
     """
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
-    if not isinstance(gaussian, Gaussian):
+    gaussian = posterior.as_gaussian()
+    if gaussian is None:
         raise TypeError(
             f"elbo: the posterior must be a Gaussian over weights. Got {shown(type(posterior).__name__)}. Use that "
             "of Laplace, MeanField or another method that makes one, or one of a mixture's `posteriors`."
@@ -211,12 +211,12 @@ def exact_kl(gaussian: Gaussian) -> float | None:
     if isinstance(joint, Density):
         return -entropy
     prior, index, mean = joint.bound_prior, joint.random_indices, gaussian.mean.to(torch.float64)
-    factorised, normal = isinstance(gaussian.precision, Diagonal), isinstance(prior, Normal)
+    factorised = gaussian.precision.is_diagonal
     if not (factorised or prior.factorises):
         return None
     scale = gaussian.variance.sqrt()
     if index is not None:
-        if not normal and not isinstance(prior, Correlated):  # a quadrature around a point
+        if not isinstance(prior, (Normal, Correlated)):  # a quadrature around a point
             return None
         return float(prior.cross_entropy(mean, torch.zeros_like(mean).index_copy(0, index, scale))) - entropy
     try:

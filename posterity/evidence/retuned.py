@@ -101,7 +101,7 @@ def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None 
     >>> torch.allclose(of.log_evidence(of.prior_precision, torch.tensor(0.1)), q.log_evidence)
     True
     """
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
+    gaussian = posterior.as_gaussian()
     joint, terms = gaussian.joint, gaussian.data_terms
     if terms is None or not isinstance(joint, Joint) or gaussian.num_members is not None:
         raise ValueError(

@@ -82,7 +82,7 @@ def with_tuned(posterior: Posterior, of: Marginal, found: Tuned) -> Posterior:
     """The posterior under the hyper-parameters found."""
     if not found.succeeded:
         return posterior
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
+    gaussian = posterior.as_gaussian()
     assert isinstance(gaussian.joint, Joint)
     with torch.no_grad():
         noise = None if found.noise_scale is None else of.log_likelihood.new_tensor(found.noise_scale)
@@ -90,7 +90,7 @@ def with_tuned(posterior: Posterior, of: Marginal, found: Tuned) -> Posterior:
         evidence = of.log_evidence(found.prior_precision, noise)
         terms = of.data_terms(noise)
     moved = Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, gaussian.buffers, evidence, terms)
-    return Linearized(moved.joint, moved) if isinstance(posterior, Linearized) else moved
+    return posterior.with_gaussian(moved)
 
 
 def present_precision(joint: Joint, groups: Groups) -> Tensor:

@@ -18,7 +18,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, WeightPart
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import Diagonal
 from posterity.precisions.low_rank import LowRank
@@ -90,6 +90,20 @@ class Gaussian(Posterior):
 
     def point(self) -> Tensor:
         return self.mean
+
+    def as_gaussian(self) -> "Gaussian":
+        return self
+
+    def with_gaussian(self, gaussian: "Gaussian") -> "Gaussian":
+        """Another Gaussian in the place of this one."""
+        return gaussian
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        self._alone()
+        mean, index = self.mean.to(torch.float64), self.joint.random_indices
+        spread = self.variance.to(mean).sqrt()
+        spread = spread if index is None else torch.zeros_like(mean).index_copy(0, index, spread)
+        yield WeightPart(1.0, mean, spread, self.precision.is_diagonal)
 
     def deviations(self, draws: int, key: Key, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draws of w - mean for the random weights, (draws, R)."""
@@ -226,8 +240,17 @@ class Linearized(Posterior):
         return self.gaussian.num_members
 
     def member(self, index: int) -> "Linearized":
-        one = self.gaussian.member(index)
-        return Linearized(one.joint, one)
+        return self.with_gaussian(self.gaussian.member(index))
+
+    def as_gaussian(self) -> Gaussian:
+        return self.gaussian
+
+    def with_gaussian(self, gaussian: Gaussian) -> "Linearized":
+        """The functions that are linear in another Gaussian's weights."""
+        return Linearized(gaussian.joint, gaussian)
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        return self.gaussian.weight_parts()
 
     @property
     def buffers(self) -> Buffers:  # type: ignore[override]  # never written: the class is frozen
@@ -325,10 +348,10 @@ def continued(joint: Joint, posterior: Posterior) -> Joint:
     >>> type(po.continued(joint, q).prior).__name__
     'Correlated'
     """
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
     if not isinstance(joint, Joint):
         raise TypeError(f"continued: the problem must be a Joint. Got {type(joint).__name__}.")
-    if not isinstance(gaussian, Gaussian):
+    gaussian = posterior.as_gaussian()
+    if gaussian is None:
         raise TypeError(
             f"continued: the posterior must be a Gaussian over weights. Got {type(posterior).__name__}, which says "
             "nothing about how far they may go. Use the posterior of Laplace or Conjugate."

@@ -1,7 +1,7 @@
 """Mixtures of posteriors, and the joint of members that differ in prior and noise."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, WeightPart
 from posterity.predictive import Integrator, Predictive, mixed
 from posterity.predictive.mixture import checked_weights
 from posterity.priors.normal import Normal
@@ -123,6 +123,11 @@ class Mixture(Posterior):
     def buffers(self) -> Buffers:  # type: ignore[override]
         each = [one.buffers for one in self.posteriors]
         return {name: torch.stack([buffers[name] for buffers in each]) for name in each[0]}
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        for component, share in zip(self.posteriors, self.shares.tolist(), strict=True):
+            for part in component.weight_parts():
+                yield part._replace(share=share * part.share)
 
     def point(self) -> Tensor:
         return torch.stack([one.point() for one in self.posteriors])

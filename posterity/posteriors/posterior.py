@@ -5,7 +5,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,18 @@ from posterity.predictive import (
     joint_gaussian,
 )
 from posterity.storage import Part, RunFolder, encode
+
+if TYPE_CHECKING:
+    from posterity.posteriors.gaussian import Gaussian
+
+
+class WeightPart(NamedTuple):
+    """A part of a distribution over weights that has the probability `share`."""
+
+    share: float
+    weights: Tensor  # one vector (P,), or draws (S, P), in float64
+    spread: Tensor | None = None  # standard deviations (P,) around it
+    independent: bool = True  # whether the weights are so within the part
 
 
 class Posterior(ABC):
@@ -66,6 +78,17 @@ class Posterior(ABC):
     def start(self) -> "Posterior":
         """What another run starts from when it is given this one: itself, or a point that stands for it."""
         return self
+
+    def as_gaussian(self) -> "Gaussian | None":
+        """The Gaussian over weights that this is, or that its functions are linear in; None of other posteriors."""
+        return None
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        """The parts that the distribution over weights is a mixture of; large sets of draws in several of them."""
+        raise TypeError(
+            "The posterior must be over weights: Gaussian, Linearized, Point, Samples or a Mixture of them. "
+            f"Got {type(self).__name__}."
+        )
 
     @abstractmethod
     def sample(self, draws: int, key: Key) -> Tensor:

@@ -18,7 +18,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, WeightPart
 
 ROWS = 1024  # of data at a time: bounds the memory
 TOGETHER = 1 << 14  # rows times draws that go through the network in one call
@@ -232,6 +232,12 @@ class Samples(Posterior):
             return torch.arange(self.num_chains, device="cpu"), draws
         chain = values.amax(1).argmax()
         return chain, draws[chain]
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        self._alone()
+        every = self.theta.flatten(0, 1)  # (C D, P)
+        for some in torch.split(every, max(1, LARGE // every.shape[1])):
+            yield WeightPart(len(some) / len(every), some.to(self.joint.device, torch.float64))
 
     def point(self) -> Tensor:
         """The network's weights, or theta of a density, at the draw of highest log density: see `start`."""
