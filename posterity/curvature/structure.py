@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,15 +30,13 @@ class Structure(ABC):
     `add` takes the sums so far (empty at first) and gives new ones; it may overwrite those it is given.
     """
 
+    needs_columns: ClassVar[bool] = False
+    """Whether it can be had of curvatures with columns only."""
+
     @property
     def passes(self) -> int:
         """Passes over the data."""
         return 1
-
-    @property
-    def needs_columns(self) -> bool:
-        """Whether it can be had of curvatures with columns only."""
-        return False
 
     @abstractmethod
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -101,15 +101,11 @@ class Maximisation(ABC):
     log prior by powers, and each M-step makes one of the two alone as large as can be.
     """
 
-    @property
-    @abstractmethod
-    def needs_residuals(self) -> bool:
-        """Whether `Expected.squares` are used, so that a pass over the data is needed."""
+    needs_residuals: ClassVar[bool] = False
+    """Whether `Expected.squares` are used, so that a pass over the data is needed."""
 
-    @property
-    def climbs(self) -> bool:
-        """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
-        return True
+    climbs: ClassVar[bool] = True
+    """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
 
     def check(self, joint: Joint) -> None:  # noqa: B027  most have nothing to refuse
         """Refuse a problem that has no such hyper-parameters, before a run begins."""
@@ -266,10 +262,6 @@ class PriorScale(Maximisation):
         if self.hyper_prior is not None:
             of_kinds(self, hyper_prior=Gamma)
 
-    @property
-    def needs_residuals(self) -> bool:
-        return False
-
     def check(self, joint: Joint) -> None:
         """Refuse a prior without a scale that is found in closed form."""
         scale_groups(joint, self.groups)
@@ -345,9 +337,7 @@ class NoiseScale(Maximisation):
         if self.hyper_prior is not None:
             of_kinds(self, hyper_prior=Gamma)
 
-    @property
-    def needs_residuals(self) -> bool:
-        return True
+    needs_residuals = True
 
     def check(self, joint: Joint) -> None:
         """Refuse a likelihood without noise that is found in closed form."""

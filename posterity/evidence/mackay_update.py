@@ -41,13 +41,7 @@ class MacKayUpdate(Maximisation):
     def __post_init__(self) -> None:
         of_kinds(self, groups=Groups)
 
-    @property
-    def needs_residuals(self) -> bool:
-        return False
-
-    @property
-    def climbs(self) -> bool:
-        return False
+    climbs = False
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:
         """The joint with the hyper-parameters after one step; see `Maximisation`."""

@@ -24,6 +24,8 @@ class Diagonal(Precision):
     curvature: Tensor
     prior: Tensor | None = None
 
+    is_diagonal = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
         if self.prior is not None:
@@ -120,10 +122,6 @@ class Diagonal(Precision):
             return None
         added = number(scale, other.curvature).unsqueeze(-1) * (other.entries - other.base)
         return Diagonal(self.curvature + added, self.prior)
-
-    @property
-    def is_diagonal(self) -> bool:
-        return True
 
     def member(self, index: int) -> "Diagonal":
         lead = self.entries.shape[:-1]

@@ -121,11 +121,6 @@ class LowRank(Precision):
         least = 1.0 / (1.0 + values.sum(-1, keepdim=True))
         return torch.maximum(share, least) / self.prior
 
-    def covariance(self) -> Tensor:
-        half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.factor.device))
-        whole = half.mT @ half
-        return 0.5 * (whole + whole.mT)
-
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(J prior^-1/2 S)(...)^T, some rows after the other."""
         return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ class Precision(ABC):
     C is the curvature of the data in some structure, `prior` (..., R) the diagonal of the prior. With Sigma =
     Lambda^-1. Implementations differ in structure only; every one is tested against the dense one.
     """
+
+    is_diagonal: ClassVar[bool] = False
+    """Whether the weights are independent of each other."""
 
     @property
     @abstractmethod
@@ -74,9 +78,11 @@ class Precision(ABC):
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J Sigma J^T between all rows, (..., N D, N D), of J (N, D, R)."""
 
-    @abstractmethod
     def covariance(self) -> Tensor:
         """Sigma as a dense matrix (..., R, R)."""
+        half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.base.device))
+        whole = half.mT @ half
+        return 0.5 * (whole + whole.mT)
 
     @abstractmethod
     def member(self, index: int) -> "Precision":
@@ -127,11 +133,6 @@ class Precision(ABC):
     @property
     def _kind(self) -> str:
         return type(self).__name__
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Whether the weights are independent of each other."""
-        return False
 
 
 class Spectrum:

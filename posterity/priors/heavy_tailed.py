@@ -43,10 +43,6 @@ class Cauchy(Independent):
     scale: float | Tensor = 1.0
 
     @property
-    def description(self) -> str:
-        return f"Cauchy, scale {float(self.scale):.6g}"
-
-    @property
     def formula(self) -> str:
         return f"1 / ({math.pi * float(self.scale):.6g} (1 + {_square(float(self.scale))}))"
 
@@ -94,10 +90,6 @@ class Logistic(Independent):
     """
 
     scale: float | Tensor = 1.0
-
-    @property
-    def description(self) -> str:
-        return f"Logistic, scale {float(self.scale):.6g}"
 
     @property
     def formula(self) -> str:
@@ -214,10 +206,6 @@ class Horseshoe(Independent):
     """
 
     scale: float | Tensor = 1.0
-
-    @property
-    def description(self) -> str:
-        return f"Horseshoe, scale {float(self.scale):.6g}"
 
     @property
     def formula(self) -> str:

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -44,10 +44,8 @@ class ScalePrior(ABC):
     def second_moment(self) -> float:
         """E s^2; nan where not even E s is finite."""
 
-    @property
-    @abstractmethod
-    def has_inverse_moments(self) -> bool:
-        """Whether E s^-n is finite for every n."""
+    has_inverse_moments: ClassVar[bool]
+    """Whether E s^-n is finite for every n."""
 
     @abstractmethod
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
@@ -96,9 +94,7 @@ class LogNormal(ScalePrior):
     def second_moment(self) -> float:
         return self.median**2 * math.exp(2.0 * self.spread**2)
 
-    @property
-    def has_inverse_moments(self) -> bool:
-        return True
+    has_inverse_moments = True
 
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
         return self.median * torch.exp(self.spread * key.normal(shape, torch.float64, device))
@@ -147,9 +143,7 @@ class HalfCauchy(ScalePrior):
     def second_moment(self) -> float:
         return math.nan
 
-    @property
-    def has_inverse_moments(self) -> bool:
-        return False
+    has_inverse_moments = False
 
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
         return self.scale * torch.tan(0.5 * math.pi * key.uniform(shape, torch.float64, device))

@@ -92,7 +92,20 @@ def in_double(value: float | Tensor) -> float | Tensor:
     return value.double() if isinstance(value, Tensor) else value
 
 
-class Independent(Prior):
+class Parametric(Prior):
+    """A frozen dataclass of hyper-parameters, equal to another of its class where their numbers are."""
+
+    def __eq__(self, other: object) -> bool:
+        return content(self) == content(other) if type(self) is type(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(content(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # casts stay with their device
+
+
+class Independent(Parametric):
     """Independent weights w = mean + scale x, where x has a standard density p0 that the subclass states.
 
     log p(theta) is the sum over weights of log p0((w - mean) / scale) - log scale. A subclass is a frozen dataclass
@@ -136,15 +149,6 @@ class Independent(Prior):
     def __post_init__(self) -> None:
         check_members(f"{type(self).__name__}.scale", self.scale)
 
-    def __eq__(self, other: object) -> bool:
-        return content(self) == content(other) if type(self) is type(other) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(content(self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # no casts
-
     @property
     def num_members(self) -> int | None:
         return count_members(self.scale)
@@ -158,6 +162,12 @@ class Independent(Prior):
     @property
     def log_scale(self) -> Tensor:
         return torch.as_tensor(self.scale, dtype=torch.float64).log()
+
+    @property
+    def description(self) -> str:
+        if self.formula is None:
+            return super().description
+        return f"{type(self).__name__}, scale {float(self.scale):.6g}"
 
     def log_prob(self, theta: Tensor) -> Tensor:
         scale = column(self, "scale", theta.shape, theta)

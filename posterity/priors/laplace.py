@@ -45,21 +45,15 @@ class Laplace(Independent):
     scale: float | Tensor = 1.0
     mean: float = 0.0
 
+    degree = 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.mean, (int, float)) or isinstance(self.mean, bool) or not math.isfinite(self.mean):
             raise ValueError(f"Laplace.mean must be a finite number. Got {shown(self.mean)}.")
 
-    @property
-    def degree(self) -> int:
-        return 1
-
     def centred(self) -> tuple["Laplace", float]:
         return replace(self, mean=0.0), self.mean
-
-    @property
-    def description(self) -> str:
-        return f"Laplace, scale {float(self.scale):.6g}"
 
     @property
     def formula(self) -> str:

@@ -1,7 +1,7 @@
 """The normal prior: independent weights, the Bayesian reading of weight decay."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from posterity.errors import positive, shown
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.priors.independent import content, is_transient
-from posterity.priors.prior import Prior, over
+from posterity.priors.independent import Parametric, is_transient
+from posterity.priors.prior import over
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -27,7 +27,7 @@ class _Constants(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Normal(Prior):
+class Normal(Parametric):
     """Independent normal weights.
 
     **Math**: w ~ N(mean, scale^2), log p = sum over weights of -(w - mean)^2 / (2 scale^2) - log scale - log(2 pi) / 2.
@@ -53,6 +53,8 @@ class Normal(Prior):
     scale: float | Tensor = 1.0
     mean: float | Tensor = 0.0
 
+    degree = 2
+
     def __post_init__(self) -> None:
         positive("Normal.scale", self.scale, "or a tensor (M,), (1, P) or (M, P) of such numbers")
         if isinstance(self.scale, Tensor) and self.scale.dim() > 2:
@@ -76,15 +78,6 @@ class Normal(Prior):
         if axis == 1:
             return {*scale[1:], *mean[-1:]}
         return {*(scale if len(scale) == 1 else ()), *(s[0] for s in (scale, mean) if len(s) == 2 and s[0] > 1)}
-
-    def __eq__(self, other: object) -> bool:
-        return content(self) == content(other) if isinstance(other, Normal) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(content(self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # casts stay with their device
 
     def bound(self, layout: Layout) -> "Normal":
         """Itself, once the layout is known to have as many weights as the hyper-parameters."""
@@ -198,10 +191,6 @@ class Normal(Prior):
     def rescaled_each(self, factors: Tensor) -> "Normal":
         scale = torch.as_tensor(self.scale, dtype=torch.float64, device=factors.device) * factors.unsqueeze(0)  # (1, n)
         return Normal(_number(scale), _number(self.mean) if isinstance(self.mean, Tensor) else self.mean)
-
-    @property
-    def degree(self) -> int:
-        return 2
 
     def centred(self) -> tuple["Normal", float | Tensor]:
         return replace(self, mean=0.0), self.mean

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,13 @@ class Prior(ABC):
     A prior is an immutable value. `bound(layout)` resolves names and shapes once, when a `Joint` is made;
     every other method is called on the bound prior. A leading member axis of theta is kept: `log_prob` of
     (M, P) is (M,).
+    """
+
+    degree: ClassVar[int | None] = None
+    """k where A(w) = log p(mode) - log p(mode + w) is homogeneous, A(w / s) = A(w) / s^k; None elsewhere.
+
+    With n weights and every scale multiplied by s, p is const tau^(n / k) exp(-tau A(w)) for tau = s^-k, so that the
+    best scale for given weights has a closed form.
     """
 
     def bound(self, layout: Layout) -> "Prior":
@@ -124,15 +131,6 @@ class Prior(ABC):
     def rescaled_each(self, factors: Tensor) -> "Prior":
         """The prior of one tensor with a factor for each of its n weights (n,), which may differ for `Normal` only."""
         return self if bool((factors == 1.0).all()) else self.rescaled(float(factors[0]))
-
-    @property
-    def degree(self) -> int | None:
-        """k where A(w) = log p(mode) - log p(mode + w) is homogeneous, A(w / s) = A(w) / s^k; None elsewhere.
-
-        With n weights and every scale multiplied by s, p is const tau^(n / k) exp(-tau A(w)) for tau = s^-k, so that
-        the best scale for given weights has a closed form.
-        """
-        return None
 
     def centred(self) -> tuple["Prior", float | Tensor]:
         """The prior with its mode moved to zero, and the mode: a number, (P,) or (M, P)."""

@@ -36,10 +36,6 @@ class PlainStep(Maximisation):
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
         return f"{getattr(self.function, '__module__', '')}.{name}"  # without its place in memory
 
-    @property
-    def needs_residuals(self) -> bool:
-        return False
-
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         return self.function(joint, posterior)
 
