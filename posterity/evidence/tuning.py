@@ -75,10 +75,10 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
     return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
 
 
-Posterior = TypeVar("Posterior", Gaussian, Linearized)
+AtMode = TypeVar("AtMode", Gaussian, Linearized)
 
 
-def with_tuned(posterior: Posterior, of: Marginal, found: Tuned) -> Posterior:
+def with_tuned(posterior: AtMode, of: Marginal, found: Tuned) -> AtMode:
     """The posterior under the hyper-parameters found."""
     if not found.succeeded:
         return posterior

@@ -24,7 +24,7 @@ from posterity.priors.independent import (
     row,
 )
 from posterity.priors.prior import ENTROPY_FORMULA, times
-from posterity.special.expected_norm import expected_norm
+from posterity.special.functions import expected_norm
 
 Grouping = Literal["rows", "columns", "channels"]
 

@@ -11,7 +11,7 @@ from posterity.numerics.random import Key
 from posterity.optim.shrinkage import soft_threshold
 from posterity.priors.independent import Independent, column
 from posterity.priors.prior import ENTROPY_FORMULA, over, times
-from posterity.special.expected_norm import expected_absolute
+from posterity.special.functions import expected_absolute
 
 
 @dataclass(frozen=True, eq=False)
