@@ -170,17 +170,17 @@ def scale_groups(joint: Joint, groups: Groups) -> tuple[ScaleGroup, ...]:
     layout = joint.network.layout
     chosen = torch.arange(layout.size, device=group.device) if joint.random_indices is None else joint.random_indices
     ends = torch.searchsorted(chosen, torch.tensor([p.offset + p.size for p in layout], device=group.device)).tolist()
-    found: list[list[Family]] = [[] for _ in names]
+    members: list[list[Family]] = [[] for _ in names]
     for own, part, low, high in zip(joint.prior.by_tensor(layout), layout, [0, *ends], ends, strict=False):
         if low < high:
-            found[int(group[low])].append(_family(own, part, chosen[low:high]))
-    for name, families in zip(names, found, strict=True):
+            members[int(group[low])].append(_family(own, part, chosen[low:high]))
+    for name, families in zip(names, members, strict=True):
         if len({family.degree for family in families}) > 1:
             raise ValueError(
                 f"PriorScale: the weights of {name} have priors of several kinds, whose scales have no closed form "
                 "together. Use groups=PerTensor()."
             )
-    return tuple(ScaleGroup(name, tuple(families)) for name, families in zip(names, found, strict=True))
+    return tuple(ScaleGroup(name, tuple(families)) for name, families in zip(names, members, strict=True))
 
 
 def _family(prior: Prior, part: Slice, places: Tensor) -> Family:
@@ -272,8 +272,8 @@ class PriorScale(Maximisation):
         groups = scale_groups(random, self.groups)
         penalties = expected_penalties(groups, posterior)
         factors = [self._factor(group, total) for group, total in zip(groups, penalties, strict=True)]
-        found = torch.tensor(factors, dtype=torch.float64, device=joint.device)
-        return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, found))
+        multipliers = torch.tensor(factors, dtype=torch.float64, device=joint.device)
+        return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, multipliers))
 
     def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
         """E log p(tau) / q(tau), and n / k (E log tau - log E tau), over the groups; see `Maximisation`."""

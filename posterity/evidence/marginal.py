@@ -249,8 +249,8 @@ class Marginal:
             if self.noise is None:
                 raise ValueError("Marginal: this likelihood has no noise of one scale. Give noise_scale=None.")
             scale = scale * (self.noise.scale / noise_scale) ** 2
-        found = self.precision.rescaled(scale, self._prior(alpha))
-        return found if self.earlier is None else found.plus(self.earlier, self.prior_power)
+        precision = self.precision.rescaled(scale, self._prior(alpha))
+        return precision if self.earlier is None else precision.plus(self.earlier, self.prior_power)
 
     def data_terms(self, noise_scale: Tensor | None = None) -> Tensor:
         """Log-likelihood under this noise, and the squared residuals with their number where there is noise to tune."""

@@ -78,18 +78,18 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
 AtMode = TypeVar("AtMode", Gaussian, Linearized)
 
 
-def with_tuned(posterior: AtMode, of: Marginal, found: Tuned) -> AtMode:
+def with_tuned(posterior: AtMode, of: Marginal, tuned: Tuned) -> AtMode:
     """The posterior under the hyper-parameters found."""
-    if not found.succeeded:
+    if not tuned.succeeded:
         return posterior
     gaussian = posterior.as_gaussian()
     assert isinstance(gaussian.joint, Joint)
     with torch.no_grad():
-        noise = None if found.noise_scale is None else of.log_likelihood.new_tensor(found.noise_scale)
-        precision = of.precision_at(found.prior_precision, noise)
-        evidence = of.log_evidence(found.prior_precision, noise)
+        noise = None if tuned.noise_scale is None else of.log_likelihood.new_tensor(tuned.noise_scale)
+        precision = of.precision_at(tuned.prior_precision, noise)
+        evidence = of.log_evidence(tuned.prior_precision, noise)
         terms = of.data_terms(noise)
-    moved = Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, gaussian.buffers, evidence, terms)
+    moved = Gaussian(tuned_joint(gaussian.joint, tuned), gaussian.mean, precision, gaussian.buffers, evidence, terms)
     return posterior.with_gaussian(moved)
 
 
@@ -181,12 +181,12 @@ class Search:
             return None
         return Point(leaf.detach(), number, gradient, lost)
 
-    def tuned(self, groups: Groups, start: Point, found: Point) -> Tuned:
+    def tuned(self, groups: Groups, start: Point, best: Point) -> Tuned:
         """The outcome of a search that found a maximum."""
-        alpha, scale = self.values(found.logs)
+        alpha, scale = self.values(best.logs)
         noise = None if self.marginal.noise is None else self.marginal.noise.scale
         noise = noise if scale is None else float(scale)
-        return Tuned(groups, self.marginal.names, alpha, noise, start.value, found.value, self.evaluations)
+        return Tuned(groups, self.marginal.names, alpha, noise, start.value, best.value, self.evaluations)
 
 
 _SMALLEST = 1e-8  # of a group's size: what an effective number is taken for at least

@@ -285,8 +285,8 @@ class Linearized(Posterior):
         """Mean f(x, m) and covariance J Sigma J^T, or its diagonals."""
         precision = self.gaussian.precision
         pieces = self._pieces(inputs, memory_budget, whole=not marginal)
-        found = list(_by_rows(pieces, precision.marginal if marginal else precision.quadratic))
-        means, spreads = zip(*found, strict=True)
+        chunks = list(_by_rows(pieces, precision.marginal if marginal else precision.quadratic))
+        means, spreads = zip(*chunks, strict=True)
         return torch.cat(means), torch.cat(spreads).to(means[0].dtype)
 
     def joint_output_moments(self, inputs: Inputs, *, memory_budget: int | None = None) -> tuple[Tensor, Tensor]:
