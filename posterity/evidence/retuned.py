@@ -5,13 +5,14 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
 from posterity.errors import BadData, NotPositiveDefinite, of_kinds, positive, positive_whole, shown
 from posterity.evidence.m_steps import Expected, Maximisation
 from posterity.evidence.marginal import Groups, Marginal, Shared
-from posterity.evidence.tuning import AtMode, MacKay, Tuned, Tuning, tuned_joint, unchanged, with_tuned
+from posterity.evidence.tuning import MacKay, Tuned, Tuning, tuned_joint, unchanged, with_tuned
 from posterity.model.batch import as_batch
 from posterity.model.joint import Joint
 from posterity.posteriors.gaussian import Gaussian, Linearized
@@ -92,6 +93,9 @@ def _score(score: Callable[[float], float], value: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
+AtMode = TypeVar("AtMode", Gaussian, Linearized)
+
+
 def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None = None) -> Marginal:
     """The log evidence of a Laplace posterior as a differentiable function of prior precision and noise.
 
@@ -130,8 +134,9 @@ def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: obje
     if not isinstance(tuning, (Tuning, ValidationGrid)):
         raise TypeError(f"retuned: tuning must be Evidence(), MacKay() or ValidationGrid(). Got {shown(tuning)}.")
     of = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
+    gaussian = posterior.as_gaussian()
     if isinstance(tuning, Tuning):
-        return with_tuned(posterior, of, tuning.tune(of))
+        return _in_place(posterior, with_tuned(gaussian, of, tuning.tune(of)))
     if validation is None:
         raise BadData("retuned: ValidationGrid needs rows to score on. Pass validation=(inputs, targets).")
     joint = posterior.joint
@@ -141,10 +146,15 @@ def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: obje
     def score(prior_precision: float) -> float:
         alpha = of.prior_precision.new_tensor([prior_precision])
         noise = None if of.noise is None else of.noise.scale
-        trial = with_tuned(posterior, of, Tuned(Shared(), of.names, alpha, noise, 0.0, 0.0, 1))
+        trial = _in_place(posterior, with_tuned(gaussian, of, Tuned(Shared(), of.names, alpha, noise, 0.0, 0.0, 1)))
         return -float(trial.predict(rows.inputs).log_prob(rows.targets).mean())
 
-    return with_tuned(posterior, of, tuning.tune(of, score))
+    return _in_place(posterior, with_tuned(gaussian, of, tuning.tune(of, score)))
+
+
+def _in_place(posterior: AtMode, gaussian: Gaussian) -> AtMode:
+    """The posterior with another Gaussian; itself where that is its own, as of a search that failed."""
+    return posterior if gaussian is posterior.as_gaussian() else posterior.with_gaussian(gaussian)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from posterity.errors import NotPositiveDefinite, positive, positive_whole
 from posterity.evidence.marginal import Groups, Marginal, Shared, grouped, parted, rescaled_prior
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.joint import Joint
-from posterity.posteriors.gaussian import Gaussian, Linearized
+from posterity.posteriors.gaussian import Gaussian
 
 logger = logging.getLogger("posterity")
 
@@ -75,22 +75,17 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
     return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
 
 
-AtMode = TypeVar("AtMode", Gaussian, Linearized)
-
-
-def with_tuned(posterior: AtMode, of: Marginal, tuned: Tuned) -> AtMode:
-    """The posterior under the hyper-parameters found."""
+def with_tuned(gaussian: Gaussian, of: Marginal, tuned: Tuned) -> Gaussian:
+    """The Gaussian under the hyper-parameters found."""
     if not tuned.succeeded:
-        return posterior
-    gaussian = posterior.as_gaussian()
+        return gaussian
     assert isinstance(gaussian.joint, Joint)
     with torch.no_grad():
         noise = None if tuned.noise_scale is None else of.log_likelihood.new_tensor(tuned.noise_scale)
         precision = of.precision_at(tuned.prior_precision, noise)
         evidence = of.log_evidence(tuned.prior_precision, noise)
         terms = of.data_terms(noise)
-    moved = Gaussian(tuned_joint(gaussian.joint, tuned), gaussian.mean, precision, gaussian.buffers, evidence, terms)
-    return posterior.with_gaussian(moved)
+    return Gaussian(tuned_joint(gaussian.joint, tuned), gaussian.mean, precision, gaussian.buffers, evidence, terms)
 
 
 def present_precision(joint: Joint, groups: Groups) -> Tensor:
