@@ -3,13 +3,11 @@
 The matrices that come out are in `precisions`, the derivatives of single layers in `jacobians`.
 """
 
-from posterity.curvature.curvature import Curvature
+from posterity.curvature.curvature import Curvature, EmpiricalFisher, GaussNewton, Hessian, MonteCarloFisher
 from posterity.curvature.diagonal import Diagonal, Hutchinson
-from posterity.curvature.fisher import EmpiricalFisher, GaussNewton, Hessian, MonteCarloFisher
-from posterity.curvature.full import BlockDiagonal, Full
 from posterity.curvature.kronecker import CorrectedKronecker, Kronecker
 from posterity.curvature.low_rank import LowRank
-from posterity.curvature.structure import Structure
+from posterity.curvature.structure import BlockDiagonal, Full, Structure
 from posterity.curvature.survey import Place
 
 __all__ = [

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from posterity.curvature.rows import Rows
+from posterity.curvature.curvature import Rows
 from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.jacobians.convolution import Convolution
@@ -51,9 +51,7 @@ class Kronecker(Structure):
 
     factored_damping: bool = False
 
-    @property
-    def needs_columns(self) -> bool:
-        return True
+    needs_columns = True
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         return add_factors(sums, rows)
@@ -189,9 +187,7 @@ class CorrectedKronecker(Structure):
         """One for the eigenvectors, one for the variances along them."""
         return 2
 
-    @property
-    def needs_columns(self) -> bool:
-        return True
+    needs_columns = True
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         """The factors, then the squares along their eigenvectors."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.curvature.rows import Rows
+from posterity.curvature.curvature import Rows
 from posterity.curvature.structure import Structure, Sums, added
 from posterity.curvature.survey import Place, Survey
 from posterity.errors import positive_whole

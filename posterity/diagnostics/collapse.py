@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
-from posterity.evidence.groups import PerTensor, grouped
+from posterity.evidence.marginal import PerTensor, grouped
 from posterity.model.joint import Joint
 from posterity.model.tempering import Tempering
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Normal
 
@@ -127,8 +125,8 @@ def collapse(posterior: Posterior, *, tolerance: float = 0.01) -> Collapse:
     Lower the temperature: Tempering.balanced(1.0, num_data=2, units=4) is eta = 0.5; choose tau on validation rows.
     """
     positive("collapse: tolerance", tolerance)
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
-    if not isinstance(gaussian, Gaussian) or not isinstance(gaussian.joint, Joint):
+    gaussian = posterior.as_gaussian()
+    if gaussian is None or not isinstance(gaussian.joint, Joint):
         raise TypeError(
             f"collapse: q must be a Gaussian over a network's weights. Got {shown(type(posterior).__name__)}. "
             "Use the posterior of MeanField or Laplace, or another Gaussian."

@@ -5,13 +5,11 @@ The loops that alternate with a fit are in `methods`; the bounds of wide network
 
 from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo
-from posterity.evidence.groups import Groups, PerLayer, PerTensor, Shared
 from posterity.evidence.importance import Importance, importance, prior_monte_carlo
 from posterity.evidence.leave_one_out import LeaveOneOut, leave_one_out
 from posterity.evidence.m_steps import Expected, Gamma, Maximisation, NoiseScale, PriorScale
-from posterity.evidence.mackay_update import MacKayUpdate
-from posterity.evidence.marginal import Marginal, laplace_evidence, residual_sums
-from posterity.evidence.retuned import ValidationGrid, marginal_likelihood, retuned
+from posterity.evidence.marginal import Groups, Marginal, PerLayer, PerTensor, Shared, laplace_evidence, residual_sums
+from posterity.evidence.retuned import MacKayUpdate, ValidationGrid, marginal_likelihood, retuned
 from posterity.evidence.tuning import Evidence, MacKay, Tuned, Tuning, present_precision, tuned_joint
 
 __all__ = [

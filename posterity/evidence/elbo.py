@@ -10,7 +10,6 @@ from torch import Tensor
 
 from posterity.curvature.survey import survey
 from posterity.errors import BadData, positive_whole, shown
-from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.checked import checked
 from posterity.model.data import Data, TensorData, as_data
 from posterity.model.density import Density
@@ -18,10 +17,9 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
+from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import TOGETHER, batches
-from posterity.precisions.diagonal import Diagonal
 from posterity.priors import Correlated, Normal
 
 LARGE = 1 << 26  # numbers in the draws that are held at a time
@@ -139,7 +137,7 @@ class Elbo:
         return math.sqrt(max(0.0, of_fit**2 * fit + of_kl**2 * kl - 2.0 * of_fit * of_kl * both))
 
 
-def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, seed: int = 0) -> Elbo:
+def elbo(posterior: Posterior, data: object, *, draws: int = 100, seed: int = 0) -> Elbo:
     """The evidence lower bound of a posterior q: E_q log p(D | w) - KL(q || prior), exact where it can be.
 
     **Math**: log p(D) = ELBO(q) + KL(q || p(w | D)). The data fit is the mean of log p(D | w_s) over draws w_s ~ q. For
@@ -167,8 +165,8 @@ def elbo(posterior: Gaussian | Linearized, data: object, *, draws: int = 100, se
     >>> abs(of.elbo - float(q.log_evidence)) < 1e-8, of.standard_error
     (True, 0.0)
     """
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
-    if not isinstance(gaussian, Gaussian):
+    gaussian = posterior.as_gaussian()
+    if gaussian is None:
         raise TypeError(
             f"elbo: the posterior must be a Gaussian over weights. Got {shown(type(posterior).__name__)}. Use that "
             "of Laplace, MeanField or another method that makes one, or one of a mixture's `posteriors`."
@@ -213,12 +211,12 @@ def exact_kl(gaussian: Gaussian) -> float | None:
     if isinstance(joint, Density):
         return -entropy
     prior, index, mean = joint.bound_prior, joint.random_indices, gaussian.mean.to(torch.float64)
-    factorised, normal = isinstance(gaussian.precision, Diagonal), isinstance(prior, Normal)
+    factorised = gaussian.precision.is_diagonal
     if not (factorised or prior.factorises):
         return None
     scale = gaussian.variance.sqrt()
     if index is not None:
-        if not normal and not isinstance(prior, Correlated):  # a quadrature around a point
+        if not isinstance(prior, (Normal, Correlated)):  # a quadrature around a point
             return None
         return float(prior.cross_entropy(mean, torch.zeros_like(mean).index_copy(0, index, scale))) - entropy
     try:
@@ -236,15 +234,14 @@ def _factorised_entropy(scale: Tensor) -> Tensor:
 def _exact_fit(gaussian: Gaussian, data: Data) -> float | None:
     """E log p(D | w) of a network that is linear in its random weights with Gaussian noise, else None."""
     joint = gaussian.joint
-    if not isinstance(joint, Joint) or not isinstance(joint.likelihood, GaussianNoise):
+    if not isinstance(joint, Joint) or joint.likelihood.link != "identity":
         return None
     functions, total = Linearized(joint, gaussian), 0.0
     for batch in batches(data):
         if not survey(joint, batch.inputs).only_head:
             return None
         mean, variance = functions.output_moments(batch.inputs, marginal=True)
-        noise = joint.likelihood.variance(mean).flatten(1)
-        each = joint.likelihood.log_prob(mean, batch.targets) - 0.5 * (variance.reshape(noise.shape) / noise).sum(1)
+        each = joint.likelihood.expected_log_prob(mean, variance, batch.targets)
         total += float((each if batch.weights is None else each * batch.weights).sum(dtype=torch.float64))
     return total
 

@@ -5,18 +5,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.errors import of_kinds, positive, shown
-from posterity.evidence.groups import Groups, PerLayer, rescaled_prior
-from posterity.evidence.scale_groups import ScaleGroup, expected_penalties, scale_groups
+from posterity.evidence.marginal import Groups, PerLayer, grouped, rescaled_prior
 from posterity.likelihoods import Gaussian
 from posterity.model.joint import Joint
+from posterity.numerics.layout import Layout, Slice
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
+from posterity.priors import Normal, Prior
 
 
 @dataclass(frozen=True)
@@ -100,15 +101,11 @@ class Maximisation(ABC):
     log prior by powers, and each M-step makes one of the two alone as large as can be.
     """
 
-    @property
-    @abstractmethod
-    def needs_residuals(self) -> bool:
-        """Whether `Expected.squares` are used, so that a pass over the data is needed."""
+    needs_residuals: ClassVar[bool] = False
+    """Whether `Expected.squares` are used, so that a pass over the data is needed."""
 
-    @property
-    def climbs(self) -> bool:
-        """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
-        return True
+    climbs: ClassVar[bool] = True
+    """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
 
     def check(self, joint: Joint) -> None:  # noqa: B027  most have nothing to refuse
         """Refuse a problem that has no such hyper-parameters, before a run begins."""
@@ -124,6 +121,106 @@ class Maximisation(ABC):
         is the maximum of `Elbo.bound` with it. A hyper-prior of the noise asks `expected` for the number of rows.
         """
         return 0.0
+
+
+class Family(NamedTuple):
+    """The random weights of one tensor: their prior with its mode moved to zero, of -log p homogeneous of `degree`."""
+
+    places: Tensor  # (n,) in theta
+    prior: Prior
+    mode: float | Tensor
+    degree: int
+    log_scales: float  # summed over the weights
+
+
+class ScaleGroup(NamedTuple):
+    """A group of n weights with p(w | tau) = const tau^(n / k) exp(-tau A1(w)); tau = s^-k of degree k.
+
+    s is the geometric mean of the weights' scales: tau is the precision of a normal, 1 / b of a Laplace prior, the rate
+    of a group lasso. A1 is what A = log p(mode) - log p(w) would be at tau = 1, with the same pattern of scales.
+    """
+
+    name: str
+    families: tuple[Family, ...]
+
+    @property
+    def degree(self) -> int:
+        """k."""
+        return self.families[0].degree
+
+    @property
+    def power(self) -> float:
+        """n / k, the power of tau."""
+        return sum(len(family.places) for family in self.families) / self.degree
+
+    @property
+    def tau(self) -> float:
+        """The present one."""
+        total = torch.tensor(sum(family.log_scales for family in self.families), dtype=torch.float64)
+        return float(torch.exp(-total / self.power))
+
+
+def scale_groups(joint: Joint, groups: Groups) -> tuple[ScaleGroup, ...]:
+    """The groups of the joint's random weights; a ValueError where a prior has no scale of its own to find."""
+    if joint.num_members is not None:
+        raise ValueError(
+            f"PriorScale is for one problem. Got a joint of {joint.num_members} members. Use joint.member(i) for each."
+        )
+    names, group = grouped(joint, groups)
+    layout = joint.network.layout
+    chosen = torch.arange(layout.size, device=group.device) if joint.random_indices is None else joint.random_indices
+    ends = torch.searchsorted(chosen, torch.tensor([p.offset + p.size for p in layout], device=group.device)).tolist()
+    members: list[list[Family]] = [[] for _ in names]
+    for own, part, low, high in zip(joint.prior.by_tensor(layout), layout, [0, *ends], ends, strict=False):
+        if low < high:
+            members[int(group[low])].append(_family(own, part, chosen[low:high]))
+    for name, families in zip(names, members, strict=True):
+        if len({family.degree for family in families}) > 1:
+            raise ValueError(
+                f"PriorScale: the weights of {name} have priors of several kinds, whose scales have no closed form "
+                "together. Use groups=PerTensor()."
+            )
+    return tuple(ScaleGroup(name, tuple(families)) for name, families in zip(names, members, strict=True))
+
+
+def _family(prior: Prior, part: Slice, places: Tensor) -> Family:
+    if prior.degree is None:
+        raise ValueError(
+            f"PriorScale: a Normal, Laplace or GroupLasso has a scale that is found in closed form. Got {shown(prior)} "
+            f"for '{part.name}'. Use one of these for it, or leave PriorScale out."
+        )
+    whole = len(places) == part.size
+    if not whole and not isinstance(prior, Normal):
+        raise ValueError(
+            f"PriorScale: only part of '{part.name}' is random, and its other weights keep their scale, which takes a "
+            f"Normal prior. Got {shown(prior)}. Choose whole tensors by Joint.random."
+        )
+    own, mode = prior.bound(Layout.of({part.name: part.shape})).centred()
+    inside = places - part.offset
+    if isinstance(own, Normal) and isinstance(own.scale, Tensor) and own.scale.dim() == 2:
+        own = Normal(own.scale.to(places.device)[:, inside])
+    if isinstance(mode, Tensor) and mode.dim():
+        mode = mode.reshape(-1).to(places.device)[inside]
+    return Family(places, own, mode, prior.degree, float(own.log_scale.mean()) * len(places))
+
+
+def expected_penalties(groups: tuple[ScaleGroup, ...], posterior: Posterior) -> list[float]:
+    """E_q A(w) of each group, under its present scale."""
+    families = [family for group in groups for family in group.families]
+    total = torch.zeros(len(families), dtype=torch.float64)
+    with torch.no_grad():
+        for share, weights, spread, independent in posterior.weight_parts():
+            for index, family in enumerate(families):
+                if spread is not None and not independent and not family.prior.factorises:
+                    raise TypeError(
+                        f"PriorScale: {shown(family.prior)} needs the weights of a group to be independent under q. "
+                        "Use a factorised Gaussian (MeanField), samples, or a Normal or Laplace prior."
+                    )
+                away = weights[..., family.places] - family.mode
+                own = None if spread is None else spread[family.places]
+                total[index] += share * float(family.prior.penalty(away, own)[1].mean())
+    ends = iter(total.tolist())
+    return [sum(next(ends) for _ in group.families) for group in groups]
 
 
 @dataclass(frozen=True)
@@ -165,10 +262,6 @@ class PriorScale(Maximisation):
         if self.hyper_prior is not None:
             of_kinds(self, hyper_prior=Gamma)
 
-    @property
-    def needs_residuals(self) -> bool:
-        return False
-
     def check(self, joint: Joint) -> None:
         """Refuse a prior without a scale that is found in closed form."""
         scale_groups(joint, self.groups)
@@ -179,8 +272,8 @@ class PriorScale(Maximisation):
         groups = scale_groups(random, self.groups)
         penalties = expected_penalties(groups, posterior)
         factors = [self._factor(group, total) for group, total in zip(groups, penalties, strict=True)]
-        found = torch.tensor(factors, dtype=torch.float64, device=joint.device)
-        return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, found))
+        multipliers = torch.tensor(factors, dtype=torch.float64, device=joint.device)
+        return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, multipliers))
 
     def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
         """E log p(tau) / q(tau), and n / k (E log tau - log E tau), over the groups; see `Maximisation`."""
@@ -244,9 +337,7 @@ class NoiseScale(Maximisation):
         if self.hyper_prior is not None:
             of_kinds(self, hyper_prior=Gamma)
 
-    @property
-    def needs_residuals(self) -> bool:
-        return True
+    needs_residuals = True
 
     def check(self, joint: Joint) -> None:
         """Refuse a likelihood without noise that is found in closed form."""

@@ -1,21 +1,22 @@
-"""A posterior with hyper-parameters chosen afterwards, by evidence or on validation rows."""
+"""Hyper-parameters chosen after a Laplace fit: by evidence, on validation rows, or a step a round of EM."""
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 
-from posterity.errors import BadData, NotPositiveDefinite, positive, positive_whole, shown
-from posterity.evidence.groups import Groups, Shared
-from posterity.evidence.marginal import Marginal
-from posterity.evidence.tuning import Tuned, Tuning, tuned_joint, unchanged
+from posterity.errors import BadData, NotPositiveDefinite, of_kinds, positive, positive_whole, shown
+from posterity.evidence.m_steps import Expected, Maximisation
+from posterity.evidence.marginal import Groups, Marginal, Shared
+from posterity.evidence.tuning import MacKay, Tuned, Tuning, tuned_joint, unchanged, with_tuned
 from posterity.model.batch import as_batch
 from posterity.model.joint import Joint
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
+from posterity.posteriors.posterior import Posterior
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -92,7 +93,7 @@ def _score(score: Callable[[float], float], value: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-Posterior = TypeVar("Posterior", Gaussian, Linearized)
+AtMode = TypeVar("AtMode", Gaussian, Linearized)
 
 
 def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None = None) -> Marginal:
@@ -107,7 +108,7 @@ def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None 
     >>> torch.allclose(of.log_evidence(of.prior_precision, torch.tensor(0.1)), q.log_evidence)
     True
     """
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
+    gaussian = posterior.as_gaussian()
     joint, terms = gaussian.joint, gaussian.data_terms
     if terms is None or not isinstance(joint, Joint) or gaussian.num_members is not None:
         raise ValueError(
@@ -125,7 +126,7 @@ def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None 
     return Marginal.of(joint, gaussian.mean, untempered, terms[0], terms[1:] if terms.numel() > 1 else None, groups)
 
 
-def retuned(posterior: Posterior, tuning: Tuning | ValidationGrid, validation: object = None) -> Posterior:
+def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: object = None) -> AtMode:
     """The posterior at the same mode with hyper-parameters chosen by `tuning`; itself where the search fails.
 
     `ValidationGrid` takes the prior precision under which `validation`, a pair (inputs, targets), is most probable.
@@ -133,8 +134,9 @@ def retuned(posterior: Posterior, tuning: Tuning | ValidationGrid, validation: o
     if not isinstance(tuning, (Tuning, ValidationGrid)):
         raise TypeError(f"retuned: tuning must be Evidence(), MacKay() or ValidationGrid(). Got {shown(tuning)}.")
     of = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
+    gaussian = posterior.as_gaussian()
     if isinstance(tuning, Tuning):
-        return with_tuned(posterior, of, tuning.tune(of))
+        return _in_place(posterior, with_tuned(gaussian, of, tuning.tune(of)))
     if validation is None:
         raise BadData("retuned: ValidationGrid needs rows to score on. Pass validation=(inputs, targets).")
     joint = posterior.joint
@@ -144,22 +146,57 @@ def retuned(posterior: Posterior, tuning: Tuning | ValidationGrid, validation: o
     def score(prior_precision: float) -> float:
         alpha = of.prior_precision.new_tensor([prior_precision])
         noise = None if of.noise is None else of.noise.scale
-        trial = with_tuned(posterior, of, Tuned(Shared(), of.names, alpha, noise, 0.0, 0.0, 1))
+        trial = _in_place(posterior, with_tuned(gaussian, of, Tuned(Shared(), of.names, alpha, noise, 0.0, 0.0, 1)))
         return -float(trial.predict(rows.inputs).log_prob(rows.targets).mean())
 
-    return with_tuned(posterior, of, tuning.tune(of, score))
+    return _in_place(posterior, with_tuned(gaussian, of, tuning.tune(of, score)))
 
 
-def with_tuned(posterior: Posterior, of: Marginal, found: Tuned) -> Posterior:
-    """The posterior under the hyper-parameters found."""
-    if not found.succeeded:
-        return posterior
-    gaussian = posterior.gaussian if isinstance(posterior, Linearized) else posterior
-    assert isinstance(gaussian.joint, Joint)
-    with torch.no_grad():
-        noise = None if found.noise_scale is None else of.log_likelihood.new_tensor(found.noise_scale)
-        precision = of.precision_at(found.prior_precision, noise)
-        evidence = of.log_evidence(found.prior_precision, noise)
-        terms = of.data_terms(noise)
-    moved = Gaussian(tuned_joint(gaussian.joint, found), gaussian.mean, precision, gaussian.buffers, evidence, terms)
-    return Linearized(moved.joint, moved) if isinstance(posterior, Linearized) else moved
+def _in_place(posterior: AtMode, gaussian: Gaussian) -> AtMode:
+    """The posterior with another Gaussian; itself where that is its own, as of a search that failed."""
+    return posterior if gaussian is posterior.as_gaussian() else posterior.with_gaussian(gaussian)
+
+
+@dataclass(frozen=True)
+class MacKayUpdate(Maximisation):
+    """Prior precision and noise re-estimated once from a Laplace posterior: faster than the M-steps of EM.
+
+    **Math**: gamma_g = n_g - alpha_g tr Sigma_gg, alpha_g = gamma_g / |m|^2_g and 1 / scale^2 = (N - gamma) / RSS(m),
+    from the posterior N(m, Sigma): one step of `MacKay`, so that a round finds a new mode before the next one.
+
+    **Limit**: its fixed point is that of EM for linear models, reached in fewer rounds. A step is no maximum of the
+    expected log joint, so that the bound may fall. It takes the posterior of `Laplace`, and tunes `Normal` priors and
+    Gaussian noise of one scale; `noise=False` leaves the noise.
+
+    **Cost**: one log determinant with its gradient.
+
+    **References**: MacKay (1992), Bayesian interpolation, eq. 4.9-4.14; Bishop (2006), eq. 3.91-3.95.
+
+    **Example**:
+
+    >>> MacKayUpdate(noise=False).climbs
+    False
+    """
+
+    groups: Groups = field(default_factory=Shared)
+    noise: bool = True
+
+    def __post_init__(self) -> None:
+        of_kinds(self, groups=Groups)
+
+    climbs = False
+
+    def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:
+        """The joint with the hyper-parameters after one step; see `Maximisation`."""
+        if not isinstance(posterior, (Gaussian, Linearized)):
+            raise TypeError(f"MacKayUpdate needs the posterior of Laplace. Got {type(posterior).__name__}.")
+        marginal = marginal_likelihood(posterior, self.groups)
+        noise = marginal.noise.scale if self.noise and marginal.noise is not None else None
+        if not marginal.names and noise is None:
+            raise ValueError("MacKayUpdate: there is neither a Normal prior nor Gaussian noise to estimate.")
+        found = MacKay(self.groups).step(marginal, marginal.prior_precision, noise)
+        scale = None if found.noise_scale is None else float(found.noise_scale)
+        tuned = Tuned(self.groups, marginal.names, found.prior_precision, scale, math.nan, math.nan, 1)
+        assert isinstance(posterior.joint, Joint)
+        after = tuned_joint(dataclasses.replace(joint, random=posterior.joint.random), tuned)
+        return dataclasses.replace(after, random=joint.random)

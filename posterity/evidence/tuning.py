@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, positive, positive_whole
-from posterity.evidence.groups import Groups, Shared, grouped, rescaled_prior
-from posterity.evidence.marginal import Marginal, parted
-from posterity.likelihoods import Gaussian
+from posterity.evidence.marginal import Groups, Marginal, Shared, grouped, parted, rescaled_prior
+from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.joint import Joint
+from posterity.posteriors.gaussian import Gaussian
 
 logger = logging.getLogger("posterity")
 
@@ -70,9 +70,22 @@ def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
         return joint
     likelihood = joint.likelihood
     if tuned.noise_scale is not None:
-        likelihood = Gaussian(scale=tuned.noise_scale)
+        likelihood = GaussianNoise(scale=tuned.noise_scale)
     prior = rescaled_prior(joint, tuned.groups, _factors(joint, tuned)) if tuned.names else joint.prior
     return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
+
+
+def with_tuned(gaussian: Gaussian, of: Marginal, tuned: Tuned) -> Gaussian:
+    """The Gaussian under the hyper-parameters found."""
+    if not tuned.succeeded:
+        return gaussian
+    assert isinstance(gaussian.joint, Joint)
+    with torch.no_grad():
+        noise = None if tuned.noise_scale is None else of.log_likelihood.new_tensor(tuned.noise_scale)
+        precision = of.precision_at(tuned.prior_precision, noise)
+        evidence = of.log_evidence(tuned.prior_precision, noise)
+        terms = of.data_terms(noise)
+    return Gaussian(tuned_joint(gaussian.joint, tuned), gaussian.mean, precision, gaussian.buffers, evidence, terms)
 
 
 def present_precision(joint: Joint, groups: Groups) -> Tensor:
@@ -163,12 +176,12 @@ class Search:
             return None
         return Point(leaf.detach(), number, gradient, lost)
 
-    def tuned(self, groups: Groups, start: Point, found: Point) -> Tuned:
+    def tuned(self, groups: Groups, start: Point, best: Point) -> Tuned:
         """The outcome of a search that found a maximum."""
-        alpha, scale = self.values(found.logs)
+        alpha, scale = self.values(best.logs)
         noise = None if self.marginal.noise is None else self.marginal.noise.scale
         noise = noise if scale is None else float(scale)
-        return Tuned(groups, self.marginal.names, alpha, noise, start.value, found.value, self.evaluations)
+        return Tuned(groups, self.marginal.names, alpha, noise, start.value, best.value, self.evaluations)
 
 
 _SMALLEST = 1e-8  # of a group's size: what an effective number is taken for at least

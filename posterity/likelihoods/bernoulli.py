@@ -32,6 +32,8 @@ class Bernoulli(Likelihood):
     tensor([0.5000, 0.5000])
     """
 
+    link = "sigmoid"
+
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Targets 0/1 of any dtype with the shape and dtype of outputs (N, *event); (N,) and (N, 1) are the same."""
         rows = outputs.shape[:1]
@@ -69,6 +71,10 @@ class Bernoulli(Likelihood):
     def variance(self, outputs: Tensor) -> Tensor:
         return outputs.sigmoid() * (-outputs).sigmoid()  # 1 - p, without cancelling
 
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        logits = labels_only(outputs.double(), leading=2)
+        return torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=2)
+
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """p (1 - p) on the diagonal of each row's matrix, (..., N, D, D)."""
         return self.output_fisher(outputs, targets.dim() - 1)
@@ -76,3 +82,8 @@ class Bernoulli(Likelihood):
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
         """p (1 - p) on the diagonal of each row's matrix, (..., N, D, D); by default the last axis is the event."""
         return diagonal_information("Bernoulli", self.variance(outputs), 1 if event_dims is None else event_dims)
+
+
+def labels_only(values: Tensor, leading: int) -> Tensor:
+    """Values of binary labels (*leading axes, *event), where an event of one label loses its axis."""
+    return values.squeeze(-1) if values.shape[leading:] == (1,) else values

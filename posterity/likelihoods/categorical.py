@@ -40,6 +40,8 @@ class Categorical(Likelihood):
 
     positions: int = 0
 
+    link = "softmax"
+
     def __post_init__(self) -> None:
         if isinstance(self.positions, bool) or not isinstance(self.positions, int) or self.positions < 0:
             raise ValueError(
@@ -116,6 +118,14 @@ class Categorical(Likelihood):
 
     def mean(self, outputs: Tensor) -> Tensor:
         return outputs.softmax(self._axis)
+
+    def class_log_probs(self, outputs: Tensor) -> Tensor:
+        if outputs.dim() != 3 + self.positions:
+            raise ValueError(
+                f"{self} needs outputs (S, N, C) with {self.positions} axes of positions after them. "
+                f"Got {tuple(outputs.shape)}. Say by Categorical(positions=...) how many axes follow the classes."
+            )
+        return outputs.double().log_softmax(2)
 
     def variance(self, outputs: Tensor) -> Tensor:
         """p (1 - p), the variance of each class indicator, shaped as outputs."""

@@ -45,6 +45,9 @@ class Gaussian(Scaled):
     learn: bool = False
     log_scale_prior: tuple[float, float] | None = None
 
+    link = "identity"
+    normal_targets = True
+
     @property
     def _unit_fisher(self) -> float:
         return 1.0
@@ -55,6 +58,11 @@ class Gaussian(Scaled):
         log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
         entries = -0.5 * ((targets - outputs) / scale).square() - (log_scale + HALF_LOG_TWO_PI)
         return event_sum(entries, targets.dim() - 1)
+
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """log p(y | mean) - sum over the event of variance / (2 scale^2)."""
+        noise = self.variance(mean).flatten(1)
+        return self.log_prob(mean, targets) - 0.5 * (variance.reshape(noise.shape) / noise).sum(1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
         return outputs + self._aligned(outputs) * key.normal(outputs.shape, outputs.dtype, outputs.device)

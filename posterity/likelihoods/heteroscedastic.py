@@ -36,6 +36,8 @@ class Heteroscedastic(Likelihood):
     tensor([-8.9189, -3.0655])
     """
 
+    normal_targets = True
+
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Targets (N, D) for outputs (N, 2 D); targets (N,) become (N, 1) for outputs (N, 2)."""
         if outputs.dim() != 2 or outputs.shape[1] % 2 or not outputs.shape[1]:

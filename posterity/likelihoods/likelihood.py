@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +57,13 @@ class Likelihood(ABC):
     unconstrained vector of `num_free` numbers that a `Joint` appends to theta.
     """
 
+    link: ClassVar[Literal["identity", "sigmoid", "softmax"] | None] = None
+    """What integrals over Gaussian outputs have to know: the outputs are means of normal targets ("identity"), logits
+    of binary labels ("sigmoid") or of classes ("softmax"), or something else (None)."""
+
+    normal_targets: ClassVar[bool] = False
+    """Whether targets are normal given the outputs, so that `mean` and `variance` say all about them."""
+
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Targets shaped for `log_prob`, or a ValueError that says what was wanted, what came, what to do."""
@@ -102,6 +110,14 @@ class Likelihood(ABC):
             values, vectors = torch.linalg.eigh(fisher)
             root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
         return root.movedim(-1, 0).reshape(-1, *outputs.shape).to(outputs.dtype)
+
+    def class_log_probs(self, outputs: Tensor) -> Tensor | None:
+        """Log probabilities (S, N, C, *event) of the classes at S draws of their logits; None without classes."""
+        return None
+
+    def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
+        """E log p(y_n | f_n) (N,) for outputs of mean (N, *event) and variances (N, D), where it has a closed form."""
+        raise TypeError(f"{type(self).__name__} has no expected log density in closed form. Average it over draws.")
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """P(Y <= y | f), entry by entry, shaped as `mean` of the outputs; targets broadcast against it."""

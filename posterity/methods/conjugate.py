@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from posterity.curvature.curvature import num_random
 from posterity.curvature.derivatives import derivatives
-from posterity.curvature.rows import num_random
 from posterity.evidence import laplace_evidence
 from posterity.inference.memory import theta_bytes
 from posterity.inference.method import Info, Method, Target
@@ -16,8 +16,7 @@ from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.precisions.dense import Dense
 from posterity.priors import Normal
 

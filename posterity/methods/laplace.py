@@ -21,7 +21,7 @@ from posterity.curvature import (
     MonteCarloFisher,
     Structure,
 )
-from posterity.curvature.rows import Rows, num_random
+from posterity.curvature.curvature import Rows, num_random
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, survey
 from posterity.evidence import Evidence, PerTensor, Tuning, residual_sums
@@ -41,7 +41,7 @@ from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Correlated
 

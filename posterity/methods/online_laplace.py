@@ -13,7 +13,7 @@ from torch import Tensor
 from posterity.curvature import Kronecker
 from posterity.errors import fraction, of_kinds, positive_whole, shown
 from posterity.evidence import Evidence, Marginal, PerLayer, Tuned, Tuning, present_precision, tuned_joint
-from posterity.evidence.groups import grouped
+from posterity.evidence.marginal import grouped
 from posterity.inference.method import Info, Method, Target
 from posterity.likelihoods import Gaussian
 from posterity.methods.laplace import Laplace, LaplaceState

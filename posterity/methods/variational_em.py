@@ -15,7 +15,7 @@ from torch import Tensor
 from posterity.errors import BadData, fraction, positive, positive_whole
 from posterity.evidence.elbo import LARGE
 from posterity.evidence.m_steps import Expected, Maximisation
-from posterity.evidence.mackay_update import MacKayUpdate
+from posterity.evidence.retuned import MacKayUpdate
 from posterity.inference.memory import theta_bytes
 from posterity.inference.method import Info, Method, Target
 from posterity.methods.laplace import Laplace

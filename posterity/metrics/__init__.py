@@ -3,7 +3,6 @@
 A metric sees the predictive and the targets, never a posterior; diagnostics of posteriors are in `diagnostics`.
 """
 
-from posterity.metrics.agreement import agreement, total_variation
 from posterity.metrics.bootstrap import Bootstrap, bootstrap
 from posterity.metrics.calibration import (
     Reliability,
@@ -17,15 +16,17 @@ from posterity.metrics.calibration import (
     maximum_calibration_error,
     reliability,
 )
-from posterity.metrics.out_of_distribution import out_of_distribution_auroc
 from posterity.metrics.scores import (
     accuracy,
+    agreement,
     brier_score,
     crps,
     gibbs_negative_log_likelihood,
     mean_absolute_error,
     negative_log_likelihood,
+    out_of_distribution_auroc,
     root_mean_squared_error,
+    total_variation,
 )
 
 __all__ = [

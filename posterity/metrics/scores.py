@@ -1,11 +1,22 @@
-"""Scores of predictions: accuracy, Brier, errors, CRPS, negative log-likelihood."""
+"""Scores of predictions: accuracy, Brier, errors, CRPS, negative log-likelihood, agreement, AUROC."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from posterity.metrics.scored import labelled, mean_over_rows, per_row, regression, scored, whole_number
+from posterity.errors import BadData
+from posterity.metrics.scored import (
+    by_label,
+    classification,
+    labelled,
+    mean_over_rows,
+    per_row,
+    probabilities,
+    regression,
+    scored,
+    whole_number,
+)
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
 
@@ -161,3 +172,80 @@ def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
     1.0397
     """
     return -pred.expected_log_prob(scored("gibbs_negative_log_likelihood", pred, y))
+
+
+@mean_over_rows
+def agreement(pred: Predictive, reference: Tensor) -> Tensor:
+    """Fraction of labels whose most probable class is that of the reference probabilities (N, C), 0 to 1.
+
+    **References**: Izmailov et al. (2021), What are Bayesian neural network posteriors really like?
+
+    >>> import torch
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> agreement(ClassPredictive(torch.tensor([[0.9, 0.1], [0.2, 0.8]])), torch.tensor([[0.6, 0.4], [0.6, 0.4]]))
+    0.5
+    """
+    probs, wanted = _both("agreement", pred, reference)
+    return per_row(probs.max(-1).indices == wanted.max(-1).indices, pred)
+
+
+@mean_over_rows
+def total_variation(pred: Predictive, reference: Tensor) -> Tensor:
+    """Mean over labels of sum_c |p_c - reference_c| / 2 against reference probabilities (N, C), 0 to 1; 0 is equal.
+
+    **References**: Izmailov et al. (2021), What are Bayesian neural network posteriors really like?
+
+    >>> import torch
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> total_variation(ClassPredictive(torch.tensor([[0.75, 0.25]])), torch.tensor([[0.5, 0.5]]))
+    0.25
+    """
+    probs, wanted = _both("total_variation", pred, reference)
+    return per_row(0.5 * (probs - wanted).abs().sum(-1), pred)
+
+
+def _both(metric: str, pred: Predictive, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and those of the reference, (R, C) each."""
+    classification(metric, pred, "root_mean_squared_error")
+    wanted = probabilities(metric, reference, pred.probs)
+    if not len(pred):
+        raise BadData(f"{metric} needs at least one row. Got none. Check how the data were split or filtered.")
+    return by_label(pred.probs), by_label(wanted)
+
+
+def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:
+    """Probability that a foreign input has a larger predictive entropy than a familiar one, ties counting half.
+
+    **Math**: the area under the receiver operating characteristic of the entropy as a detector,
+    mean over pairs of 1[H_out > H_in] + 1[H_out = H_in] / 2: 1 is perfect, 1/2 is chance. Exact, by ranks.
+
+    **Cost**: O(N log N).
+
+    **References**: Hendrycks and Gimpel (2017), A baseline for detecting misclassified and out-of-distribution
+    examples.
+
+    >>> from posterity.predictive.classes import ClassPredictive
+    >>> inside = ClassPredictive(torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
+    >>> outside = ClassPredictive(torch.tensor([[0.5, 0.5], [0.2, 0.8]]))
+    >>> out_of_distribution_auroc(inside, outside)  # (1 + 1 + 1 + 1/2) / 4
+    0.875
+    """
+    for pred in (inside, outside):
+        classification("out_of_distribution_auroc", pred, "a classification model")
+        if not len(pred):
+            raise BadData("out_of_distribution_auroc needs at least one row on either side. Got none. Check the data.")
+    return _auroc(_entropy(inside), _entropy(outside))
+
+
+def _entropy(pred: Predictive) -> Tensor:
+    """Entropy of each label, (R,). The order of the classes must not matter, not even in the last digit."""
+    probs = pred.probs.double().movedim(1, -1)
+    entropy: Tensor = torch.special.entr(probs).sort(-1).values.sum(-1)
+    return entropy.reshape(-1).cpu()
+
+
+def _auroc(low: Tensor, high: Tensor) -> float:
+    """Share of pairs with high above low; ties count half."""
+    ordered = low.sort().values
+    below, upto = torch.searchsorted(ordered, high), torch.searchsorted(ordered, high, right=True)
+    return float((below + upto).double().mean()) / (2.0 * len(low))

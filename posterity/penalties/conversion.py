@@ -12,7 +12,7 @@ from posterity.numerics.layout import Layout
 from posterity.penalties.composed import Sum
 from posterity.penalties.divergence import Divergence
 from posterity.penalties.expansion import Expansion, Member
-from posterity.penalties.explanation import LARGEST, Verdict, is_a_kl, times
+from posterity.penalties.explanation import LARGEST, Verdict, is_a_kl
 from posterity.penalties.families import Dirac, Family, Gaussian
 from posterity.penalties.inversion import KNOWN_BEYOND, invert, invert_expansions
 from posterity.penalties.norms import L1, GroupLasso, SquaredL2
@@ -20,7 +20,7 @@ from posterity.penalties.penalty import NotIntegrable, Penalty, checked_shape, d
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.normal import Normal
-from posterity.priors.prior import Prior
+from posterity.priors.prior import Prior, times
 from posterity.priors.tabulated import Tabulated
 
 

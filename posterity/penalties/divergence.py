@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +11,9 @@ from posterity.numerics.layout import Layout
 from posterity.penalties.families import Dirac, Family, Gaussian
 from posterity.penalties.penalty import Penalty, checked_shape, density_of, matched_factor
 from posterity.priors.group_lasso import GroupLasso
-from posterity.priors.independent import Independent
-from posterity.priors.members import check_members
+from posterity.priors.independent import Independent, check_members
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
-from posterity.priors.scale_family import degree, rescaled
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,9 @@ class Divergence(Penalty):
         check_members("factor", factor)
         if not isinstance(factor, Tensor) and factor == 1.0:
             return self.target
-        power = degree(self.target)
+        power = self.target.degree
         if power is not None:
-            multiplier: Any = factor ** (-1.0 / power)
-            return rescaled(self.target, multiplier)
+            return self.target.rescaled(factor ** (-1.0 / power))
         return density_of(lambda w: -self.target.log_prob(w.unsqueeze(-1)), factor, type(self.target).__name__)
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
@@ -114,7 +110,7 @@ class Divergence(Penalty):
             raise ValueError(
                 f"{type(self.target).__name__} has no variance to match. Choose its scale by hand, or a prior with one."
             )
-        power = degree(self.target)
+        power = self.target.degree
         if power is not None:
             return float((own / variance) ** (0.5 * power))
         one = torch.zeros(1, dtype=torch.float64, device="cpu")

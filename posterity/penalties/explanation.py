@@ -176,15 +176,6 @@ def _refined(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> tupl
 LARGEST = 709.0  # exp of more is infinite in float64
 
 
-def times(number: float) -> str:
-    """A factor in front of something, and nothing for 1.
-
-    >>> times(0.5) + "mu^2", times(1.0) + "mu^2"
-    ('0.5 mu^2', 'mu^2')
-    """
-    return "" if f"{number:.6g}" == "1" else f"{number:.6g} "
-
-
 @dataclass(frozen=True, eq=False)
 class Findings:
     """What an inversion found, whatever its route.

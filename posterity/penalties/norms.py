@@ -12,8 +12,8 @@ from posterity.numerics.layout import Layout
 from posterity.penalties.penalty import Penalty, checked_shape, summable
 from posterity.priors.group_lasso import Grouping
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
+from posterity.priors.independent import check_members
 from posterity.priors.laplace import Laplace
-from posterity.priors.members import check_members
 from posterity.priors.normal import Normal
 
 

@@ -23,13 +23,11 @@ from posterity.penalties.norms import L1, GroupLasso, SquaredL2
 from posterity.penalties.penalty import Penalty
 from posterity.priors.fan import FanIn, ScaleRule, fans
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
-from posterity.priors.independent import Independent
+from posterity.priors.independent import Independent, check_members
 from posterity.priors.laplace import Laplace
 from posterity.priors.layerwise import Layerwise
-from posterity.priors.members import check_members
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
-from posterity.priors.scale_family import by_tensor
 
 logger = logging.getLogger("posterity")
 
@@ -222,7 +220,7 @@ def factors_of(prior: Prior, net: nn.Module) -> Factors:
     layout = Layout.of({name: parameter.shape for name, parameter in trained(net).items()})
     found = {
         part.name: _factor_of(own, part.name)
-        for own, part in zip(by_tensor(prior, layout), layout, strict=True)
+        for own, part in zip(prior.by_tensor(layout), layout, strict=True)
         if part.name in weights
     }
     penalties = {penalty for penalty, _ in found.values()}

@@ -3,13 +3,11 @@
 Distributions of targets are in `predictive`.
 """
 
-from posterity.posteriors.continued import continued
 from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized, continued
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, default_integrator
 from posterity.posteriors.samples import Samples
 
 __all__ = [
@@ -22,5 +20,6 @@ __all__ = [
     "Posterior",
     "Samples",
     "continued",
+    "default_integrator",
     "enumerated",
 ]

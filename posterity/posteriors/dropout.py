@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from posterity.likelihoods.gaussian import Gaussian
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs
 from posterity.model.density import Density
@@ -128,7 +127,7 @@ class MaskMixture:
 
     def moment_matched(self) -> GaussianPredictive:
         """The Gaussian with the mean and covariance of the mixture, under Gaussian noise."""
-        if not isinstance(self.likelihood, Gaussian):
+        if self.likelihood.link != "identity":
             raise TypeError(f"moment_matched needs a Gaussian likelihood. Got {type(self.likelihood).__name__}.")
         covariance, mean = self.covariance, self.mean
         noise = self.likelihood.variance(mean.unsqueeze(0))[0]
@@ -142,6 +141,7 @@ def enumerated(q: Dropout, inputs: Inputs, *, most: int = MOST) -> MaskMixture:
 
     >>> from posterity.priors import Normal
     >>> net = torch.nn.Sequential(torch.nn.Dropout(0.25), torch.nn.Linear(1, 1, bias=False))
+    >>> from posterity.likelihoods import Gaussian
     >>> q = Dropout(Joint(net, Gaussian(scale=1.0), Normal(), num_data=1), torch.tensor([3.0]))
     >>> exact = enumerated(q, torch.ones(1, 1))
     >>> exact.weights.tolist(), exact.outputs.flatten().tolist()

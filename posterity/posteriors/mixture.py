@@ -1,7 +1,7 @@
 """Mixtures of posteriors, and the joint of members that differ in prior and noise."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, WeightPart
 from posterity.predictive import Integrator, Predictive, mixed
 from posterity.predictive.mixture import checked_weights
 from posterity.priors.normal import Normal
@@ -32,14 +32,14 @@ def joint_of_members(joint: Joint, each: Sequence[Joint]) -> Joint:
     """
     layout = joint.network.layout
     plain, likelihood = joint.network.initial.double(), each[0].likelihood
-    noises = [one.likelihood for one in each if isinstance(one.likelihood, Scaled)]
+    noises = [component.likelihood for component in each if isinstance(component.likelihood, Scaled)]
     if len(noises) == len(each):
         likelihood = _noise_of_members(noises, plain)
-    priors = [one.bound_prior for one in each if isinstance(one.bound_prior, Normal)]
+    priors = [component.bound_prior for component in each if isinstance(component.bound_prior, Normal)]
     prior: Prior = joint.prior
     if len(priors) == len(each):
-        scale = torch.stack([one.variance(plain).sqrt() for one in priors])
-        mean = torch.stack([torch.as_tensor(one.mean).to(plain).expand(layout.size) for one in priors])
+        scale = torch.stack([component.variance(plain).sqrt() for component in priors])
+        mean = torch.stack([torch.as_tensor(component.mean).to(plain).expand(layout.size) for component in priors])
         if bool((scale == scale[:, :1]).all()) and bool((mean == mean[0, 0]).all()):
             prior = Normal(scale[:, 0].clone(), float(mean[0, 0]))
         else:
@@ -89,14 +89,14 @@ class Mixture(Posterior):
 
     def __post_init__(self) -> None:
         given = list(self.posteriors)
-        for one in given:
-            if not isinstance(one, Posterior):
-                raise TypeError(f"Mixture.posteriors must be a list of posteriors. Got {shown(one)} in it.")
+        for component in given:
+            if not isinstance(component, Posterior):
+                raise TypeError(f"Mixture.posteriors must be a list of posteriors. Got {shown(component)} in it.")
         shares = checked_weights("Mixture.weights", self.weights, len(given)).tolist()
-        flat = [found for one, share in zip(given, shares, strict=True) for found in _expanded(one, share)]
-        object.__setattr__(self, "posteriors", tuple(one for one, _ in flat))
+        flat = [pair for component, share in zip(given, shares, strict=True) for pair in _expanded(component, share)]
+        object.__setattr__(self, "posteriors", tuple(component for component, _ in flat))
         object.__setattr__(self, "weights", torch.tensor([share for _, share in flat], dtype=torch.float64))
-        layouts = {_names(one) for one in self.posteriors}
+        layouts = {_names(component) for component in self.posteriors}
         if len(layouts) > 1:
             raise ValueError(
                 "Mixture.posteriors must be over the same weights of the same problem. Got weights of different names "
@@ -111,7 +111,7 @@ class Mixture(Posterior):
     @cached_property
     def joint(self) -> "Joint":  # type: ignore[override]  # never written: the class is frozen
         """The joint that the components share, with one noise and prior for each component where they differ."""
-        joints = [one.joint for one in self.posteriors]
+        joints = [component.joint for component in self.posteriors]
         networks = [joint for joint in joints if isinstance(joint, Joint)]
         first = joints[0]
         same = all(j.likelihood == networks[0].likelihood and j.prior is networks[0].prior for j in networks)
@@ -121,23 +121,28 @@ class Mixture(Posterior):
 
     @cached_property
     def buffers(self) -> Buffers:  # type: ignore[override]
-        each = [one.buffers for one in self.posteriors]
+        each = [component.buffers for component in self.posteriors]
         return {name: torch.stack([buffers[name] for buffers in each]) for name in each[0]}
 
+    def weight_parts(self) -> Iterator[WeightPart]:
+        for component, share in zip(self.posteriors, self.shares.tolist(), strict=True):
+            for part in component.weight_parts():
+                yield part._replace(share=share * part.share)
+
     def point(self) -> Tensor:
-        return torch.stack([one.point() for one in self.posteriors])
+        return torch.stack([component.point() for component in self.posteriors])
 
     def sample(self, draws: int, key: Key) -> Tensor:
         parts = [
-            one.sample(count, key.fold(index))
-            for index, (one, count) in enumerate(zip(self.posteriors, self._counts(draws, key), strict=True))
+            component.sample(count, key.fold(index))
+            for index, (component, count) in enumerate(zip(self.posteriors, self._counts(draws, key), strict=True))
             if count
         ]
         order = key.fold("order").permutation(draws, "cpu")
         return torch.cat(parts)[order.to(parts[0].device)]
 
     def log_density(self, theta: Tensor) -> Tensor:
-        each = torch.stack([one.log_density(theta) for one in self.posteriors])
+        each = torch.stack([component.log_density(theta) for component in self.posteriors])
         return (each + self.shares.log().to(each).unsqueeze(-1)).logsumexp(0)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
@@ -145,18 +150,18 @@ class Mixture(Posterior):
         parts = []
         for index, count in enumerate(self._counts(draws, key)):
             if count:
-                found = self.posteriors[index].outputs(inputs, count, key.fold(index))
+                drawn = self.posteriors[index].outputs(inputs, count, key.fold(index))
                 # A point gives one draw, and chains those they have, however many are wanted.
-                parts.append(found if len(found) == count else found[torch.arange(count) % len(found)])
+                parts.append(drawn if len(drawn) == count else drawn[torch.arange(count) % len(drawn)])
         return torch.cat(parts)
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
     ) -> tuple[Tensor, Tensor] | None:
         """Mean and covariance of the mixture of the outputs, which is no Gaussian; None where a component has none."""
-        found = [_moments(one, inputs, marginal, memory_budget) for one in self.posteriors]
-        known = [moments for moments in found if moments is not None]
-        if len(known) < len(found):
+        each = [_moments(component, inputs, marginal, memory_budget) for component in self.posteriors]
+        known = [moments for moments in each if moments is not None]
+        if len(known) < len(each):
             return None
         means = torch.stack([mean for mean, _ in known])  # (K, N, *event)
         shares = self.shares.to(means)
@@ -180,7 +185,7 @@ class Mixture(Posterior):
         """The mixture of the components' predictives; see `Posterior.predict`. `draws` are shared out over them."""
         positive_whole("predict: draws", draws)
         parts = [
-            one.predict(
+            component.predict(
                 inputs,
                 draws=max(1, round(draws * share)),
                 integrator=integrator,
@@ -189,14 +194,14 @@ class Mixture(Posterior):
                 memory_budget=memory_budget,
                 joint=joint,
             )
-            for index, (one, share) in enumerate(zip(self.posteriors, self.shares.tolist(), strict=True))
+            for index, (component, share) in enumerate(zip(self.posteriors, self.shares.tolist(), strict=True))
         ]
         return mixed(parts, self.shares)
 
     def parts(self) -> dict[str, Part]:
         """The components as one part; a tensor that is the same in the first one is stored there alone."""
         tensors: dict[str, Tensor] = {"weights": self.shares}
-        each = [one.parts()["posterior"] for one in self.posteriors]
+        each = [component.parts()["posterior"] for component in self.posteriors]
         first = each[0].tensors
         for index, part in enumerate(each):
             for name, tensor in part.tensors.items():
@@ -217,7 +222,7 @@ def _expanded(posterior: Posterior, share: float) -> list[tuple[Posterior, float
     """A posterior and its weight; those inside one that is a mixture or has members."""
     if isinstance(posterior, Mixture):
         inner = zip(posterior.posteriors, posterior.shares.tolist(), strict=True)
-        return [(one, share * part) for one, part in inner]
+        return [(component, share * part) for component, part in inner]
     count = posterior.num_members
     return [(posterior, share)] if count is None else [(posterior.member(i), share / count) for i in range(count)]
 

@@ -1,5 +1,6 @@
 """One weight vector as a posterior, and a module filled with it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,7 @@ from posterity.model.joint import Joint
 from posterity.model.module import copied
 from posterity.model.network import Buffers, Network
 from posterity.numerics.random import Key
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, WeightPart
 
 
 def filled(network: Network, theta: Tensor, buffers: Buffers | None = None) -> nn.Module:
@@ -66,6 +67,10 @@ class Point(Posterior):
         if self.num_members is None:
             return self
         return Point(self.joint.member(index), self.theta[index], {k: b[index] for k, b in self.buffers.items()})
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        self._alone()
+        yield WeightPart(1.0, self.theta.to(torch.float64))
 
     def point(self) -> Tensor:
         return self.theta

@@ -5,14 +5,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import BadData, positive_whole, shown
-from posterity.likelihoods.gaussian import Gaussian as GaussianNoise
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, map_inputs, num_rows
 from posterity.model.data import Batch, as_inputs
@@ -21,8 +20,28 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.stream import in_order
 from posterity.numerics.random import Key
-from posterity.predictive import Integrator, Predictive, default_integrator, from_outputs, joint_gaussian
+from posterity.predictive import (
+    Exact,
+    Integrator,
+    MonteCarlo,
+    Predictive,
+    Probit,
+    from_outputs,
+    joint_gaussian,
+)
 from posterity.storage import Part, RunFolder, encode
+
+if TYPE_CHECKING:
+    from posterity.posteriors.gaussian import Gaussian
+
+
+class WeightPart(NamedTuple):
+    """A part of a distribution over weights that has the probability `share`."""
+
+    share: float
+    weights: Tensor  # one vector (P,), or draws (S, P), in float64
+    spread: Tensor | None = None  # standard deviations (P,) around it
+    independent: bool = True  # whether the weights are so within the part
 
 
 class Posterior(ABC):
@@ -59,6 +78,17 @@ class Posterior(ABC):
     def start(self) -> "Posterior":
         """What another run starts from when it is given this one: itself, or a point that stands for it."""
         return self
+
+    def as_gaussian(self) -> "Gaussian | None":
+        """The Gaussian over weights that this is, or that its functions are linear in; None of other posteriors."""
+        return None
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        """The parts that the distribution over weights is a mixture of; large sets of draws in several of them."""
+        raise TypeError(
+            "The posterior must be over weights: Gaussian, Linearized, Point, Samples or a Mixture of them. "
+            f"Got {type(self).__name__}."
+        )
 
     @abstractmethod
     def sample(self, draws: int, key: Key) -> Tensor:
@@ -169,7 +199,7 @@ class Posterior(ABC):
     def _predict_jointly(self, inputs: Inputs, memory_budget: int | None) -> Predictive:
         assert isinstance(self.joint, Joint)
         likelihood = self.joint.likelihood
-        if not isinstance(likelihood, GaussianNoise):
+        if likelihood.link != "identity":
             raise TypeError(
                 f"predict: joint=True needs a Gaussian likelihood. Got {type(likelihood).__name__}. Draw the outputs "
                 "of all rows together: from_outputs(likelihood, q.outputs(inputs, draws, key))."
@@ -248,3 +278,18 @@ def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict
         else:
             values[field.name] = encode(value, tensors, place)
     return {"type": type(posterior).__name__, "fields": values}
+
+
+def default_integrator(likelihood: Likelihood, mean: Tensor) -> Integrator:
+    """The integrator for outputs of this mean (N, *event) where the caller names none.
+
+    `Exact()` for Gaussian, Bernoulli and two classes, `Probit()` for more classes (for two it ignores that the logits
+    are correlated, which costs more than all else), `MonteCarlo(1000)` for any other likelihood.
+
+    >>> from posterity.likelihoods import Categorical
+    >>> default_integrator(Categorical(), torch.zeros(5, 2)), default_integrator(Categorical(), torch.zeros(5, 10))
+    (Exact(), Probit())
+    """
+    if likelihood.link is None:
+        return MonteCarlo(1000)
+    return Probit() if likelihood.link == "softmax" and mean.shape[1:] != (2,) else Exact()

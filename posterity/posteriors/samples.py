@@ -18,7 +18,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors.posterior import Posterior, WeightPart
 
 ROWS = 1024  # of data at a time: bounds the memory
 TOGETHER = 1 << 14  # rows times draws that go through the network in one call
@@ -41,11 +41,11 @@ def pointwise_log_likelihoods(joint: Joint | Density, blocks: Blocks, data: obje
             return torch.cat([joint.log_likelihoods(theta).double().cpu() for theta, _ in blocks(ROWS)])
         if isinstance(rows, TensorData) and rows.rows.per_member:
             raise BadData("log_likelihoods: pass the rows of one problem, and take its chain: q.chain(0).")
-        found = []
+        parts = []
         for batch in batches(rows):
             step = max(1, TOGETHER // batch.size)
-            found.append(torch.cat([_at(joint, theta, batch, buffers).cpu() for theta, buffers in blocks(step)]))
-        return torch.cat(found, dim=1)
+            parts.append(torch.cat([_at(joint, theta, batch, buffers).cpu() for theta, buffers in blocks(step)]))
+        return torch.cat(parts, dim=1)
 
 
 def outputs_at(joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers) -> Tensor:
@@ -100,7 +100,6 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
 
 
-TOGETHER = 1 << 14  # rows times draws that go through the network in one call
 CUT_OFF = "cut_off"  # the statistic that marks trajectories which reached the sampler's limit
 LARGE = 1 << 24  # numbers in the draws that are moved to the device at a time
 
@@ -195,12 +194,12 @@ class Samples(Posterior):
         positive_whole("thinned: every", every)
         if every > self.num_draws:
             raise ValueError(f"thinned: every must be at most the {self.num_draws} draws of a chain. Got {every}.")
-        found = self._cut(self.joint, lambda tensor: tensor[:, every - 1 :: every])
+        thinned = self._cut(self.joint, lambda tensor: tensor[:, every - 1 :: every])
         if "divergent" not in self.statistics:
-            return found
-        divergent = self.statistics["divergent"][:, : found.num_draws * every]
-        since = divergent.reshape(self.num_chains, found.num_draws, every).any(-1)
-        return replace(found, statistics={**found.statistics, "divergent": since})
+            return thinned
+        divergent = self.statistics["divergent"][:, : thinned.num_draws * every]
+        since = divergent.reshape(self.num_chains, thinned.num_draws, every).any(-1)
+        return replace(thinned, statistics={**thinned.statistics, "divergent": since})
 
     def _cut(self, joint: Joint | Density, part: Callable[[Tensor], Tensor]) -> "Samples":
         statistics = {name: part(value) for name, value in self.statistics.items()}
@@ -232,6 +231,12 @@ class Samples(Posterior):
             return torch.arange(self.num_chains, device="cpu"), draws
         chain = values.amax(1).argmax()
         return chain, draws[chain]
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        self._alone()
+        every = self.theta.flatten(0, 1)  # (C D, P)
+        for some in torch.split(every, max(1, LARGE // every.shape[1])):
+            yield WeightPart(len(some) / len(every), some.to(self.joint.device, torch.float64))
 
     def point(self) -> Tensor:
         """The network's weights, or theta of a density, at the draw of highest log density: see `start`."""
@@ -270,8 +275,8 @@ class Samples(Posterior):
         """
         self._alone()
         every = self._spread(self.num_chains * self.num_draws)
-        found = pointwise_log_likelihoods(self.joint, lambda step: self._blocks(*every, step), data)
-        return found.reshape(self.num_chains, self.num_draws, -1)
+        rows = pointwise_log_likelihoods(self.joint, lambda step: self._blocks(*every, step), data)
+        return rows.reshape(self.num_chains, self.num_draws, -1)
 
     def to_inference_data(self, data: object = None, *, log_likelihood: bool = False) -> Any:
         """The draws for ArviZ: an `InferenceData`, or the `DataTree` of ArviZ 1, with `posterior` and `sample_stats`.

@@ -84,6 +84,20 @@ class BlockDiagonal(Precision):
     def member(self, index: int) -> "BlockDiagonal":
         return self._with(tuple(part.member(index) for part in self.parts))
 
+    @property
+    def base(self) -> Tensor:
+        return self._joined(lambda _, part: part.base)
+
+    def _sum(self, other: Precision, scale: Tensor | float) -> "BlockDiagonal | None":
+        if not isinstance(other, BlockDiagonal) or self.blocks != other.blocks:
+            return None
+        pairs = zip(self.parts, other.parts, strict=True)
+        return self._with(tuple(first.plus(second, scale) for first, second in pairs))
+
+    @property
+    def _kind(self) -> str:
+        return f"{len(self.parts)} blocks of {', '.join(sorted({type(part).__name__ for part in self.parts}))}"
+
     def _with(self, parts: tuple[Precision, ...]) -> "BlockDiagonal":
         return BlockDiagonal(self.blocks, parts, self.total)
 
@@ -181,3 +195,14 @@ class PerMember(Precision):
 
     def member(self, index: int) -> Precision:
         return self.parts[index]
+
+    @property
+    def base(self) -> Tensor:
+        return self._stacked(lambda part: part.base)
+
+    def plus(self, other: Precision, scale: Tensor | float = 1.0) -> Precision:
+        others = other.parts if isinstance(other, PerMember) else (other,) * len(self.parts)
+        return PerMember(tuple(part.plus(second, scale) for part, second in zip(self.parts, others, strict=True)))
+
+    def _added_to(self, first: Precision, scale: Tensor | float) -> Precision:
+        return PerMember(tuple(first.plus(part, scale) for part in self.parts))

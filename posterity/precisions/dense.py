@@ -17,6 +17,7 @@ from posterity.precisions.precision import (
     not_definite,
     number,
     pick,
+    positive_base,
     singular,
 )
 
@@ -138,6 +139,20 @@ class Dense(Precision):
         columns = rows.to(torch.float64).flatten(0, 1).mT  # (R, N D)
         half: Tensor = torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
         return half.mT
+
+    @property
+    def base(self) -> Tensor:
+        return positive_base(self.prior, self.diagonal())
+
+    def _excess(self) -> Tensor:
+        return torch.diagonal_scatter(self.matrix, self.diagonal() - self.base, dim1=-2, dim2=-1)
+
+    def _sum(self, other: Precision, scale: Tensor | float) -> "Dense | None":
+        excess = other._excess()
+        if excess is None:
+            return None
+        own = self.curvature * number(self.scale, self.curvature)[..., None, None]
+        return Dense(own + number(scale, excess)[..., None, None] * excess, self.prior)
 
     def member(self, index: int) -> "Dense":
         lead = self.matrix.shape[:-2]

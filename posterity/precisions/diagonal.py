@@ -10,7 +10,7 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.jacobians.jacobian import Explicit, Jacobian
 from posterity.numerics.random import Key
-from posterity.precisions.precision import Precision, check_size, double, number, pick
+from posterity.precisions.precision import Precision, check_size, double, number, pick, positive_base
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +23,8 @@ class Diagonal(Precision):
 
     curvature: Tensor
     prior: Tensor | None = None
+
+    is_diagonal = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
@@ -110,6 +112,16 @@ class Diagonal(Precision):
 
     def covariance(self) -> Tensor:
         return torch.diag_embed(1.0 / self.entries)
+
+    @property
+    def base(self) -> Tensor:
+        return positive_base(self.prior, self.entries)
+
+    def _sum(self, other: Precision, scale: Tensor | float) -> "Diagonal | None":
+        if not isinstance(other, Diagonal):
+            return None
+        added = number(scale, other.curvature).unsqueeze(-1) * (other.entries - other.base)
+        return Diagonal(self.curvature + added, self.prior)
 
     def member(self, index: int) -> "Diagonal":
         lead = self.entries.shape[:-1]

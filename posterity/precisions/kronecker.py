@@ -299,29 +299,51 @@ class Kronecker(Precision):
         table = self.outer.marginal(self.inner.marginal(1.0 / self.eigenvalues).mT).mT
         return table.flatten(-3)
 
-    def covariance(self) -> Tensor:
-        half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.prior.device))
-        whole = half.mT @ half
-        return 0.5 * (whole + whole.mT)
-
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """Over J B, which for a `Matrix` or `Lookup` is as factored as J and of its number type."""
-        if self.lead:
-            return torch.stack([self.member(index).quadratic(jacobian) for index in range(self.lead[0])])
-        turned, variance = self._turned(jacobian)
-        return turned.weighted_gram(variance).to(torch.float64)
+        return self._each(jacobian, Jacobian.weighted_gram.__name__)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        if self.lead:
-            return torch.stack([self.member(index).marginal(jacobian) for index in range(self.lead[0])])
-        turned, variance = self._turned(jacobian)
-        return turned.weighted_squares(variance).to(torch.float64)
+        return self._each(jacobian, Jacobian.weighted_squares.__name__)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
+        return self._each(jacobian, Jacobian.joint_gram.__name__)
+
+    @property
+    def base(self) -> Tensor:
+        return self.prior
+
+    def _sum(self, other: Precision, scale: Tensor | float) -> "Kronecker | None":
+        """Means of the factors, weighted by the scales."""
+        if not isinstance(other, Kronecker):
+            return None
+        if self.values is not None or other.values is not None:
+            raise ValueError(
+                "plus: corrected eigenvalues belong to the eigenvectors of their own data, so they cannot be added to "
+                "those of other data. Use the structure Kronecker() for all of them."
+            )
+        if self.shape != other.shape:
+            raise ValueError(f"plus: Kronecker factors must be of one shape. Got {self.shape} and {other.shape}.")
+        counts = number(self.scale, self.prior), number(other.scale, other.prior) * number(scale, other.prior)
+        total = counts[0] + counts[1]
+        shares = [(count / total)[..., None, None, None] for count in counts]
+        inner = shares[0] * self.inner.matrix + shares[1] * other.inner.matrix
+        if self.outer.vectors is None and other.outer.vectors is None:
+            entries = [factor.values * factor.pattern for factor in (self.outer, other.outer)]
+            mixed = shares[0].squeeze(-1) * entries[0] + shares[1].squeeze(-1) * entries[1]
+            outer = Factor.diagonal(mixed, self.outer.pattern)
+        else:
+            outer = Factor.of(shares[0] * self.outer.matrix + shares[1] * other.outer.matrix, self.outer.pattern)
+        inner_factor = Factor.of(inner, self.inner.pattern)
+        return Kronecker(outer, inner_factor, self.prior, None, total, self.factored_damping)
+
+    def _each(self, jacobian: Tensor | Jacobian, name: str) -> Tensor:
+        """A function of J B and of the variances there, by its name; stacked over the members."""
         if self.lead:
-            return torch.stack([self.member(index).joint_quadratic(jacobian) for index in range(self.lead[0])])
+            return torch.stack([self.member(index)._each(jacobian, name) for index in range(self.lead[0])])
         turned, variance = self._turned(jacobian)
-        return turned.joint_gram(variance).to(torch.float64)
+        value: Tensor = getattr(turned, name)(variance)
+        return value.to(torch.float64)
 
     def member(self, index: int) -> "Kronecker":
         lead = self.lead

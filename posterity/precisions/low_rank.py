@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite, shown
 from posterity.jacobians.jacobian import Jacobian, Stacked, as_jacobian, halves, taken
 from posterity.numerics.layout import Block
+from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import in_factors
 from posterity.precisions.precision import Precision, Spectrum, check_size, double, is_one_number, number, pick
 
@@ -65,8 +66,7 @@ class LowRank(Precision):
     @cached_property
     def _white(self) -> Tensor:
         """X, (..., K, R)."""
-        scale = number(self.scale, self.factor)[..., None, None]
-        return scale.sqrt() * self.factor * self.prior.rsqrt().unsqueeze(-2)
+        return self._scaled_factor * self.prior.rsqrt().unsqueeze(-2)
 
     @cached_property
     def _turned(self) -> tuple[Tensor, Tensor]:
@@ -121,11 +121,6 @@ class LowRank(Precision):
         least = 1.0 / (1.0 + values.sum(-1, keepdim=True))
         return torch.maximum(share, least) / self.prior
 
-    def covariance(self) -> Tensor:
-        half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.factor.device))
-        whole = half.mT @ half
-        return 0.5 * (whole + whole.mT)
-
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """(J prior^-1/2 S)(...)^T, some rows after the other."""
         return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)
@@ -162,6 +157,28 @@ class LowRank(Precision):
         lead = tuple(self._white.shape[:-2])
         scale = pick(number(self.scale, self.factor), lead, 0, index)
         return LowRank(pick(self.factor, lead, 2, index), pick(self.prior, lead, 1, index), scale)
+
+    @property
+    def base(self) -> Tensor:
+        return self.prior
+
+    def _excess(self) -> Tensor:
+        return self._scaled_factor.mT @ self._scaled_factor
+
+    def _sum(self, other: Precision, scale: Tensor | float) -> "LowRank | Dense | None":
+        if isinstance(other, LowRank):
+            added = number(scale, other.factor).sqrt()[..., None, None] * other._scaled_factor
+            return LowRank(torch.cat((self._scaled_factor, added), -2), self.prior)
+        excess = other._excess()
+        if excess is None:
+            return None
+        own = self.factor.mT @ self.factor * number(self.scale, self.factor)[..., None, None]
+        return Dense(own + number(scale, excess)[..., None, None] * excess, self.prior)
+
+    @cached_property
+    def _scaled_factor(self) -> Tensor:
+        """scale^1/2 factor."""
+        return number(self.scale, self.factor).sqrt()[..., None, None] * self.factor
 
     def _half(self, rows: Tensor) -> Tensor:
         """J prior^-1/2 S, (..., N D, R), of J (N, D, R)."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ class Precision(ABC):
     C is the curvature of the data in some structure, `prior` (..., R) the diagonal of the prior. With Sigma =
     Lambda^-1. Implementations differ in structure only; every one is tested against the dense one.
     """
+
+    is_diagonal: ClassVar[bool] = False
+    """Whether the weights are independent of each other."""
 
     @property
     @abstractmethod
@@ -74,13 +78,61 @@ class Precision(ABC):
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         """J Sigma J^T between all rows, (..., N D, N D), of J (N, D, R)."""
 
-    @abstractmethod
     def covariance(self) -> Tensor:
         """Sigma as a dense matrix (..., R, R)."""
+        half = self.colour(torch.eye(self.size, dtype=torch.float64, device=self.base.device))
+        whole = half.mT @ half
+        return 0.5 * (whole + whole.mT)
 
     @abstractmethod
     def member(self, index: int) -> "Precision":
         """The matrix of one member."""
+
+    @property
+    def base(self) -> Tensor:
+        """A positive diagonal (..., R) within Lambda: its prior, or half of its diagonal where that is not positive.
+
+        A precision that others are added to by `plus` takes the sum of their bases as its prior.
+        """
+        return 0.5 * self.diagonal()
+
+    def plus(self, other: "Precision", scale: Tensor | float = 1.0) -> "Precision":
+        """Lambda + scale (Lambda_other - diag(`base` of other)): adds the other's curvature and keeps this prior.
+
+        Both must be of one structure. Exact for `Dense`, `Diagonal`, `LowRank` (whose rank grows), sums of `Dense` and
+        `LowRank`, and for `BlockDiagonal` with such parts. `Kronecker` factors become (n1 A1 + n2 A2) / (n1 + n2) on
+        either side with scale n1 + n2, where the n are the scales: the factors of both data together, exact where one
+        of the factors is the same in both. Differentiable in the scales.
+
+        >>> from posterity.precisions import Diagonal
+        >>> first, second = Diagonal(torch.ones(2), prior=torch.ones(2)), Diagonal(torch.ones(2), prior=torch.ones(2))
+        >>> first.plus(second).diagonal()
+        tensor([3., 3.], dtype=torch.float64)
+        """
+        if self.size != other.size:
+            raise ValueError(f"plus: precisions must be over as many weights. Got {self.size} and {other.size}.")
+        return other._added_to(self, scale)
+
+    def _added_to(self, first: "Precision", scale: Tensor | float) -> "Precision":
+        total = first._sum(self, scale)
+        if total is None:
+            raise TypeError(
+                f"plus: curvatures are added within one structure. Got {first._kind} and {self._kind}. "
+                "Use the structure that the earlier data were kept in."
+            )
+        return total
+
+    def _sum(self, other: "Precision", scale: Tensor | float) -> "Precision | None":
+        """What `plus` gives; None where the other is of another structure."""
+        return None
+
+    def _excess(self) -> Tensor | None:
+        """Lambda - diag(base), dense; None of structures that are added without it."""
+        return None
+
+    @property
+    def _kind(self) -> str:
+        return type(self).__name__
 
 
 class Spectrum:
@@ -191,6 +243,11 @@ def double(values: Tensor) -> Tensor:
 def number(scale: Tensor | float, like: Tensor) -> Tensor:
     """The scale (...) as a tensor in float64."""
     return torch.as_tensor(scale, dtype=torch.float64, device=like.device)
+
+
+def positive_base(prior: Tensor | None, diagonal: Tensor) -> Tensor:
+    """The entries of a prior (..., R) that are positive; half of the diagonal elsewhere."""
+    return 0.5 * diagonal if prior is None else torch.where(prior > 0, prior, 0.5 * diagonal)
 
 
 def pick(values: Tensor, lead: tuple[int, ...], kept: int, index: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Predictive of a regression from posterior draws of the network's outputs."""
+"""Predictives from posterior draws of the network's outputs."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,9 @@ from torch import Tensor
 
 from posterity.errors import shown
 from posterity.likelihoods.custom import Custom
-from posterity.likelihoods.gaussian import Gaussian
-from posterity.likelihoods.heteroscedastic import Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
+from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.predictive import (
     Predictive,
     aligned,
@@ -44,6 +43,7 @@ class DrawsPredictive(Predictive):
 
     **Example**:
 
+    >>> from posterity.likelihoods import Gaussian
     >>> pred = DrawsPredictive(Gaussian(scale=1.0), torch.tensor([[[-2.0]], [[2.0]]]))
     >>> pred.mean.item(), pred.aleatoric.item(), pred.epistemic.item()
     (0.0, 1.0, 4.0)
@@ -58,11 +58,7 @@ class DrawsPredictive(Predictive):
 
         `shared` says that draw s is of the same weights in all rows, as `joint_log_prob` needs.
         """
-        if outputs.dim() < 2 or not outputs.shape[0]:
-            raise ValueError(
-                f"DrawsPredictive.outputs must be (S, N, *event) with S >= 1 draws. Got {tuple(outputs.shape)}. "
-                "Give a single output as outputs.unsqueeze(0)."
-            )
+        _check_draws("DrawsPredictive.outputs", outputs)
         self._likelihood = likelihood
         self._outputs = outputs
         self._shared = shared
@@ -97,9 +93,7 @@ class DrawsPredictive(Predictive):
     @property
     def normals(self) -> tuple[Tensor, Tensor] | None:
         """Means and scales (S, N, *event) of the draws, where their noise is normal."""
-        if isinstance(self._likelihood, (Gaussian, Heteroscedastic)):
-            return self._means, self._variances.sqrt()
-        return None
+        return (self._means, self._variances.sqrt()) if self._likelihood.normal_targets else None
 
     def __len__(self) -> int:
         return self._outputs.shape[1]
@@ -185,3 +179,29 @@ class DrawsPredictive(Predictive):
             )
         outputs = torch.cat([part._outputs for part in parts], dim=1)
         return DrawsPredictive(self._likelihood, outputs, shared=all(part._shared for part in parts))
+
+
+def from_outputs(likelihood: Likelihood, outputs: Tensor, *, shared: bool = True) -> Predictive:
+    """The predictive (1/S) sum_s p(y | f_s) of outputs (S, N, *event) under a likelihood.
+
+    A likelihood of classes gives a `ClassPredictive`, its probabilities averaged in float64 so that the log of a tiny
+    one stays finite; any other likelihood gives a `DrawsPredictive`. `shared` says that draw s is of the same weights
+    in all rows (of one weight draw, or one dropout mask for all), as `joint_log_prob` needs.
+
+    >>> from posterity.likelihoods import Categorical
+    >>> from_outputs(Categorical(), torch.zeros(3, 2, 4)).probs[0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    _check_draws("outputs", outputs)
+    log_draws = likelihood.class_log_probs(outputs)
+    if log_draws is None:
+        return DrawsPredictive(likelihood, outputs, shared=shared)
+    return ClassPredictive.of_log_probs(log_draws, outputs.dtype, shared=shared)
+
+
+def _check_draws(name: str, outputs: Tensor) -> None:
+    if outputs.dim() < 2 or not outputs.shape[0]:
+        raise ValueError(
+            f"{name} must be (S, N, *event) with S >= 1 draws. Got {tuple(outputs.shape)}. "
+            "Give a single output as outputs.unsqueeze(0)."
+        )

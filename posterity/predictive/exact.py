@@ -6,15 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.likelihoods.bernoulli import Bernoulli
-from posterity.likelihoods.categorical import Categorical
-from posterity.likelihoods.gaussian import Gaussian
+from posterity.likelihoods.bernoulli import labels_only
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.gaussian import GaussianPredictive
 from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
-from posterity.predictive.outputs import labels_only
 from posterity.predictive.predictive import Predictive
 from posterity.predictive.probit import probit_phi
 
@@ -136,29 +133,30 @@ class Exact(Integrator):
 
     **Example**:
 
+    >>> from posterity.likelihoods import Gaussian
     >>> pred = Exact()(Gaussian(scale=0.5), torch.zeros(1, 1), torch.full((1, 1, 1), 2.0), Key(0))
     >>> pred.variance.item()
     2.25
     """
 
     def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
-        return isinstance(likelihood, Bernoulli) or (isinstance(likelihood, Gaussian) and mean[:1].numel() <= 1)
+        return likelihood.link == "sigmoid" or (likelihood.link == "identity" and mean[:1].numel() <= 1)
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:
         """The predictive at outputs of mean (N, *event) and covariance (N, D, D)."""
         variance = output_variance(mean, covariance)
-        if isinstance(likelihood, Gaussian):
+        if likelihood.link == "identity":
             joint = covariance if covariance.dim() == 3 and covariance.shape[-1] > 1 else None
             return GaussianPredictive(mean, variance.to(mean), likelihood.variance(mean), joint)
-        if isinstance(likelihood, Bernoulli):
+        if likelihood.link == "sigmoid":
             logits, spread = labels_only(mean.double(), leading=1), labels_only(variance.double(), leading=1)
             zero, one = sigmoid_gaussian(-logits, spread), sigmoid_gaussian(logits, spread)
             return ClassPredictive(torch.stack([zero, one], dim=1))
-        if isinstance(likelihood, Categorical) and mean.shape[1] in (2, 3):
+        if likelihood.link == "softmax" and mean.shape[1] in (2, 3):
             if covariance.dim() == 2:
                 covariance = torch.diag_embed(covariance)  # independent logits
             return ClassPredictive(at_positions(softmax_gaussian(*each_label(mean, covariance)), mean))
-        if isinstance(likelihood, Categorical):
+        if likelihood.link == "softmax":
             raise TypeError(
                 f"Exact() needs 2 or 3 classes. Got {mean.shape[1]}. Use Probit(), LaplaceBridge() or MonteCarlo()."
             )
@@ -168,9 +166,10 @@ class Exact(Integrator):
         )
 
 
-def joint_gaussian(likelihood: Gaussian, mean: Tensor, covariance: Tensor) -> GaussianPredictive:
+def joint_gaussian(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> GaussianPredictive:
     """The predictive at outputs of mean (N, *event) whose covariance (N D, N D) between all rows is known.
 
+    >>> from posterity.likelihoods import Gaussian
     >>> pred = joint_gaussian(Gaussian(scale=1.0), torch.zeros(2, 1), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
     >>> round(float(pred.joint_log_prob(torch.zeros(2, 1))), 4), round(float(pred.log_prob(torch.zeros(2, 1)).sum()), 4)
     (-2.8776, -2.9365)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
-from posterity.likelihoods.gaussian import Gaussian
 from posterity.numerics.random import Key
 from posterity.predictive.draws import DrawsPredictive
 from posterity.predictive.predictive import Predictive, aligned, between_zero_and_one, chosen_rows
@@ -215,6 +214,7 @@ def moment_matched(predictive: DrawsPredictive, *, unbiased: bool = True) -> Gau
     With `unbiased` the scatter of the draws is divided by S - 1, so that its expectation is the posterior's own
     covariance; without, by S, which is the covariance of the mixture of these draws and low by (S - 1) / S.
 
+    >>> from posterity.likelihoods import Gaussian
     >>> pred = DrawsPredictive(Gaussian(scale=1.0), torch.tensor([[[-2.0]], [[2.0]]]))
     >>> moment_matched(pred).variance.item(), moment_matched(pred, unbiased=False).variance.item()
     (9.0, 5.0)
@@ -226,7 +226,7 @@ def moment_matched(predictive: DrawsPredictive, *, unbiased: bool = True) -> Gau
             "their mean and variance."
         )
     likelihood, outputs = predictive.likelihood, predictive.outputs
-    if not isinstance(likelihood, Gaussian):
+    if likelihood.link != "identity":
         raise TypeError(f"moment_matched needs a Gaussian likelihood. Got {type(likelihood).__name__}.")
     draws = len(outputs) - 1 if unbiased else len(outputs)
     if draws < 1:

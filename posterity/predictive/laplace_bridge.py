@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.likelihoods.bernoulli import Bernoulli
-from posterity.likelihoods.categorical import Categorical
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
@@ -72,6 +70,7 @@ class LaplaceBridge(Integrator):
     **Example**:
 
     >>> mean, covariance = torch.tensor([[1.0, 0.0, -1.0]]), torch.eye(3).unsqueeze(0)
+    >>> from posterity.likelihoods import Categorical
     >>> LaplaceBridge()(Categorical(), mean, covariance, Key(0)).probs  # the exact integral is 0.60, 0.28, 0.12
     tensor([[0.5490, 0.2758, 0.1752]], dtype=torch.float64)
     """
@@ -83,9 +82,9 @@ class LaplaceBridge(Integrator):
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
         """The averaged class probabilities at logits of mean (N, C, *positions) and covariance (N, D, D)."""
-        if isinstance(likelihood, Bernoulli):
+        if likelihood.link == "sigmoid":
             raise TypeError("LaplaceBridge() needs a Categorical likelihood. Got Bernoulli. Use Probit() or Exact().")
-        if not isinstance(likelihood, Categorical):
+        if likelihood.link != "softmax":
             raise TypeError(needs_classes("LaplaceBridge()", likelihood))
         variance = output_variance(mean, covariance).double()
         if not self.project:

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.likelihoods.bernoulli import Bernoulli
-from posterity.likelihoods.categorical import Categorical
-from posterity.likelihoods.gaussian import Gaussian
+from posterity.likelihoods.bernoulli import labels_only
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.integrator import Integrator, output_variance
-from posterity.predictive.outputs import binary_probs, labels_only
 
 
 def probit_kappa(mean: Tensor, variance: Tensor) -> Tensor:
@@ -52,6 +49,7 @@ class Probit(Integrator):
 
     **Example**:
 
+    >>> from posterity.likelihoods import Bernoulli
     >>> pred = Probit()(Bernoulli(), torch.tensor([[2.0]]), torch.tensor([[[4.0]]]), Key(0))
     >>> round(float(pred.probs[0, 1]), 4)  # sigmoid(2) itself is 0.8808
     0.7768
@@ -63,11 +61,12 @@ class Probit(Integrator):
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
         """The averaged class probabilities at outputs of mean (N, *event) and covariance (N, D, D)."""
         logits = shrunk(mean.double(), output_variance(mean, covariance).double())
-        if isinstance(likelihood, Bernoulli):
-            return ClassPredictive(binary_probs(labels_only(logits, leading=1)))
-        if isinstance(likelihood, Categorical):
+        if likelihood.link == "softmax":
             return ClassPredictive(logits.softmax(1))  # (N, C, *positions)
-        raise TypeError(needs_classes("Probit()", likelihood))
+        if likelihood.link != "sigmoid":
+            raise TypeError(needs_classes("Probit()", likelihood))
+        logits = labels_only(logits, leading=1)
+        return ClassPredictive(torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=1))
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class ProbitPhi(Integrator):
 
     **Example**:
 
+    >>> from posterity.likelihoods import Bernoulli
     >>> pred = ProbitPhi()(Bernoulli(), torch.tensor([[2.0]]), torch.tensor([[[4.0]]]), Key(0))
     >>> round(float(pred.probs[0, 1]), 4)
     0.7828
@@ -97,9 +97,9 @@ class ProbitPhi(Integrator):
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
         """The averaged class probabilities at logits of mean (N, *event) and covariance (N, D, D)."""
-        if isinstance(likelihood, Categorical):
+        if likelihood.link == "softmax":
             raise TypeError("ProbitPhi() needs a Bernoulli likelihood. Got Categorical. Use Probit().")
-        if not isinstance(likelihood, Bernoulli):
+        if likelihood.link != "sigmoid":
             raise TypeError(needs_classes("ProbitPhi()", likelihood))
         variance = labels_only(output_variance(mean, covariance).double(), leading=1)
         logits = labels_only(mean.double(), leading=1)
@@ -108,5 +108,5 @@ class ProbitPhi(Integrator):
 
 def needs_classes(name: str, likelihood: Likelihood) -> str:
     """The message for a probit approximation under a likelihood without classes."""
-    remedy = "Exact()" if isinstance(likelihood, Gaussian) else "MonteCarlo()"
+    remedy = "Exact()" if likelihood.link == "identity" else "MonteCarlo()"
     return f"{name} needs a classification likelihood. Got {type(likelihood).__name__}. Use {remedy}."

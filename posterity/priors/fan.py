@@ -1,7 +1,7 @@
 """Rules that set a tensor's prior variance by its fans, as initialisations do."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from posterity.errors import positive
@@ -20,6 +20,10 @@ class ScaleRule(ABC):
     @abstractmethod
     def variance(self, fan_in: int, fan_out: int) -> float:
         """Variance of each weight of a tensor with these fans."""
+
+    def rescaled(self, factor: float) -> "ScaleRule":
+        """The same rule with every standard deviation multiplied."""
+        return replace(self, gain=self.gain * factor)
 
 
 @dataclass(frozen=True)

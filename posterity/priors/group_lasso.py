@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -13,15 +13,24 @@ from posterity.errors import shown
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import group_threshold
-from posterity.priors.members import check_members, column, content, count_members, log, of_member, row
-from posterity.priors.prior import Prior
-from posterity.special.expected_norm import expected_norm
+from posterity.priors.independent import (
+    Parametric,
+    check_members,
+    column,
+    count_members,
+    in_double,
+    log,
+    of_member,
+    row,
+)
+from posterity.priors.prior import ENTROPY_FORMULA, times
+from posterity.special.functions import expected_norm
 
 Grouping = Literal["rows", "columns", "channels"]
 
 
 @dataclass(frozen=True, eq=False)
-class GroupLasso(Prior):
+class GroupLasso(Parametric):
     """Groups of weights with a density of their length alone.
 
     **Math**: p(w_g) = exp(-rate ||w_g||) / Z_n for each group of n weights, with
@@ -63,19 +72,12 @@ class GroupLasso(Prior):
     over: Grouping = "rows"
     layout: Layout | None = None
 
+    degree = 1
+
     def __post_init__(self) -> None:
         check_members("GroupLasso.rate", self.rate)
         if self.over not in get_args(Grouping):
             raise ValueError(f"GroupLasso.over must be 'rows', 'columns' or 'channels'. Got {shown(self.over)}.")
-
-    def __eq__(self, other: object) -> bool:
-        return content(self) == content(other) if isinstance(other, GroupLasso) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(content(self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # casts stay with their device
 
     def bound(self, layout: Layout) -> "GroupLasso":
         return replace(self, layout=layout)
@@ -86,6 +88,26 @@ class GroupLasso(Prior):
 
     def member(self, index: int) -> "GroupLasso":
         return replace(self, rate=of_member(self.rate, index))
+
+    def rescaled(self, factor: Any) -> "GroupLasso":
+        return replace(self, rate=in_double(self.rate) / factor)
+
+    @property
+    def log_scale(self) -> Tensor:
+        """-log rate."""
+        return -torch.as_tensor(self.rate, dtype=torch.float64).log()
+
+    @property
+    def description(self) -> str:
+        return f"of the group lasso over {self.over}, rate {float(self.rate):.6g}"
+
+    @property
+    def formula(self) -> str:
+        return f"exp(-{times(float(self.rate))}||w_g||) / Z for each group g"
+
+    @property
+    def kl_formula(self) -> str:
+        return f"{times(float(self.rate))}E||w_g|| + log Z - n {ENTROPY_FORMULA} for each group of n weights"
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """-rate sum over g of ||w_g||, less the log normaliser: (..., P) -> (...)."""

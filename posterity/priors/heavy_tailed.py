@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from posterity.errors import positive
 from posterity.numerics.random import Key
 from posterity.priors.independent import Independent
+from posterity.priors.prior import over
 from posterity.special.functions import scaled_exponential_integral
 from posterity.special.quadrature import normal_expectation
 
@@ -40,6 +41,10 @@ class Cauchy(Independent):
     """
 
     scale: float | Tensor = 1.0
+
+    @property
+    def formula(self) -> str:
+        return f"1 / ({math.pi * float(self.scale):.6g} (1 + {_square(float(self.scale))}))"
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
         return -torch.log1p(x.square()) - math.log(math.pi)
@@ -85,6 +90,10 @@ class Logistic(Independent):
     """
 
     scale: float | Tensor = 1.0
+
+    @property
+    def formula(self) -> str:
+        return f"1 / ({4.0 * float(self.scale):.6g} cosh(w{over(2.0 * float(self.scale))})^2)"
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
         return F.logsigmoid(x) + F.logsigmoid(-x)
@@ -136,6 +145,14 @@ class StudentT(Independent):
     def __post_init__(self) -> None:
         positive("StudentT.degrees", self.degrees)
         super().__post_init__()
+
+    @property
+    def description(self) -> str:
+        return f"Student-t, {self.degrees:g} degrees, scale {float(self.scale):.6g}"
+
+    @property
+    def formula(self) -> str:
+        return f"(1 + {_square(float(self.scale))}{over(self.degrees)})^(-{(self.degrees + 1.0) / 2.0:g}) / Z"
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
         half = 0.5 * (self.degrees + 1.0)
@@ -190,6 +207,10 @@ class Horseshoe(Independent):
 
     scale: float | Tensor = 1.0
 
+    @property
+    def formula(self) -> str:
+        return f"mean over s of N(w; 0, ({float(self.scale):.6g} s)^2), s half-Cauchy of scale 1"
+
     def standard_log_prob(self, x: Tensor) -> Tensor:
         """log(e^y E_1(y)) - log(2 pi^3) / 2 with y = x^2 / 2."""
         return scaled_exponential_integral(0.5 * x.square()).log() - 0.5 * math.log(2.0 * math.pi**3)
@@ -220,3 +241,8 @@ class Horseshoe(Independent):
         return normal_expectation(
             lambda x: -self.standard_log_prob(x.abs().clamp_min(1e-150)), mean, scale, points=401, width=0.0
         )
+
+
+def _square(scale: float) -> str:
+    """(w / scale)^2 as text."""
+    return f"(w{divisor})^2" if (divisor := over(scale)) else "w^2"

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from posterity.numerics.random import Key
 from posterity.priors.layerwise import Layerwise
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
-from posterity.priors.scale_family import by_tensor, centred, degree, penalty
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -45,10 +44,8 @@ class ScalePrior(ABC):
     def second_moment(self) -> float:
         """E s^2; nan where not even E s is finite."""
 
-    @property
-    @abstractmethod
-    def has_inverse_moments(self) -> bool:
-        """Whether E s^-n is finite for every n."""
+    has_inverse_moments: ClassVar[bool]
+    """Whether E s^-n is finite for every n."""
 
     @abstractmethod
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
@@ -97,9 +94,7 @@ class LogNormal(ScalePrior):
     def second_moment(self) -> float:
         return self.median**2 * math.exp(2.0 * self.spread**2)
 
-    @property
-    def has_inverse_moments(self) -> bool:
-        return True
+    has_inverse_moments = True
 
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
         return self.median * torch.exp(self.spread * key.normal(shape, torch.float64, device))
@@ -148,9 +143,7 @@ class HalfCauchy(ScalePrior):
     def second_moment(self) -> float:
         return math.nan
 
-    @property
-    def has_inverse_moments(self) -> bool:
-        return False
+    has_inverse_moments = False
 
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
         return self.scale * torch.tan(0.5 * math.pi * key.uniform(shape, torch.float64, device))
@@ -282,7 +275,7 @@ class Hierarchical(Prior):
     @cached_property
     def _parts(self) -> tuple[Prior, ...]:
         """The inner prior of each tensor."""
-        priors = by_tensor(self.inner, self._layout)
+        priors = self.inner.by_tensor(self._layout)
         if isinstance(self.inner, Layerwise) and not all(isinstance(prior, Normal) for prior in priors):
             raise ValueError(
                 f"Hierarchical.inner may be a Layerwise of normals only. Got {shown(self.inner)}. "
@@ -307,7 +300,7 @@ class Hierarchical(Prior):
         """The integrand over log s at its nodes, for each tensor."""
         power = _degree(self._parts[0])
         offsets, penalties = zip(
-            *(penalty(prior, piece, power) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)),
+            *(prior.penalty(piece) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)),
             strict=True,
         )
         offset, total = torch.stack(offsets, dim=-1), torch.stack(penalties, dim=-1)  # (..., T)
@@ -341,9 +334,8 @@ class _Integrand(NamedTuple):
 
 def _degree(prior: Prior) -> int:
     """k of a prior of mode zero whose -log p(w) + log p(0) is homogeneous in w of degree k."""
-    found = degree(prior)
-    if found is not None and not torch.as_tensor(centred(prior)[1]).any():
-        return found
+    if prior.degree is not None and not torch.as_tensor(prior.centred()[1]).any():
+        return prior.degree
     raise ValueError(
         "Hierarchical.inner must be a Normal or Laplace of mean zero, a GroupLasso, or a Layerwise of normals. "
         f"Got {shown(prior)}. The heavy-tailed priors are mixtures over scales already: use them as they are."

@@ -1,7 +1,7 @@
 """The Laplace prior: the Bayesian reading of an L1 penalty."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import soft_threshold
-from posterity.priors.independent import Independent
-from posterity.priors.members import column
-from posterity.special.expected_norm import expected_absolute
+from posterity.priors.independent import Independent, column
+from posterity.priors.prior import ENTROPY_FORMULA, over, times
+from posterity.special.functions import expected_absolute
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +45,25 @@ class Laplace(Independent):
     scale: float | Tensor = 1.0
     mean: float = 0.0
 
+    degree = 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.mean, (int, float)) or isinstance(self.mean, bool) or not math.isfinite(self.mean):
             raise ValueError(f"Laplace.mean must be a finite number. Got {shown(self.mean)}.")
+
+    def centred(self) -> tuple["Laplace", float]:
+        return replace(self, mean=0.0), self.mean
+
+    @property
+    def formula(self) -> str:
+        return f"exp(-|w|{over(float(self.scale))}){over(2.0 * float(self.scale))}"
+
+    @property
+    def kl_formula(self) -> str:
+        scale, size = float(self.scale), f"{2.0 * float(self.scale):.6g}"
+        expected = "E|w| = sigma sqrt(2/pi) exp(-mu^2 / (2 sigma^2)) + mu erf(mu / (sigma sqrt(2)))"
+        return f"{times(1.0 / scale)}E|w|{'' if size == '1' else f' + log({size})'} - {ENTROPY_FORMULA}, {expected}"
 
     @property
     def nonsmooth(self) -> bool:

@@ -5,7 +5,7 @@ import glob
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -82,6 +82,9 @@ class Layerwise(Prior):
         chosen = [self._pattern(part) for part in layout]
         self._refuse_idle_patterns(layout, chosen)
         return tuple(self._prior(pattern, part, layout) for pattern, part in zip(chosen, layout, strict=True))
+
+    def rescaled(self, factor: Any) -> "Layerwise":
+        return Layerwise({pattern: rule.rescaled(factor) for pattern, rule in self.rules.items()})
 
     @property
     def num_members(self) -> int | None:

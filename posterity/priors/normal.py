@@ -1,7 +1,7 @@
 """The normal prior: independent weights, the Bayesian reading of weight decay."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from posterity.errors import positive, shown
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.priors.prior import Prior
+from posterity.priors.independent import Parametric, is_transient
+from posterity.priors.prior import over
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -26,7 +27,7 @@ class _Constants(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Normal(Prior):
+class Normal(Parametric):
     """Independent normal weights.
 
     **Math**: w ~ N(mean, scale^2), log p = sum over weights of -(w - mean)^2 / (2 scale^2) - log scale - log(2 pi) / 2.
@@ -52,6 +53,8 @@ class Normal(Prior):
     scale: float | Tensor = 1.0
     mean: float | Tensor = 0.0
 
+    degree = 2
+
     def __post_init__(self) -> None:
         positive("Normal.scale", self.scale, "or a tensor (M,), (1, P) or (M, P) of such numbers")
         if isinstance(self.scale, Tensor) and self.scale.dim() > 2:
@@ -75,19 +78,6 @@ class Normal(Prior):
         if axis == 1:
             return {*scale[1:], *mean[-1:]}
         return {*(scale if len(scale) == 1 else ()), *(s[0] for s in (scale, mean) if len(s) == 2 and s[0] > 1)}
-
-    def _content(self) -> tuple[object, ...]:
-        values = [torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in (self.scale, self.mean)]
-        return tuple((tuple(value.shape), *value.reshape(-1).tolist()) for value in values)
-
-    def __eq__(self, other: object) -> bool:
-        return self._content() == other._content() if isinstance(other, Normal) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._content())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # casts stay with their device
 
     def bound(self, layout: Layout) -> "Normal":
         """Itself, once the layout is known to have as many weights as the hyper-parameters."""
@@ -187,6 +177,46 @@ class Normal(Prior):
         shift = (_centred(mean, constants) * constants.inverse_scale).square()
         return 0.5 * (exponent.expm1() - exponent + shift).sum(-1)
 
+    def by_tensor(self, layout: Layout) -> tuple["Normal", ...]:
+        """Slices of the scales and means that differ by weight."""
+        return tuple(
+            Normal(_sliced(self.scale, part.offset, part.size, 2), _sliced(self.mean, part.offset, part.size, 1))
+            for part in layout
+        )
+
+    def rescaled(self, factor: Any) -> "Normal":
+        scale = self.scale.double() if isinstance(self.scale, Tensor) else self.scale
+        return replace(self, scale=scale * factor)
+
+    def rescaled_each(self, factors: Tensor) -> "Normal":
+        scale = torch.as_tensor(self.scale, dtype=torch.float64, device=factors.device) * factors.unsqueeze(0)  # (1, n)
+        return Normal(_number(scale), _number(self.mean) if isinstance(self.mean, Tensor) else self.mean)
+
+    def centred(self) -> tuple["Normal", float | Tensor]:
+        return replace(self, mean=0.0), self.mean
+
+    @property
+    def log_scale(self) -> Tensor:
+        return torch.as_tensor(self.scale, dtype=torch.float64).log()
+
+    @property
+    def description(self) -> str:
+        return f"normal, mean {float(self.mean):.6g}, scale {float(self.scale):.6g}"
+
+    @property
+    def formula(self) -> str:
+        scale = float(self.scale)
+        return f"exp(-{self._shifted('w')}^2{over(2.0 * scale**2)}){over(scale * math.sqrt(2.0 * math.pi))}"
+
+    @property
+    def kl_formula(self) -> str:
+        scale = float(self.scale)
+        return f"log({scale:.6g} / sigma) + (sigma^2 + {self._shifted('mu')}^2){over(2.0 * scale**2)} - 1/2"
+
+    def _shifted(self, name: str) -> str:
+        mean = float(self.mean)
+        return name if mean == 0.0 else f"({name} {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
+
     def _constants(self, shape: tuple[int, ...], like: Tensor) -> _Constants:
         """The hyper-parameters for theta of `shape` with the dtype and device of `like`, made once."""
         members = self.num_members
@@ -207,7 +237,7 @@ class Normal(Prior):
             # A hyper-parameter that is being learnt needs its graph anew each time.
             if any(isinstance(value, Tensor) and value.requires_grad for value in (self.scale, self.mean)):
                 return constants
-            if any(isinstance(value, Tensor) and _is_passing(value) for value in constants):
+            if any(isinstance(value, Tensor) and is_transient(value) for value in constants):
                 return constants
             cache[key] = constants
         return cache[key]
@@ -227,9 +257,17 @@ def _cast(scale: float | Tensor, mean: float | Tensor, like: Tensor) -> _Constan
     return _Constants(mean, scale.to(like), scale.reciprocal().to(like), scale.log().mean(-1).to(like))
 
 
-def _is_passing(value: Tensor) -> bool:
-    """Whether a tensor must not outlive the torch.func transform, trace or inference mode that it was made under."""
-    return type(value) is not Tensor or value.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(value)
+def _sliced(value: float | Tensor, offset: int, size: int, least: int) -> float | Tensor:
+    """A hyper-parameter of some weights, where it has their axis, as it does from `least` axes on."""
+    if not isinstance(value, Tensor) or value.dim() < least:
+        return value
+    return value[..., offset : offset + size]
+
+
+def _number(values: Tensor) -> float | Tensor:
+    """The one number where all are equal."""
+    first = float(values.reshape(-1)[0])
+    return first if bool((values == first).all()) else values.clone()
 
 
 def _centred(theta: Tensor, constants: _Constants) -> Tensor:

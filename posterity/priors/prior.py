@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
+ENTROPY_FORMULA = "log(sigma sqrt(2 pi e))"
 
 
 class Prior(ABC):
@@ -18,6 +20,13 @@ class Prior(ABC):
     A prior is an immutable value. `bound(layout)` resolves names and shapes once, when a `Joint` is made;
     every other method is called on the bound prior. A leading member axis of theta is kept: `log_prob` of
     (M, P) is (M,).
+    """
+
+    degree: ClassVar[int | None] = None
+    """k where A(w) = log p(mode) - log p(mode + w) is homogeneous, A(w / s) = A(w) / s^k; None elsewhere.
+
+    With n weights and every scale multiplied by s, p is const tau^(n / k) exp(-tau A(w)) for tau = s^-k, so that the
+    best scale for given weights has a closed form.
     """
 
     def bound(self, layout: Layout) -> "Prior":
@@ -108,3 +117,71 @@ class Prior(ABC):
     @abstractmethod
     def precision(self, theta: Tensor) -> Tensor:
         """Diagonal of the Hessian of -log p at theta, (..., P) -> (..., P)."""
+
+    def by_tensor(self, layout: Layout) -> tuple["Prior", ...]:
+        """The prior of each tensor alone, not bound."""
+        return tuple(self for _ in layout)
+
+    def rescaled(self, factor: Any) -> "Prior":
+        """The same density with every scale multiplied by a number or by (M,), not bound."""
+        raise TypeError(
+            f"{type(self).__name__} has no scale that a factor multiplies. Use Normal, Laplace or GroupLasso."
+        )
+
+    def rescaled_each(self, factors: Tensor) -> "Prior":
+        """The prior of one tensor with a factor for each of its n weights (n,), which may differ for `Normal` only."""
+        return self if bool((factors == 1.0).all()) else self.rescaled(float(factors[0]))
+
+    def centred(self) -> tuple["Prior", float | Tensor]:
+        """The prior with its mode moved to zero, and the mode: a number, (P,) or (M, P)."""
+        return self, 0.0
+
+    @property
+    def log_scale(self) -> Tensor:
+        """Logs of the scales, () or shaped like them, in float64."""
+        raise TypeError(f"{type(self).__name__} has no scale of its own.")
+
+    def penalty(self, away: Tensor, spread: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """log p(0) and A(w) of a prior with a `degree` and mode zero, (..., n) -> (...) each, in float64.
+
+        With `spread` it is E A for independent w ~ N(away, spread^2). A is taken at w / r, where r makes the two terms
+        comparable, and multiplied by r^k: the difference keeps its digits for weights far below the prior's scale.
+        """
+        assert self.degree is not None
+        with torch.no_grad():
+            squares = away.square() if spread is None else away.square() + spread.square()
+            squares = squares.sum(-1, keepdim=True) / self.variance(away).sum(-1, keepdim=True)
+            ratio = torch.where(squares > 0.0, squares.sqrt(), torch.ones_like(squares))  # (..., 1)
+            highest = self.log_prob(torch.zeros_like(away))
+        there = away / ratio
+        value = self.log_prob(there) if spread is None else -self.cross_entropy(there, spread / ratio)
+        return highest.double(), (highest - value).double() * ratio.squeeze(-1).double() ** self.degree
+
+    @property
+    def description(self) -> str:
+        """The usual name of the prior, with its numbers."""
+        return "without a name, by a table"
+
+    @property
+    def formula(self) -> str | None:
+        """p(w) of one weight as text; None where it has no closed form."""
+        return None
+
+    @property
+    def kl_formula(self) -> str:
+        """KL(N(mu, sigma^2) || this prior) of one weight as text."""
+        return f"-E log p(w) - {ENTROPY_FORMULA}, the expectation by quadrature"
+
+
+def times(number: float) -> str:
+    """A factor in a formula, before what it multiplies; nothing for 1.
+
+    >>> times(0.5) + "mu^2", times(1.0) + "mu^2"
+    ('0.5 mu^2', 'mu^2')
+    """
+    return "" if f"{number:.6g}" == "1" else f"{number:.6g} "
+
+
+def over(number: float) -> str:
+    """A divisor in a formula, after what it divides; nothing for 1."""
+    return "" if f"{number:.6g}" == "1" else f" / {number:.6g}"

@@ -11,8 +11,7 @@ from torch import Tensor
 from posterity.errors import positive, shown
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import soft_threshold
-from posterity.priors.independent import Independent
-from posterity.priors.members import column
+from posterity.priors.independent import Independent, column
 
 _DEPTH = 1e5  # nats below the mode where a table may end: posteriors reach far below what draws do
 _FARTHEST = 20.0  # asinh of the farthest node, in widths, for tails that fall as a power

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posterity.diagnostics import bulk_ess, e_bfmi, rhat
-from posterity.diagnostics.advice import ENERGY, RHAT
+from posterity.diagnostics.convergence import ENERGY, RHAT
 from posterity.errors import positive_whole, shown, unknown
 from posterity.posteriors.samples import Samples
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, gentle, panels, plain

@@ -14,7 +14,7 @@ from posterity.errors import BadFolder
 from posterity.storage import disk
 from posterity.storage.part import CONFIG, FILES, JSON, TENSORS, Part, json_bytes, pack, unpack
 
-FORMAT = 1
+FORMAT = 2  # of 0.2.0, which names types by the folders of today; 1 is that of 0.1.0, and both are read
 LIBRARY = "posterity"
 AGAIN = "Restore the folder from a copy, or save the run again to a new folder."
 
@@ -89,7 +89,7 @@ def parse(where: str, data: bytes) -> dict[str, Entry]:
         raise BadFolder(
             f"Run folder {where} has format {version}, and this posterity reads up to {FORMAT}. Upgrade posterity."
         )
-    if type(version) is not int or version != FORMAT or not isinstance(manifest.get("parts"), dict):
+    if type(version) is not int or version < 1 or not isinstance(manifest.get("parts"), dict):
         raise BadFolder(f"Run folder {where}: manifest.json is not in the format it should be. {AGAIN}")
     return {part: _entry(where, part, entry) for part, entry in manifest["parts"].items()}
 

@@ -42,6 +42,9 @@ _RENAMED = {
     "numerics.Warmup": "optim.Warmup",
 }
 
+# Their fields that a release stored under another name, by the name of the type today: {type: {old: new}}.
+_RENAMED_FIELDS: dict[str, dict[str, str]] = {}
+
 
 def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
     """The JSON of a value; its tensors are put into `tensors` under their path, not copied.
@@ -185,7 +188,9 @@ def _type_name(kind: type, path: str) -> str:
 
 
 def _build(name: str, values: dict[str, object]) -> object:
-    kind = _find(name)
+    name = _RENAMED.get(name, name)
+    kind, renamed = _find(name), _RENAMED_FIELDS.get(name, {})
+    values = {renamed.get(key, key): value for key, value in values.items()}
     accepted = {f.name for f in fields(kind) if f.init}
     for key in values:
         if key not in accepted:
@@ -198,7 +203,6 @@ def _build(name: str, values: dict[str, object]) -> object:
 
 
 def _find(name: str) -> type:
-    name = _RENAMED.get(name, name)
     subpackage, _, kind = name.partition(".")
     if subpackage in _subpackages():
         known = _exported(import_module(f"{_PACKAGE}.{subpackage}"))

@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 import posterity as po
 from posterity.curvature import Diagonal, Full, GaussNewton, Hessian, Structure
-from posterity.curvature.rows import Rows
+from posterity.curvature.curvature import Rows
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood, Poisson, StudentT
 from posterity.model import Batch
 from posterity.numerics import Key

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import posterity as po
 from posterity.curvature import GaussNewton
+from posterity.curvature.curvature import Rows
 from posterity.curvature.derivatives import derivatives
-from posterity.curvature.rows import Rows
 from posterity.curvature.survey import survey
 from posterity.numerics import Key
 

@@ -21,7 +21,7 @@ from posterity.curvature import (
     MonteCarloFisher,
     Structure,
 )
-from posterity.curvature.rows import Rows
+from posterity.curvature.curvature import Rows
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import survey
 from posterity.likelihoods import Categorical, Gaussian

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import posterity as po
 from posterity.evidence import Gamma, Groups, PerLayer, PerTensor, PriorScale, Shared
-from posterity.evidence.groups import grouped, rescaled_prior
+from posterity.evidence.marginal import grouped, rescaled_prior
 from posterity.inference.method import Method
 from posterity.numerics import Key
 from posterity.posteriors import Gaussian, Linearized, Mixture, Point, Posterior, Samples

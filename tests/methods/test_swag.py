@@ -22,7 +22,7 @@ from posterity.methods import MAP, SWAG
 from posterity.model import Batch
 from posterity.numerics import Key
 from posterity.optim import SGD, Cyclic
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Linearized
 from posterity.precisions import Dense, Diagonal
 from posterity.priors import Normal
 

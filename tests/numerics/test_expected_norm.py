@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posterity.numerics.random import Key
-from posterity.special import expected_norm as module
-from posterity.special.expected_norm import expected_absolute, expected_norm
+from posterity.special import functions as module
+from posterity.special.functions import expected_absolute, expected_norm
 
 
 def isotropic(length: float, scale: float, size: int) -> float:

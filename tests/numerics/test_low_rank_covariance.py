@@ -13,7 +13,6 @@ from posterity.errors import NotPositiveDefinite
 from posterity.jacobians.jacobian import Explicit, Stacked
 from posterity.numerics import Block
 from posterity.precisions import Dense, LowRank, LowRankCovariance
-from posterity.precisions.updated import base, updated
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(0, 8))
@@ -107,6 +106,6 @@ def test_no_curvature_can_be_taken_from_it():
     precision = LowRankCovariance(torch.ones(2), torch.ones(1, 2))
     with pytest.raises(TypeError, match=r"neither can be rescaled.*Laplace"):
         precision.rescaled(2.0, torch.ones(2))
-    close(base(precision), 0.5 * precision.diagonal())
+    close(precision.base, 0.5 * precision.diagonal())
     with pytest.raises(TypeError, match=r"within one structure\. Got Dense and LowRankCovariance"):
-        updated(Dense(torch.eye(2), torch.ones(2)), precision)
+        Dense(torch.eye(2), torch.ones(2)).plus(precision)

@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.errors import NotPositiveDefinite
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from posterity.numerics.random import Key
+from posterity.posteriors import default_integrator
 from posterity.predictive import (
     DrawsPredictive,
     Exact,
@@ -20,7 +21,6 @@ from posterity.predictive import (
     MonteCarlo,
     Probit,
     ProbitPhi,
-    default_integrator,
     probit_kappa,
     probit_phi,
     sigmoid_gaussian,

@@ -139,7 +139,7 @@ def test_manifest_lists_sizes_and_sha256_of_each_file(run):
     manifest = json.loads(data)
     assert data.endswith(b"}\n")
     assert list(manifest) == ["format", "library", "parts"]
-    assert (manifest["format"], manifest["library"]) == (1, "posterity")
+    assert (manifest["format"], manifest["library"]) == (2, "posterity")
     part = manifest["parts"]["posterior"]
     assert part["folder"].startswith("posterior-")
     assert len(part["folder"]) == len("posterior-") + 12

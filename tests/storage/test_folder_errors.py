@@ -90,8 +90,8 @@ def test_truncated_manifest(run, data):
 
 
 def test_newer_format_says_upgrade(run):
-    edit(run, lambda manifest: manifest.update(format=2))
-    refusal(lambda: run.read("posterior"), "format 2", "Upgrade posterity")
+    edit(run, lambda manifest: manifest.update(format=3))
+    refusal(lambda: run.read("posterior"), "format 3", "Upgrade posterity")
     refusal(lambda: run.commit(NEW), "Upgrade posterity")
 
 
@@ -301,3 +301,10 @@ def test_failure_at_every_call_leaves_old_or_new(tmp_path, monkeypatch, error, a
     assert left[0] > 0
     assert count > 12
     assert outcomes == {"failed", "new", "nothing" if first else "old"}
+
+
+def test_the_format_of_the_first_release_is_read_and_written_on(run):
+    edit(run, lambda manifest: manifest.update(format=1))
+    assert run.read("posterior").config == OLD["posterior"].config
+    run.commit(NEW)
+    assert run.read("posterior").config == NEW["posterior"].config

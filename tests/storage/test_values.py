@@ -19,7 +19,7 @@ from posterity.errors import BadFolder
 from posterity.likelihoods import Gaussian
 from posterity.model import Tempering
 from posterity.priors import FanIn, He, Layerwise, Normal
-from posterity.storage import decode, encode
+from posterity.storage import decode, encode, values
 
 TENSORS = st.sampled_from(
     [torch.tensor(1.5), torch.zeros(0), torch.arange(6).reshape(2, 3), torch.tensor([True]), torch.ones(2).bfloat16()]
@@ -246,3 +246,9 @@ def test_decode_imports_nothing_outside_posterity():
 
 def test_infinities_are_standard_json():
     assert encode([math.inf, -math.inf, math.nan], {}) == [{"float": "inf"}, {"float": "-inf"}, {"float": "nan"}]
+
+
+def test_old_names_and_fields_lead_to_new_ones(monkeypatch):
+    monkeypatch.setitem(values._RENAMED, "weights.Bell", "priors.Normal")
+    monkeypatch.setitem(values._RENAMED_FIELDS, "priors.Normal", {"deviation": "scale"})
+    assert decode({"type": "weights.Bell", "fields": {"deviation": 2.0}}, {}) == Normal(scale=2.0)

@@ -8,7 +8,7 @@ from torch import nn
 
 import posterity as po
 from posterity.curvature import CorrectedKronecker, Diagonal, Full, GaussNewton, Kronecker, LowRank
-from posterity.curvature.rows import Rows
+from posterity.curvature.curvature import Rows
 from posterity.curvature.survey import survey
 from posterity.numerics import Key
 

@@ -31,8 +31,7 @@ from posterity.methods.parts.sampler import Sampler
 from posterity.model.data import Batch, Data, Feed
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import TOGETHER
 from posterity.priors import Normal

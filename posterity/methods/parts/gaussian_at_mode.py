@@ -10,7 +10,7 @@ from torch import Tensor
 from posterity.curvature.structure import Structure, Sums
 from posterity.curvature.survey import Place
 from posterity.evidence import Marginal, Tuning, laplace_evidence
-from posterity.evidence.retuned import with_tuned
+from posterity.evidence.tuning import with_tuned
 from posterity.inference.method import Target
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.density import Density
@@ -20,7 +20,6 @@ from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.mixture import joint_of_members
 from posterity.precisions.block import BlockDiagonal, PerMember
 from posterity.precisions.precision import Precision
-from posterity.precisions.updated import base, updated
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -47,7 +46,7 @@ def prior_precision(joint: Target, theta: Tensor) -> Tensor:
     if isinstance(joint, Density):
         return torch.zeros_like(theta, dtype=torch.float64)
     if isinstance(joint.bound_prior, Correlated):
-        return base(joint.bound_prior.matrix)  # the rest is added in `gaussian_at_mode`
+        return joint.bound_prior.matrix.base  # the rest is added in `gaussian_at_mode`
     prior = joint.bound_prior.precision(theta[: joint.num_weights].to(torch.float64))
     return prior if joint.random_indices is None else prior[joint.random_indices]
 
@@ -64,7 +63,7 @@ def gaussian_at_mode(
     precision = structure.precision(fit.sums, fit.places, likelihood_power, prior_power * prior)
     known = precision  # of the data alone, apart from a diagonal
     if isinstance(joint, Joint) and isinstance(joint.bound_prior, Correlated):
-        precision = updated(precision, joint.bound_prior.matrix, prior_power)
+        precision = precision.plus(joint.bound_prior.matrix, prior_power)
     log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
     weights = theta[: joint.num_weights].detach().clone()
     evidence = laplace_evidence(log_joint, precision)

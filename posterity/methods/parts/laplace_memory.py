@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from posterity.curvature import CorrectedKronecker, Diagonal, Full, GaussNewton, Kronecker, Structure
+from posterity.curvature.curvature import num_random
 from posterity.curvature.derivatives import CACHE, DEVICE, LEAST_ROWS
-from posterity.curvature.rows import num_random
 from posterity.curvature.survey import Survey, survey
 from posterity.inference.memory import theta_bytes
 from posterity.inference.method import Target

@@ -16,8 +16,7 @@ from posterity.likelihoods.scaled import Scaled
 from posterity.methods.coordinate_ascent import fell
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian
-from posterity.posteriors.linearized import Linearized
+from posterity.posteriors.gaussian import Gaussian, Linearized
 from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import Samples
 
@@ -36,10 +35,6 @@ class PlainStep(Maximisation):
             return text
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
         return f"{getattr(self.function, '__module__', '')}.{name}"  # without its place in memory
-
-    @property
-    def needs_residuals(self) -> bool:
-        return False
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         return self.function(joint, posterior)

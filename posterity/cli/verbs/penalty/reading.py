@@ -28,55 +28,16 @@ from posterity.penalties import (
 from posterity.penalties import GroupLasso as GroupPenalty
 from posterity.penalties.conversion import variance_of_one
 from posterity.penalties.expansion import Expansion
-from posterity.penalties.explanation import recognise_polynomial, recognise_trigonometric, times
-from posterity.priors import Cauchy, GroupLasso, Horseshoe, Laplace, Logistic, Normal, Prior, StudentT
-
-ENTROPY = "log(sigma sqrt(2 pi e))"
-
-
-def name_of(prior: Prior) -> str:
-    """What people call the prior, with its numbers."""
-    if isinstance(prior, Normal):
-        return f"normal, mean {float(prior.mean):.6g}, scale {float(prior.scale):.6g}"
-    if isinstance(prior, GroupLasso):
-        return f"of the group lasso over {prior.over}, rate {float(prior.rate):.6g}"
-    if isinstance(prior, StudentT):
-        return f"Student-t, {prior.degrees:g} degrees, scale {float(prior.scale):.6g}"
-    if isinstance(prior, (Laplace, Cauchy, Logistic, Horseshoe)):
-        return f"{type(prior).__name__}, scale {float(prior.scale):.6g}"
-    return "without a name, by a table"
-
-
-def density_of(prior: Prior) -> str | None:
-    """p(w) of a prior with a name; None of one without."""
-    if isinstance(prior, Normal):
-        scale, mean = float(prior.scale), float(prior.mean)
-        shifted = "w" if mean == 0.0 else f"(w {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
-        return f"exp(-{shifted}^2{_over(2.0 * scale**2)}){_over(scale * math.sqrt(2.0 * math.pi))}"
-    if isinstance(prior, GroupLasso):
-        return f"exp(-{times(float(prior.rate))}||w_g||) / Z for each group g"
-    if isinstance(prior, Horseshoe):
-        return f"mean over s of N(w; 0, ({float(prior.scale):.6g} s)^2), s half-Cauchy of scale 1"
-    if not isinstance(prior, (Laplace, StudentT, Cauchy, Logistic)):
-        return None
-    scale = float(prior.scale)
-    if isinstance(prior, Laplace):
-        return f"exp(-|w|{_over(scale)}){_over(2.0 * scale)}"
-    if isinstance(prior, Cauchy):
-        return f"1 / ({math.pi * scale:.6g} (1 + {_square(scale)}))"
-    if isinstance(prior, StudentT):
-        df = prior.degrees
-        return f"(1 + {_square(scale)}{_over(df)})^(-{(df + 1.0) / 2.0:g}) / Z"
-    return f"1 / ({4.0 * scale:.6g} cosh(w{_over(2.0 * scale)})^2)"
+from posterity.penalties.explanation import recognise_polynomial, recognise_trigonometric
+from posterity.priors import GroupLasso, Prior
 
 
 def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> str | None:
     """p(w) of the prior that was found, spelt out where it is known; None where it is only a table, or none."""
     if verdict.prior is None:
         return None
-    known = density_of(verdict.prior)
-    if known is not None:
-        return known
+    if verdict.prior.formula is not None:
+        return verdict.prior.formula
     if points:
         if not 0.0 < verdict.kappa < math.inf:
             return f"exp({verdict.K:.6g} - r(w)) with r = {penalty}"
@@ -87,32 +48,6 @@ def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> s
     recognise = recognise_polynomial if verdict.route == "polynomial" else recognise_trigonometric
     found = recognise(places, verdict.log_alpha(places))
     return None if found is None else f"exp({_sum(found)})"
-
-
-def divergence_from(prior: Prior) -> str:
-    """KL(N(mu, sigma^2) || prior) of one weight (of one group, for the group lasso)."""
-    if isinstance(prior, Normal):
-        scale, mean = float(prior.scale), float(prior.mean)
-        shifted = "mu" if mean == 0.0 else f"(mu {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
-        return f"log({scale:.6g} / sigma) + (sigma^2 + {shifted}^2){_over(2.0 * scale**2)} - 1/2"
-    if isinstance(prior, Laplace):
-        scale = float(prior.scale)
-        expected = "E|w| = sigma sqrt(2/pi) exp(-mu^2 / (2 sigma^2)) + mu erf(mu / (sigma sqrt(2)))"
-        size = f"{2.0 * scale:.6g}"
-        return f"{times(1.0 / scale)}E|w|{'' if size == '1' else f' + log({size})'} - {ENTROPY}, {expected}"
-    if isinstance(prior, GroupLasso):
-        return f"{times(float(prior.rate))}E||w_g|| + log Z - n {ENTROPY} for each group of n weights"
-    return f"-E log p(w) - {ENTROPY}, the expectation by quadrature"
-
-
-def _over(number: float) -> str:
-    """A divisor after something, and nothing for 1."""
-    return "" if f"{number:.6g}" == "1" else f" / {number:.6g}"
-
-
-def _square(scale: float) -> str:
-    """(w / scale)^2."""
-    return f"(w{over})^2" if (over := _over(scale)) else "w^2"
 
 
 def _sum(expansion: Expansion) -> str:
@@ -272,7 +207,7 @@ class Reading:
         """The finding in a line."""
         if self.prior_given:
             assert self.verdict.prior is not None
-            return f"prior {name_of(self.verdict.prior)}, as a penalty on {self.family}"
+            return f"prior {self.verdict.prior.description}, as a penalty on {self.family}"
         found = "a prior" if self.verdict.satisfies_star else "no prior" if self.verdict.decided else "not known"
         if self.verdict.satisfies_star and self.verdict.fitted:
             found += f", to within {self.verdict.residual:.1g}"
@@ -284,17 +219,17 @@ class Reading:
         if not self.penalty.separates:
             yield "groups", f"of {math.prod(self.group)} weights, in a tensor of shape {self.shape}"
         if verdict.prior is not None:
-            yield "prior", name_of(verdict.prior)
+            yield "prior", verdict.prior.description
             yield "density", f"p(w) = {self.density or 'known by its values only'}"
             yield "variance", self._variance_in_words(verdict.prior)
         if self.prior_given:
             yield "by points", str(from_prior(verdict.prior, Dirac()))  # type: ignore[arg-type]
         if self.prior_given and not self.points:
-            yield "KL", f"r(mu, sigma) = {divergence_from(verdict.prior)}"  # type: ignore[arg-type]
+            yield "KL", f"r(mu, sigma) = {verdict.prior.kl_formula}"  # type: ignore[union-attr]
         if not self.prior_given:
             yield "why" if verdict.satisfies_star else "why not", verdict.explanation
             if isinstance(verdict.nearest, Divergence):
-                yield "nearest", f"{verdict.nearest}: {divergence_from(verdict.nearest.target)}"
+                yield "nearest", f"{verdict.nearest}: {verdict.nearest.target.kl_formula}"
             elif verdict.nearest is not None:
                 yield "nearest", str(verdict.nearest)
             for scale, one in self.alone.items():
@@ -390,9 +325,9 @@ class Reading:
             "explanation": verdict.explanation,
             "prior": None
             if prior is None
-            else {"name": name_of(prior), "density": self.density, "variance": finite(self.variance(prior))},
+            else {"name": prior.description, "density": self.density, "variance": finite(self.variance(prior))},
             "nearest": None if nearest is None else str(nearest),
-            "kl": divergence_from(prior) if prior is not None and not self.points else None,
+            "kl": prior.kl_formula if prior is not None and not self.points else None,
             "priors_at_fixed_sigma": {
                 f"{scale:g}": density_of_verdict(self.penalty, one, points=False) for scale, one in self.alone.items()
             },

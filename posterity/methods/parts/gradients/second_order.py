@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from posterity.curvature.curvature import Curvature
-from posterity.curvature.fisher import GaussNewton
+from posterity.curvature.curvature import Curvature, GaussNewton
 from posterity.inference.method import Target
 from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
 from posterity.model.data import Batch
