@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Seat, Seats, batch_log_likelihood, in_turn
+from posterity.model.backward import Seat, Seats, backward, batch_log_likelihood, in_turn
 from posterity.model.batch import Inputs
-from posterity.model.checks import check_finite, check_inputs, checked_patterns, example_output, like_saved
 from posterity.model.data import Batch
 from posterity.model.network import Buffers, Network
+from posterity.model.problem import check_finite, check_inputs, checked_patterns, example_output, like_saved
 from posterity.model.tempering import Tempering
-from posterity.numerics.autodiff import backward
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
