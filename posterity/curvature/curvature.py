@@ -8,9 +8,8 @@ from torch import Tensor
 from posterity.curvature.rows import Rows
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.data import Batch
-from posterity.model.density import Density
-from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 
 
@@ -36,13 +35,13 @@ class Curvature(ABC):
         return outputs
 
     def matrix(
-        self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
+        self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
     ) -> Tensor:
         """The dense matrix (R, R) in float64, for one theta (P,)."""
         return Rows(self, joint, theta, batch, buffers, Key(seed)).matrix()
 
     def diagonal(
-        self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
+        self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
     ) -> Tensor:
         """Its diagonal (R,) in float64, for one theta (P,)."""
         return Rows(self, joint, theta, batch, buffers, Key(seed)).diagonal()

@@ -5,8 +5,8 @@ from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.choose_tempering import ChosenTempering, choose_tempering
 from posterity.inference.executor import Batched, Executor, Outcome, Processes, Sequential, Task
 from posterity.inference.infer import infer
-from posterity.inference.method import Info, Method, Target
-from posterity.inference.plan import Plan, plan
+from posterity.inference.memory import Plan, plan
+from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.inference.run import Run, Trace
 
 __all__ = [
@@ -16,17 +16,19 @@ __all__ = [
     "ChosenTempering",
     "EarlyStopping",
     "Executor",
+    "Footprint",
     "Info",
     "Method",
     "Outcome",
     "Plan",
+    "Problem",
     "Processes",
     "ProgressBar",
     "Run",
     "Sequential",
-    "Target",
     "Task",
     "Trace",
+    "Traits",
     "Validation",
     "choose_tempering",
     "infer",

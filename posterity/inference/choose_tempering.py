@@ -11,12 +11,10 @@ from torch import Tensor
 
 from posterity.errors import Diverged, NotPositiveDefinite, shown
 from posterity.inference.infer import infer
+from posterity.inference.memory import plan
 from posterity.inference.method import Method
-from posterity.inference.plan import plan
 from posterity.inference.validator import Validator
-from posterity.model.data import Data, as_data
-from posterity.model.joint import Joint
-from posterity.model.tempering import Tempering
+from posterity.model import Data, Joint, Tempering, as_data
 from posterity.posteriors.posterior import Posterior
 
 logger = logging.getLogger("posterity")
@@ -137,7 +135,7 @@ def _part(temperings: Tempering, places: Tensor) -> Tempering:
 
 def _group_size(stages: Sequence[Method], joint: Joint, rows: Data, temperings: Tempering, count: int) -> int:
     """How many temperatures step together: as many as fit in memory, halving from all of them."""
-    if not all(stage.takes_members for stage in stages):
+    if not all(stage.traits.takes_members for stage in stages):
         return 1
     size = count
     while size > 1:

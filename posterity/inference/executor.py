@@ -19,10 +19,10 @@ from torch import Tensor
 
 from posterity.errors import BadFolder, Diverged, positive_whole, shown, whole
 from posterity.inference.infer import infer, starting_point
-from posterity.inference.method import Method, Target
+from posterity.inference.method import Method
 from posterity.inference.run import Trace
+from posterity.model import Joint, Problem
 from posterity.model.data import OwnOrders, TensorData, as_data
-from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.load import load
 from posterity.posteriors.posterior import Posterior
@@ -35,7 +35,7 @@ class Task:
 
     name: str
     method: Method
-    joint: Target
+    joint: Problem
     data: object
     start: Posterior | Tensor | None = None
     validation: object = None
@@ -60,7 +60,7 @@ class Task:
             "seed": self.seed,
             "data": as_data(self.data).fingerprint(),
             "validation": "none" if self.validation is None else as_data(self.validation).fingerprint(),
-            "model": self.joint.encode(tensors) if isinstance(self.joint, Joint) else self.joint.encode(),
+            "model": self.joint.encode(tensors),
             "start": start,
         }
         if isinstance(self.joint, Joint):
@@ -101,8 +101,8 @@ def stored(task: Task, path: Path) -> Outcome | None:
     part = folder.read("trace")
     trace = Trace.from_tensors(part.tensors)
     trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
-    model = task.joint.network.module if isinstance(task.joint, Joint) else task.joint
-    return Outcome(task.name, load(path, model), trace)
+    model = task.joint if task.joint.network is None else task.joint.network.module
+    return Outcome(task.name, load(path, model), trace)  # type: ignore[arg-type]
 
 
 def _other(task: Task, path: Path, name: str) -> BadFolder:
@@ -174,7 +174,7 @@ class Batched(Executor):
         for task in tasks:
             data = task.data if isinstance(task.data, (tuple, list)) else (task.data,)
             alike = (repr(task.method), id(task.joint), tuple(map(id, data)), id(task.validation))
-            plain = task.method.takes_members and (task.start is None or isinstance(task.start, Tensor))
+            plain = task.method.traits.takes_members and (task.start is None or isinstance(task.start, Tensor))
             groups.setdefault(alike if plain else id(task), []).append(task)
         for group in groups.values():
             if len(group) == 1:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posterity.model.batch import Inputs, named_tensors, num_rows
-from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.precisions.diagonal import Diagonal
@@ -49,7 +49,7 @@ class Gaussian(Posterior):
     True
     """
 
-    joint: Joint | Density
+    joint: Problem
     mean: Tensor
     precision: Precision
     buffers: Buffers = field(default_factory=dict)

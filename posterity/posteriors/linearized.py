@@ -12,9 +12,9 @@ from posterity.curvature.derivatives import Piece, derivatives, row_bytes
 from posterity.curvature.survey import survey
 from posterity.jacobians.jacobian import Jacobian
 from posterity.model.batch import Inputs, num_rows
-from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.posterior import Posterior
@@ -56,7 +56,7 @@ class Linearized(Posterior):
     tensor([[1.]])
     """
 
-    joint: Joint | Density
+    joint: Problem
     gaussian: Gaussian
 
     @property
