@@ -51,12 +51,14 @@ class Conjugate(Method):
     tensor([0.4000, 0.2000])
     """
 
-    traits = Traits(takes_members=False, anytime=False)
-
     batch_size: int | None = 1024
 
     def __post_init__(self) -> None:
         check_batch_size("Conjugate.batch_size", self.batch_size)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(takes_members=False, anytime=False)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         parts = {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * joint.num_random**2}

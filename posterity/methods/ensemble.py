@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -141,7 +142,7 @@ class Ensemble(Method):
             accountable=lambda state: self._repaired(state, state.members),  # the others have been given up
         )
 
-    @property
+    @cached_property
     def _together(self) -> bool:
         """Whether members step as rows of one theta, not in turn."""
         return self.method.traits.takes_members

@@ -77,8 +77,6 @@ class ExpectationMaximization(Method):
     [1.0, 10.6]
     """
 
-    traits = Traits(takes_members=False, row="restart")
-
     expectation: Callable[[Values, Latent], Latent] = field(repr=False)
     maximisation: Callable[[Values, Latent], Values] = field(repr=False)
     bound: Callable[[Values, Latent], Tensor] = field(repr=False)
@@ -106,6 +104,10 @@ class ExpectationMaximization(Method):
         for name in ("tolerance", "absolute"):
             if getattr(self, name) != 0.0:
                 positive(f"ExpectationMaximization.{name}", getattr(self, name), "or 0")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(takes_members=False, row="restart")
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         """Values before and after a step; what the functions take is not known."""

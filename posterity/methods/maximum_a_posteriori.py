@@ -99,8 +99,6 @@ class MAP(Method):
     True
     """
 
-    traits = Traits(recordable=True)
-
     steps: int = 2000
     batch_size: int | None = 128
     optimizer: Optimizer = field(default_factory=Adam)
@@ -111,6 +109,10 @@ class MAP(Method):
         positive_whole("MAP.steps", self.steps)
         check_batch_size("MAP.batch_size", self.batch_size)
         of_kinds(self, optimizer=Optimizer, schedule=Schedule, proximal=bool)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(recordable=True)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """The problem given; a TypeError where proximal steps are asked for and it does not tell its prior."""

@@ -75,8 +75,6 @@ class MeanField(Method):
     True
     """
 
-    traits = Traits(recordable=True)
-
     steps: int = 5000
     batch_size: int | None = 128
     optimizer: Optimizer = field(default_factory=Adam)
@@ -90,6 +88,10 @@ class MeanField(Method):
         check_batch_size("MeanField.batch_size", self.batch_size)
         of_kinds(self, optimizer=Optimizer, schedule=Schedule, estimator=Estimator)
         of_kinds(self, kl_schedule=Schedule, initial_scales=ScaleRule)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(recordable=True)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         size = joint.size + joint.num_random

@@ -70,8 +70,6 @@ class OnlineLaplace(Method):
     0.1
     """
 
-    traits = Traits(takes_members=False, anytime=False)
-
     fit: MAP = field(default_factory=MAP)
     laplace: Laplace = field(default_factory=lambda: Laplace(structure=Kronecker(), tuning=None))
     tuning: Tuning = field(default_factory=lambda: Evidence(PerLayer()))
@@ -82,6 +80,10 @@ class OnlineLaplace(Method):
         of_kinds(self, fit=MAP, laplace=Laplace, tuning=Tuning)
         positive_whole("OnlineLaplace.rounds", self.rounds)
         fraction("OnlineLaplace.burn_in", self.burn_in)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(takes_members=False, anytime=False)
 
     @property
     def stops(self) -> tuple[int, ...]:

@@ -71,8 +71,6 @@ class SWAG(Method):
     torch.Size([3, 2])
     """
 
-    traits = Traits(anytime=False)
-
     fit: MAP = field(default_factory=lambda: MAP(optimizer=SGD(0.01)))
     every: int = 20
     rank: int = 20
@@ -98,6 +96,10 @@ class SWAG(Method):
                 f"from {self.fit.steps} steps, one every {self.every} after the first {self.warmup}. "
                 "Use more steps, a smaller every, or a smaller rank."
             )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(anytime=False)
 
     @property
     def batch_size(self) -> int | None:

@@ -21,6 +21,7 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.model.stream import in_order
+from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 from posterity.predictive import Integrator, Predictive, default_integrator, from_outputs, joint_gaussian
 from posterity.storage import Part, RunFolder, encode
@@ -106,9 +107,9 @@ class Posterior(ABC):
         if isinstance(joint, Density):
             return joint.constrained(theta)
         # Chains draw the noise as well, others have it fitted.
-        if joint.network is None or theta.shape[-1] == joint.size:
-            return joint.layout.unflatten(theta)
-        return joint.network.layout.unflatten(theta)
+        whole = joint.network is None or theta.shape[-1] == joint.size
+        layout: Layout = joint.layout if whole else joint.as_joint("draws").network.layout
+        return layout.unflatten(theta)
 
     def predict(
         self,

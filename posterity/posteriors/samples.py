@@ -180,7 +180,8 @@ class Samples(Posterior):
     @property
     def num_members(self) -> int | None:
         """C where each chain is that of another problem, as the joint's member axis says."""
-        return self.joint.num_members
+        count: int | None = self.joint.num_members
+        return count
 
     def member(self, index: int) -> "Samples":
         return self if self.num_members is None else self.chain(index)

@@ -260,7 +260,8 @@ def step_number(step: int | Tensor, device: torch.device) -> Tensor:
 
 def loss_factor(joint: Problem) -> float | Tensor:
     """By what the gradient of the log density exceeds that of the mean loss of a datum: a number, or (M,)."""
-    return joint.num_data * joint.powers[0]
+    factor: float | Tensor = joint.num_data * joint.powers[0]
+    return factor
 
 
 def chain_gradients(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffers) -> tuple[Tensor, Tensor, Buffers]:
