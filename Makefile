@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 BENCH ?= map_step
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check reference bench clean
 
 help: ## Show what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.run ## Make .venv with the library and its command line
 	@echo "posterity is installed in $(VENV): run $(BIN)/posterity --help"
@@ -24,7 +24,11 @@ check: $(VENV)/.dev ## Format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+reference: $(VENV)/.run ## Write docs/reference.md from the docstrings
+	$(BIN)/python docs/make_reference.py
 
 bench: $(VENV)-bench/.peers ## Run a benchmark against its peers: make bench BENCH=map_step
 	$(VENV)-bench/bin/python -m benchmarks.$(BENCH)

@@ -1,8 +1,12 @@
 """Approximate Bayesian inference for neural networks in PyTorch.
 
+`Joint` states a problem, a method from `methods` and `infer` give its posterior, and `predict` gives a predictive
+distribution. The other packages hold what these are made of.
+
 >>> import posterity as po
->>> sorted(name for name in dir(po) if name in ("Joint", "Density", "infer", "load"))
-['Density', 'Joint', 'infer', 'load']
+>>> joint = po.Joint(po.networks.MLP([1, 10, 1]), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=100)
+>>> joint.num_data
+100
 """
 
 from difflib import get_close_matches
@@ -10,6 +14,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posterity import (
+        curvature,
+        datasets,
+        diagnostics,
+        errors,
+        evidence,
+        inference,
+        kernels,
+        likelihoods,
+        methods,
+        metrics,
+        mixtures,
+        model,
+        networks,
+        optim,
+        penalties,
+        posteriors,
+        precisions,
+        predictive,
+        priors,
+        pruning,
+        report,
+        theory,
+    )
     from posterity.inference import Checkpoint, EarlyStopping, infer, plan
     from posterity.model import Density, Joint, Tempering, as_data
     from posterity.numerics import Key
@@ -18,8 +46,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What lives where. Loaded at first use, so that the command line answers --help without importing torch.
-_NAMES = {
+# Everything is loaded at first use, so that the command line answers --help without importing torch.
+_MODULES = {
     "Checkpoint": "inference",
     "Density": "model",
     "EarlyStopping": "inference",
@@ -32,33 +60,6 @@ _NAMES = {
     "load": "posteriors.load",
     "plan": "inference",
 }
-_PACKAGES = (
-    "curvature",
-    "datasets",
-    "diagnostics",
-    "evidence",
-    "inference",
-    "jacobians",
-    "kernels",
-    "likelihoods",
-    "methods",
-    "metrics",
-    "mixtures",
-    "model",
-    "networks",
-    "numerics",
-    "optim",
-    "penalties",
-    "posteriors",
-    "precisions",
-    "predictive",
-    "priors",
-    "pruning",
-    "report",
-    "special",
-    "storage",
-    "theory",
-)
 
 __all__ = [
     "Checkpoint",
@@ -72,10 +73,10 @@ __all__ = [
     "curvature",
     "datasets",
     "diagnostics",
+    "errors",
     "evidence",
     "infer",
     "inference",
-    "jacobians",
     "kernels",
     "likelihoods",
     "load",
@@ -84,7 +85,6 @@ __all__ = [
     "mixtures",
     "model",
     "networks",
-    "numerics",
     "optim",
     "penalties",
     "plan",
@@ -94,17 +94,15 @@ __all__ = [
     "priors",
     "pruning",
     "report",
-    "special",
-    "storage",
     "theory",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
+    if name in _MODULES:
+        return getattr(import_module(f"posterity.{_MODULES[name]}"), name)
+    if name in __all__:
         return import_module(f"posterity.{name}")
-    if name in _NAMES:
-        return getattr(import_module(f"posterity.{_NAMES[name]}"), name)
     near = get_close_matches(name, __all__, n=1)
     raise AttributeError(
         f"module 'posterity' has no attribute '{name}'." + (f" Did you mean '{near[0]}'?" if near else "")

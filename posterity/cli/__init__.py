@@ -1,4 +1,4 @@
-"""The command line: `frame` has what verbs share, `verbs` has one file a verb.
+"""The command line: `frame` has what the verbs share, `verbs` has one file a verb.
 
-Nothing here imports torch before a command runs.
+Nothing here imports torch before a command runs, so that `--help` is quick. Inference belongs into the library.
 """

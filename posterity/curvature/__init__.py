@@ -1,4 +1,7 @@
-"""Curvatures of the negative log-likelihood, and the structures in which they are kept."""
+"""Curvatures of the negative log-likelihood, and the structures that keep them while they are summed over the data.
+
+The matrices that come out are in `precisions`, the derivatives of single layers in `jacobians`.
+"""
 
 from posterity.curvature.curvature import Curvature
 from posterity.curvature.diagonal import Diagonal, Hutchinson

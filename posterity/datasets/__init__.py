@@ -1,4 +1,7 @@
-"""Data sets: toys made on the spot, readers of published ones, and tables in text files."""
+"""Data sets: toys made on the spot, readers of published files, and tables in text files with their preprocessing.
+
+Batches and loaders are in `model`.
+"""
 
 from posterity.datasets.dataset import DataSet, LabelledData
 from posterity.datasets.files import cache_folder, data_folder

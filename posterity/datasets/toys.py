@@ -12,7 +12,9 @@ from posterity.errors import shown, unknown
 from posterity.numerics.random import Key
 
 LINE_WEIGHT = 1.5
+"""The true slope of `line`."""
 LINE_BIAS = -0.5
+"""The true intercept of `line`."""
 
 
 def two_moons(num_data: int = 500, noise: float = 0.2, seed: int = 0, test: int = 2000) -> DataSet:
@@ -105,6 +107,7 @@ def _blurred(clean: Tensor, noise: float, key: Key) -> Tensor:
 TOYS: Mapping[str, Callable[..., DataSet]] = MappingProxyType(
     {"two-moons": two_moons, "sine": sine, "line": line, "blobs": blobs}
 )
+"""The toy data sets by name; each function takes a number of rows, a seed and its noise."""
 
 
 def load(name: str, seed: int = 0) -> DataSet:

@@ -1,4 +1,7 @@
-"""What a posterior has and has not learnt, and whether the chains that drew it can be relied on."""
+"""Whether a posterior can be trusted: convergence of chains, collapse to the prior, temperatures of samplers.
+
+Scores of predictions against targets are in `metrics`.
+"""
 
 from posterity.diagnostics.collapse import Collapse, collapse
 from posterity.diagnostics.convergence import Convergence, Quantity, convergence

@@ -1,4 +1,7 @@
-"""Evidence: log p(D) and its bounds, and hyper-parameters that maximise it."""
+"""The log evidence log p(D), its bounds and estimates, and hyper-parameters that maximise it.
+
+The loops that alternate with a fit are in `methods`; the bounds of wide networks in closed form are in `theory`.
+"""
 
 from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo

@@ -1,4 +1,7 @@
-"""The one training loop, its trace, callbacks and checkpoints."""
+"""The one loop over steps: `infer`, the protocol `Method`, traces, callbacks, checkpoints, plans and executors.
+
+Algorithms are in `methods`. Nothing else in the library loops over steps.
+"""
 
 from posterity.inference.callbacks import Callback, EarlyStopping, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint

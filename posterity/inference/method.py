@@ -13,6 +13,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
 Info: TypeAlias = Mapping[str, Tensor | float]
+"""What a step reports to the trace, by name."""
 # How pieces of a step are made quicker: as CUDA graphs of their kernels, or as machine code as well.
 Effort: TypeAlias = Literal["none", "recorded", "compiled"]
 

@@ -1,4 +1,4 @@
-"""Uses of weights in a network and their derivatives in factors.
+"""How a network uses its weights, and the derivatives of each use in factors.
 
-Sums over data are in `curvature`.
+A layer type belongs here. Sums over data are in `curvature`.
 """

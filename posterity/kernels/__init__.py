@@ -1,4 +1,7 @@
-"""Transitions of Markov chains, as pure functions on a batch of chains with the noise given."""
+"""Transitions of Markov chains: pure functions of a batch of chains and the noise, and the adaptation of warm-up.
+
+The samplers that call them are in `methods`.
+"""
 
 from posterity.kernels.adaptation import (
     DenseMass,

@@ -6,8 +6,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-# A log density of many chains at once: positions (C, P) -> values (C,), gradients (C, P).
 Target: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""A log density of many chains at once: positions (C, P) -> values (C,), gradients (C, P)."""
 
 
 class Place(NamedTuple):

@@ -1,4 +1,7 @@
-"""Densities of targets given network outputs."""
+"""Densities of targets given network outputs, with their derivatives and closed-form integrals.
+
+Distributions after integrating over outputs are in `predictive`.
+"""
 
 from posterity.likelihoods.bernoulli import Bernoulli
 from posterity.likelihoods.categorical import Categorical

@@ -1,6 +1,6 @@
-"""Inference methods, one file each.
+"""Inference methods, one file an algorithm.
 
-What several of them share is in `parts`.
+What several methods share is in `parts`; the loop that runs them is in `inference`.
 """
 
 from posterity.methods.conjugate import Conjugate

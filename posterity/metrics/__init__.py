@@ -1,4 +1,7 @@
-"""Numbers that judge a predictive distribution by held-out targets: `metric(pred, y) -> float`."""
+"""Scores of a predictive distribution on held-out targets: `metric(pred, y) -> float`.
+
+A metric sees the predictive and the targets, never a posterior; diagnostics of posteriors are in `diagnostics`.
+"""
 
 from posterity.metrics.agreement import agreement, total_variation
 from posterity.metrics.bootstrap import Bootstrap, bootstrap

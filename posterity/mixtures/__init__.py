@@ -1,4 +1,7 @@
-"""Mixtures of Gaussians: kinds of covariance, and passes over the rows in chunks."""
+"""Gaussian mixtures, by EM and by variational inference, with the interface of scikit-learn.
+
+Each kind of covariance is one file. EM for models of your own is `methods.ExpectationMaximization`.
+"""
 
 from posterity.mixtures.bayesian_gaussian_mixture import BayesianGaussianMixture
 from posterity.mixtures.covariance import Covariance

@@ -1,4 +1,7 @@
-"""The problem: a network, its data, and the log density they make."""
+"""The problem: a network as a function of a flat vector, its data, and the log density of both.
+
+Scaling of mini-batches and tempering happen here and nowhere else.
+"""
 
 from posterity.model.augmentation import Augmentation, Compose, Crop, Flip
 from posterity.model.data import Batch, Data, Feed, as_data

@@ -218,8 +218,6 @@ class Reported:
         return self.lowest, self.highest
 
 
-# Ranges at second hand: a table of temperatures from the literature, read as the factor eta of the KL, for which papers
-# have symbols of their own. They hold for the networks and data of these papers: a place to start from, no more.
 LITERATURE: dict[str, Reported] = {
     "zhang-2018": Reported(
         "Zhang et al. (2018), Noisy natural gradient as variational inference",
@@ -248,3 +246,8 @@ LITERATURE: dict[str, Reported] = {
         "likelihood and prior have the power 1/T, and test scores improve for T far below 1.",
     ),
 }
+"""Temperatures that papers report, by paper and year.
+
+The ranges come from a table in the literature that reads each paper's own symbol as the factor eta of the KL. They hold
+for the networks and data of these papers: a place to start from, no more.
+"""

@@ -1,4 +1,7 @@
-"""Small networks for examples and tests; any `nn.Module` will do in their place."""
+"""Small networks for examples, studies and tests; any `nn.Module` takes their place.
+
+Wrapping a module as a function of a flat vector is in `model`.
+"""
 
 from posterity.networks.convolutional import VGG, ConvNet, LeNet
 from posterity.networks.layers import Chain, ConcreteDropout, Erf, Scaled

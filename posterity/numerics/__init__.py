@@ -1,6 +1,6 @@
-"""Numbers without statistics: keys, flat layouts, workspaces, compiled and recorded pieces.
+"""Numbers without statistics: random keys, flat layouts, workspaces, compiled and recorded pieces.
 
-No densities, no matrices of curvature, no optimisers.
+Densities, curvature matrices and optimisers do not belong here.
 """
 
 from posterity.numerics.layout import Block, Layout

@@ -1,6 +1,6 @@
-"""Optimisers and schedules: those that methods take, and IVON for training loops of one's own.
+"""Optimisers and schedules that methods take, and IVON for training loops of your own.
 
-No losses and no loops.
+Losses and loops do not belong here.
 """
 
 from posterity.optim.ivon import IVON

@@ -1,6 +1,6 @@
-"""Penalties, the priors that they stand for, and back.
+"""Penalties, the priors that they stand for, and the way back.
 
-Densities of weights are in `priors`.
+Densities of weights are in `priors`; removing units that a penalty has set to zero is in `pruning`.
 """
 
 from posterity.penalties.composed import Function, Sum

@@ -1,4 +1,7 @@
-"""Posteriors: whatever draws network outputs."""
+"""Posteriors: distributions over weights that draw network outputs, predict, and save themselves.
+
+Distributions of targets are in `predictive`.
+"""
 
 from posterity.posteriors.continued import continued
 from posterity.posteriors.dropout import Dropout, MaskMixture, enumerated

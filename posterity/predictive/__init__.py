@@ -1,4 +1,7 @@
-"""Distributions of targets, and the integrals that make them from network outputs."""
+"""Distributions of targets, and the integrators that make them from Gaussian or drawn network outputs.
+
+Scores of predictives are in `metrics`.
+"""
 
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.default import default_integrator

@@ -1,4 +1,7 @@
-"""Densities over network weights."""
+"""Densities over network weights, and rules for their scales by layer.
+
+Penalties are in `penalties`; fitting a prior scale to data is in `evidence`.
+"""
 
 from posterity.priors.correlated import Correlated
 from posterity.priors.edge_of_chaos import EdgeOfChaos

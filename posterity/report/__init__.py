@@ -1,4 +1,7 @@
-"""Figures and reports of posteriors. Drawing needs matplotlib: pip install 'posterity[report]'."""
+"""Figures of posteriors and the HTML page of a comparison. Drawing needs matplotlib: pip install 'posterity[report]'.
+
+Figures of a study are in its folder in `posterity_studies`.
+"""
 
 from posterity.report.chains import energy_plot, rank_plot, trace_plot
 from posterity.report.figures import (

@@ -1,4 +1,7 @@
-"""Run folders on disk: values and states as JSON and safetensors, replaced all at once, never pickled."""
+"""Run folders on disk: values and states as JSON and safetensors, replaced all at once, never pickled.
+
+The one table from old names to new ones is in `values`. What a run depends on is decided in `inference`.
+"""
 
 from posterity.storage.folder import RunFolder
 from posterity.storage.part import Part

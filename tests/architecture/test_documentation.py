@@ -4,6 +4,8 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import runpy
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,7 @@ KINDS = {
     "posteriors": Posterior,
     "penalties": (Penalty, Family),
 }
+DOCS = Path(__file__).parents[2] / "docs"
 SECTIONS = ("**Math**", "**Limit**", "**Cost**", "**References**", "**Example**", ">>>")
 
 
@@ -75,3 +78,8 @@ def test_public_methods_are_documented_where_they_are_introduced(package: str) -
                 if named and not name.startswith("_") and not _documented(kind, name):
                     silent.add(f"{info.name}.{kind.__name__}.{name}")
     assert not silent
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    reference = runpy.run_path(str(DOCS / "make_reference.py"))["reference"]()
+    assert (DOCS / "reference.md").read_text(encoding="utf-8") == reference, "run make reference"

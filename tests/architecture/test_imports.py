@@ -11,6 +11,7 @@ import posterity
 
 ROOT = Path(posterity.__file__).parent
 PROJECT = ROOT.parent
+INTERNAL = ("cli", "jacobians", "numerics", "special", "storage")
 HEAVY = ("sklearn", "pandas", "matplotlib", "typer", "rich", "platformdirs", "scipy", "jinja2")
 SUBPACKAGES = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
 
@@ -49,8 +50,8 @@ import sys
 for name in {HEAVY!r}:
     sys.modules[name] = None
 import torch, posterity as po
-for name in {[name for name in SUBPACKAGES if name not in ("cli", "report", "studies")]!r}:
-    getattr(po, name)
+for name in {[name for name in SUBPACKAGES if name not in ("cli", "report")]!r}:
+    __import__(f"posterity.{{name}}")
 x = torch.linspace(-1, 1, 8).unsqueeze(1)
 joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=8)
 q, _ = po.infer(po.methods.MAP(steps=3), joint, (x, x))
@@ -68,12 +69,19 @@ def test_importing_the_package_does_not_import_torch():
 def test_every_public_name_resolves_and_unknown_ones_do_not():
     for name in posterity.__all__:
         assert getattr(posterity, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'Joiint'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'Joiint'. Did you mean 'Joint'\?"):
         posterity.Joiint  # noqa: B018
 
 
+def test_the_top_level_has_every_package_that_users_need_and_no_other():
+    assert {name for name in SUBPACKAGES if name in posterity.__all__} == {*SUBPACKAGES} - {*INTERNAL}
+    outcome = run("import posterity as po; print(*dir(po)); print(po.report.reliability_diagram.__name__)")
+    assert outcome.stdout.split() == [*sorted(posterity.__all__), "reliability_diagram"], outcome.stderr
+
+
 def test_no_file_is_too_long_to_read_in_one_sitting():
-    long = {path.name: count for path in ROOT.rglob("*.py") if (count := path.read_text().count("\n")) > 450}
+    files = (*ROOT.rglob("*.py"), *(PROJECT / "posterity_studies").rglob("*.py"))
+    long = {path.name: count for path in files if (count := path.read_text().count("\n")) > 450}
     assert not long
 
 

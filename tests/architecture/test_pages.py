@@ -1,5 +1,6 @@
-"""The code in the pages of docs/ runs."""
+"""The code in the README and in the pages of docs/ runs."""
 
+import inspect
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -7,14 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import posterity
+
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES_WITH_CODE = [page for page in (ROOT / "README.md", *PAGES) if BLOCK.search(page.read_text(encoding="utf-8"))]
 OPTIONAL = ("arviz",)
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
 def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
@@ -30,3 +34,38 @@ def test_the_readme_links_every_page():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert PAGES
     assert [page.name for page in PAGES if f"(docs/{page.name})" not in text] == []
+
+
+def test_every_link_and_figure_of_a_page_is_there():
+    missing = []
+    for page in (*ROOT.glob("*.md"), *PAGES):
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in link and not (page.parent / link).exists():
+                missing.append(f"{page.name}: {link}")
+    assert missing == []
+
+
+def test_names_in_pages_exist():
+    missing = []
+    for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *PAGES):
+        for package, name in re.findall(r"`(?:po\.)?([a-z_]+)\.([A-Za-z_0-9]+)", page.read_text(encoding="utf-8")):
+            module = getattr(posterity, package, None) if package in posterity.__all__ else None
+            if inspect.ismodule(module) and not (hasattr(module, name) or find_spec(f"{module.__name__}.{name}")):
+                missing.append(f"{page.name}: {package}.{name}")
+    assert missing == []
+
+
+def test_files_in_the_architecture_exist():
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", text)
+    assert paths
+    assert [
+        path for path in paths if not any((ROOT / room / path).exists() for room in ("", "posterity", "tests"))
+    ] == []
+
+
+def test_lines_are_short_enough_to_read():
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 200
+    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"):
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        assert [line for line in lines if len(line) > 120] == []

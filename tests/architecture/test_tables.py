@@ -1,4 +1,4 @@
-"""Pages and the README have the numbers of results/."""
+"""The pages of docs/ have the numbers of results/."""
 
 import json
 import re
@@ -67,8 +67,8 @@ def table(folder):
 def test_the_page_on_penalties_has_the_numbers_of_the_study(title, folder):
     body = re.search(rf"^\| {re.escape(title)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     assert body is not None
-    found = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in body.group(1).splitlines()]
-    assert found == [cells(penalty, lines) for penalty, lines in table(folder).items()]
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in body.group(1).splitlines()]
+    assert rows == [cells(penalty, lines) for penalty, lines in table(folder).items()]
 
 
 def test_the_page_says_what_a_shorter_step_does_to_a_deep_network():
@@ -95,8 +95,8 @@ def test_the_page_says_what_pruning_took_and_what_it_cost():
     assert f"off by {off.replace('e-06', 'e-6')} at most in float32, by {exact} in float64" in words
 
 
-def test_the_readme_has_the_numbers_of_the_studies_of_penalties():
-    words = flowing((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_page_of_studies_has_the_numbers_of_those_of_penalties():
+    words = flowing((ROOT / "docs" / "studies.md").read_text(encoding="utf-8"))
     lines = table("cifar-10")
     best = [100 * line["accuracy_at_best"]["mean"] for setups in lines.values() for line in setups.values()]
     assert f"reach {min(best):.1f} to {max(best):.1f} %" in words

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import posterity as po
+from posterity.storage import Part, RunFolder
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
@@ -156,9 +157,9 @@ def test_a_posterior_that_was_saved_without_a_task(run, fitted, tmp_path):
 
 
 def test_a_task_that_describes_no_network(run, fitted):
-    folder = po.storage.RunFolder(fitted)
+    folder = RunFolder(fitted)
     task = folder.read("task")
-    folder.commit({"task": po.storage.Part({**task.config, "network": {"layers": 3}})})
+    folder.commit({"task": Part({**task.config, "network": {"layers": 3}})})
     result = run("predict", fitted)
     assert result.code == 4
     assert "does not describe a network" in result.err

@@ -136,7 +136,7 @@ def test_layers_too_large_for_a_block_keep_their_diagonal_and_say_so(caplog: pyt
             return self.head(self.layer(self.layer(x).tanh()).tanh())
 
     say_diagonal.cache_clear()
-    x = po.numerics.Key(1).normal((3, 24), FLOAT64)
+    x = po.Key(1).normal((3, 24), FLOAT64)
     case = truth(made(Twice), x)
     for structure in (Kronecker(), CorrectedKronecker()):
         found = as_matrix(kept(case, structure))

@@ -27,7 +27,7 @@ from posterity.methods import (
     WeightSampling,
 )
 from posterity.networks import MLP
-from posterity.numerics import Key
+from posterity.numerics import Key, Layout
 from posterity.numerics.random import Streams, seed
 from posterity.optim import SGD, Adam, Constant, Cosine, Cycles, Schedule, Steps, Warmup
 from posterity.posteriors import Posterior
@@ -261,7 +261,7 @@ def test_recorded_proximal_steps(optimizer: po.optim.Optimizer, kind: str, caplo
 @pytest.mark.parametrize("optimizer", [SGD(0.1), SGD(0.1, nesterov=True), Adam(0.1)], ids=repr)
 @pytest.mark.parametrize("prior", [po.priors.Laplace(0.1), po.priors.GroupLasso(5.0)], ids=["laplace", "groups"])
 def test_step_sizes_of_proximal_steps_may_be_tensors(optimizer: po.optim.Optimizer, prior: po.priors.Prior) -> None:
-    proximal, moved = prior.bound(po.numerics.Layout.of({"weight": (2, 2)})).proximal, []
+    proximal, moved = prior.bound(Layout.of({"weight": (2, 2)})).proximal, []
     for size in (0.05, torch.tensor(0.05, dtype=torch.float64)):
         theta = torch.ones(4)
         state = optimizer.init(theta)

@@ -177,7 +177,7 @@ def test_each_round_has_draws_of_its_own():
 
 def test_an_e_step_below_the_bound_after_the_last_m_step_is_refused():
     method, joint, data = VariationalEM(Conjugate(), BOTH), linear_regression(FLOAT64), po.as_data(numbers(FLOAT64))
-    key, state = po.numerics.Key(0), method.init(joint, joint.initial(), po.numerics.Key(0))
+    key, state = po.Key(0), method.init(joint, joint.initial(), po.Key(0))
     for number, batch in enumerate(method.batches(data, key).from_step(0)):
         if number == 3:  # the pass of the second round ends with this batch
             state = state._replace(bounds={**state.bounds, "moved": state.bounds["moved"] + 1.0})
@@ -220,7 +220,7 @@ def test_a_run_ends_where_the_bound_stands_still(caplog):
 @pytest.mark.parametrize("dtype", [torch.float32, FLOAT64], ids=str)
 def test_targets_far_from_zero_with_little_noise_are_no_fall(dtype):
     """At the origin the log-likelihood is -1e12 here, of which nothing may be left in the bound."""
-    x, noise = po.numerics.Key(1).normal((2000, 3), FLOAT64), po.numerics.Key(2).normal((2000, 1), FLOAT64)
+    x, noise = po.Key(1).normal((2000, 3), FLOAT64), po.Key(2).normal((2000, 1), FLOAT64)
     y = x.sum(1, keepdim=True) + 50 + 1e-3 * noise
     joint = po.Joint(nn.Linear(3, 1).to(dtype), Gaussian(1.0), Normal(1.0), num_data=2000)
     q, trace = run(VariationalEM(Conjugate(), BOTH, rounds=60), joint, (x.to(dtype), y.to(dtype)))
@@ -441,7 +441,7 @@ def test_problems_without_such_hyper_parameters_are_refused_before_the_first_ste
 
 def test_a_network_that_knows_its_targets_is_told_so():
     """Noise goes to zero here, until rounding lowers the bound: the E-step itself is sound."""
-    x = po.numerics.Key(0).normal((20, 3), FLOAT64)
+    x = po.Key(0).normal((20, 3), FLOAT64)
     data, joint = (x, x.sum(1, keepdim=True)), po.Joint(nn.Linear(3, 1).double(), Gaussian(0.1), Normal(), num_data=20)
     with pytest.raises(BoundFell, match=r"E-step .*Noise of scale .* too small for torch.float64.*hyper_prior=Gamma"):
         run(VariationalEM(Conjugate(), BOTH, rounds=200, tolerance=None), joint, data)

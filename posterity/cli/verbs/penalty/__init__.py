@@ -1,1 +1,4 @@
-"""`posterity penalty`: the prior of a penalty, by name or formula."""
+"""`posterity penalty`: parses names and formulas of penalties, and prints the prior that each stands for.
+
+The maths is in `penalties`.
+"""
