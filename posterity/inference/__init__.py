@@ -24,7 +24,6 @@ __all__ = [
     "Method",
     "Outcome",
     "Plan",
-    "Problem",
     "Processes",
     "ProgressBar",
     "Run",
