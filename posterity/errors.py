@@ -89,6 +89,12 @@ def fraction(name: str, value: object) -> None:
         raise ValueError(f"{name} must be at least 0 and below 1. Got {shown(value)}.")
 
 
+def check_batch_size(name: str, size: int | None) -> None:
+    """Refuse a batch size that is not None or a positive whole number."""
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ValueError(f"{name} must be a positive whole number of rows, or None for all of them. Got {shown(size)}.")
+
+
 def of_kinds(owner: object, **kinds: type) -> None:
     """Raise a TypeError unless each of these settings of `owner` is of the kind named for it."""
     for name, kind in kinds.items():

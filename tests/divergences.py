@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.inference.method import Target
 from posterity.methods.parts.gradients.estimator import Factorised, Gradients, divergence
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 
 
@@ -19,7 +19,7 @@ class Divergence(NamedTuple):
     grad_scale: Tensor
 
 
-def divergence_of(joint: Target, q: Factorised, key: Key) -> Divergence:
+def divergence_of(joint: Problem, q: Factorised, key: Key) -> Divergence:
     """From gradients that begin at zero."""
     grads = Gradients(torch.zeros_like(q.mean), torch.zeros_like(q.scale))
     return Divergence(*divergence(joint, q, q.scale.log(), key, grads, 1.0), *grads)

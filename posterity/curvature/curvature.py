@@ -19,6 +19,7 @@ from posterity.model.data import Batch
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.numerics.autodiff import dense_hessian
 from posterity.numerics.layout import Block
 from posterity.numerics.random import Key
@@ -46,13 +47,13 @@ class Curvature(ABC):
         return outputs
 
     def matrix(
-        self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
+        self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
     ) -> Tensor:
         """The dense matrix (R, R) in float64, for one theta (P,)."""
         return Rows(self, joint, theta, batch, buffers, Key(seed)).matrix()
 
     def diagonal(
-        self, joint: Joint | Density, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
+        self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
     ) -> Tensor:
         """Its diagonal (R,) in float64, for one theta (P,)."""
         return Rows(self, joint, theta, batch, buffers, Key(seed)).diagonal()
@@ -76,7 +77,7 @@ class Rows:
     def __init__(
         self,
         curvature: "Curvature",
-        joint: Joint | Density,
+        joint: Problem,
         theta: Tensor,
         batch: Batch | None,
         buffers: Buffers | None,
@@ -102,7 +103,7 @@ class Rows:
     @property
     def size(self) -> int:
         """R."""
-        return self.theta.shape[-1] if isinstance(self.joint, Density) else num_random(self.joint)
+        return self.joint.num_random
 
     def jacobians(self) -> Iterator[Piece]:
         """Factors J_n^T S_n whose products add up to the curvature."""
@@ -182,7 +183,7 @@ class Rows:
 
     def log_likelihood(self) -> Tensor:
         """Sum over the rows of w_n log p(y_n | f_n), in float64; from the outputs of `jacobians` if it was called."""
-        if not isinstance(self.joint, Joint):
+        if isinstance(self.joint, Density):
             return self.joint.log_density(self.theta).detach().to(torch.float64)
         assert self.batch is not None
         with torch.no_grad():
@@ -221,6 +222,7 @@ class Rows:
         joint, batch = self.joint, self.batch
         if isinstance(joint, Density):
             return (lambda theta: -joint.log_density(theta)), self.theta.detach()
+        assert isinstance(joint, Joint)
         assert batch is not None
         rebuild, random = weights_function(joint, self.theta)
         likelihood = self.likelihood
@@ -234,14 +236,14 @@ class Rows:
 
     def _hessian(self) -> Tensor:
         negative, random = self._negative()
-        if isinstance(self.joint, Density):
+        if self.joint.network is None:
             return dense_hessian(negative, random)
         with torch_kernels(self.joint.network):
             return dense_hessian(negative, random)
 
     def products(self, vectors: Tensor) -> Tensor:
         """The curvature times each of the vectors (m, R), in float64, without forming it."""
-        if isinstance(self.joint, Density):
+        if self.joint.network is None:
             return vectors.to(torch.float64) @ self.matrix()
         with torch_kernels(self.joint.network), torch.enable_grad():
             wanted = vectors.to(self.theta.dtype)
@@ -282,11 +284,6 @@ def weights_function(joint: Joint, theta: Tensor) -> tuple[Callable[[Tensor], Te
     if index is None:
         return (lambda random: random), weights.clone()
     return (lambda random: weights.index_copy(0, index, random)), weights[index]
-
-
-def num_random(joint: Joint | Density) -> int:
-    """How many weights R the curvature is over."""
-    return joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from posterity.curvature.survey import survey
 from posterity.errors import BadData, positive_whole, shown
-from posterity.model.checked import checked
 from posterity.model.data import Data, TensorData, as_data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Gaussian, Linearized
@@ -27,12 +27,12 @@ LARGE = 1 << 26  # numbers in the draws that are held at a time
 Sampler = Callable[[int, Key], Tensor]
 
 
-def whole(joint: Joint | Density, data: object) -> Data:
+def whole(joint: Problem, data: object) -> Data:
     """All data of the problem on its device, checked; BadData where they do not fit."""
     rows = as_data(data).to(joint.device)
     if isinstance(rows, TensorData) and rows.rows.per_member:
         raise BadData("The evidence is that of one data set. Pass the rows of one member, without a member axis.")
-    return checked(joint, rows)
+    return joint.checked(rows)
 
 
 def in_blocks(sample: Sampler, draws: int, size: int, key: Key) -> Iterator[Tensor]:
@@ -42,7 +42,7 @@ def in_blocks(sample: Sampler, draws: int, size: int, key: Key) -> Iterator[Tens
         yield sample(min(step, draws - low), key.fold(low))
 
 
-def log_likelihoods(joint: Joint | Density, thetas: Tensor, data: Data, buffers: Buffers) -> Tensor:
+def log_likelihoods(joint: Problem, thetas: Tensor, data: Data, buffers: Buffers) -> Tensor:
     """sum_n w_n log p(y_n | f(x_n)) over all data at weights (S, P), untempered: (S,) in float64.
 
     Of a `Density` it is the whole log density, which does not tell data from prior.
@@ -208,7 +208,7 @@ def exact_kl(gaussian: Gaussian) -> float | None:
     Points count with minus their log prior density.
     """
     joint, entropy = gaussian.joint, float(gaussian.entropy)
-    if isinstance(joint, Density):
+    if not isinstance(joint, Joint):
         return -entropy
     prior, index, mean = joint.bound_prior, joint.random_indices, gaussian.mean.to(torch.float64)
     factorised = gaussian.precision.is_diagonal

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posterity.errors import positive_whole, shown
 from posterity.evidence.elbo import in_blocks, log_likelihoods, whole
-from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
@@ -256,7 +256,7 @@ def prior_monte_carlo(joint: Joint, data: object, *, draws: int = 10_000, seed: 
     return _told("prior_monte_carlo", torch.cat(logs), "Use importance(q, data) with the posterior q of Laplace.")
 
 
-def _tempered(joint: Joint | Density, thetas: Tensor, log_likelihood: Tensor) -> Tensor:
+def _tempered(joint: Problem, thetas: Tensor, log_likelihood: Tensor) -> Tensor:
     """The log density whose normaliser is wanted, (S,) in float64."""
     powers = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
     return powers[0] * log_likelihood + powers[1] * joint.log_prior(thetas.to(torch.float64))

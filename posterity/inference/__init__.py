@@ -8,8 +8,8 @@ from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.choose_tempering import ChosenTempering, choose_tempering
 from posterity.inference.executor import Batched, Executor, Processes, Sequential
 from posterity.inference.infer import infer
-from posterity.inference.method import Info, Method, Target
-from posterity.inference.plan import Plan, plan
+from posterity.inference.memory import Plan, plan
+from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.inference.run import Run, Trace
 from posterity.inference.task import Outcome, Task
 
@@ -20,6 +20,7 @@ __all__ = [
     "ChosenTempering",
     "EarlyStopping",
     "Executor",
+    "Footprint",
     "Info",
     "Method",
     "Outcome",
@@ -28,9 +29,9 @@ __all__ = [
     "ProgressBar",
     "Run",
     "Sequential",
-    "Target",
     "Task",
     "Trace",
+    "Traits",
     "Validation",
     "choose_tempering",
     "infer",

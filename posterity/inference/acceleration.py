@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from posterity.inference.memory import activation_bytes, device_memory
-from posterity.inference.method import Effort, Info, Method, Target
+from posterity.inference.method import Effort, Info, Method
+from posterity.model import Joint, Problem
 from posterity.model.batch import batch_tensors
 from posterity.model.data import Batch, TensorData
-from posterity.model.joint import Joint
 from posterity.numerics.compiled import Compiled, nothing_read, recording
 from posterity.numerics.random import Key, Streams, seed
 from posterity.numerics.workspace import own_workspaces
@@ -36,7 +36,7 @@ class _Own(threading.local):
     def __init__(self) -> None:
         self.effort: Effort = "none"
         self.shared: dict[object, Compiled] = {}  # of functions that no density is part of
-        self.known: WeakKeyDictionary[Target, dict[int, Potential]] = WeakKeyDictionary()  # by the number of chains
+        self.known: WeakKeyDictionary[Problem, dict[int, Potential]] = WeakKeyDictionary()  # by the number of chains
 
 
 _OWN = _Own()
@@ -65,7 +65,7 @@ class Potential:
     (tensor([-1.]), tensor([[-1., -1.]]))
     """
 
-    def __init__(self, joint: Target, batch: Batch | None, chains: int, limit: int | None = None) -> None:
+    def __init__(self, joint: Problem, batch: Batch | None, chains: int, limit: int | None = None) -> None:
         """Look how many rows fit at once."""
         self.chains = chains
         self._limit = limit
@@ -129,13 +129,13 @@ class Potential:
             self._chunks = chunks
 
 
-def budget(joint: Target) -> int:
+def budget(joint: Problem) -> int:
     """Bytes that the activations of a gradient may take."""
     memory = device_memory(joint.device)
     return int(_SHARE * memory) if joint.device.type == "cuda" and memory else BUDGET
 
 
-def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
+def potential(joint: Problem, batch: Batch | None, chains: int) -> Potential:
     """The potential of the problem on these rows, made once."""
     table = _OWN.known.setdefault(joint, {})
     known = table.get(chains)
@@ -146,7 +146,7 @@ def potential(joint: Target, batch: Batch | None, chains: int) -> Potential:
     return known
 
 
-def doubt(joint: Target) -> None:
+def doubt(joint: Problem) -> None:
     """Look at the next calls whether what was compiled for the problem is still what it says.
 
     A density reads what it likes: variables of a notebook may have other values in the next run.
@@ -201,7 +201,7 @@ class Graph:
     and numbers outside. Random numbers come from generators that are seeded before each play.
     """
 
-    def __init__(self, method: Method, joint: Target, state: Any, batch: Batch, key: Key) -> None:
+    def __init__(self, method: Method, joint: Problem, state: Any, batch: Batch, key: Key) -> None:
         """Record the step from `state`, which is not taken by that."""
         device = joint.device
         given = leaves(state)
@@ -304,11 +304,12 @@ class Stepper:
     kernel reads (batched solvers of cuBLAS pass pointers that way): switch it off for modules that solve equations.
     """
 
-    def __init__(self, method: Method, joint: Target, accelerate: Acceleration) -> None:
+    def __init__(self, method: Method, joint: Problem, accelerate: Acceleration) -> None:
         """Nothing recorded yet."""
         self._method, self._joint = method, joint
-        self._wanted = accelerate == "auto" and method.recordable and joint.device.type == "cuda"
-        self._auto = accelerate == "auto"
+        traits, auto = method.traits, accelerate == "auto"
+        self._wanted = auto and traits.recordable and joint.device.type == "cuda"
+        self._effort = traits.effort if auto else None
         doubt(joint)
         self._seen: dict[object, int] = {}
         self._graphs: dict[object, Graph] = {}
@@ -316,8 +317,7 @@ class Stepper:
 
     def __call__(self, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
         """`method.step`."""
-        effort = self._method.effort(self._joint, state) if self._auto else "none"
-        if effort != "none":
+        if self._effort is not None and (effort := self._effort(self._joint, state)) != "none":
             with accelerated(effort):
                 return self._method.step(self._joint, state, batch, key)
         if not self._wanted:

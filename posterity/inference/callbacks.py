@@ -104,12 +104,7 @@ class EarlyStopping(Callback):
             run.state = self._best_state
 
     def state(self) -> Any:
-        return {
-            "best": self._best,
-            "best_step": self._best_step,
-            "looks": self._looks,
-            "best_state": self._best_state,
-        }
+        return {"best": self._best, "best_step": self._best_step, "looks": self._looks, "best_state": self._best_state}
 
     def template(self, run: Run) -> Any:
         return {**self.state(), "best_state": run.state}

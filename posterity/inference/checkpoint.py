@@ -93,8 +93,10 @@ class Checkpointer:
         due_time = self.checkpoint.seconds is not None and time.monotonic() - self._last_time >= self.checkpoint.seconds
         if now or due_steps or due_time or run.step == run.steps or run.stopped:
             # On a GPU the loss is looked at once in a while; and the last update has not been seen by any loss.
-            check_loss(run.joint, run.trace, run.state, run.step - self._last_step, run.method.row)
-            check_kept(run.joint, [run.method.accountable(run.state)], run.step, run.method.row)
+            traits = run.method.traits
+            check_loss(run.joint, run.trace, run.state, run.step - self._last_step, traits.row)
+            part = run.state if traits.accountable is None else traits.accountable(run.state)
+            check_kept(run.joint, [part], run.step, traits.row)
             self.write(run)
 
     def write(self, run: Run) -> None:

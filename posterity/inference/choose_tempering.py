@@ -12,8 +12,8 @@ from torch import Tensor
 from posterity.errors import Diverged, NotPositiveDefinite, shown
 from posterity.inference.executor import in_halves, largest_group
 from posterity.inference.infer import infer
+from posterity.inference.memory import plan
 from posterity.inference.method import Method
-from posterity.inference.plan import plan
 from posterity.inference.validator import Validator
 from posterity.model.data import as_data
 from posterity.model.joint import Joint
@@ -103,7 +103,7 @@ def choose_tempering(
         members = [posterior] if len(group) == 1 else [posterior.member(slot) for slot in range(len(group))]
         return [(member, float(validator(member))) for member in members]
 
-    most = count if all(stage.takes_members for stage in stages) else 1
+    most = count if all(stage.traits.takes_members for stage in stages) else 1
     size = largest_group(indices, most, room, logger.info)
     results: list[tuple[Posterior, float] | Exception] = []
     for low in range(0, count, size):

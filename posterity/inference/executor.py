@@ -24,7 +24,6 @@ from posterity.inference.infer import starting_point
 from posterity.inference.run import Trace
 from posterity.inference.task import Outcome, Task, stored
 from posterity.model.data import OwnOrders, TensorData, as_data
-from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 
 T = TypeVar("T")
@@ -91,7 +90,7 @@ class Batched(Executor):
         for task in tasks:
             data = task.data if isinstance(task.data, (tuple, list)) else (task.data,)
             alike = (repr(task.method), id(task.joint), tuple(map(id, data)), id(task.validation))
-            plain = task.method.takes_members and (task.start is None or isinstance(task.start, Tensor))
+            plain = task.method.traits.takes_members and (task.start is None or isinstance(task.start, Tensor))
             groups.setdefault(alike if plain else id(task), []).append(task)
         for group in groups.values():
             for tasks, result in in_halves(group, _together, Exception, logger.info):
@@ -285,7 +284,7 @@ def _joined(tasks: Sequence[Task]) -> Task:
     """One task with a member for each of several that differ in seed and start."""
     first = tasks[0]
     data = as_data(first.data)
-    if not isinstance(data, TensorData) or (isinstance(first.joint, Joint) and first.joint.num_members is not None):
+    if not isinstance(data, TensorData) or first.joint.num_members is not None:
         raise TypeError("rows are not in memory, or the problem has members of its own")
     starts = [starting_point(t.method, t.joint, t.start, data, Key(t.seed).fold("start"))[1] for t in tasks]
     orders = OwnOrders(data, partial(_orders, tuple(task.seed for task in tasks)))

@@ -22,21 +22,19 @@ from posterity.inference.callbacks import Callback, ProgressBar, Validation
 from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good
 from posterity.inference.identity import identity
 from posterity.inference.kept import Kept, refuse_too_many
-from posterity.inference.method import Method, Target
-from posterity.inference.plan import refuse_too_large
+from posterity.inference.memory import refuse_too_large
+from posterity.inference.method import Method, check_arguments
 from posterity.inference.run import Run, Trace, check_loss
 from posterity.inference.validator import Validator
-from posterity.model.checked import checked
+from posterity.model import Joint, Problem
 from posterity.model.data import Data, Feed, StreamData, TensorData, as_data
-from posterity.model.density import Density
-from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
 
 def starting_point(
-    method: Method, joint: Target, start: Posterior | Tensor | None, data: Data, key: Key
-) -> tuple[Target, Tensor]:
+    method: Method, joint: Problem, start: Posterior | Tensor | None, data: Data, key: Key
+) -> tuple[Problem, Tensor]:
     """(joint, theta) to begin from; theta (P,) or (M, P) is a new tensor, which members may share (no copy for each).
 
     A posterior brings all it knows: weights by name (those the joint freezes are frozen at its values), buffers, and
@@ -59,13 +57,13 @@ def starting_point(
     return joint, _members(joint, theta, data)
 
 
-def _same_dtype(joint: Target, theta: Tensor) -> Tensor:
+def _same_dtype(joint: Problem, theta: Tensor) -> Tensor:
     if theta.dtype != joint.dtype:
         raise ValueError(f"start must have the model's dtype {joint.dtype}. Got {theta.dtype}. Convert one of them.")
     return theta.detach().to(joint.device)
 
 
-def _with_noise(joint: Target, theta: Tensor) -> Tensor:
+def _with_noise(joint: Problem, theta: Tensor) -> Tensor:
     """theta with the likelihood's starting parameters appended, where only weights were given."""
     if isinstance(joint, Joint) and joint.likelihood.num_free and theta.dim() and theta.shape[-1] == joint.num_weights:
         free = joint.likelihood.free(theta)
@@ -102,7 +100,7 @@ def _shapes(joint: Joint) -> dict[str, tuple[int, ...]]:
     return {**frozen, **{part.name: part.shape for part in joint.network.layout}}
 
 
-def _members(joint: Target, theta: Tensor, data: Data) -> Tensor:
+def _members(joint: Problem, theta: Tensor, data: Data) -> Tensor:
     """theta, repeated for each member of the joint or the data where it has none of its own; its shape is checked."""
     if theta.dim() not in (1, 2) or theta.shape[-1] != joint.size or not theta.numel():
         raise ValueError(
@@ -169,7 +167,7 @@ CHECK_EVERY = 100  # steps between looks at the loss on a GPU, where every look 
 
 def infer(
     method: Method,
-    joint: Target,
+    joint: Problem,
     data: object,
     *,
     start: Posterior | Tensor | None = None,
@@ -206,10 +204,10 @@ def infer(
     key = Key(operator.index(seed))
     rows = as_data(data)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
-    rows = checked(joint, rows.to(joint.device))
+    rows = joint.checked(rows.to(joint.device))
     if theta.dim() > 1:
         # Rows of theta that the method makes of one problem (an ensemble, chains) are in its own count.
-        refuse_too_large(method, joint, rows, members=len(theta) if method.takes_members else 1)
+        refuse_too_large(method, joint, rows, members=len(theta) if method.traits.takes_members else 1)
     theta = theta.contiguous()
     joint = method.prepared(joint, rows)
     feed = method.batches(rows, key.fold("batches"))
@@ -236,7 +234,7 @@ def infer(
 def _loop(
     run: Run, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Checkpointer | None, step: Stepper
 ) -> None:
-    method, joint = run.method, run.joint
+    method, joint, traits = run.method, run.joint, run.method.traits
     look = 1 if joint.device.type == "cpu" else CHECK_EVERY
     clock = time.perf_counter() - run.trace.seconds
     started: list[Callback] = []
@@ -251,8 +249,8 @@ def _loop(
                 run.trace.record(run.step, info)
                 run.stopped = method.finished(run.state)
                 if run.step % look == 0 or run.step == run.steps or run.stopped:
-                    check_loss(joint, run.trace, run.state, look, method.row)
-                if method.keeps(run.step):
+                    check_loss(joint, run.trace, run.state, look, traits.row)
+                if run.step in traits.kept_steps:
                     run.kept.append(method.keep(run.state))
                 for hook in hooks:
                     hook.after_step(run)
@@ -271,18 +269,14 @@ def _loop(
 
 def _room_for_kept(run: Run, folder: str | os.PathLike[str] | None) -> Kept:
     """Where the states go that the run will keep; a refusal where there is no room for them."""
-    expected = sum(run.method.keeps(step) for step in range(1, run.steps + 1))
+    expected = sum(step <= run.steps for step in run.method.traits.kept_steps)
     if expected:
         refuse_too_many(run.method.keep(run.state), expected, folder)
     return Kept(expected, folder)
 
 
 def _refuse_bad_arguments(method: object, joint: object, seed: object, callbacks: object) -> None:
-    if not isinstance(method, Method):
-        hint = f" Call it: {method.__name__}()." if isinstance(method, type) else ""
-        raise TypeError(f"infer: the first argument must be a Method. Got {shown(method)}.{hint}")
-    if not isinstance(joint, (Joint, Density)):
-        raise TypeError(f"infer: the problem must be a Joint or a Density. Got {shown(joint)}.")
+    check_arguments("infer", method, joint)
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"infer: seed must be a whole number. Got {shown(seed)}.")
     if not isinstance(callbacks, Sequence):
@@ -297,7 +291,7 @@ def _hooks(callbacks: Sequence[Callback], run: Run, progress: bool | None) -> li
     """All callbacks in the order they run: validation before those that look at it, the bar last."""
     looks = [hook for hook in callbacks if isinstance(hook, Validation)]
     if run.validate is not None and not looks:
-        looks = [Validation(every=max(1, run.steps // VALIDATIONS) if run.method.anytime else run.steps)]
+        looks = [Validation(every=max(1, run.steps // VALIDATIONS) if run.method.traits.anytime else run.steps)]
     hooks = [*looks, *(hook for hook in callbacks if not isinstance(hook, Validation))]
     if progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None):
         hooks.append(ProgressBar())

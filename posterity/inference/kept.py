@@ -13,8 +13,7 @@ from torch import Tensor
 
 from posterity.errors import shown
 from posterity.inference.memory import device_memory, human, tensor_bytes
-from posterity.model.density import Density
-from posterity.model.joint import Joint
+from posterity.model.problem import Problem
 from posterity.storage import clone, disk, leaves, mapped
 
 logger = logging.getLogger("posterity")
@@ -186,8 +185,8 @@ def memory_for_kept() -> int:
     return UNKNOWN if there is None else there // SHARE
 
 
-def kept_bytes(joint: Joint | Density, chains: int, draws: int, statistics: int = 8) -> dict[str, int]:
-    """What the draws of chains take of the device's memory, for `Method.bytes`; a file takes what is too much for it.
+def kept_bytes(joint: Problem, chains: int, draws: int, statistics: int = 8) -> dict[str, int]:
+    """What the draws of chains take of the device's memory, for a footprint; a file takes what is too much for it.
 
     Each draw has theta and as many `statistics` of 8 bytes. On a GPU only those count that wait to be moved.
     """

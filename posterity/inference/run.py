@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posterity.errors import Diverged, PosterityError, unknown
 from posterity.inference.kept import Kept
-from posterity.inference.method import Method, Target
+from posterity.inference.method import Method
+from posterity.model.problem import Problem
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import clone, flatten
 
@@ -125,7 +126,7 @@ FAR = 1e15  # a position of a chain beyond this is on its way to infinity
 _ELSEWHERE = "Begin at other weights (start=), or take a prior that allows these."
 
 
-def check_loss(joint: Target, trace: Trace, state: Any, count: int, row: str = "member") -> None:
+def check_loss(joint: Problem, trace: Trace, state: Any, count: int, row: str = "member") -> None:
     """Raise `Diverged` if one of the last `count` values of the trace's "loss" is not finite.
 
     `row` is what a row of theta (M, P) is called.
@@ -155,7 +156,7 @@ def check_loss(joint: Target, trace: Trace, state: Any, count: int, row: str = "
     )
 
 
-def _refuse_chain(joint: Target, state: Any, step: int, chain: int, loss: float) -> None:
+def _refuse_chain(joint: Problem, state: Any, step: int, chain: int, loss: float) -> None:
     """Raise `Diverged` for a chain that ran off, or came where the log density is no number."""
     tables = {path.rpartition(".")[2]: tensor for path, tensor in _floating(state).items()}
     theta, density = tables.get("theta"), tables.get("log_density")
@@ -171,7 +172,7 @@ def _refuse_chain(joint: Target, state: Any, step: int, chain: int, loss: float)
     raise Diverged(message, step=step, tensor="the log density")
 
 
-def check_kept(joint: Target, kept: Sequence[Any], step: int, row: str = "member") -> None:
+def check_kept(joint: Problem, kept: Sequence[Any], step: int, row: str = "member") -> None:
     """Raise `Diverged` if a posterior would be made of numbers that are not finite; see `check_loss`."""
     if isinstance(kept, Kept):  # of many small states, which are looked at together
         kept = kept[kept.num_finite() :][:1]
@@ -194,7 +195,7 @@ def _floating(state: Any) -> dict[str, Tensor]:
     return {path: tensor for path, tensor in flatten(state).tensors.items() if tensor.is_floating_point()}
 
 
-def _first_bad(joint: Target, state: Any, row: int | None = None) -> tuple[str, int | None]:
+def _first_bad(joint: Problem, state: Any, row: int | None = None) -> tuple[str, int | None]:
     """The first tensor with a number that is not finite, "" if there is none, and its row where theta has rows.
 
     Entries of flat vectors go by the weights' names. With `row` no other row of theta is looked at.
@@ -228,7 +229,7 @@ class Run:
     """A run after `step` of `steps` steps. Callbacks may replace `state` and set `stopped` to a reason."""
 
     method: Method
-    joint: Target
+    joint: Problem
     steps: int
     step: int
     state: Any
@@ -247,7 +248,7 @@ class Run:
 
     def so_far(self, before: int) -> Posterior | None:
         """The posterior of what was kept before step `before` or anything was not finite; None where nothing was."""
-        kept = sum(map(self.method.keeps, range(1, before)))
+        kept = sum(step < before for step in self.method.traits.kept_steps)
         good = self.kept.first(min(self.kept.num_finite(), kept))
         try:
             return self.method.posterior(self.joint, good) if good else None
@@ -256,5 +257,5 @@ class Run:
 
     def _made(self, kept: Sequence[Any]) -> Posterior:
         # The last update may have broken what no loss has seen yet.
-        check_kept(self.joint, kept, self.step, self.method.row)
+        check_kept(self.joint, kept, self.step, self.method.traits.row)
         return self.method.posterior(self.joint, kept)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -9,10 +10,11 @@ from posterity.errors import shown
 from posterity.inference.checkpoint import Checkpoint
 from posterity.inference.identity import identity, refuse_other
 from posterity.inference.infer import infer
-from posterity.inference.method import Method, Target
+from posterity.inference.method import Method
 from posterity.inference.run import Trace
 from posterity.model.data import as_data
 from posterity.model.joint import Joint
+from posterity.model.problem import Problem
 from posterity.posteriors.load import load
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import Part, RunFolder
@@ -24,7 +26,7 @@ class Task:
 
     name: str
     method: Method
-    joint: Target
+    joint: Problem
     data: object
     start: Posterior | Tensor | None = None
     validation: object = None
@@ -86,5 +88,5 @@ def stored(task: Task, path: Path) -> Outcome | None:
     part = folder.read("trace")
     trace = Trace.from_tensors(part.tensors)
     trace.seconds = float(part.config["seconds"])  # type: ignore[arg-type]
-    model = task.joint.network.module if isinstance(task.joint, Joint) else task.joint
+    model: Any = task.joint if task.joint.network is None else task.joint.network.module
     return Outcome(task.name, load(path, model), trace)

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.inference.method import Target
 from posterity.model.data import Batch, TensorData, as_data
-from posterity.model.joint import Joint
+from posterity.model.problem import Problem
 from posterity.posteriors.posterior import Posterior
 
 ROWS = 1024  # at a time: bounds the memory
@@ -18,11 +17,9 @@ class Validator:
     Takes the problem and (inputs, targets[, weights]) or what else `as_data` takes; weights make it a weighted mean.
     """
 
-    def __init__(self, joint: Target, validation: object) -> None:
+    def __init__(self, joint: Problem, validation: object) -> None:
         """The rows are checked against the model now, not at the first look."""
-        if not isinstance(joint, Joint):
-            raise TypeError("validation needs a Joint: a Density makes no predictions. Leave validation out.")
-        self._joint = joint
+        self._joint = joint = joint.as_joint("validation", "Leave validation out.")
         self._data = as_data(validation).to(joint.device)
         if isinstance(self._data, TensorData) and self._data.rows.per_member:
             raise BadData("validation rows are the same for all members. Pass them without a member axis.")

@@ -1,22 +1,20 @@
 """Exact Bayesian linear regression."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.curvature.curvature import num_random
 from posterity.curvature.derivatives import derivatives
+from posterity.errors import check_batch_size
 from posterity.evidence import laplace_evidence
-from posterity.inference.memory import theta_bytes
-from posterity.inference.method import Info, Method, Target
+from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
 from posterity.likelihoods import Gaussian as GaussianNoise
-from posterity.model.data import Batch, Data, Feed, check_batch_size
-from posterity.model.joint import Joint
+from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian, Linearized
+from posterity.posteriors import Gaussian, Linearized
 from posterity.precisions.dense import Dense
 from posterity.priors import Normal
 
@@ -53,31 +51,32 @@ class Conjugate(Method):
     tensor([0.4000, 0.2000])
     """
 
-    anytime: ClassVar[bool] = False
     batch_size: int | None = 1024
 
     def __post_init__(self) -> None:
         check_batch_size("Conjugate.batch_size", self.batch_size)
 
     @property
-    def takes_members(self) -> bool:
-        return False
+    def traits(self) -> Traits:
+        return Traits(takes_members=False, anytime=False)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        return {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * num_random(joint) ** 2}
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        parts = {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * joint.num_random**2}
+        return replace(super().footprint(joint, data), parts=parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.passes(self.batch_size)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> ConjugateState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> ConjugateState:
         """Zero sums, after a look at whether the problem is conjugate."""
-        if not isinstance(joint, Joint) or not isinstance(joint.likelihood, GaussianNoise) or joint.likelihood.learn:
+        joint = joint.as_joint("Conjugate", "Use Laplace.")
+        if not isinstance(joint.likelihood, GaussianNoise) or joint.likelihood.learn:
             raise ValueError("Conjugate needs a Joint with a Gaussian likelihood of fixed scale. Use Laplace.")
         if not isinstance(joint.bound_prior, Normal):
             raise ValueError(f"Conjugate needs a Normal prior. Got {joint.prior!r}. Use Laplace.")
         if theta.dim() > 1:
             raise ValueError("Conjugate solves one problem at a time. Use joint.member(i) for each member.")
-        size = num_random(joint)
+        size = joint.num_random
         zeros = theta.new_zeros((), dtype=torch.float64)
         origin = theta.clone()
         if joint.random_indices is None:
@@ -86,8 +85,8 @@ class Conjugate(Method):
             origin[joint.random_indices] = 0.0
         return ConjugateState(origin, zeros.expand(size, size).clone(), zeros.expand(size).clone(), zeros.clone())
 
-    def step(self, joint: Target, state: ConjugateState, batch: Batch, key: Key) -> tuple[ConjugateState, Info]:
-        assert isinstance(joint, Joint)
+    def step(self, joint: Problem, state: ConjugateState, batch: Batch, key: Key) -> tuple[ConjugateState, Info]:
+        joint = joint.as_joint("Conjugate")
         precision, linear, log_likelihood = state.precision, state.linear, state.log_likelihood
         for piece in derivatives(joint, state.theta, batch.inputs):
             low, size = piece.low, len(piece.outputs)
@@ -104,8 +103,11 @@ class Conjugate(Method):
             log_likelihood = log_likelihood + each.sum()
         return ConjugateState(state.theta, precision, linear, log_likelihood), {"log_likelihood": log_likelihood}
 
-    def posterior(self, joint: Target, kept: Sequence[ConjugateState]) -> Linearized:
-        assert isinstance(joint, Joint)
+    def keep(self, state: ConjugateState) -> ConjugateState:
+        return state
+
+    def posterior(self, joint: Problem, kept: Sequence[ConjugateState]) -> Linearized:
+        joint = joint.as_joint("Conjugate")
         origin, curvature, linear, log_likelihood = kept[-1]
         index = joint.random_indices
         lp, pp = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)

@@ -8,20 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive, positive_whole, shown
-from posterity.inference.memory import activation_bytes, moment_bytes
-from posterity.inference.method import Info, Method, Target
-from posterity.methods.parts.buffers import starting_buffers
+from posterity.errors import check_batch_size, of_kinds, positive, positive_whole
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, Info, Method
+from posterity.model import Batch, Buffers, Data, Feed, Joint, Problem
 from posterity.model.batch import map_inputs
-from posterity.model.data import Batch, Data, Feed, check_batch_size
 from posterity.model.dropout_sites import dropout_sites
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
 from posterity.numerics.dropout import KeyedMasks
 from posterity.numerics.layout import Slice
 from posterity.numerics.random import Key
-from posterity.optim.optimizer import Adam, Optimizer
-from posterity.optim.schedules import Constant, Schedule
+from posterity.optim import Adam, Constant, Optimizer, Schedule
 from posterity.posteriors.dropout import Dropout
 from posterity.priors.normal import Normal
 from posterity.special.functions import coin_entropy
@@ -152,31 +148,28 @@ class MCDropout(Method):
         positive("MCDropout.temperature", self.temperature)
         of_kinds(self, optimizer=Optimizer, schedule=Schedule, one_mask_a_batch=bool, one_mask_a_draw=bool)
 
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         """The same problem, once the network is seen to have dropout."""
-        if not isinstance(joint, Joint):
-            raise TypeError(f"MCDropout needs a Joint, whose network has dropout. Got {shown(joint)}. Use MAP.")
+        joint = joint.as_joint("MCDropout", "Use MAP.")
         dropout_sites(joint.network.member(0), data.first().member(0).inputs)
         check_learnt_rates(joint)
         return joint
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
         """As `MAP`, and the masks, which are no larger than the activations that a batch leaves."""
-        return {
-            **super().bytes(joint, data),
-            "optimiser": moment_bytes(self.optimizer, joint, joint.size),
-            "activations of a batch, with masks": 4 * activation_bytes(joint, data, self.batch_size),
-        }
+        fit = fit_bytes(self.optimizer, joint, data, self.batch_size)
+        masks = {"activations of a batch, with masks": 2 * fit.pop("activations of a batch")}
+        return super().footprint(joint, data).plus({**fit, **masks})
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.minibatches(self.batch_size, self.steps, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> MCDropoutState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> MCDropoutState:
         theta = theta.clone()
-        return MCDropoutState(theta, self.optimizer.init(theta), starting_buffers(joint, theta), 0, None)
+        return MCDropoutState(theta, self.optimizer.init(theta), joint.starting_buffers(theta), 0, None)
 
-    def step(self, joint: Target, state: MCDropoutState, batch: Batch, key: Key) -> tuple[MCDropoutState, Info]:
-        assert isinstance(joint, Joint)
+    def step(self, joint: Problem, state: MCDropoutState, batch: Batch, key: Key) -> tuple[MCDropoutState, Info]:
+        joint = joint.as_joint("MCDropout")
         theta, rates = state.theta, learnt_rates(joint)
         inputs = batch.member(0).inputs
         example = map_inputs(lambda t: torch.zeros_like(t[:1]), inputs) if state.example is None else state.example
@@ -201,9 +194,9 @@ class MCDropout(Method):
         """theta and the buffers; the moments are not needed any more."""
         return state._replace(optimizer=None)
 
-    def posterior(self, joint: Target, kept: Sequence[MCDropoutState]) -> Dropout:
+    def posterior(self, joint: Problem, kept: Sequence[MCDropoutState]) -> Dropout:
         """The last theta under random masks, with the noise fitted in its joint."""
-        assert isinstance(joint, Joint)
+        joint = joint.as_joint("MCDropout")
         last = kept[-1]
         theta = last.theta.detach().clone()
         weights, example = theta[..., : joint.num_weights], last.example

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -11,13 +12,12 @@ from torch import Tensor
 
 from posterity.errors import positive_whole, shown
 from posterity.inference.infer import starting_point
-from posterity.inference.method import Info, Method, Target
+from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.inference.task import Task
 from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData, as_data
-from posterity.model.joint import Joint
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
-from posterity.posteriors.mixture import Mixture
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors import Mixture, Posterior
 from posterity.storage import flatten
 
 
@@ -70,7 +70,7 @@ def _own_rows(value: Any, size: int) -> Tensor | None:
 logger = logging.getLogger("posterity")
 
 # The members that were said to have diverged, so that a look at the validation data does not say it again.
-_SAID: "WeakKeyDictionary[Target, set[int]]" = WeakKeyDictionary()
+_SAID: "WeakKeyDictionary[Problem, set[int]]" = WeakKeyDictionary()
 
 
 class EnsembleState(NamedTuple):
@@ -95,7 +95,7 @@ class Ensemble(Method):
     in the log; its loss in the trace stays at the last finite one (0 without any). The run stops when none is left.
 
     **Cost**: M times the memory of one member. Members step together over a leading axis of theta, which for small
-    networks takes little longer than one; a method that takes one theta steps them in turn (see `takes_members`).
+    networks takes little longer than one; a method that takes one theta steps them in turn (see `Traits`).
 
     **References**: Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep
     ensembles, Algorithm 1 (without adversarial training); Wilson and Izmailov (2020), section 4.
@@ -123,7 +123,7 @@ class Ensemble(Method):
             raise TypeError(f"Ensemble.method must be a Method. Got {shown(given)}.{hint}")
         if isinstance(self.method, Ensemble):
             raise TypeError("Ensemble.method must be another method. Got an Ensemble. Give one with more members.")
-        if self.method.row == "chain":  # members draw the same noise, so that chains of theirs would meet
+        if self.method.traits.row == "chain":  # members draw the same noise, so that chains of theirs would meet
             name = type(self.method).__name__
             raise TypeError(
                 f"Ensemble.method must be one that fits. Got {name}, whose chains are draws of their own. "
@@ -132,35 +132,33 @@ class Ensemble(Method):
         positive_whole("Ensemble.size", self.size, "of members")
 
     @property
-    def anytime(self) -> bool:  # type: ignore[override]
-        return self.method.anytime
+    def traits(self) -> Traits:
+        own = self.method.traits
+        return Traits(
+            takes_members=False,
+            recordable=own.recordable and own.takes_members,
+            anytime=own.anytime,
+            kept_steps=own.kept_steps,
+            accountable=lambda state: self._repaired(state, state.members),  # the others have been given up
+        )
 
-    @property
-    def recordable(self) -> bool:  # type: ignore[override]
-        return self.method.recordable and self.method.takes_members
+    @cached_property
+    def _together(self) -> bool:
+        """Whether members step as rows of one theta, not in turn."""
+        return self.method.traits.takes_members
 
-    @property
-    def takes_members(self) -> bool:
-        return False
-
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.method.prepared(joint, data)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        return self._times(self.method.bytes(joint, data), joint)
-
-    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        return self.method.prediction_bytes(joint, data, rows)
-
-    def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
-        return self._times(self.method.alternatives(joint, data), joint)
-
-    def _times(self, needed: dict[str, int], joint: Target) -> dict[str, int]:
-        """What all members need, where the method does not know of them by the joint."""
-        return {name: count * (self.size if joint.num_members is None else 1) for name, count in needed.items()}
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return f"Ensemble of {self.size}, each {self.method.describe(joint, data)}"
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        own = self.method.footprint(joint, data)
+        times = self.size if joint.num_members is None else 1  # else the method knows of members by the joint
+        return Footprint(
+            f"Ensemble of {self.size}, each {own.words}",
+            {name: count * times for name, count in own.parts.items()},
+            own.predictions,
+            lambda: {name: replace(self, method=other) for name, other in own.alternatives().items()},
+        )
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Those of the method, rows in memory in an order for each member."""
@@ -173,7 +171,7 @@ class Ensemble(Method):
         return [key.fold(_label(index)) for index in range(self.size)]
 
     def tasks(
-        self, joint: Target, data: object, *, start: Posterior | Tensor | None = None, seed: int = 0
+        self, joint: Problem, data: object, *, start: Posterior | Tensor | None = None, seed: int = 0
     ) -> list[Task]:
         """The members as fits of their own, for an executor: each may have a process and a folder to itself.
 
@@ -189,12 +187,12 @@ class Ensemble(Method):
             for index in range(self.size)
         ]
 
-    def initial(self, joint: Target, key: Key) -> Tensor:
+    def initial(self, joint: Problem, key: Key) -> Tensor:
         return torch.stack([joint.fresh(key.fold(index)) for index in range(self.size)])
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> EnsembleState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> EnsembleState:
         theta = self._each(theta)
-        if self.method.takes_members:
+        if self._together:
             members = self.method.init(joint, theta, key)
         else:
             members = tuple(self.method.init(_of(joint, index), own, key) for index, own in enumerate(theta))
@@ -212,8 +210,8 @@ class Ensemble(Method):
             )
         return theta
 
-    def step(self, joint: Target, state: EnsembleState, batch: Batch, key: Key) -> tuple[EnsembleState, Info]:
-        if self.method.takes_members:
+    def step(self, joint: Problem, state: EnsembleState, batch: Batch, key: Key) -> tuple[EnsembleState, Info]:
+        if self._together:
             members, info = self.method.step(joint, state.members, batch, key)
         else:
             rows = [batch if batch is None else batch.member(index) for index in range(self.size)]
@@ -230,28 +228,21 @@ class Ensemble(Method):
         # Where nobody is left the loss goes on as it is, and the run stops at it.
         return EnsembleState(members, held, alive), {**info, "loss": torch.where(alive.any(), held, loss)}
 
-    def keeps(self, step: int) -> bool:
-        return self.method.keeps(step)
-
     def keep(self, state: EnsembleState) -> EnsembleState:
         """What the method keeps; a member that is not finite gets the numbers of one that is, and is left out later."""
-        if self.method.takes_members:
+        if self._together:
             return self._repaired(state, self.method.keep(state.members))
         return self._repaired(state, tuple(self.method.keep(own) for own in state.members))
 
-    def accountable(self, state: EnsembleState) -> EnsembleState:
-        """The members that are finite: the others have been given up."""
-        return self._repaired(state, state.members)
-
     def _repaired(self, state: EnsembleState, members: Any) -> EnsembleState:
         """These members, finite ones in place of those that are not while there are any."""
-        each = members if self.method.takes_members else list(members)
+        each = members if self._together else list(members)
         alive = state.alive & finite_members(each, self.size).to(state.alive.device)
         if bool(alive.any()) and not bool(alive.all()):
             each = repaired(each, alive, self.size)
-        return EnsembleState(each if self.method.takes_members else tuple(each), state.loss, alive)
+        return EnsembleState(each if self._together else tuple(each), state.loss, alive)
 
-    def posterior(self, joint: Target, kept: Sequence[EnsembleState]) -> Mixture:
+    def posterior(self, joint: Problem, kept: Sequence[EnsembleState]) -> Mixture:
         alive = torch.stack([each.alive for each in kept]).all(0).tolist()
         lost = {index for index, good in enumerate(alive) if not good}
         if lost - _SAID.setdefault(joint, set()):
@@ -263,7 +254,7 @@ class Ensemble(Method):
                 ", ".join(map(str, sorted(lost))),
             )
         living = [index for index, good in enumerate(alive) if good]
-        if self.method.takes_members:
+        if self._together:
             together = self.method.posterior(joint, [each.members for each in kept])
             return Mixture([together.member(index) for index in living])
         return Mixture(
@@ -271,9 +262,9 @@ class Ensemble(Method):
         )
 
 
-def _of(joint: Target, index: int) -> Target:
+def _of(joint: Problem, index: int) -> Problem:
     """The problem of one member: the same object where they do not differ, so that what it remembers is of use."""
-    if not isinstance(joint, Joint) or (joint.num_members is None and joint.network.member(index) is joint.network):
+    if joint.num_members is None and joint.network is not None and joint.network.member(index) is joint.network:
         return joint
     return joint.member(index)
 

@@ -3,17 +3,15 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.errors import BoundFell, Diverged, positive, positive_whole, shown
-from posterity.inference.memory import theta_bytes
-from posterity.inference.method import Info, Method, Target
+from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
 from posterity.methods.coordinate_ascent import Latent, Values, fell
-from posterity.model.data import Batch, Data, Feed
-from posterity.model.density import Density
+from posterity.model import Batch, Data, Density, Feed, Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
 
@@ -79,7 +77,6 @@ class ExpectationMaximization(Method):
     [1.0, 10.6]
     """
 
-    row: ClassVar[str] = "restart"
     expectation: Callable[[Values, Latent], Latent] = field(repr=False)
     maximisation: Callable[[Values, Latent], Values] = field(repr=False)
     bound: Callable[[Values, Latent], Tensor] = field(repr=False)
@@ -109,33 +106,31 @@ class ExpectationMaximization(Method):
                 positive(f"ExpectationMaximization.{name}", getattr(self, name), "or 0")
 
     @property
-    def takes_members(self) -> bool:
-        return False
+    def traits(self) -> Traits:
+        return Traits(takes_members=False, row="restart")
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
         """Values before and after a step; what the functions take is not known."""
-        return {"values": 3 * self.restarts * theta_bytes(joint)}
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return f"EM over {joint.size:,} numbers, {self.restarts} restart{'s' if self.restarts > 1 else ''}"
+        words = f"EM over {joint.size:,} numbers, {self.restarts} restart{'s' if self.restarts > 1 else ''}"
+        return Footprint(words, {"values": 3 * self.restarts * theta_bytes(joint)})
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.minibatches(None, self.rounds, key)
 
-    def initial(self, joint: Target, key: Key) -> Tensor:
+    def initial(self, joint: Problem, key: Key) -> Tensor:
         keys = [key.fold(index) for index in range(self.restarts)]
         if self.initial_values is None:
             return torch.stack([joint.fresh(own) for own in keys])
         return torch.stack([_density(joint).unconstrained(self.initial_values(own)) for own in keys]).to(joint.dtype)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> ExpectationMaximizationState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> ExpectationMaximizationState:
         _density(joint)
         rows = theta.reshape(-1, theta.shape[-1]).clone()
         zeros = rows.new_zeros(len(rows), dtype=torch.float64)
         return ExpectationMaximizationState(rows, {}, zeros, zeros.clone(), zeros.bool(), ~zeros.bool(), 0)
 
     def step(
-        self, joint: Target, state: ExpectationMaximizationState, batch: Batch, key: Key
+        self, joint: Problem, state: ExpectationMaximizationState, batch: Batch, key: Key
     ) -> tuple[ExpectationMaximizationState, Info]:
         """One round: an E-step and an M-step of the restarts that go on."""
         density, first = _density(joint), state.round == 0
@@ -175,7 +170,7 @@ class ExpectationMaximization(Method):
     def keep(self, state: ExpectationMaximizationState) -> ExpectationMaximizationState:
         return state._replace(latent={})
 
-    def posterior(self, joint: Target, kept: Sequence[ExpectationMaximizationState]) -> Point:
+    def posterior(self, joint: Problem, kept: Sequence[ExpectationMaximizationState]) -> Point:
         last = kept[-1]
         if not bool(last.alive.all()):
             logger.warning(
@@ -252,7 +247,7 @@ class ExpectationMaximization(Method):
         )
 
 
-def _density(joint: Target) -> Density:
+def _density(joint: Problem) -> Density:
     if not isinstance(joint, Density):
         raise TypeError(
             "ExpectationMaximization needs a Density, which names the parameters of the model. "

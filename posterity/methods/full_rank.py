@@ -2,22 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive_whole
-from posterity.inference.memory import activation_bytes, count_members, moment_bytes
-from posterity.inference.method import Info, Method, Target
-from posterity.methods.parts.buffers import starting_buffers
-from posterity.methods.parts.gradients.estimator import initial_log_scales, num_random, shifted
-from posterity.model.data import Batch, Data, Feed, check_batch_size
-from posterity.model.network import Buffers
+from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, Info, Method, theta_bytes
+from posterity.methods.parts.gradients.estimator import initial_log_scales, shifted
+from posterity.model import Batch, Buffers, Data, Feed, Problem
 from posterity.numerics.random import Key
-from posterity.optim.optimizer import Adam, Optimizer
-from posterity.optim.schedules import Constant, Schedule
+from posterity.optim import Adam, Constant, Optimizer, Schedule
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.dense import Dense
 from posterity.priors.fan import FanIn, ScaleRule
@@ -79,29 +76,28 @@ class FullRank(Method):
         check_batch_size("FullRank.batch_size", self.batch_size)
         of_kinds(self, optimizer=Optimizer, schedule=Schedule, initial_scales=ScaleRule)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """Means and factor with their gradient, moments, the matrix itself, and what a batch leaves for backward."""
-        count = num_random(joint)
-        size, members = joint.size + count * (count + 1) // 2, count_members(joint)
-        return {
-            "means and factor": members * (2 * size + count**2) * joint.dtype.itemsize,
-            "gradient": members * (size + 2 * count**2) * joint.dtype.itemsize,
-            "optimiser": moment_bytes(self.optimizer, joint, size),
-            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        count = joint.num_random
+        size = joint.size + count * (count + 1) // 2
+        own = {
+            "means and factor": theta_bytes(joint, 2 * size + count**2),
+            "gradient": theta_bytes(joint, size + 2 * count**2),
         }
+        fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size)
+        return replace(super().footprint(joint, data), parts={**own, **fit})
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.minibatches(self.batch_size, self.steps, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> FullRankState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> FullRankState:
         diagonal = initial_log_scales(joint, self.initial_scales, theta)
         below = diagonal.new_zeros(len(diagonal) * (len(diagonal) - 1) // 2)
         factor = torch.cat([diagonal, below]).expand(*theta.shape[:-1], -1)
         parameters = torch.cat([theta, factor], dim=-1)
-        return FullRankState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), 0)
+        return FullRankState(parameters, self.optimizer.init(parameters), joint.starting_buffers(theta), 0)
 
-    def step(self, joint: Target, state: FullRankState, batch: Batch, key: Key) -> tuple[FullRankState, Info]:
-        parameters, buffers, size, count = state.parameters, state.buffers, joint.size, num_random(joint)
+    def step(self, joint: Problem, state: FullRankState, batch: Batch, key: Key) -> tuple[FullRankState, Info]:
+        parameters, buffers, size, count = state.parameters, state.buffers, joint.size, joint.num_random
         mean, log_diagonal = parameters[..., :size], parameters[..., size : size + count]
         factor = _factor(parameters[..., size:], count)
         places = joint.random_indices
@@ -128,12 +124,7 @@ class FullRank(Method):
         value, log_prior, log_density = (torch.stack(each).mean(0) for each in (values, log_priors, log_densities))
         data_fit = (value - joint.powers[1] * log_prior) / (joint.powers[0] * joint.num_data)
         kl = (log_density - log_prior) / joint.num_data
-        info = {
-            "loss": (log_density - value) / joint.num_data,
-            "data_fit": data_fit,
-            "kl": kl,
-            "elbo": data_fit - kl,
-        }
+        info = {"loss": (log_density - value) / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
         step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
         optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
         return FullRankState(parameters, optimizer, buffers, state.step + 1), info
@@ -142,11 +133,11 @@ class FullRank(Method):
         """Means, factor and buffers; the moments are not needed any more."""
         return state._replace(optimizer=None)
 
-    def posterior(self, joint: Target, kept: Sequence[FullRankState]) -> Gaussian:
+    def posterior(self, joint: Problem, kept: Sequence[FullRankState]) -> Gaussian:
         """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
         theta = last.parameters[..., : joint.size].clone()
-        factor = _factor(last.parameters[..., joint.size :].double(), num_random(joint))
+        factor = _factor(last.parameters[..., joint.size :].double(), joint.num_random)
         precision = Dense(torch.cholesky_inverse(factor))
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
 

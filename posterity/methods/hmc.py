@@ -8,9 +8,8 @@ from torch import Tensor
 
 from posterity.errors import fraction, positive_whole
 from posterity.inference.acceleration import Potential
-from posterity.kernels.adaptation import DiagonalMass, Mass
+from posterity.kernels import DiagonalMass, Mass, Move, Place, whitened
 from posterity.kernels.hamiltonian import judged, leapfrog
-from posterity.kernels.state import Move, Place, whitened
 from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning
 from posterity.numerics.random import Key
 from posterity.storage import clone

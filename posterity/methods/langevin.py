@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from posterity.errors import positive
 from posterity.inference.acceleration import Potential
-from posterity.kernels.adaptation import UnitMass
-from posterity.kernels.langevin import unadjusted
-from posterity.kernels.state import Move, Place
+from posterity.kernels import Move, Place, UnitMass, unadjusted
 from posterity.methods.parts.sampler import Sampler, Tuning, Warmup, in_whitened
 from posterity.numerics.random import Key
 

@@ -1,9 +1,10 @@
 """A Gaussian at a mode, from the curvature there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from types import NoneType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,28 +22,22 @@ from posterity.curvature import (
     MonteCarloFisher,
     Structure,
 )
-from posterity.curvature.curvature import Rows, num_random
+from posterity.curvature.curvature import Rows
+from posterity.curvature.derivatives import CACHE, DEVICE, LEAST_ROWS
 from posterity.curvature.structure import Sums
-from posterity.curvature.survey import Place, survey
+from posterity.curvature.survey import Place, Survey, survey
+from posterity.errors import check_batch_size
 from posterity.evidence import Evidence, PerTensor, Tuning, residual_sums
-from posterity.inference.method import Info, Method, Target
-from posterity.inference.plan import refuse_too_large
-from posterity.methods.parts.buffers import starting_buffers
+from posterity.inference.memory import refuse_too_large
+from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
+from posterity.jacobians.jacobian import chunk_size
 from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
-from posterity.methods.parts.laplace_memory import (
-    described,
-    laplace_alternatives,
-    laplace_bytes,
-    laplace_prediction_bytes,
-)
-from posterity.methods.parts.subset import AllWeights, Subset, largest, narrowed
-from posterity.model.data import Batch, Data, Feed, NoData, check_batch_size
-from posterity.model.density import Density
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.methods.parts.subset import AllWeights, LastLayer, Subset, largest
+from posterity.model import Buffers, Joint, Problem
+from posterity.model.batch import Inputs
+from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Linearized
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Correlated
 
 _OF_LAYERS = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures whose sums are those of single layers
@@ -54,6 +49,8 @@ _HINTS = {
     "tuning": "Use Evidence(), MacKay() or None; ValidationGrid() goes to posterity.evidence.retuned after the fit.",
 }
 
+FORMED = 6  # matrices of a dense fit: sums, what is added, the precision, its factor, and copies between them
+TUNED = 12  # vectors of all weights that one evaluation of the evidence with its gradient goes through
 WHOLE = 3000  # weights up to which the whole matrix is kept where nothing else is asked for
 
 
@@ -106,7 +103,6 @@ class Laplace(Method):
     True
     """
 
-    anytime: ClassVar[bool] = False
     curvature: Curvature = field(default_factory=GaussNewton)
     structure: Structure | None = None
     subset: Subset = field(default_factory=AllWeights)
@@ -147,24 +143,23 @@ class Laplace(Method):
                 "each. Use GaussNewton() or EmpiricalFisher(), or another structure."
             )
 
-    def structure_for(self, joint: Target) -> Structure:
+    def structure_for(self, joint: Problem) -> Structure:
         """The structure, chosen by the number of weights where none is given."""
         if self.structure is not None:
             return self.structure
-        single = isinstance(joint, Joint) and isinstance(joint.random, Tensor)
-        whole = num_random(joint) <= WHOLE or not self.curvature.factored or single
+        whole = joint.num_random <= WHOLE or not self.curvature.factored or isinstance(joint.random, Tensor)
         return Full() if whole else Kronecker()
 
     @property
-    def takes_members(self) -> bool:
-        return self.subset.count is None
+    def traits(self) -> Traits:
+        return Traits(takes_members=self.subset.count is None, anytime=False)
 
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         """The joint over the subset, once it is known that the network and the machine can do this."""
         if isinstance(data, NoData):
             _check_for_density(self)
             return joint
-        assert isinstance(joint, Joint)
+        joint = joint.as_joint("Laplace")
         inputs = data.first().member(0).inputs
         if joint.network.mixes_rows:
             raise ValueError(
@@ -185,18 +180,62 @@ class Laplace(Method):
         refuse_too_large(self, joint, data)
         return joint
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """With the curvature in its structure, derivatives of some rows, tuning and predictions."""
-        return laplace_bytes(self, joint, data)
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        """With the curvature in its structure, derivatives of some rows and tuning."""
+        weights = {"weights": 3 * theta_bytes(joint)}
+        if joint.network is None:
+            return Footprint(self._words(joint), {**weights, "curvature and precision": FORMED * 8 * joint.size**2})
+        given, inputs = joint.as_joint("Laplace"), data.first().member(0).inputs
+        joint = self.subset.of(given, inputs)
+        number = self.subset.count or 0
+        chosen = torch.arange(min(number, joint.num_random))  # as many places as single weights will be chosen
+        structure, known = self.structure_for(joint.narrowed(chosen)), survey(joint, inputs)
+        outputs = max(1, prod(known.event))
+        predictions = _derivative_bytes(joint, known, PREDICTED_ROWS, outputs) + 8 * PREDICTED_ROWS * outputs**2
+        if isinstance(structure, Full):  # rows of a Jacobian
+            row = outputs * known.size
+            predictions += 3 * 8 * min(PREDICTED_ROWS * row, max(row, chunk_size(joint.device)))
+        choosing = 0
+        if number:  # after a pass for the variances of all
+            choosing = Diagonal().bytes(known, joint.num_data, outputs)
+            known = replace(known, select=chosen)
+        columns = self.curvature.num_columns(outputs)
+        kept = structure.bytes(known, joint.num_data, columns)
+        if not self.curvature.factored:
+            kept = max(kept, FORMED * 8 * known.size**2)
+        rows = min(joint.num_data, joint.num_data if self.batch_size is None else self.batch_size)
+        parts = {
+            **weights,
+            "derivatives of some rows": _derivative_bytes(joint, known, rows, columns),
+            "curvature and precision": (joint.num_members or 1) * max(kept, choosing),
+            **({} if self.tuning is None else {"tuning": TUNED * 8 * known.size}),
+        }
+        words = self._words(joint.narrowed(chosen))
+        return Footprint(words, parts, predictions, lambda: self._alternatives(given, inputs))
 
-    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        return laplace_prediction_bytes(self, joint, data, rows)
+    def _words(self, joint: Problem) -> str:
+        """The settings that decide about the size."""
+        structure = _name(self.structure_for(joint))
+        return f"Laplace with {self.curvature} and {structure} over {joint.num_random:,} weights"
 
-    def alternatives(self, joint: Target, data: Data) -> dict[str, int]:
-        return laplace_alternatives(self, joint, data)
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return described(self, joint, data)
+    def _alternatives(self, joint: Joint, inputs: Inputs) -> dict[str, Method]:
+        """Other structures, and the last layer alone, best first."""
+        single = isinstance(joint.random, Tensor) or self.subset.count is not None
+        structures = (Full(), Diagonal()) if single else (Full(), CorrectedKronecker(), Kronecker(), Diagonal())
+        others: dict[str, Method] = {}
+        for structure in structures:
+            if self.curvature.factored or isinstance(structure, Full):
+                others[f"structure={_name(structure)}"] = replace(self, structure=structure)
+            else:
+                other = replace(self, structure=structure, curvature=GaussNewton())
+                others[f"structure={_name(structure)}, curvature=GaussNewton()"] = other
+        if isinstance(self.subset, AllWeights) and not isinstance(joint.random, Tensor):
+            try:
+                LastLayer().of(joint, inputs)
+                others["subset=LastLayer()"] = replace(self, subset=LastLayer(), structure=None)
+            except ValueError:  # the network has none, or it is not among the random weights
+                pass
+        return others
 
     @property
     def passes(self) -> int:
@@ -207,7 +246,7 @@ class Laplace(Method):
         """As many passes over all rows as structure and subset take."""
         return data.passes(self.batch_size, self.passes)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> LaplaceState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> LaplaceState:
         members = 1 if theta.dim() == 1 else theta.shape[0]
         if self.subset.count is not None and theta.dim() > 1:
             raise ValueError(f"{self.subset} chooses weights for one theta at a time. Use joint.member(i) for each.")
@@ -220,10 +259,10 @@ class Laplace(Method):
             theta.new_zeros(0, dtype=torch.int64),
             0,
             0,
-            starting_buffers(joint, theta),
+            joint.starting_buffers(theta),
         )
 
-    def step(self, joint: Target, state: LaplaceState, batch: Batch, key: Key) -> tuple[LaplaceState, Info]:
+    def step(self, joint: Problem, state: LaplaceState, batch: Batch, key: Key) -> tuple[LaplaceState, Info]:
         """Add the curvature and the log-likelihood of these rows; at the end of a pass, do what its structure wants."""
         state = _placed(state)
         choosing = self.subset.count is not None and state.passes == 0
@@ -247,7 +286,7 @@ class Laplace(Method):
             found = [rows.slope() for rows in members]
             slopes = [old + new for old, new in zip(slopes, found, strict=True)] if slopes else found
         seen = state.rows + (1 if batch is None else batch.size)
-        ended = batch is None or (isinstance(joint, Joint) and seen == joint.num_data)
+        ended = batch is None or seen == joint.num_data
         after = state._replace(
             sums=sums, data=data, slopes=slopes, places=places, rows=0 if ended else seen, passes=state.passes + ended
         )
@@ -261,9 +300,9 @@ class Laplace(Method):
         after = after._replace(sums=ends)
         return (self._choose(joint, after) if choosing else after), info
 
-    def _choose(self, joint: Target, state: LaplaceState) -> LaplaceState:
+    def _choose(self, joint: Problem, state: LaplaceState) -> LaplaceState:
         """The state for the second pass, over the weights of largest variance in the first."""
-        assert isinstance(joint, Joint)
+        joint = joint.as_joint("Laplace")
         assert self.subset.count is not None
         powers = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
         prior = powers[1] * prior_precision(joint, state.theta)
@@ -276,43 +315,58 @@ class Laplace(Method):
             slopes = [slopes[0][:0]]
         return state._replace(sums=[], slopes=slopes, places=[], chosen=best)
 
-    def _rows(self, joint: Target, state: LaplaceState, batch: Batch, key: Key, index: int) -> Rows:
+    def _rows(self, joint: Problem, state: LaplaceState, batch: Batch, key: Key, index: int) -> Rows:
         """These rows for one member."""
         buffers = state.buffers or None
         if state.theta.dim() == 1:
-            return Rows(self.curvature, narrowed(joint, state.chosen), state.theta, batch, buffers, key)
+            return Rows(self.curvature, joint.narrowed(state.chosen), state.theta, batch, buffers, key)
         own = None if buffers is None else {name: b[index] for name, b in buffers.items()}
         rows = None if batch is None else batch.member(index)
         return Rows(self.curvature, joint.member(index), state.theta[index], rows, own, key)
 
-    def posterior(self, joint: Target, kept: Sequence[LaplaceState]) -> Posterior:
+    def keep(self, state: LaplaceState) -> LaplaceState:
+        return state
+
+    def posterior(self, joint: Problem, kept: Sequence[LaplaceState]) -> Posterior:
         """The Gaussian, seen through the network's linearisation where there is a network."""
         state = _placed(kept[-1])
-        problem = narrowed(joint, state.chosen)
+        problem = joint.narrowed(state.chosen)
         structure = self.structure_for(problem)
-        if state.theta.dim() == 1:
-            fit = Fit(state.theta, state.sums[0], state.data[0], state.slopes[0], state.places, state.buffers)
-            gaussian = gaussian_at_mode(problem, fit, structure, self.tuning, self.curvature.scales_with_noise)
-        else:
-            each = [
-                gaussian_at_mode(
-                    problem.member(i),
-                    Fit(
-                        state.theta[i],
-                        state.sums[i],
-                        state.data[i],
-                        state.slopes[i],
-                        state.places,
-                        {name: b[i] for name, b in state.buffers.items()},
-                    ),
-                    structure,
-                    self.tuning,
-                    self.curvature.scales_with_noise,
-                )
-                for i in range(len(state.data))
-            ]
-            gaussian = side_by_side(problem, each, state.buffers)
-        return gaussian if isinstance(joint, Density) else Linearized(gaussian.joint, gaussian)
+        each = [
+            gaussian_at_mode(
+                problem.member(index) if state.theta.dim() > 1 else problem,
+                _fit(state, index),
+                structure,
+                self.tuning,
+                self.curvature.scales_with_noise,
+            )
+            for index in range(len(state.data))
+        ]
+        gaussian = side_by_side(problem, each, state.buffers) if state.theta.dim() > 1 else each[0]
+        return gaussian if joint.network is None else Linearized(gaussian.joint, gaussian)
+
+
+def _fit(state: LaplaceState, index: int) -> Fit:
+    """The sums of one member, or of the only theta."""
+    theta, buffers = state.theta, state.buffers
+    if theta.dim() > 1:
+        theta, buffers = theta[index], {name: b[index] for name, b in buffers.items()}
+    return Fit(theta, state.sums[index], state.data[index], state.slopes[index], state.places, buffers)
+
+
+def _derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:
+    """Bytes of the derivatives of one chunk of rows: see `derivatives`."""
+    budget = CACHE if joint.device.type == "cpu" else DEVICE
+    entry = joint.dtype.itemsize * max(1, known.row_entries)
+    chunk = min(rows, max(LEAST_ROWS, budget // (entry * (2 + columns))))
+    together = min(columns, max(1, budget // (entry * chunk) - 2))
+    return chunk * (entry * (2 + 2 * together) + joint.dtype.itemsize * known.row_features)
+
+
+def _name(structure: Structure) -> str:
+    """The structure as one calls it, without settings that are at their defaults."""
+    kind = type(structure)
+    return f"{kind.__name__}()" if structure == kind() else str(structure)
 
 
 def _check_for_density(method: Laplace) -> None:
@@ -342,9 +396,8 @@ def _data_terms(rows: Rows) -> Tensor:
 
 
 def _places(rows: Rows) -> list[Place]:
-    assert isinstance(rows.joint, Joint)
     assert rows.batch is not None
-    return list(survey(rows.joint, rows.batch.inputs).places)
+    return list(survey(rows.joint.as_joint("Laplace"), rows.batch.inputs).places)
 
 
 def _order(places: Sequence[Place]) -> list[tuple[object, ...]]:

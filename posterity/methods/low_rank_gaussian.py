@@ -8,26 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive_whole
-from posterity.inference.memory import activation_bytes, count_members, moment_bytes
-from posterity.inference.method import Info, Method, Target
+from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, Info, Method, theta_bytes
 from posterity.jacobians.jacobian import CACHED, chunk_size
-from posterity.methods.parts.buffers import starting_buffers
-from posterity.methods.parts.gradients.estimator import (
-    Factorised,
-    Gradients,
-    divergence,
-    initial_log_scales,
-    num_random,
-    shifted,
-)
-from posterity.model.data import Batch, Data, Feed, check_batch_size
-from posterity.model.density import Density
-from posterity.model.network import Buffers
+from posterity.methods.parts.gradients.estimator import Factorised, Gradients, divergence, initial_log_scales, shifted
+from posterity.model import Batch, Buffers, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
-from posterity.optim.optimizer import Adam, Optimizer
-from posterity.optim.schedules import Constant, Schedule
+from posterity.optim import Adam, Constant, Optimizer, Schedule
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.low_rank import LowRankCovariance
 from posterity.priors.fan import FanIn, ScaleRule
@@ -95,9 +84,9 @@ class LowRankGaussian(Method):
         check_batch_size("LowRankGaussian.batch_size", self.batch_size)
         of_kinds(self, optimizer=Optimizer, schedule=Schedule, initial_scales=ScaleRule)
 
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         """The joint, once it is known to have enough weights for the rank."""
-        count = num_random(joint)
+        count = joint.num_random
         if self.rank > count:
             raise ValueError(
                 f"LowRankGaussian.rank must be at most the number of random weights, {count}. Got {self.rank}. "
@@ -105,35 +94,31 @@ class LowRankGaussian(Method):
             )
         return joint
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """Means, scales and factor with their gradient and moments, and what a batch leaves for backward."""
-        count = num_random(joint)
-        size, members = joint.size + (self.rank + 1) * count, count_members(joint)
-        return {
-            "means, scales and factor": members * (size + 4 * joint.size) * joint.dtype.itemsize,
-            "gradient": members * (size + 4 * joint.size) * joint.dtype.itemsize,
-            "covariance": members * 8 * count * (self.rank + 1),
-            "optimiser": moment_bytes(self.optimizer, joint, size),
-            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        count = joint.num_random
+        size = joint.size + (self.rank + 1) * count
+        own = {
+            "means, scales and factor": theta_bytes(joint, size + 4 * joint.size),
+            "gradient": theta_bytes(joint, size + 4 * joint.size),
+            "covariance": (joint.num_members or 1) * 8 * count * (self.rank + 1),
         }
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return f"{type(self).__name__} of rank {self.rank} over {joint.num_weights:,} weights"
+        words = f"LowRankGaussian of rank {self.rank} over {joint.num_weights:,} weights"
+        return Footprint(words, {**own, **fit_bytes(self.optimizer, joint, data, self.batch_size, size)})
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.minibatches(self.batch_size, self.steps, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> LowRankGaussianState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> LowRankGaussianState:
         """Means at theta, a random factor (at zero there would be no way out of zero), fresh moments."""
         log_scales = initial_log_scales(joint, self.initial_scales, theta)
         noise = key.normal((self.rank, len(log_scales)), torch.float32, theta.device).to(theta.dtype)
         factor = log_scales.exp() * noise / math.sqrt(self.rank)
         spread = torch.cat([log_scales, factor.flatten()]).expand(*theta.shape[:-1], -1)
         parameters = torch.cat([theta, spread], dim=-1)
-        return LowRankGaussianState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), 0)
+        return LowRankGaussianState(parameters, self.optimizer.init(parameters), joint.starting_buffers(theta), 0)
 
     def step(
-        self, joint: Target, state: LowRankGaussianState, batch: Batch, key: Key
+        self, joint: Problem, state: LowRankGaussianState, batch: Batch, key: Key
     ) -> tuple[LowRankGaussianState, Info]:
         parameters = state.parameters
         grad, terms, buffers = self._ascent(joint, parameters, batch, state.buffers, key)
@@ -144,13 +129,13 @@ class LowRankGaussian(Method):
         return LowRankGaussianState(parameters, optimizer, buffers, state.step + 1), info
 
     def _ascent(
-        self, joint: Target, parameters: Tensor, batch: Batch, buffers: Buffers, key: Key
+        self, joint: Problem, parameters: Tensor, batch: Batch, buffers: Buffers, key: Key
     ) -> tuple[Tensor, "_Terms", Buffers]:
         """The gradient of the tempered ELBO in all parameters, its terms, and the buffers."""
-        size, count, places = joint.size, num_random(joint), joint.random_indices
+        size, count, places = joint.size, joint.num_random, joint.random_indices
         mean, log_scale, factor = _split(parameters, size, count)
         scale = log_scale.exp()
-        closed = isinstance(joint, Density) or joint.bound_prior.factorises
+        closed = not isinstance(joint, Joint) or joint.bound_prior.factorises
         grad = workspace(joint, "parameters", parameters).zero_()
         grad_mean, grad_scale, grad_factor = _split(grad, size, count)
         values, log_priors = [], []
@@ -195,10 +180,10 @@ class LowRankGaussian(Method):
         """Means, scales, factor and buffers; the moments are not needed any more."""
         return state._replace(optimizer=None)
 
-    def posterior(self, joint: Target, kept: Sequence[LowRankGaussianState]) -> Gaussian:
+    def posterior(self, joint: Problem, kept: Sequence[LowRankGaussianState]) -> Gaussian:
         """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
-        mean, log_scale, factor = _split(last.parameters, joint.size, num_random(joint))
+        mean, log_scale, factor = _split(last.parameters, joint.size, joint.num_random)
         theta = mean.clone()
         precision = LowRankCovariance((2.0 * log_scale.double()).exp(), factor.double())
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from posterity.inference.acceleration import Potential
-from posterity.kernels.adaptation import DiagonalMass, Mass
-from posterity.kernels.langevin import adjusted
-from posterity.kernels.state import Move, Place
+from posterity.kernels import DiagonalMass, Mass, Move, Place, adjusted
 from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning, in_whitened
 from posterity.numerics.random import Key
 

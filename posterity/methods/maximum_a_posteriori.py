@@ -2,32 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive_whole, shown
-from posterity.inference.memory import activation_bytes, moment_bytes, theta_bytes
-from posterity.inference.method import Info, Method, Target
-from posterity.methods.parts.buffers import starting_buffers
-from posterity.model.data import Batch, Data, Feed, check_batch_size
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
+from posterity.model import Batch, Buffers, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import Adam, Optimizer, Proximal
 from posterity.optim.schedules import Constant, Schedule
 from posterity.posteriors.point import Point
-
-
-def with_kinks(joint: Target) -> Joint:
-    """The problem itself; a TypeError where it has no prior that could have kinks."""
-    if isinstance(joint, Joint):
-        return joint
-    raise TypeError(
-        "MAP(proximal=True) needs a Joint, whose prior says where it has kinks; a Density does not tell prior from "
-        f"data. Got {shown(joint)}. Use MAP without proximal."
-    )
 
 
 def smooth_value_and_grad(
@@ -112,8 +99,6 @@ class MAP(Method):
     True
     """
 
-    recordable: ClassVar[bool] = True
-
     steps: int = 2000
     batch_size: int | None = 128
     optimizer: Optimizer = field(default_factory=Adam)
@@ -125,30 +110,32 @@ class MAP(Method):
         check_batch_size("MAP.batch_size", self.batch_size)
         of_kinds(self, optimizer=Optimizer, schedule=Schedule, proximal=bool)
 
-    def prepared(self, joint: Target, data: Data) -> Target:
-        """The problem given; a TypeError where proximal steps are asked for and it does not tell its prior."""
-        return with_kinks(joint) if self.proximal else joint
+    @property
+    def traits(self) -> Traits:
+        return Traits(recordable=True)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """With the optimiser's moments and what a batch leaves for its backward pass, which makes as much again."""
-        return {
-            **super().bytes(joint, data),
-            "optimiser": moment_bytes(self.optimizer, joint, joint.size),
-            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
-            **({"proximal step": 6 * theta_bytes(joint)} if self.proximal else {}),
-        }
+    def prepared(self, joint: Problem, data: Data) -> Problem:
+        """The problem given; a TypeError where proximal steps are asked for and it does not tell its prior."""
+        return self._with_kinks(joint) if self.proximal else joint
+
+    def _with_kinks(self, joint: Problem) -> Joint:
+        return joint.as_joint("MAP(proximal=True)", "Use MAP without proximal.")
+
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        fit = super().footprint(joint, data).plus(fit_bytes(self.optimizer, joint, data, self.batch_size))
+        return fit.plus({"proximal step": 6 * theta_bytes(joint)}) if self.proximal else fit
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.minibatches(self.batch_size, self.steps, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> MAPState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> MAPState:
         theta = theta.clone()
-        return MAPState(theta, self.optimizer.init(theta), starting_buffers(joint, theta), 0)
+        return MAPState(theta, self.optimizer.init(theta), joint.starting_buffers(theta), 0)
 
-    def step(self, joint: Target, state: MAPState, batch: Batch, key: Key) -> tuple[MAPState, Info]:
+    def step(self, joint: Problem, state: MAPState, batch: Batch, key: Key) -> tuple[MAPState, Info]:
         step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
         if self.proximal:
-            return self._proximal_step(with_kinks(joint), state, batch, step_size)
+            return self._proximal_step(self._with_kinks(joint), state, batch, step_size)
         value, grad, buffers = joint.value_and_grad(state.theta, batch, state.buffers)
         optimizer = self.optimizer.ascend(state.theta, grad, state.optimizer, step_size, joint.num_data)
         return MAPState(state.theta, optimizer, buffers, state.step + 1), {"loss": -value / joint.num_data}
@@ -168,7 +155,7 @@ class MAP(Method):
         """theta and the buffers; the moments are not needed any more."""
         return state._replace(optimizer=None)
 
-    def posterior(self, joint: Target, kept: Sequence[MAPState]) -> Point:
+    def posterior(self, joint: Problem, kept: Sequence[MAPState]) -> Point:
         """The last theta, with the noise fitted in its joint."""
         last = kept[-1]
         theta = last.theta.detach().clone()

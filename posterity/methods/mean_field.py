@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive_whole
-from posterity.inference.memory import activation_bytes, count_members, moment_bytes
-from posterity.inference.method import Info, Method, Target
-from posterity.methods.parts.buffers import starting_buffers
+from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
     Factorised,
@@ -19,15 +18,12 @@ from posterity.methods.parts.gradients.estimator import (
     Memory,
     divergence,
     initial_log_scales,
-    num_random,
 )
 from posterity.methods.parts.gradients.weight_sampling import WeightSampling
-from posterity.model.data import Batch, Data, Feed, check_batch_size
-from posterity.model.network import Buffers
+from posterity.model import Batch, Buffers, Data, Feed, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
-from posterity.optim.optimizer import Adam, Optimizer
-from posterity.optim.schedules import Constant, Schedule
+from posterity.optim import Adam, Constant, Optimizer, Schedule
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.diagonal import Diagonal
 from posterity.priors.fan import FanIn, ScaleRule
@@ -79,8 +75,6 @@ class MeanField(Method):
     True
     """
 
-    recordable: ClassVar[bool] = True
-
     steps: int = 5000
     batch_size: int | None = 128
     optimizer: Optimizer = field(default_factory=Adam)
@@ -95,26 +89,25 @@ class MeanField(Method):
         of_kinds(self, optimizer=Optimizer, schedule=Schedule, estimator=Estimator)
         of_kinds(self, kl_schedule=Schedule, initial_scales=ScaleRule)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """Means and scales with a draw and noise, their gradients, moments, and what a batch leaves for backward."""
-        size = joint.size + num_random(joint)
-        both = count_members(joint) * size * joint.dtype.itemsize
-        return {
-            "means and scales": 3 * both,
-            "gradient": 3 * both,
-            "optimiser": moment_bytes(self.optimizer, joint, size),
-            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
-        }
+    @property
+    def traits(self) -> Traits:
+        return Traits(recordable=True)
+
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        size = joint.size + joint.num_random
+        own = {"means and scales": 3 * theta_bytes(joint, size), "gradient": 3 * theta_bytes(joint, size)}
+        fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size)
+        return replace(super().footprint(joint, data), parts={**own, **fit})
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.minibatches(self.batch_size, self.steps, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> MeanFieldState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> MeanFieldState:
         log_scales = initial_log_scales(joint, self.initial_scales, theta)
         parameters = torch.cat([theta, log_scales.expand(*theta.shape[:-1], -1)], dim=-1)
-        return MeanFieldState(parameters, self.optimizer.init(parameters), starting_buffers(joint, theta), {}, 0)
+        return MeanFieldState(parameters, self.optimizer.init(parameters), joint.starting_buffers(theta), {}, 0)
 
-    def step(self, joint: Target, state: MeanFieldState, batch: Batch, key: Key) -> tuple[MeanFieldState, Info]:
+    def step(self, joint: Problem, state: MeanFieldState, batch: Batch, key: Key) -> tuple[MeanFieldState, Info]:
         parameters, size = state.parameters, joint.size
         q = _family(joint, parameters)
         grad = workspace(joint, "parameters", parameters)
@@ -140,7 +133,7 @@ class MeanField(Method):
         """Means, scales and buffers; the moments are not needed any more."""
         return state._replace(optimizer=None, memory={})
 
-    def posterior(self, joint: Target, kept: Sequence[MeanFieldState]) -> Gaussian:
+    def posterior(self, joint: Problem, kept: Sequence[MeanFieldState]) -> Gaussian:
         """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
         theta, log_scales = last.parameters[..., : joint.size].clone(), last.parameters[..., joint.size :]
@@ -148,7 +141,7 @@ class MeanField(Method):
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
 
 
-def _family(joint: Target, parameters: Tensor) -> Factorised:
+def _family(joint: Problem, parameters: Tensor) -> Factorised:
     """The Gaussian of means and log-scales (..., T + R)."""
     log_scale = parameters[..., joint.size :]
     scale = torch.mul(log_scale, _PER_OCTAVE, out=workspace(joint, "scale", log_scale)).exp2_()  # thrice as fast as exp

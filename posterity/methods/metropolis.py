@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.inference.acceleration import Potential
-from posterity.kernels.adaptation import DiagonalMass, Mass
-from posterity.kernels.metropolis import random_walk
-from posterity.kernels.state import Move, Place
+from posterity.kernels import DiagonalMass, Mass, Move, Place, random_walk
 from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning, in_whitened
 from posterity.numerics.random import Key
 

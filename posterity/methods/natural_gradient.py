@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import fraction, of_kinds, positive, positive_whole, shown
-from posterity.inference.memory import activation_bytes, count_members, moment_bytes
-from posterity.inference.method import Info, Method, Target
-from posterity.methods.parts.buffers import starting_buffers
+from posterity.errors import check_batch_size, fraction, of_kinds, positive, positive_whole, shown
+from posterity.inference.memory import fit_bytes
+from posterity.inference.method import Footprint, Info, Method, theta_bytes
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
     Factorised,
@@ -19,16 +18,13 @@ from posterity.methods.parts.gradients.estimator import (
     Memory,
     divergence,
     initial_log_scales,
-    num_random,
 )
 from posterity.methods.parts.gradients.weight_sampling import WeightSampling
-from posterity.model.data import Batch, Data, Feed, check_batch_size
-from posterity.model.network import Buffers
+from posterity.model import Batch, Buffers, Data, Feed, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
+from posterity.optim import Adam, Constant, Optimizer, Schedule
 from posterity.optim.online_newton import online_newton_
-from posterity.optim.optimizer import Adam, Optimizer
-from posterity.optim.schedules import Constant, Schedule
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.diagonal import Diagonal
 from posterity.priors.fan import FanIn, ScaleRule
@@ -125,30 +121,29 @@ class NaturalGradient(Method):
             raise ValueError(f"NaturalGradient.bend must be 0.5 or 0, for the plain update. Got {shown(self.bend)}.")
         of_kinds(self, schedule=Schedule, estimator=Estimator, initial_scales=ScaleRule, optimizer=Optimizer)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """Means, precisions and momentum with a draw and noise, gradients, and what a batch leaves for backward."""
-        count, size, members = num_random(joint), joint.size, count_members(joint)
-        return {
-            "means, precisions and momentum": members * (2 * size + 4 * count) * joint.dtype.itemsize,
-            "gradient": members * (2 * size + 3 * count) * joint.dtype.itemsize,
-            "optimiser": moment_bytes(self.optimizer, joint, size - count) if size > count else 0,
-            "activations of a batch": 2 * activation_bytes(joint, data, self.batch_size),
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        count, size = joint.num_random, joint.size
+        own = {
+            "means, precisions and momentum": theta_bytes(joint, 2 * size + 4 * count),
+            "gradient": theta_bytes(joint, 2 * size + 3 * count),
         }
+        fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size - count)
+        return replace(super().footprint(joint, data), parts={**own, **fit})
 
     def batches(self, data: Data, key: Key) -> Feed:
         return data.minibatches(self.batch_size, self.steps, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> NaturalGradientState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> NaturalGradientState:
         """Means at theta, precisions of the initial scales, no momentum."""
         log_scales = initial_log_scales(joint, self.initial_scales, theta)
         precision = (-2.0 * log_scales).exp().expand(*theta.shape[:-1], -1).clone()
         points = _points(joint, theta.device)
         moments = None if points is None else self.optimizer.init(theta.index_select(-1, points))
-        buffers = starting_buffers(joint, theta)
+        buffers = joint.starting_buffers(theta)
         return NaturalGradientState(theta.clone(), precision, torch.zeros_like(precision), moments, buffers, {}, 0)
 
     def step(
-        self, joint: Target, state: NaturalGradientState, batch: Batch, key: Key
+        self, joint: Problem, state: NaturalGradientState, batch: Batch, key: Key
     ) -> tuple[NaturalGradientState, Info]:
         mean, precision, momentum = state.mean, state.precision, state.momentum
         scale = torch.rsqrt(precision, out=workspace(joint, "scale", precision))
@@ -198,7 +193,7 @@ class NaturalGradient(Method):
         """Means, precisions and buffers; the moments are not needed any more."""
         return state._replace(momentum=state.momentum[..., :0], optimizer=None, memory={})
 
-    def posterior(self, joint: Target, kept: Sequence[NaturalGradientState]) -> Gaussian:
+    def posterior(self, joint: Problem, kept: Sequence[NaturalGradientState]) -> Gaussian:
         """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
         theta = last.mean.clone()
@@ -206,9 +201,9 @@ class NaturalGradient(Method):
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
 
 
-def _points(joint: Target, device: torch.device) -> Tensor | None:
+def _points(joint: Problem, device: torch.device) -> Tensor | None:
     """Places in theta of the entries without a distribution; None where there are none."""
-    count = num_random(joint)
+    count = joint.num_random
     if count == joint.size:
         return None
     if joint.random_indices is None:

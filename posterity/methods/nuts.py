@@ -9,11 +9,9 @@ from torch import Tensor
 
 from posterity.errors import positive_whole
 from posterity.inference.acceleration import Potential
-from posterity.inference.method import Target
-from posterity.kernels.adaptation import DiagonalMass, Mass
-from posterity.kernels.no_u_turn import no_u_turn
-from posterity.kernels.state import Move, Place
+from posterity.kernels import DiagonalMass, Mass, Move, Place, no_u_turn
 from posterity.methods.parts.sampler import SMALLEST, KeptDraw, Sampler, Tuning, check_tuning
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples
 
@@ -65,7 +63,7 @@ class NUTS(Sampler):
         check_tuning("NUTS", self.step_size, self.target_accept, self.mass)
         positive_whole("NUTS.max_depth", self.max_depth)
 
-    def posterior(self, joint: Target, kept: Sequence[KeptDraw]) -> Samples:
+    def posterior(self, joint: Problem, kept: Sequence[KeptDraw]) -> Samples:
         """All that was kept, as samples that tell which trajectories were cut off at `max_depth`."""
         q = super().posterior(joint, kept)
         return replace(q, statistics={**q.statistics, CUT_OFF: q.statistics["depth"] >= self.max_depth})

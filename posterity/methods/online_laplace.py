@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,16 +14,13 @@ from posterity.curvature import Kronecker
 from posterity.errors import fraction, of_kinds, positive_whole, shown
 from posterity.evidence import Evidence, Marginal, PerLayer, Tuned, Tuning, present_precision, tuned_joint
 from posterity.evidence.marginal import grouped
-from posterity.inference.method import Info, Method, Target
+from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.likelihoods import Gaussian
 from posterity.methods.laplace import Laplace, LaplaceState
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
-from posterity.methods.parts.buffers import with_buffers
 from posterity.methods.parts.expectations import equal_stops
 from posterity.methods.parts.gaussian_at_mode import prior_precision
-from posterity.methods.parts.subset import narrowed
-from posterity.model.data import Batch, Data, Feed
-from posterity.model.joint import Joint
+from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Normal
@@ -73,7 +70,6 @@ class OnlineLaplace(Method):
     0.1
     """
 
-    anytime: ClassVar[bool] = False
     fit: MAP = field(default_factory=MAP)
     laplace: Laplace = field(default_factory=lambda: Laplace(structure=Kronecker(), tuning=None))
     tuning: Tuning = field(default_factory=lambda: Evidence(PerLayer()))
@@ -86,34 +82,32 @@ class OnlineLaplace(Method):
         fraction("OnlineLaplace.burn_in", self.burn_in)
 
     @property
+    def traits(self) -> Traits:
+        return Traits(takes_members=False, anytime=False)
+
+    @property
     def stops(self) -> tuple[int, ...]:
         """Numbers of steps of the fit after which there is a pass; the last is its end."""
         return equal_stops(self.fit.steps, self.burn_in, self.rounds)
 
-    @property
-    def takes_members(self) -> bool:
-        return False
-
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.laplace.prepared(joint, data)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
         """The larger of fit and Laplace in each part, since both are held."""
-        fit, laplace = self.fit.bytes(joint, data), self.laplace.bytes(joint, data)
-        return {name: max(fit.get(name, 0), laplace.get(name, 0)) for name in {**fit, **laplace}}
-
-    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        return self.laplace.prediction_bytes(joint, data, rows)
+        laplace = self.laplace.footprint(joint, data)
+        parts = self.fit.footprint(joint, data).larger(laplace).parts
+        return Footprint(super().footprint(joint, data).words, parts, laplace.predictions)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Those of the fit, with a pass over all rows at each stop."""
         return self.fit.batches(data, key).with_passes(self.laplace.batches(data, key.fold("passes")), self.stops)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> OnlineLaplaceState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> OnlineLaplaceState:
         """The fit at theta, and the joint's own hyper-parameters."""
-        if not isinstance(joint, Joint) or not isinstance(joint.bound_prior, Normal):
-            prior = joint.prior if isinstance(joint, Joint) else joint
-            raise ValueError(f"OnlineLaplace tunes a Joint with a Normal prior. Got {shown(prior)}. Use Laplace.")
+        joint = joint.as_joint("OnlineLaplace", "Use Laplace.")
+        if not isinstance(joint.bound_prior, Normal):
+            raise ValueError(f"OnlineLaplace tunes a Joint with a Normal prior. Got {shown(joint.prior)}. Use Laplace.")
         if theta.dim() > 1:
             raise ValueError("OnlineLaplace trains one theta at a time. Use joint.member(i) for each member.")
         alpha = present_precision(joint, self.tuning.groups).cpu()
@@ -123,14 +117,16 @@ class OnlineLaplace(Method):
         laplace = self.laplace.init(now, fit.theta, key)
         return OnlineLaplaceState(fit, laplace, 0, alpha, noise)
 
-    def step(self, joint: Target, state: OnlineLaplaceState, batch: Batch, key: Key) -> tuple[OnlineLaplaceState, Info]:
+    def step(
+        self, joint: Problem, state: OnlineLaplaceState, batch: Batch, key: Key
+    ) -> tuple[OnlineLaplaceState, Info]:
         """A step of the fit, or one of the pass for the curvature."""
-        assert isinstance(joint, Joint)
+        joint = joint.as_joint("OnlineLaplace")
         now = self._now(joint, state.prior_precision, state.noise_scale)
         if state.fit.step < self.stops[state.stops]:
             fit, info = self.fit.step(now, state.fit, batch, key)
             return state._replace(fit=fit), info
-        now = with_buffers(now, state.fit.buffers)
+        now = now.with_buffers(state.fit.buffers)
         begun = state.laplace.passes < self.laplace.passes and (state.laplace.rows or state.laplace.passes)
         laplace = state.laplace if begun else self.laplace.init(now, state.fit.theta, key)
         laplace, _ = self.laplace.step(now, laplace, batch, key)
@@ -140,12 +136,12 @@ class OnlineLaplace(Method):
     def keep(self, state: OnlineLaplaceState) -> OnlineLaplaceState:
         return state._replace(fit=self.fit.keep(state.fit))
 
-    def posterior(self, joint: Target, kept: Sequence[OnlineLaplaceState]) -> Posterior:
+    def posterior(self, joint: Problem, kept: Sequence[OnlineLaplaceState]) -> Posterior:
         """That of `laplace` at the last theta and hyper-parameters."""
-        assert isinstance(joint, Joint)
+        joint = joint.as_joint("OnlineLaplace")
         last = kept[-1]
         now = self._now(joint, last.prior_precision, last.noise_scale)
-        return self.laplace.posterior(with_buffers(now, last.fit.buffers), [last.laplace])
+        return self.laplace.posterior(now.with_buffers(last.fit.buffers), [last.laplace])
 
     def _at_stop(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> tuple[OnlineLaplaceState, Info]:
         """The hyper-parameters after a stop; after the last one they stay, since theta has followed those before it."""
@@ -163,8 +159,7 @@ class OnlineLaplace(Method):
     def _marginal(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> Marginal:
         """The evidence at a stop, with the declared prior of a learnt noise."""
         theta, laplace = state.fit.theta, state.laplace
-        problem = narrowed(now, laplace.chosen)
-        assert isinstance(problem, Joint)
+        problem = now.narrowed(laplace.chosen)
         structure = self.laplace.structure_for(problem)
         precision = structure.precision(laplace.sums[0], laplace.places, 1.0, prior_precision(problem, theta))
         if problem.size < joint.size:  # the noise is declared as learnt, so that it may have a prior

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import fraction
-from posterity.inference.method import Info, Target
-from posterity.methods.parts.buffers import starting_buffers
+from posterity.inference.method import Info
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
     Plain,
@@ -19,8 +18,7 @@ from posterity.methods.parts.minibatch_chains import (
     loss_factor,
     step_number,
 )
-from posterity.model.data import Batch
-from posterity.model.network import Buffers
+from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Constant, Schedule
 
@@ -93,17 +91,17 @@ class SGHMC(MinibatchChains):
         return self.preconditioner.learning_rate * math.sqrt(1.0 - self.momentum)
 
     @staticmethod
-    def step_size_for(learning_rate: float, joint: Target) -> float | Tensor:
+    def step_size_for(learning_rate: float, joint: Problem) -> float | Tensor:
         """sqrt(learning_rate / (num_data likelihood_power)), whatever the momentum."""
         return (learning_rate / loss_factor(joint)) ** 0.5
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> SGHMCState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> SGHMCState:
         """Chains at theta, with velocities drawn from their law."""
         theta = self.each_chain(joint, theta)
         velocity = key.normal(tuple(theta.shape), torch.float32, theta.device).to(theta.dtype)
-        return SGHMCState(theta, velocity, self.preconditioner.init(theta), starting_buffers(joint, theta), 0)
+        return SGHMCState(theta, velocity, self.preconditioner.init(theta), joint.starting_buffers(theta), 0)
 
-    def step(self, joint: Target, state: SGHMCState, batch: Batch, key: Key) -> tuple[SGHMCState, Info]:
+    def step(self, joint: Problem, state: SGHMCState, batch: Batch, key: Key) -> tuple[SGHMCState, Info]:
         theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)

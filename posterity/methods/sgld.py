@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from posterity.inference.method import Info, Target
-from posterity.methods.parts.buffers import starting_buffers
+from posterity.inference.method import Info
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
     Plain,
@@ -16,8 +15,7 @@ from posterity.methods.parts.minibatch_chains import (
     loss_factor,
     step_number,
 )
-from posterity.model.data import Batch
-from posterity.model.network import Buffers
+from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Constant, Schedule
 
@@ -78,14 +76,14 @@ class SGLD(MinibatchChains):
     preconditioner: Preconditioner = field(default_factory=Plain)
 
     @staticmethod
-    def step_size_for(learning_rate: float, joint: Target) -> float | Tensor:
+    def step_size_for(learning_rate: float, joint: Problem) -> float | Tensor:
         return learning_rate / loss_factor(joint)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> SGLDState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> SGLDState:
         theta = self.each_chain(joint, theta)
-        return SGLDState(theta, self.preconditioner.init(theta), starting_buffers(joint, theta), 0)
+        return SGLDState(theta, self.preconditioner.init(theta), joint.starting_buffers(theta), 0)
 
-    def step(self, joint: Target, state: SGLDState, batch: Batch, key: Key) -> tuple[SGLDState, Info]:
+    def step(self, joint: Problem, state: SGLDState, batch: Batch, key: Key) -> tuple[SGLDState, Info]:
         theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)

@@ -3,26 +3,21 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from posterity.errors import positive, positive_whole, shown, whole
-from posterity.inference.memory import count_members
-from posterity.inference.method import Info, Method, Target
+from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
-from posterity.methods.parts.gradients.estimator import num_random
+from posterity.model import Buffers, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import SGD
 from posterity.posteriors.gaussian import Gaussian
-from posterity.precisions.diagonal import Diagonal
-from posterity.precisions.low_rank import LowRankCovariance
-from posterity.precisions.precision import Precision
+from posterity.precisions import Diagonal, LowRankCovariance, Precision
 
 _LEAST = 1e-30  # variance of a weight that never moved: too little to see in a draw, enough for a density
 
@@ -76,7 +71,6 @@ class SWAG(Method):
     torch.Size([3, 2])
     """
 
-    anytime: ClassVar[bool] = False
     fit: MAP = field(default_factory=lambda: MAP(optimizer=SGD(0.01)))
     every: int = 20
     rank: int = 20
@@ -104,26 +98,26 @@ class SWAG(Method):
             )
 
     @property
+    def traits(self) -> Traits:
+        return Traits(anytime=False)
+
+    @property
     def batch_size(self) -> int | None:
         """Rows of a batch of the fit."""
         return self.fit.batch_size
 
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.fit.prepared(joint, data)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """With moments and deviations, and the covariance that is made of them in the end."""
-        count = num_random(joint)
-        members = count_members(joint)
-        return {
-            **self.fit.bytes(joint, data),
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        count, members = joint.num_random, joint.num_members or 1
+        parts = {
+            **self.fit.footprint(joint, data).parts,
             "moments": members * 2 * 8 * (joint.size + count),
             "deviations": members * self.rank * count * joint.dtype.itemsize,
             "covariance": members * 8 * count * (2 * self.rank + 1),
         }
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return f"SWAG of rank {self.rank} over {joint.num_weights:,} weights"
+        return Footprint(f"SWAG of rank {self.rank} over {joint.num_weights:,} weights", parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Those of the fit, then those of one pass for batch-norm statistics."""
@@ -134,8 +128,8 @@ class SWAG(Method):
         again = data.minibatches(self.fit.batch_size, count, key.fold("statistics"))
         return self.fit.batches(data, key).with_passes(again, (self.fit.steps,))
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> SWAGState:
-        lead, count = theta.shape[:-1], num_random(joint)
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> SWAGState:
+        lead, count = theta.shape[:-1], joint.num_random
         return SWAGState(
             fit=self.fit.init(joint, theta, key),
             mean=torch.zeros_like(theta, dtype=torch.float64),
@@ -146,7 +140,7 @@ class SWAG(Method):
             batches=0,
         )
 
-    def step(self, joint: Target, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
+    def step(self, joint: Problem, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
         """A step of the fit, after which theta may be collected; or a batch of the last pass."""
         if state.fit.step >= self.fit.steps:
             return _refreshed(joint, state, batch), {}
@@ -155,7 +149,7 @@ class SWAG(Method):
         since = fit.step - self.warmup
         return (self._collect(joint, state) if since > 0 and since % self.every == 0 else state), info
 
-    def _collect(self, joint: Target, state: SWAGState) -> SWAGState:
+    def _collect(self, joint: Problem, state: SWAGState) -> SWAGState:
         """The moments with one theta more; its deviation in place of the oldest."""
         theta = state.fit.theta.to(torch.float64)
         before = theta - state.mean
@@ -170,7 +164,7 @@ class SWAG(Method):
     def keep(self, state: SWAGState) -> SWAGState:
         return state._replace(fit=self.fit.keep(state.fit))
 
-    def posterior(self, joint: Target, kept: Sequence[SWAGState]) -> Gaussian:
+    def posterior(self, joint: Problem, kept: Sequence[SWAGState]) -> Gaussian:
         """The Gaussian of the thetas collected so far, with the noise fitted in its joint."""
         last = kept[-1]
         if last.collected < 2:
@@ -191,15 +185,15 @@ class SWAG(Method):
         return LowRankCovariance(0.5 * variance, spread * state.deviations[..., :count, :].to(torch.float64))
 
 
-def _random(joint: Target, theta: Tensor) -> Tensor:
+def _random(joint: Problem, theta: Tensor) -> Tensor:
     """The entries (..., R) of random weights."""
     places = joint.random_indices
     return theta[..., : joint.num_weights] if places is None else theta.index_select(-1, places)
 
 
-def _refreshed(joint: Target, state: SWAGState, batch: Batch) -> SWAGState:
+def _refreshed(joint: Problem, state: SWAGState, batch: Batch) -> SWAGState:
     """The batch-norm statistics at the mean with those of one batch more, all batches counting alike."""
-    if not isinstance(joint, Joint) or not state.fit.buffers:
+    if joint.network is None or not state.fit.buffers:
         return state
     weights = joint.split(state.mean.to(state.fit.theta.dtype))[0]
     own = joint.network.batch_statistics(weights, batch.inputs, state.fit.buffers, per_member=batch.per_member)

@@ -12,19 +12,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData, fraction, positive, positive_whole
+from posterity.errors import BadData, check_batch_size, fraction, positive, positive_whole
+from posterity.evidence import Expected, MacKayUpdate, Maximisation
 from posterity.evidence.elbo import LARGE
-from posterity.evidence.m_steps import Expected, Maximisation
-from posterity.evidence.retuned import MacKayUpdate
-from posterity.inference.memory import theta_bytes
-from posterity.inference.method import Info, Method, Target
+from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.parts.chains import Chains
 from posterity.methods.parts.expectations import ExpectationRun, added, expectation_run, expected_sums
 from posterity.methods.parts.rounds import E_STEP, Round, m_steps, refuse_fall, scales
-from posterity.model.data import Batch, Data, Feed, TensorData, check_batch_size
-from posterity.model.joint import Joint
+from posterity.model import Joint, Problem
+from posterity.model.data import Batch, Data, Feed, TensorData
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import decode, encode
@@ -198,18 +196,11 @@ class VariationalEM(Method):
         return self.maximisation  # type: ignore[return-value]  # made so above
 
     @property
-    def anytime(self) -> bool:  # type: ignore[override]
-        return self.expectation.anytime
+    def traits(self) -> Traits:
+        own = self.expectation.traits
+        return Traits(takes_members=False, anytime=own.anytime, row=own.row)
 
-    @property
-    def row(self) -> str:  # type: ignore[override]
-        return self.expectation.row
-
-    @property
-    def takes_members(self) -> bool:
-        return False
-
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         problem = _one_problem(joint)
         if self._holds and getattr(problem.likelihood, "log_scale_prior", None) is not None:
             raise ValueError(
@@ -219,35 +210,29 @@ class VariationalEM(Method):
         if isinstance(data, TensorData) and data.rows.per_member:
             raise BadData("VariationalEM fits one data set. Pass the rows of one member, without a member axis.")
         now = HyperParameters.of(problem, problem.initial(), hold=self._holds).problem(problem)
-        found = self.expectation.prepared(now, data)
-        assert isinstance(found, Joint)
+        ready = self.expectation.prepared(now, data).as_joint("VariationalEM")
         for step in self._steps:
-            step.check(found)
-        return dataclasses.replace(found, likelihood=problem.likelihood)
+            step.check(ready)
+        return dataclasses.replace(ready, likelihood=problem.likelihood)
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """Those of the method, or of the fit where that takes more, and the draws of a pass."""
-        of_method = self.expectation.bytes(joint, data)
-        of_fit = {} if self.fit is None else self.fit.bytes(joint, data)
-        parts = {name: max(of_method.get(name, 0), of_fit.get(name, 0)) for name in {**of_method, **of_fit}}
-        return {**parts, "draws of a pass": min(self.draws * theta_bytes(joint), LARGE * joint.dtype.itemsize)}
-
-    def prediction_bytes(self, joint: Target, data: Data, rows: int) -> int:
-        return self.expectation.prediction_bytes(joint, data, rows)
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return f"VariationalEM of {self.rounds} rounds by {self.expectation.describe(joint, data)}"
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        """That of the method, or of the fit where that takes more, and the draws of a pass."""
+        own = self.expectation.footprint(joint, data)
+        both = own if self.fit is None else own.larger(self.fit.footprint(joint, data))
+        draws = {"draws of a pass": min(self.draws * theta_bytes(joint), LARGE * joint.dtype.itemsize)}
+        words = f"VariationalEM of {self.rounds} rounds by {own.words}"
+        return Footprint(words, {**both.parts, **draws}, own.predictions)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Those of the method, with a pass over all rows in each round."""
         at_stop, rows = self._run.at_stop(data, key.fold("stops")), data.passes(self.batch_size)
         return self._run.steps(data, key).with_passes(at_stop.with_passes(rows, (len(at_stop),)), self._run.stops)
 
-    def initial(self, joint: Target, key: Key) -> Tensor:
+    def initial(self, joint: Problem, key: Key) -> Tensor:
         """As the method: the module's own weights, or new ones for each chain."""
         return self.expectation.initial(joint, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> VariationalEMState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> VariationalEMState:
         """The method at theta, and the joint's own hyper-parameters."""
         problem = _one_problem(joint)
         if theta.dim() > 1 and not isinstance(self.expectation, Chains):
@@ -257,9 +242,11 @@ class VariationalEM(Method):
         state = self._run.init(now, theta[..., : now.size], key)
         return VariationalEMState(state, hyper_parameters, {}, {}, 0, 0, 0, key.seed, False)
 
-    def step(self, joint: Target, state: VariationalEMState, batch: Batch, key: Key) -> tuple[VariationalEMState, Info]:
+    def step(
+        self, joint: Problem, state: VariationalEMState, batch: Batch, key: Key
+    ) -> tuple[VariationalEMState, Info]:
         """A step of the method, or one of a pass; the M-steps at the end of the pass."""
-        assert isinstance(joint, Joint)
+        joint = joint.as_joint("VariationalEM")
         run, now = self._run, state.hyper_parameters.problem(joint)
         if state.steps < run.stops[state.rounds]:
             own = Key(state.seed).fold("steps").fold(state.steps)  # the same however many batches the passes have
@@ -319,8 +306,8 @@ class VariationalEM(Method):
     def keep(self, state: VariationalEMState) -> VariationalEMState:
         return state._replace(expectation=self._run.keep(state.expectation), sums={}, bounds={})
 
-    def posterior(self, joint: Target, kept: Sequence[VariationalEMState]) -> Posterior:
-        assert isinstance(joint, Joint)
+    def posterior(self, joint: Problem, kept: Sequence[VariationalEMState]) -> Posterior:
+        joint = joint.as_joint("VariationalEM")
         last = kept[-1]
         return self._run.last_posterior(last.hyper_parameters.problem(joint), last.expectation)
 
@@ -341,13 +328,9 @@ class VariationalEM(Method):
         return known[now][1]
 
 
-def _one_problem(joint: Target) -> Joint:
+def _one_problem(problem: Problem) -> Joint:
     """The problem, if it has one prior and one likelihood."""
-    if not isinstance(joint, Joint):
-        raise TypeError(
-            "VariationalEM needs a Joint, with a prior and a likelihood to fit. Got a Density. For a model of your "
-            "own use ExpectationMaximization."
-        )
+    joint = problem.as_joint("VariationalEM", "For a model of your own use ExpectationMaximization.")
     if joint.num_members is not None:
         raise ValueError(
             f"VariationalEM fits one problem. Got a Joint of {joint.num_members} members. Use joint.member(i) for each."

@@ -7,7 +7,8 @@ from posterity.model.augmentation import Augmentation, Compose, Crop, Flip
 from posterity.model.data import Batch, Data, Feed, as_data
 from posterity.model.density import Constraint, Density, Interval, Ordered, Positive, Real, Simplex
 from posterity.model.joint import Joint
-from posterity.model.network import Network
+from posterity.model.network import Buffers, Network
+from posterity.model.problem import Problem
 from posterity.model.tempering import LITERATURE, Reported, Tempering
 from posterity.model.units import neurons, parameters
 
@@ -15,6 +16,7 @@ __all__ = [
     "LITERATURE",
     "Augmentation",
     "Batch",
+    "Buffers",
     "Compose",
     "Constraint",
     "Crop",
@@ -27,6 +29,7 @@ __all__ = [
     "Network",
     "Ordered",
     "Positive",
+    "Problem",
     "Real",
     "Reported",
     "Simplex",

@@ -14,7 +14,7 @@ from posterity.model.batch import Batch, Data, Feed, as_batch, as_inputs, batch_
 from posterity.model.stream import StreamData, check_loader
 from posterity.numerics.random import Key
 
-__all__ = ["Batch", "Data", "Feed", "NoData", "StreamData", "TensorData", "as_data", "as_inputs", "check_batch_size"]
+__all__ = ["Batch", "Data", "Feed", "NoData", "StreamData", "TensorData", "as_data", "as_inputs"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +174,30 @@ def _not_empty(data: Data) -> Data:
     return data
 
 
-def check_batch_size(name: str, size: int | None) -> None:
-    """Refuse a batch size that is not None or a positive whole number."""
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ValueError(f"{name} must be a positive whole number of rows, or None for all of them. Got {shown(size)}.")
+class _Reading(Data):
+    """Rows in memory, read in other orders than their own; full passes are those of `data`."""
+
+    data: TensorData
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_data", self.data.num_data)
+        object.__setattr__(self, "augmentation", self.data.augmentation)
+
+    def passes(self, size: int | None, count: int = 1) -> Feed:
+        return self.data.passes(size, count)
+
+    def to(self, device: torch.device) -> "_Reading":
+        return replace(self, data=self.data.to(device))  # type: ignore[type-var]  # each kind is a dataclass
+
+    def first(self) -> Batch:
+        return self.data.first()
+
+    def fingerprint(self) -> str:
+        return self.data.fingerprint()
 
 
 @dataclass(frozen=True, eq=False)
-class OwnOrders(Data):
+class OwnOrders(_Reading):
     """Rows in memory that each member sees newly shuffled by a key of its own.
 
     Takes the data and a function from a key to the keys of the members. Mini-batches have a member axis, (M, n, ...),
@@ -196,10 +212,6 @@ class OwnOrders(Data):
 
     data: TensorData
     keys: Callable[[Key], Sequence[Key]]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_data", self.data.num_data)
-        object.__setattr__(self, "augmentation", self.data.augmentation)
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
         """See `Data`; a row of `order` is the order of a member."""
@@ -231,41 +243,16 @@ class OwnOrders(Data):
 
         return Feed(steps, from_step)
 
-    def passes(self, size: int | None, count: int = 1) -> Feed:
-        return self.data.passes(size, count)
-
-    def to(self, device: torch.device) -> "OwnOrders":
-        return OwnOrders(self.data.to(device), self.keys)
-
-    def first(self) -> Batch:
-        return self.data.first()
-
-    def fingerprint(self) -> str:
-        return self.data.fingerprint()
-
 
 @dataclass(frozen=True, eq=False)
-class Reordered(Data):
+class Reordered(_Reading):
     """The data, shuffled by the key that is folded with `label`: as one member of many sees them."""
 
     data: TensorData
     label: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_data", self.data.num_data)
-        object.__setattr__(self, "augmentation", self.data.augmentation)
-
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
         return self.data.minibatches(size, steps, key.fold(self.label))
-
-    def passes(self, size: int | None, count: int = 1) -> Feed:
-        return self.data.passes(size, count)
-
-    def to(self, device: torch.device) -> "Reordered":
-        return Reordered(self.data.to(device), self.label)
-
-    def first(self) -> Batch:
-        return self.data.first()
 
     def fingerprint(self) -> str:
         return f"{self.data.fingerprint()} {self.label}"

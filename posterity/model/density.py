@@ -5,17 +5,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posterity.errors import positive, shown, unknown
+from posterity.errors import BadData, positive, shown, unknown
+from posterity.model.data import Data, NoData
 from posterity.model.network import Buffers
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
+
+if TYPE_CHECKING:
+    from posterity.model.joint import Joint
 
 
 class Constraint(ABC):
@@ -176,8 +180,10 @@ class Density:
     device: torch.device = field(default_factory=torch.get_default_device)
     pointwise: Callable[..., Tensor] | None = None
 
+    network = None
     num_data = 1
     num_members = None
+    random = "*"
     random_indices = None
     tempering = Tempering.bayes()
     powers = (1.0, 1.0)
@@ -218,7 +224,31 @@ class Density:
         """Length P of theta; a density has no learnt likelihood parameters."""
         return self.size
 
-    def encode(self) -> dict[str, Any]:
+    @property
+    def num_random(self) -> int:
+        """Length P of theta."""
+        return self.size
+
+    def as_joint(self, user: str, instead: str = "") -> "Joint":
+        """Refuse: a density has no network, prior or likelihood. `instead` is what to use for a density."""
+        remedy = f" {instead}" if instead else ""
+        raise TypeError(f"{user} needs a Joint, with a network, a prior and a likelihood. Got a Density.{remedy}")
+
+    def check_rows(self, data: Data) -> None:
+        """BadData where there are rows: a density has its data inside."""
+        if not isinstance(data, NoData):
+            raise BadData("A Density has its data inside. Pass None as the data.")
+
+    def checked(self, data: Data) -> Data:
+        """No data, see `check_rows`."""
+        self.check_rows(data)
+        return data
+
+    def starting_buffers(self, theta: Tensor) -> Buffers:
+        """None: there is no network."""
+        return {}
+
+    def encode(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Any]:
         """What can be told of the density as JSON: parameters, constraints, dtype. The function itself cannot."""
         return {
             "shapes": [[name, list(shape)] for name, shape in self.shapes.items()],
@@ -230,6 +260,10 @@ class Density:
         """Itself: members share the density."""
         return self
 
+    def narrowed(self, places: Tensor) -> "Density":
+        """Itself: all of theta has a distribution."""
+        return self
+
     def initial(self) -> Tensor:
         """Zeros (P,): the middle of the unconstrained space."""
         return torch.zeros(self.size, dtype=self.dtype, device=self.device)
@@ -237,6 +271,10 @@ class Density:
     def fresh(self, key: Key) -> Tensor:
         """Standard normal numbers (P,): a density has no layers that know better where to begin."""
         return key.normal((self.size,), torch.float32, "cpu").to(self.device, self.dtype)
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """theta, and no likelihood parameters."""
+        return theta, theta[..., self.size :]
 
     def fitted(self, theta: Tensor) -> "Density":
         """Itself: nothing but theta is fitted."""

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Seat, Seats, batch_log_likelihood, in_turn
+from posterity.model.backward import Seat, Seats, backward, batch_log_likelihood, in_turn
 from posterity.model.batch import Inputs
-from posterity.model.checks import check_finite, check_inputs, checked_patterns, example_output, like_saved
-from posterity.model.data import Batch
+from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
+from posterity.model.problem import check_finite, check_inputs, checked_patterns, example_output, like_saved
 from posterity.model.tempering import Tempering
-from posterity.numerics.autodiff import backward
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
@@ -106,6 +105,11 @@ class Joint:
         return self.network.layout.size
 
     @property
+    def num_random(self) -> int:
+        """Number R of weights that have a distribution."""
+        return self.num_weights if self.random_indices is None else self.random_indices.numel()
+
+    @property
     def size(self) -> int:
         """Length of theta: the weights and the likelihood's learnt parameters."""
         return self.num_weights + self.likelihood.num_free
@@ -164,6 +168,10 @@ class Joint:
             return None
         return torch.cat([torch.arange(p.offset, p.offset + p.size) for p in parts]).to(self.device)
 
+    def as_joint(self, user: str, instead: str = "") -> "Joint":
+        """Itself; see `Density.as_joint`."""
+        return self
+
     def member(self, index: int) -> "Joint":
         """The joint of one member, made once."""
         if index not in self._members:
@@ -188,6 +196,22 @@ class Joint:
         """
         network = self.network.with_weights(*patterns) if patterns else self.network
         return dataclasses.replace(self, network=network, random=self.random if random is None else random)
+
+    def narrowed(self, places: Tensor) -> "Joint":
+        """The joint over the single weights at these places of theta; itself where there are none."""
+        return dataclasses.replace(self, random=places) if places.numel() else self
+
+    def with_buffers(self, buffers: Buffers) -> "Joint":
+        """The joint whose network has these batch-norm statistics; itself where there are none."""
+        return dataclasses.replace(self, network=self.network.replace(buffers=buffers)) if buffers else self
+
+    def starting_buffers(self, theta: Tensor) -> Buffers:
+        """Copies of the network's buffers, one for each member of theta (M, P)."""
+        plain = self.network.member(0).buffers
+        return {
+            name: (b if b.dim() > plain[name].dim() else b.expand((*theta.shape[:-1], *b.shape))).clone()
+            for name, b in self.network.buffers.items()
+        }
 
     def initial(self) -> Tensor:
         """Starting theta: the module's own weights and the likelihood's starting parameters."""
@@ -361,6 +385,30 @@ class Joint:
     def check(self, batch: Batch) -> Batch:
         """The batch with targets shaped for the likelihood; a one-line error where it does not fit the model."""
         return self.prepared(batch, self.example_output(batch))
+
+    def check_rows(self, data: Data) -> None:
+        """BadData unless the network takes such rows and there are `num_data` of them."""
+        self._check_number(data)
+        self.example_output(data.first())
+
+    def _check_number(self, data: Data) -> None:
+        if data.num_data != self.num_data:
+            raise BadData(
+                f"Joint.num_data is {self.num_data} but the data have {data.num_data} rows, so the likelihood would be "
+                f"scaled wrongly. Make the Joint with num_data={data.num_data}."
+            )
+
+    def checked(self, data: Data) -> Data:
+        """The data with targets shaped for the likelihood; BadData where they do not fit the model."""
+        batch = self.check(data.first())
+        self._check_number(data)
+        if isinstance(data, TensorData):
+            return dataclasses.replace(data, rows=batch)
+        if isinstance(data, (OwnOrders, Reordered)):
+            return dataclasses.replace(data, data=dataclasses.replace(data.data, rows=batch))
+        assert isinstance(data, StreamData)
+        example = self.example_output(batch)
+        return data.prepared(lambda rows: self.prepared(rows, example))
 
     def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Everything but the module's code, as JSON and tensors."""

@@ -32,6 +32,7 @@ from posterity.numerics.random import Key
 logger = logging.getLogger("posterity")
 
 Buffers = dict[str, Tensor]
+"""Batch-norm statistics and other buffers of a network, by name."""
 
 
 class OutputError(TypeError):

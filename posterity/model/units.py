@@ -26,7 +26,7 @@ def parameters(model: nn.Module | Network | Joint) -> int:
     2.0
     """
     if isinstance(model, Joint):
-        return model.num_weights if model.random_indices is None else len(model.random_indices)
+        return model.num_random
     return _network(model).layout.size
 
 

@@ -1,9 +1,29 @@
 """Plain convolutional networks: ConvNet, LeNet, VGG."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
-from posterity.errors import shown
+from posterity.errors import positive_whole, shown
 from posterity.networks.layers import Chain
+
+
+def _check(network: nn.Module, config: Mapping[str, object]) -> None:
+    """Refuse numbers of channels and classes that are none, and a `batch_norm` that is no bool."""
+    owner = type(network).__name__
+    for name in ("num_classes", "in_channels", "width"):
+        positive_whole(f"{owner}.{name}", config[name])
+    if not isinstance(config["batch_norm"], bool):
+        raise ValueError(f"{owner}.batch_norm must be True or False. Got {shown(config['batch_norm'])}.")
+
+
+def _convolutions(before: int, after: int, count: int, batch_norm: bool) -> list[nn.Module]:
+    """3x3 convolutions with rectifiers, the first from `before` to `after` channels."""
+    layers: list[nn.Module] = []
+    for index in range(count):
+        layers.append(nn.Conv2d(after if index else before, after, 3, padding=1, bias=not batch_norm))
+        layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
+    return layers
 
 
 class ConvNet(Chain):
@@ -20,22 +40,15 @@ class ConvNet(Chain):
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3, width: int = 32, batch_norm: bool = True) -> None:
         config = {"num_classes": num_classes, "in_channels": in_channels, "width": width, "batch_norm": batch_norm}
-        for name in ("num_classes", "in_channels", "width"):
-            value = config[name]
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"ConvNet.{name} must be a whole number of at least 1. Got {shown(value)}.")
-        if not isinstance(batch_norm, bool):
-            raise ValueError(f"ConvNet.batch_norm must be True or False. Got {shown(batch_norm)}.")
+        _check(self, config)
         layers: list[nn.Module] = []
         before = in_channels
         for stage, count in enumerate((1, 2, 2, 1)):
             after = width * 2**stage
             if stage:
                 layers.append(nn.MaxPool2d(2))
-            for _ in range(count):
-                layers.append(nn.Conv2d(before, after, 3, padding=1, bias=not batch_norm))
-                layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
-                before = after
+            layers += _convolutions(before, after, count, batch_norm)
+            before = after
         layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_classes)]
         super().__init__(layers, config)
 
@@ -94,12 +107,7 @@ class VGG(Chain):
     """
 
     def __init__(
-        self,
-        depth: int = 19,
-        num_classes: int = 10,
-        in_channels: int = 3,
-        batch_norm: bool = True,
-        width: int = 64,
+        self, depth: int = 19, num_classes: int = 10, in_channels: int = 3, batch_norm: bool = True, width: int = 64
     ) -> None:
         config = {
             "depth": depth,
@@ -108,22 +116,15 @@ class VGG(Chain):
             "batch_norm": batch_norm,
             "width": width,
         }
-        for name in ("num_classes", "in_channels", "width"):
-            value = config[name]
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"VGG.{name} must be a whole number of at least 1. Got {shown(value)}.")
+        _check(self, config)
         if isinstance(depth, bool) or depth not in CONVOLUTIONS:
             raise ValueError(f"VGG.depth must be 11, 13, 16 or 19. Got {shown(depth)}.")
-        if not isinstance(batch_norm, bool):
-            raise ValueError(f"VGG.batch_norm must be True or False. Got {shown(batch_norm)}.")
         layers: list[nn.Module] = []
         before = in_channels
         for stage, count in enumerate(CONVOLUTIONS[depth]):
             after = width * 2 ** min(stage, 3)
-            for _ in range(count):
-                layers.append(nn.Conv2d(before, after, 3, padding=1, bias=not batch_norm))
-                layers += [nn.BatchNorm2d(after), nn.ReLU()] if batch_norm else [nn.ReLU()]
-                before = after
+            layers += _convolutions(before, after, count, batch_norm)
+            before = after
             layers.append(nn.MaxPool2d(2))
         layers += [nn.Flatten(), nn.Linear(before, num_classes)]
         super().__init__(layers, config)

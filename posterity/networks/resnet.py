@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posterity.errors import shown
+from posterity.errors import positive_whole
 from posterity.networks.layers import Chain
 
 
@@ -52,8 +52,7 @@ class ResNet(Chain):
     def __init__(self, depth: int = 20, num_classes: int = 10, in_channels: int = 3, width: int = 16) -> None:
         config = {"depth": depth, "num_classes": num_classes, "in_channels": in_channels, "width": width}
         for name, value in config.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"ResNet.{name} must be a whole number of at least 1. Got {shown(value)}.")
+            positive_whole(f"ResNet.{name}", value)
         blocks, rest = divmod(depth - 2, 6)
         if rest or blocks < 1:
             raise ValueError(f"ResNet.depth must be 6 n + 2 with n at least 1: 8, 14, 20, ... Got {depth}.")

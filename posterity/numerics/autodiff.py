@@ -1,10 +1,9 @@
-"""Modes and backward passes of automatic differentiation."""
+"""Hessians and Jacobians by automatic differentiation."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd.variable import Variable
 
 MEMORY_BUDGET = 1 << 29  # bytes that one chunk of derivatives may take
 
@@ -39,19 +38,3 @@ def row_jacobians(function: Callable[[Tensor, object], Tensor], theta: Tensor, r
 
     jacobian, outputs = torch.func.vmap(torch.func.jacrev(with_value, has_aux=True), in_dims=(None, 0))(theta, rows)
     return outputs, jacobian
-
-
-def backward(value: Tensor, factor: float) -> None:
-    """`(factor * value).backward()` for a value () of one's own; `factor` is no part of the graph.
-
-    What `Tensor.backward` asks of its arguments takes as long as the layers of a small network.
-
-    >>> leaf = torch.tensor(3.0, requires_grad=True)
-    >>> backward(leaf.square(), 0.5)
-    >>> leaf.grad
-    tensor(3.)
-    """
-    grad = torch.full((), factor, dtype=value.dtype, device=value.device)
-    Variable._execution_engine.run_backward(
-        (value,), (grad,), False, False, (), allow_unreachable=True, accumulate_grad=True
-    )

@@ -55,19 +55,13 @@ class Key:
         return torch.Generator(device=device or torch.get_default_device()).manual_seed(self.seed)
 
     def normal(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, shape: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Tensor:
         """Standard normal numbers of `shape`."""
         return torch.randn(shape, dtype=dtype, device=device, generator=self.generator(device))
 
     def uniform(
-        self,
-        shape: tuple[int, ...],
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, shape: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Tensor:
         """Numbers of `shape` uniform on [0, 1)."""
         return torch.rand(shape, dtype=dtype, device=device, generator=self.generator(device))

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs
-from posterity.model.density import Density
 from posterity.model.dropout_sites import dropout_sites, mask_numbers, masked_weights, outputs_under
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.numerics.dropout import KeyedMasks
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
@@ -44,7 +44,7 @@ class Dropout(Posterior):
     [0.0, 2.0]
     """
 
-    joint: Joint | Density
+    joint: Problem
     theta: Tensor
     buffers: Buffers = field(default_factory=dict)
     one_mask_a_draw: bool = True

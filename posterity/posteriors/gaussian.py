@@ -14,9 +14,9 @@ from posterity.curvature.derivatives import Piece, derivatives, row_bytes
 from posterity.curvature.survey import survey
 from posterity.jacobians.jacobian import Jacobian
 from posterity.model.batch import Inputs, named_tensors, num_rows
-from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior, WeightPart
 from posterity.precisions.dense import Dense
@@ -58,7 +58,7 @@ class Gaussian(Posterior):
     True
     """
 
-    joint: Joint | Density
+    joint: Problem
     mean: Tensor
     precision: Precision
     buffers: Buffers = field(default_factory=dict)
@@ -232,7 +232,7 @@ class Linearized(Posterior):
     tensor([[1.]])
     """
 
-    joint: Joint | Density
+    joint: Problem
     gaussian: Gaussian
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from posterity.errors import BadFolder, unknown
 from posterity.model.density import Density
 from posterity.model.joint import Joint
+from posterity.model.problem import Problem
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import RunFolder, decode
@@ -63,7 +64,7 @@ def _kind(model: object) -> str:
     return f"the class {name}" if isinstance(model, type) else f"a {name}"
 
 
-def _build(config: dict[str, Any], tensors: dict[str, Tensor], joint: Joint | Density) -> Posterior:
+def _build(config: dict[str, Any], tensors: dict[str, Tensor], joint: Problem) -> Posterior:
     name = config["type"]
     known: dict[str, type[Posterior]] = {
         name: kind

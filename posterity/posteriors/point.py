@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from posterity.model.batch import Inputs
-from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.module import copied
 from posterity.model.network import Buffers, Network
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior, WeightPart
 
@@ -55,7 +55,7 @@ class Point(Posterior):
             [0.5000, 0.5000]], dtype=torch.float64)
     """
 
-    joint: Joint | Density
+    joint: Problem
     theta: Tensor
     buffers: Buffers = field(default_factory=dict)
 

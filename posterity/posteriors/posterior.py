@@ -18,7 +18,9 @@ from posterity.model.data import Batch, as_inputs
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.model.stream import in_order
+from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 from posterity.predictive import (
     Exact,
@@ -51,7 +53,7 @@ class Posterior(ABC):
     numbers, tensors and posterity's own values, so that `save` needs no code of theirs.
     """
 
-    joint: Joint | Density
+    joint: Problem
     buffers: Buffers
 
     # Whether its tensors stay on the CPU, wherever the model is: there may be more of them than a device holds.
@@ -135,7 +137,9 @@ class Posterior(ABC):
         if isinstance(joint, Density):
             return joint.constrained(theta)
         # Chains draw the noise as well, others have it fitted.
-        return (joint.layout if theta.shape[-1] == joint.size else joint.network.layout).unflatten(theta)
+        whole = joint.network is None or theta.shape[-1] == joint.size
+        layout: Layout = joint.layout if whole else joint.as_joint("draws").network.layout
+        return layout.unflatten(theta)
 
     def predict(
         self,
@@ -246,10 +250,7 @@ class Posterior(ABC):
         """The posterior as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
         config: dict[str, Any] = {"posterior": _encode(self, tensors, "posterior")}
-        if isinstance(self.joint, Joint):
-            config["joint"] = self.joint.encode(tensors)
-        else:
-            config["density"] = self.joint.encode()
+        config["joint" if isinstance(self.joint, Joint) else "density"] = self.joint.encode(tensors)
         return {"posterior": Part(config, tensors)}
 
     def save(self, path: str | os.PathLike[str]) -> None:

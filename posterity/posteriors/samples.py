@@ -11,11 +11,11 @@ from torch import Tensor
 from posterity.errors import BadData, PosterityError, positive_whole
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.model.batch import Inputs, num_rows
-from posterity.model.checked import checked
 from posterity.model.data import Batch, Data, TensorData, as_data
 from posterity.model.density import Density
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, WeightPart
@@ -33,18 +33,18 @@ def batches(data: Data) -> Iterator[Batch]:
         yield batch
 
 
-def pointwise_log_likelihoods(joint: Joint | Density, blocks: Blocks, data: object) -> Tensor:
+def pointwise_log_likelihoods(joint: Problem, blocks: Blocks, data: object) -> Tensor:
     """w_n log p(y_n | f(x_n)) of each row at each draw, untempered: (S, N) in float64 on the CPU."""
-    rows = checked(joint, as_data(data).to(joint.device))
+    rows = joint.checked(as_data(data).to(joint.device))
     with torch.no_grad():
         if isinstance(joint, Density):
             return torch.cat([joint.log_likelihoods(theta).double().cpu() for theta, _ in blocks(ROWS)])
         if isinstance(rows, TensorData) and rows.rows.per_member:
             raise BadData("log_likelihoods: pass the rows of one problem, and take its chain: q.chain(0).")
-        parts = []
+        parts, problem = [], joint.as_joint("log_likelihoods")
         for batch in batches(rows):
             step = max(1, TOGETHER // batch.size)
-            parts.append(torch.cat([_at(joint, theta, batch, buffers).cpu() for theta, buffers in blocks(step)]))
+            parts.append(torch.cat([_at(problem, theta, batch, buffers).cpu() for theta, buffers in blocks(step)]))
         return torch.cat(parts, dim=1)
 
 
@@ -137,7 +137,7 @@ class Samples(Posterior):
     (0.0, 1.0, 4.0)
     """
 
-    joint: Joint | Density
+    joint: Problem
     theta: Tensor
     statistics: dict[str, Tensor] = field(default_factory=dict)
     buffers: Buffers = field(default_factory=dict)
@@ -179,7 +179,8 @@ class Samples(Posterior):
     @property
     def num_members(self) -> int | None:
         """C where each chain is that of another problem, as the joint's member axis says."""
-        return self.joint.num_members
+        count: int | None = self.joint.num_members
+        return count
 
     def member(self, index: int) -> "Samples":
         return self if self.num_members is None else self.chain(index)
@@ -201,7 +202,7 @@ class Samples(Posterior):
         since = divergent.reshape(self.num_chains, thinned.num_draws, every).any(-1)
         return replace(thinned, statistics={**thinned.statistics, "divergent": since})
 
-    def _cut(self, joint: Joint | Density, part: Callable[[Tensor], Tensor]) -> "Samples":
+    def _cut(self, joint: Problem, part: Callable[[Tensor], Tensor]) -> "Samples":
         statistics = {name: part(value) for name, value in self.statistics.items()}
         return Samples(joint, part(self.theta), statistics, {name: part(b) for name, b in self.buffers.items()})
 
@@ -218,8 +219,6 @@ class Samples(Posterior):
         chains, draws = self._best()
         theta = self.theta[chains, draws].to(self.joint.device)
         buffers = {name: b[chains, draws].to(self.joint.device) for name, b in self.buffers.items()}
-        if isinstance(self.joint, Density):
-            return Point(self.joint, theta, buffers)
         return Point(self.joint.fitted(theta), self.joint.split(theta)[0], buffers)
 
     def _best(self) -> tuple[Tensor, Tensor]:

@@ -154,7 +154,7 @@ def _is_sampler(method: Method) -> bool:
 def _drawn(stages: tuple[Method, ...], joint: Joint, data: Batch, draws: int, key: Key) -> tuple[Tensor, float | None]:
     """Draws (R, S, P) from the posterior of each replicate, and the mean probability of acceptance."""
     replicates = len(data.targets)
-    if not _is_sampler(stages[-1]) and not all(stage.takes_members for stage in stages):
+    if not _is_sampler(stages[-1]) and not all(stage.traits.takes_members for stage in stages):
         each = [
             _draws_of(_fitted(stages, joint, data.member(i), key), joint, draws, key.fold(i)) for i in range(replicates)
         ]

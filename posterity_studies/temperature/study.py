@@ -186,7 +186,7 @@ def temperature(
         own = problem(width, rows, settings)
         widths.append(Width(width, own.units, settings.temperatures(own.num_data, own.units)))
         runs = Runs(own, folder, settings, report, fingerprint)
-        most = None if settings.inference(own.num_data).takes_members else 1
+        most = None if settings.inference(own.num_data).traits.takes_members else 1
         found, lost = runs.results(runs.cells(), most)
         results += found
         failed += lost

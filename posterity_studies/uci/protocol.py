@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from posterity.datasets import UCI_REGRESSION, DataSet, LabelledData, uci_regression
-from posterity.errors import positive, positive_whole, unknown
+from posterity.errors import check_batch_size, positive, positive_whole, unknown
 from posterity.likelihoods import Gaussian
 from posterity.metrics import negative_log_likelihood, root_mean_squared_error
 from posterity.model import Joint
-from posterity.model.data import check_batch_size
 from posterity.networks import MLP
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive

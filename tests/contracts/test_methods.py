@@ -125,7 +125,7 @@ def test_resumed_run_may_begin_some_steps_back(case: Case, tmp_path: Path) -> No
 
 @every_case
 def test_says_whether_it_takes_members(case: Case) -> None:
-    assert case.method.takes_members == case.members
+    assert case.method.traits.takes_members == case.members
 
 
 @member_cases

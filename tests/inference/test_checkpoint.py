@@ -14,7 +14,7 @@ from torch import Tensor
 
 import posterity as po
 from posterity.errors import BadFolder
-from posterity.inference import Callback, Checkpoint, EarlyStopping, Method
+from posterity.inference import Callback, Checkpoint, EarlyStopping, Method, Traits
 from posterity.methods import MAP, Laplace
 from posterity.posteriors import Posterior
 from posterity.storage import RunFolder
@@ -336,8 +336,9 @@ class RandomWalk(Method):
         after = Walk(state.theta, log_density, state.accepted + int(accept.sum()))
         return after, {"accept": accept.double().mean(), "log_density": log_density}
 
-    def keeps(self, step):
-        return step > self.warmup
+    @property
+    def traits(self):
+        return Traits(kept_steps=range(self.warmup + 1, self.warmup + self.draws + 1))
 
     def keep(self, state):
         return state._replace(log_density=None)

@@ -51,6 +51,9 @@ class Breaks(Method):
             theta[..., self.entry] = float("inf")
         return WalkState(theta), {"loss": loss}
 
+    def keep(self, state):
+        return state
+
     def posterior(self, joint, kept):
         return Point(joint.fitted(kept[-1].theta), kept[-1].theta)
 

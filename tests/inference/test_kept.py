@@ -13,7 +13,7 @@ from torch import Tensor
 
 import posterity as po
 from posterity.errors import Diverged
-from posterity.inference import Checkpoint, Method, kept
+from posterity.inference import Checkpoint, Method, Traits, kept
 from posterity.inference.kept import Kept, kept_bytes, memory_for_kept, stacked
 from posterity.posteriors import Samples
 
@@ -74,8 +74,12 @@ class Wander(Method):
         info = {} if self.silent else {"loss": math.nan if broken else 1.0}
         return Draw(theta, -theta.square().sum(-1), theta[:, 0] > 0.0, state.steps + 1), info
 
-    def keeps(self, step):
-        return step > self.warmup
+    @property
+    def traits(self):
+        return Traits(kept_steps=range(self.warmup + 1, self.warmup + self.draws + 1))
+
+    def keep(self, state):
+        return state
 
     def posterior(self, joint, kept):
         together = stacked(kept)

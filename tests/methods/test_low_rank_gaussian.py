@@ -160,10 +160,10 @@ def test_samples_have_the_covariance_that_is_stated() -> None:
 def test_memory_is_told_and_grows_with_the_rank() -> None:
     joint, batch = problem(Normal()), rows()
     data = po.as_data((batch.inputs, batch.targets))
-    small, large = (LowRankGaussian(rank=rank).bytes(joint, data) for rank in (1, 5))
+    small, large = (LowRankGaussian(rank=rank).footprint(joint, data).parts for rank in (1, 5))
     assert large["means, scales and factor"] - small["means, scales and factor"] == 4 * WEIGHTS * 8
     assert large["optimiser"] - small["optimiser"] == 2 * 4 * WEIGHTS * 8
-    assert "rank 5 over 13 weights" in LowRankGaussian(rank=5).describe(joint, data)
+    assert "rank 5 over 13 weights" in LowRankGaussian(rank=5).footprint(joint, data).words
 
 
 @pytest.mark.parametrize(

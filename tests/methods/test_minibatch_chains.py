@@ -26,7 +26,7 @@ each_rule = pytest.mark.parametrize("rule", [Plain(), RMSprop()], ids=repr)
 
 
 def kept_steps(method):
-    return [step for step in range(1, method.steps + 1) if method.keeps(step)]
+    return sorted(method.traits.kept_steps)
 
 
 def test_every_thin_th_step_after_the_warmup_is_kept():
@@ -251,9 +251,9 @@ def test_memory_counts_chains_and_draws():
     method = SGLD(draws=10, chains=3)
     kept = kept_bytes(joint, 3, 10, statistics=0)
     assert list(kept.values()) == [10 * 3 * joint.size * 8]
-    assert kept.items() <= method.bytes(joint, data).items()
-    assert "SGLD over" in method.describe(joint, data)
-    assert "3 chains of 10 draws" in method.describe(joint, data)
+    assert kept.items() <= method.footprint(joint, data).parts.items()
+    assert "SGLD over" in method.footprint(joint, data).words
+    assert "3 chains of 10 draws" in method.footprint(joint, data).words
 
 
 @each_kind

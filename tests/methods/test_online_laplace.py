@@ -172,7 +172,7 @@ def test_its_plan_has_the_curvature_and_the_state_of_the_optimiser():
     x, y = numbers(FLOAT64)
     joint = po.Joint(network([3, 4, 1], FLOAT64), Gaussian(0.3), Normal(0.7), 20)
     method = OnlineLaplace(MAP(steps=100, batch_size=10), Laplace(tuning=None))
-    parts, data = method.bytes(joint, po.model.as_data((x, y))), po.model.as_data((x, y))
-    assert parts["curvature and precision"] == method.laplace.bytes(joint, data)["curvature and precision"]
-    assert set(method.fit.bytes(joint, data)) <= set(parts)
-    assert po.plan(method, joint, (x, y)).predictions == method.prediction_bytes(joint, data, 1024)
+    parts, data = method.footprint(joint, po.model.as_data((x, y))).parts, po.model.as_data((x, y))
+    assert parts["curvature and precision"] == method.laplace.footprint(joint, data).parts["curvature and precision"]
+    assert set(method.fit.footprint(joint, data).parts) <= set(parts)
+    assert po.plan(method, joint, (x, y)).predictions == method.footprint(joint, data).predictions

@@ -241,12 +241,14 @@ def test_a_density_without_data() -> None:
 
 def test_memory_is_told_and_grows_with_the_rank() -> None:
     joint, data = regression(FLOAT64), po.as_data(numbers(FLOAT64))
-    small, large = (SWAG(FIT, every=1, rank=rank).bytes(joint, data) for rank in (0, 7))
+    small, large = (SWAG(FIT, every=1, rank=rank).footprint(joint, data).parts for rank in (0, 7))
     assert small["deviations"] == 0
     assert large["deviations"] == 7 * joint.num_weights * 8
-    assert small.keys() > FIT.bytes(joint, data).keys()
-    assert "SWAG of rank 20 over" in SWAG().describe(joint, data)
-    assert po.plan(SWAG(FIT, every=1, rank=7), joint, numbers(FLOAT64)).total > sum(FIT.bytes(joint, data).values())
+    assert small.keys() > FIT.footprint(joint, data).parts.keys()
+    assert "SWAG of rank 20 over" in SWAG().footprint(joint, data).words
+    assert po.plan(SWAG(FIT, every=1, rank=7), joint, numbers(FLOAT64)).total > sum(
+        FIT.footprint(joint, data).parts.values()
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from torch.utils.data import (
 )
 
 from posterity.datasets.dataset import LabelledData
-from posterity.errors import BadData
-from posterity.model.data import Batch, NoData, StreamData, TensorData, as_data, as_inputs, check_batch_size
+from posterity.errors import BadData, check_batch_size
+from posterity.model.data import Batch, NoData, StreamData, TensorData, as_data, as_inputs
 from posterity.numerics import Key
 
 ROWS = 10

@@ -119,10 +119,10 @@ def test_members_give_what_each_gives_alone_at_once(make, train, caplog):
     [
         (lambda: VGG(12), r"^VGG\.depth must be 11, 13, 16 or 19\. Got 12\.$"),
         (lambda: VGG(True), r"^VGG\.depth must be"),
-        (lambda: VGG(width=0), r"^VGG\.width must be a whole number of at least 1\. Got 0\.$"),
+        (lambda: VGG(width=0), r"^VGG\.width must be a positive whole number\. Got 0\.$"),
         (lambda: VGG(num_classes=2.0), r"^VGG\.num_classes must be"),
         (lambda: VGG(batch_norm=1), r"^VGG\.batch_norm must be True or False\. Got 1\.$"),
-        (lambda: ConvNet(width=0), r"^ConvNet\.width must be a whole number of at least 1\. Got 0\.$"),
+        (lambda: ConvNet(width=0), r"^ConvNet\.width must be a positive whole number\. Got 0\.$"),
         (lambda: ConvNet(in_channels=True), r"^ConvNet\.in_channels must be"),
         (lambda: ConvNet(batch_norm=None), r"^ConvNet\.batch_norm must be True or False\. Got None\.$"),
     ],

@@ -110,7 +110,7 @@ def test_fresh_weights_depend_on_the_key_alone():
 @pytest.mark.parametrize("arguments", [{"num_classes": 0}, {"in_channels": -1}, {"width": 2.5}, {"depth": True}])
 def test_refuses_sizes(arguments):
     (name,) = arguments
-    with pytest.raises(ValueError, match=rf"^ResNet\.{name} must be a whole number of at least 1\. Got "):
+    with pytest.raises(ValueError, match=rf"^ResNet\.{name} must be a positive whole number\. Got "):
         ResNet(**arguments)
 
 

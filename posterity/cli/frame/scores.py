@@ -75,7 +75,8 @@ def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
     joint, scale = task.joint, task.source.scale
     power, count = float(joint.tempering.likelihood_power), len(task.data.train)
     result = {"log_evidence": float(posterior.log_evidence) - power * count * math.log(scale)}
-    prior, likelihood = posterior.joint.prior, posterior.joint.likelihood  # type: ignore[union-attr]
+    fitted = posterior.joint.as_joint("evidence")
+    prior, likelihood = fitted.prior, fitted.likelihood
     if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
         result["prior_scale"] = float(prior.scale)
     if isinstance(likelihood, Gaussian):

@@ -1,22 +1,20 @@
 """What all samplers share: starts of chains, and warnings about bad draws."""
 
 import logging
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 from posterity.diagnostics.rhat import rhat
 from posterity.errors import positive_whole, whole
-from posterity.inference.method import Method, Target
+from posterity.inference.method import Method, Traits
+from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 
 
 class Chains(Method):
     """Markov chains that step together, theta (C, P): `warmup` steps, then every `thin`-th of `draws * thin` kept."""
-
-    row: ClassVar[str] = "chain"
 
     draws: int
     warmup: int
@@ -31,14 +29,19 @@ class Chains(Method):
         whole(f"{name}.warmup", self.warmup)
 
     @property
-    def takes_members(self) -> bool:
-        return False
+    def kept_steps(self) -> Collection[int]:
+        """Numbers of the steps after which the chains are kept: every `thin`-th after the warm-up."""
+        return range(self.warmup + self.thin, self.warmup + self.draws * self.thin + 1, self.thin)
 
-    def initial(self, joint: Target, key: Key) -> Tensor:
+    @property
+    def traits(self) -> Traits:
+        return Traits(takes_members=False, row="chain", kept_steps=self.kept_steps)
+
+    def initial(self, joint: Problem, key: Key) -> Tensor:
         self._refuse_others(joint)
         return torch.stack([joint.fresh(key.fold(index)) for index in range(self.chains)])
 
-    def each_chain(self, joint: Target, theta: Tensor) -> Tensor:
+    def each_chain(self, joint: Problem, theta: Tensor) -> Tensor:
         """A copy of theta with a row for each chain, (C, P)."""
         self._refuse_others(joint)
         if theta.dim() > 1 and len(theta) != self.chains:
@@ -48,7 +51,7 @@ class Chains(Method):
             )
         return theta.expand(self.chains, -1).clone(memory_format=torch.contiguous_format)
 
-    def _refuse_others(self, joint: Target) -> None:
+    def _refuse_others(self, joint: Problem) -> None:
         """A one-line error for a problem that such chains cannot be those of."""
         name = type(self).__name__
         if joint.num_members not in (None, self.chains):
@@ -61,9 +64,6 @@ class Chains(Method):
                 f"{name} samples all weights, but the joint has some as points (random=). "
                 "Freeze them at known values: joint.with_weights(patterns of those to sample)."
             )
-
-    def keeps(self, step: int) -> bool:
-        return step > self.warmup and (step - self.warmup) % self.thin == 0
 
 
 logger = logging.getLogger("posterity")

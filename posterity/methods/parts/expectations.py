@@ -6,7 +6,6 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count, islice
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,14 +24,11 @@ from posterity.methods.low_rank_gaussian import LowRankGaussian
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.mean_field import MeanField
 from posterity.methods.natural_gradient import NaturalGradient
-from posterity.methods.parts.buffers import with_buffers
 from posterity.methods.parts.chains import Chains
 from posterity.methods.parts.sampler import Sampler
-from posterity.model.data import Batch, Data, Feed
-from posterity.model.joint import Joint
+from posterity.model import Batch, Data, Feed, Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian, Linearized
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors import Gaussian, Linearized, Posterior
 from posterity.posteriors.samples import TOGETHER
 from posterity.priors import Normal
 from posterity.storage import leaves, mapped
@@ -108,8 +104,7 @@ def expected_sums(posterior: Posterior, batch: Batch, draws: int, key: Key) -> E
     In closed form for a linearised posterior with Gaussian noise; else at as many draws of the weights, the same for
     all batches under this key.
     """
-    joint, targets = posterior.joint, batch.targets
-    assert isinstance(joint, Joint)
+    joint, targets = posterior.joint.as_joint("VariationalEM"), batch.targets
     weights = torch.ones(batch.size, dtype=torch.float64, device=targets.device)
     weights = weights if batch.weights is None else batch.weights.double()
     with torch.no_grad():
@@ -144,8 +139,7 @@ def _at(outputs: Tensor, likelihood: Likelihood, targets: Tensor, weights: Tenso
 
 
 def _in_closed_form(posterior: Linearized, batch: Batch, weights: Tensor) -> Expected:
-    assert isinstance(posterior.joint, Joint)
-    likelihood = posterior.joint.likelihood
+    likelihood = posterior.joint.as_joint("VariationalEM").likelihood
     mean, variance = posterior.output_moments(batch.inputs, marginal=True)
     mean, variance = mean.double(), variance.double().reshape(batch.size, -1)
     noise = likelihood.variance(mean).reshape(variance.shape)
@@ -206,7 +200,7 @@ class ContinuedChains(ExpectationRun):
 
     @cached_property
     def _kept_steps(self) -> list[int]:
-        return list(islice((step for step in count(1) if self.method.keeps(step)), self.method.draws))
+        return sorted(self.method.kept_steps)
 
     @cached_property
     def stops(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -243,7 +237,7 @@ class ContinuedChains(ExpectationRun):
                 chains = method.renewed(joint, chains, batch)
         chains, info = method.step(joint, chains, batch, key)
         state = state._replace(chains=chains)
-        return (self._kept(state) if self.method.keeps(done + 1) else state), info
+        return (self._kept(state) if done + 1 in self.method.kept_steps else state), info
 
     def _kept(self, state: WindowState) -> WindowState:
         draw = leaves(self.method.keep(state.chains))
@@ -365,7 +359,7 @@ class WholeRuns(ExpectationRun):
 
 def _at_fit(joint: Joint, state: WholeRunState) -> Joint:
     """The problem with the batch-norm statistics of the fit."""
-    return joint if state.fit is None else with_buffers(joint, state.fit.buffers)
+    return joint if state.fit is None else joint.with_buffers(state.fit.buffers)
 
 
 __all__ = ["ExpectationRun", "expectation_run"]

@@ -11,15 +11,11 @@ from posterity.curvature.structure import Structure, Sums
 from posterity.curvature.survey import Place
 from posterity.evidence import Marginal, Tuning, laplace_evidence
 from posterity.evidence.tuning import with_tuned
-from posterity.inference.method import Target
 from posterity.likelihoods import Gaussian as GaussianNoise
-from posterity.model.density import Density
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.model import Buffers, Joint, Problem
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.mixture import joint_of_members
-from posterity.precisions.block import BlockDiagonal, PerMember
-from posterity.precisions.precision import Precision
+from posterity.precisions import BlockDiagonal, PerMember, Precision
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
@@ -38,12 +34,12 @@ class Fit(NamedTuple):
     buffers: Buffers
 
 
-def prior_precision(joint: Target, theta: Tensor) -> Tensor:
+def prior_precision(joint: Problem, theta: Tensor) -> Tensor:
     """Untempered prior precision (R,) of the random weights at theta (P,): of a `Correlated` prior the diagonal part.
 
     Zeros for a `Density`.
     """
-    if isinstance(joint, Density):
+    if not isinstance(joint, Joint):
         return torch.zeros_like(theta, dtype=torch.float64)
     if isinstance(joint.bound_prior, Correlated):
         return joint.bound_prior.matrix.base  # the rest is added in `gaussian_at_mode`
@@ -52,7 +48,7 @@ def prior_precision(joint: Target, theta: Tensor) -> Tensor:
 
 
 def gaussian_at_mode(
-    joint: Target, fit: Fit, structure: Structure, tuning: Tuning | None, scales_with_noise: bool = True
+    joint: Problem, fit: Fit, structure: Structure, tuning: Tuning | None, scales_with_noise: bool = True
 ) -> Gaussian:
     """The Gaussian at theta with the hyper-parameters of the joint, or with those that `tuning` finds.
 
@@ -67,7 +63,7 @@ def gaussian_at_mode(
     log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
     weights = theta[: joint.num_weights].detach().clone()
     evidence = laplace_evidence(log_joint, precision)
-    if isinstance(joint, Density):
+    if not isinstance(joint, Joint):
         return Gaussian(joint, weights, precision, fit.buffers, evidence)
     terms = fit.data if scales_with_noise else fit.data[:1]
     gaussian = Gaussian(joint.fitted(theta), weights, precision, fit.buffers, evidence, terms)
@@ -118,7 +114,7 @@ def _slope(joint: Joint, fit: Fit, precision: Precision) -> tuple[Tensor, Tensor
     return slope, head.gather(precision.diagonal())
 
 
-def side_by_side(joint: Target, each: Sequence[Gaussian], buffers: Buffers) -> Gaussian:
+def side_by_side(joint: Problem, each: Sequence[Gaussian], buffers: Buffers) -> Gaussian:
     """The Gaussians of all members as one, with hyper-parameters that differ by member where they were tuned."""
     theta = torch.stack([gaussian.mean for gaussian in each])
     evidence = [gaussian.log_evidence for gaussian in each]

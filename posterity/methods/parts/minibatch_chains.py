@@ -1,20 +1,20 @@
 """What SGLD and SGHMC share: steps on mini-batches, preconditioners."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import fraction, of_kinds, positive, shown
+from posterity.errors import check_batch_size, fraction, of_kinds, positive, shown
 from posterity.inference.kept import kept_bytes, stacked
-from posterity.inference.memory import activation_bytes, theta_bytes
-from posterity.inference.method import Target
+from posterity.inference.memory import activation_bytes
+from posterity.inference.method import Footprint, Traits, theta_bytes
 from posterity.methods.parts.chains import Chains
-from posterity.model.data import Batch, Data, Feed, OwnOrders, TensorData, check_batch_size
-from posterity.model.network import Buffers
+from posterity.model import Buffers, Problem
+from posterity.model.data import Batch, Data, Feed, OwnOrders, TensorData
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Cycles, Schedule
 from posterity.posteriors.samples import Samples
@@ -125,8 +125,6 @@ class MinibatchChains(Chains):
     explores. Rows in memory come in an order of its own for each chain, those of a loader in one order for all.
     """
 
-    recordable: ClassVar[bool] = True
-
     step_size: float | None
     batch_size: int | None
     schedule: Schedule
@@ -173,13 +171,18 @@ class MinibatchChains(Chains):
         steps = (self._first_cycle + whole) * self.schedule.length
         return steps + (self.schedule.first + rest * self.thin if rest else 0)
 
-    def keeps(self, step: int) -> bool:
+    @property
+    def kept_steps(self) -> Collection[int]:
         """Every `thin`-th after the warm-up; of cycles, of the steps that sample."""
         if not isinstance(self.schedule, Cycles):
-            return super().keeps(step)
-        cycle, place = divmod(step - 1, self.schedule.length)
-        since = place + 1 - self.schedule.first
-        return cycle >= self._first_cycle and since > 0 and since % self.thin == 0
+            return super().kept_steps
+        length, each = self.schedule.length, self._each_cycle
+        begins = [(self._first_cycle + draw // each) * length + self.schedule.first for draw in range(self.draws)]
+        return frozenset(begin + (draw % each + 1) * self.thin for draw, begin in enumerate(begins))
+
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, recordable=True)
 
     @property
     def usual_rate(self) -> float:
@@ -188,10 +191,10 @@ class MinibatchChains(Chains):
 
     @staticmethod
     @abstractmethod
-    def step_size_for(learning_rate: float, joint: Target) -> float | Tensor:
+    def step_size_for(learning_rate: float, joint: Problem) -> float | Tensor:
         """The step size at which theta moves as SGD with this learning rate moves it; (M,) for members."""
 
-    def step_size_at(self, joint: Target, step: int | Tensor) -> float | Tensor:
+    def step_size_at(self, joint: Problem, step: int | Tensor) -> float | Tensor:
         """The step size at a step, from 0: a number, a tensor (), or (C, 1) where chains have problems of their own."""
         whole = self.step_size_for(self.usual_rate, joint) if self.step_size is None else self.step_size
         if isinstance(whole, Tensor):
@@ -200,7 +203,7 @@ class MinibatchChains(Chains):
         return size.to(joint.dtype) if isinstance(size, Tensor) else size
 
     def preconditioned(
-        self, joint: Target, known: Tensor | None, grad: Tensor, step: Tensor
+        self, joint: Problem, known: Tensor | None, grad: Tensor, step: Tensor
     ) -> tuple[Tensor | None, float | Tensor]:
         """What the preconditioner knows after this gradient, and its diagonal."""
         known, factor = self.preconditioner.learn(known, grad, step, self.warmup), loss_factor(joint)
@@ -216,17 +219,16 @@ class MinibatchChains(Chains):
         noise = key.normal(tuple(theta.shape), torch.float32, theta.device).to(theta.dtype)
         return noise * self.schedule.samples(step) if isinstance(self.schedule, Cycles) else noise
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        words = f"{super().footprint(joint, data).words}, {self.chains} chains of {self.draws:,} draws"
         times = self.chains if joint.num_members is None else 1  # else the joint counts them
-        return {
+        parts = {
             "weights": 3 * times * theta_bytes(joint),
             "gradient and noise": 3 * times * theta_bytes(joint),
             "activations of a batch": 2 * times * activation_bytes(joint, data, self.batch_size),
             **kept_bytes(joint, self.chains, self.draws, statistics=0),
         }
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return f"{super().describe(joint, data)}, {self.chains} chains of {self.draws:,} draws"
+        return Footprint(words, parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """Shuffled mini-batches, in an order for each chain where the rows are in memory, or all rows each time."""
@@ -241,7 +243,7 @@ class MinibatchChains(Chains):
     def keep(self, state: Any) -> MinibatchDraw:
         return MinibatchDraw(state.theta, state.buffers)
 
-    def posterior(self, joint: Target, kept: Sequence[MinibatchDraw]) -> Samples:
+    def posterior(self, joint: Problem, kept: Sequence[MinibatchDraw]) -> Samples:
         draws = stacked(kept)
         buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
         return Samples(joint, draws.theta.transpose(0, 1), {}, buffers)
@@ -256,12 +258,13 @@ def step_number(step: int | Tensor, device: torch.device) -> Tensor:
     return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=device)
 
 
-def loss_factor(joint: Target) -> float | Tensor:
+def loss_factor(joint: Problem) -> float | Tensor:
     """By what the gradient of the log density exceeds that of the mean loss of a datum: a number, or (M,)."""
-    return joint.num_data * joint.powers[0]
+    factor: float | Tensor = joint.num_data * joint.powers[0]
+    return factor
 
 
-def chain_gradients(joint: Target, theta: Tensor, batch: Batch, buffers: Buffers) -> tuple[Tensor, Tensor, Buffers]:
+def chain_gradients(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffers) -> tuple[Tensor, Tensor, Buffers]:
     """`joint.value_and_grad` of chains (C, P); a single one goes the way of a single theta, which is quicker."""
     if len(theta) > 1 or joint.num_members is not None:
         return joint.value_and_grad(theta, batch, buffers)
@@ -270,7 +273,7 @@ def chain_gradients(joint: Target, theta: Tensor, batch: Batch, buffers: Buffers
     return value.unsqueeze(0), grad.unsqueeze(0), {name: b.unsqueeze(0) for name, b in after.items()}
 
 
-def chain_info(joint: Target, theta: Tensor, value: Tensor, grad: Tensor, step_size: float | Tensor) -> dict[str, Any]:
+def chain_info(joint: Problem, theta: Tensor, value: Tensor, grad: Tensor, step_size: float | Tensor) -> dict[str, Any]:
     """What every sampler records of a step from theta (C, P), one number for each chain.
 
     The configurational temperature is -theta . grad / P. If theta follows the density exp(value), tempered as it is,

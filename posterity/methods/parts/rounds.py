@@ -16,9 +16,7 @@ from posterity.likelihoods.scaled import Scaled
 from posterity.methods.coordinate_ascent import fell
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors.gaussian import Gaussian, Linearized
-from posterity.posteriors.posterior import Posterior
-from posterity.posteriors.samples import Samples
+from posterity.posteriors import Gaussian, Linearized, Posterior, Samples
 
 E_STEP = "E-step"
 
@@ -84,9 +82,7 @@ class Round:
             return {**found, "bound": fits.new_tensor(bound.bound) + terms, "bound_standard_error": error}
         likelihood_power, prior_power = self._powers
         thetas = q.theta.flatten(0, 1) if isinstance(q, Samples) else q.sample(1, self.key)
-        problem = q.joint
-        assert isinstance(problem, Joint)
-        log_prior = problem.log_prior(thetas.to(problem.device, torch.float64)).mean()
+        log_prior = q.joint.log_prior(thetas.to(q.joint.device, torch.float64)).mean()
         return {**found, "expected_log_joint": likelihood_power * fits.mean() + prior_power * log_prior + terms}
 
     def moved(self, *, exact: bool) -> Joint:

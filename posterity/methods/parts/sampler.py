@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from posterity.errors import BadData, Diverged, fraction, positive, shown
 from posterity.inference.acceleration import Potential, budget, potential
 from posterity.inference.kept import kept_bytes, stacked
-from posterity.inference.memory import activation_bytes, theta_bytes
-from posterity.inference.method import Effort, Info, Target
+from posterity.inference.memory import activation_bytes
+from posterity.inference.method import Effort, Footprint, Info, Traits
 from posterity.inference.run import FAR
 from posterity.kernels.adaptation import (
     DualAveraging,
@@ -28,8 +28,8 @@ from posterity.kernels.adaptation import (
 from posterity.kernels.hamiltonian import leapfrog, log_joint
 from posterity.kernels.state import Move, Place, gathered, spread, whitened
 from posterity.methods.parts.chains import Chains, warn_of_doubtful
+from posterity.model import Joint, Problem
 from posterity.model.data import Batch, Data, Feed, in_memory
-from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
 from posterity.storage import clone
@@ -172,7 +172,11 @@ class Sampler(Chains):
     target_accept: float
     mass: Mass
 
-    def effort(self, joint: Target, state: SamplerState) -> Effort:
+    @property
+    def traits(self) -> Traits:
+        return replace(super().traits, effort=self._effort)
+
+    def _effort(self, joint: Problem, state: SamplerState) -> Effort:
         """Compiled where a run has so much work that it pays, by what there was so far; else recorded if it can be."""
         transitions = self.warmup + self.draws * self.thin
         expected = transitions * state.leapfrogs / max(1, state.step)
@@ -193,9 +197,9 @@ class Sampler(Chains):
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         """A transition from a place whose gradient is in whitened coordinates z; its end in coordinates z."""
 
-    def prepared(self, joint: Target, data: Data) -> Target:
+    def prepared(self, joint: Problem, data: Data) -> Problem:
         """The same, if its likelihood is a product over rows."""
-        if isinstance(joint, Joint) and (joint.network.trains_statistics or joint.network.mixes_rows):
+        if joint.network is not None and (joint.network.trains_statistics or joint.network.mixes_rows):
             raise ValueError(
                 f"{type(self).__name__} needs a likelihood that is a product over rows, and batch norm ties the rows "
                 "of a batch together. Use group or layer norm, freeze the layers of batch norm (joint.with_weights), "
@@ -214,18 +218,15 @@ class Sampler(Chains):
             )
         return joint
 
-    def bytes(self, joint: Target, data: Data) -> dict[str, int]:
-        """With the draws that are kept and the activations of a gradient."""
-        members = joint.num_members or 1
-        one = theta_bytes(joint) // members
-        return {
-            "chains": 12 * self.chains * one,
+    def footprint(self, joint: Problem, data: Data) -> Footprint:
+        chains = f"{self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
+        activations = 2 * activation_bytes(joint, data, None) * self.chains
+        parts = {
+            "chains": 12 * self.chains * joint.size * joint.dtype.itemsize,
             **kept_bytes(joint, self.chains, self.draws),
-            "activations": min(2 * activation_bytes(joint, data, None) * self.chains // members, budget(joint)),
+            "activations": min(activations // (joint.num_members or 1), budget(joint)),
         }
-
-    def describe(self, joint: Target, data: Data) -> str:
-        return f"{type(self).__name__} with {self.chains} chains of {self.draws:,} draws over {joint.size:,} parameters"
+        return Footprint(f"{type(self).__name__} with {chains}", parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
         """All rows, for every transition; those of a loader are read once and held."""
@@ -236,14 +237,14 @@ class Sampler(Chains):
             )
         return in_memory(data).minibatches(None, self.warmup + self.draws * self.thin, key)
 
-    def init(self, joint: Target, theta: Tensor, key: Key) -> SamplerState:
+    def init(self, joint: Problem, theta: Tensor, key: Key) -> SamplerState:
         theta = self.each_chain(joint, theta)
         none = torch.zeros_like(theta[:, 0])
         told = {name: none for name in KeptDraw._fields if name != "theta"}
         draw = KeptDraw(theta, **{**told, "divergent": none.bool()})
         return SamplerState(draw, torch.zeros_like(theta), {}, {}, 0, 0)
 
-    def step(self, joint: Target, state: SamplerState, batch: Batch, key: Key) -> tuple[SamplerState, Info]:
+    def step(self, joint: Problem, state: SamplerState, batch: Batch, key: Key) -> tuple[SamplerState, Info]:
         target = potential(joint, batch, self.chains)
         with torch.no_grad():
             if not state.tuning:
@@ -252,7 +253,7 @@ class Sampler(Chains):
             drawn, move = self._transition(target, Place(start, state.draw.log_density, state.grad), tuning, key)
             theta = start + spread(tuning.scale, drawn.position)
             # Where the last draw was not kept, its flag goes on to the next.
-            between = state.step > self.warmup and not self.keeps(state.step)
+            between = state.step > self.warmup and state.step not in self.kept_steps
             told = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
             draw = KeptDraw(theta, drawn.value, *told, tuning.step_size)
             grad, adaptation = drawn.grad, state.adaptation
@@ -265,7 +266,7 @@ class Sampler(Chains):
         leapfrogs = state.leapfrogs + int(move.leapfrogs.amax())
         return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1, leapfrogs), info
 
-    def renewed(self, joint: Target, state: SamplerState, batch: Batch) -> SamplerState:
+    def renewed(self, joint: Problem, state: SamplerState, batch: Batch) -> SamplerState:
         """The state with log density and gradient of another problem over the same theta; tuned as it was."""
         value, grad = potential(joint, batch, self.chains)(state.draw.theta)
         draw = state.draw._replace(log_density=value)
@@ -284,7 +285,7 @@ class Sampler(Chains):
             known = schedule.begun(tuning)
         return grad, tuning, {} if state.step + 1 == self.warmup else known.tables()
 
-    def _begun(self, joint: Target, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
+    def _begun(self, joint: Problem, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
         """The state with the log density at its start, and the first tuning."""
         theta = state.draw.theta
         value, grad = target(theta)
@@ -323,7 +324,7 @@ class Sampler(Chains):
     def keep(self, state: SamplerState) -> KeptDraw:
         return state.draw
 
-    def posterior(self, joint: Target, kept: Sequence[KeptDraw]) -> Samples:
+    def posterior(self, joint: Problem, kept: Sequence[KeptDraw]) -> Samples:
         draws: KeptDraw = stacked(kept)
         told = {name: value.transpose(0, 1) for name, value in draws._asdict().items()}
         theta = told.pop("theta")
@@ -334,7 +335,7 @@ class Sampler(Chains):
         return Samples(joint, theta, told)
 
 
-def refuse_bad_start(joint: Target, value: Tensor, grad: Tensor) -> None:
+def refuse_bad_start(joint: Problem, value: Tensor, grad: Tensor) -> None:
     """A `Diverged` that names chain and tensor, where the log density or its gradient at a start is not finite."""
     good = torch.isfinite(value)
     if not bool(good.all()):

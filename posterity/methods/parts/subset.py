@@ -1,6 +1,5 @@
 """Which weights a posterior is over; the others stay at their values."""
 
-import dataclasses
 import glob
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from posterity.curvature.survey import last_layer
 from posterity.errors import positive_whole
-from posterity.inference.method import Target
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
 
@@ -92,8 +90,3 @@ def largest(joint: Joint, variance: Tensor, number: int) -> Tensor:
         )
     best = variance.topk(number).indices.sort().values
     return best if joint.random_indices is None else joint.random_indices[best]
-
-
-def narrowed(joint: Target, places: Tensor) -> Target:
-    """The joint over the single weights at these places of theta; over all of its own where there are none."""
-    return dataclasses.replace(joint, random=places) if isinstance(joint, Joint) and places.numel() else joint

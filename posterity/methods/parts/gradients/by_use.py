@@ -11,11 +11,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from posterity.curvature.survey import Survey, survey
-from posterity.inference.method import Target
 from posterity.methods.parts.gradients.estimator import DataTerm, Factorised
-from posterity.model.data import Batch
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers, Network
+from posterity.model import Batch, Buffers, Joint, Network, Problem
 from posterity.numerics.random import Key
 
 _OPERATIONS: dict[Any, int] = {functional.linear: -1, functional.conv1d: 1, functional.conv2d: 1}  # axis of channels
@@ -80,7 +77,7 @@ _SAID: WeakKeyDictionary[Network, set[str]] = WeakKeyDictionary()
 
 def term_by_use(
     name: str,
-    joint: Target,
+    joint: Problem,
     q: Factorised,
     batch: Batch,
     buffers: Buffers,
@@ -95,8 +92,7 @@ def term_by_use(
     acts once in each row. All other weights are drawn once for the whole batch, which is said once. Several
     `draws` are as many copies of the batch, one behind the other. Members run one after the other.
     """
-    if not isinstance(joint, Joint):
-        raise TypeError(f"{name} needs a Joint, whose network has layers. Got a Density. Use WeightSampling.")
+    joint = joint.as_joint(name, "Use WeightSampling.")
     names = _replaceable(name, joint, batch, positions)
     weights = joint.split(q.mean)[0]
     full = torch.zeros_like(weights)

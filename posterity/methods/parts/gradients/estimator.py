@@ -2,27 +2,19 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from posterity.inference.method import Info, Target
-from posterity.model.data import Batch
-from posterity.model.density import Density
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.inference.method import Info
+from posterity.model import Batch, Buffers, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.priors.fan import ScaleRule, fans
 from posterity.priors.normal import Normal
 
 
-def num_random(joint: Target) -> int:
-    """Number R of weights that have a distribution."""
-    return joint.num_weights if joint.random_indices is None else joint.random_indices.numel()
-
-
-def initial_log_scales(joint: Target, rule: ScaleRule, like: Tensor) -> Tensor:
+def initial_log_scales(joint: Problem, rule: ScaleRule, like: Tensor) -> Tensor:
     """log of the rule's standard deviation for each random weight, (R,); a tensor without fans has fans of one.
 
     A ValueError where the number type of the weights cannot hold its square.
@@ -93,6 +85,9 @@ class Gradients(NamedTuple):
     scale: Tensor
 
 
+Out: TypeAlias = Gradients | None  # tensors in which gradients may be made
+
+
 class DataTerm(NamedTuple):
     """An estimate of lp E log p(D | w) and of its gradients, and what the next estimate needs."""
 
@@ -118,14 +113,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def data_term(
-        self,
-        joint: Target,
-        q: Factorised,
-        batch: Batch,
-        buffers: Buffers,
-        memory: Memory,
-        key: Key,
-        out: Gradients | None = None,
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
         """The tempered expected log-likelihood from one batch, with batch norm in training mode.
 
@@ -146,7 +134,7 @@ class Divergence(NamedTuple):
     kl: Tensor  # (...)
     tempered: Tensor  # (...)
 
-    def info(self, joint: Target, value: Tensor) -> Info:
+    def info(self, joint: Problem, value: Tensor) -> Info:
         """What a trace says of an ELBO whose tempered data term is `value` (...), in nats for each datum."""
         data_fit, kl = value / (joint.powers[0] * joint.num_data), self.kl / joint.num_data
         loss = (self.tempered - value) / joint.num_data
@@ -154,7 +142,7 @@ class Divergence(NamedTuple):
 
 
 def divergence(
-    joint: Target, q: Factorised, log_scale: Tensor, key: Key, grads: Gradients, factor: float | Tensor
+    joint: Problem, q: Factorised, log_scale: Tensor, key: Key, grads: Gradients, factor: float | Tensor
 ) -> Divergence:
     """From q and the logarithms (..., R) of its scales; by one draw where the prior has no cross-entropy.
 
@@ -162,7 +150,7 @@ def divergence(
     minus their log prior. Of a Density, which is data and prior in one, the entropy alone is left.
     """
     entropy = log_scale.sum(-1) + log_scale.shape[-1] * _HALF_LOG_TWO_PI_E
-    if isinstance(joint, Density):
+    if not isinstance(joint, Joint):
         return Divergence(-entropy, -entropy)
     power = joint.powers[1]
     value = _cross_entropy(joint, q, key, grads, factor * (power.unsqueeze(-1) if isinstance(power, Tensor) else power))

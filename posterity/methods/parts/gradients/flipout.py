@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.method import Target
 from posterity.methods.parts.gradients.by_use import Operation, Replacement, normal, term_by_use
-from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
-from posterity.model.data import Batch
-from posterity.model.network import Buffers
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Memory, Out
+from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 
 
@@ -47,14 +45,7 @@ class Flipout(Estimator):
         positive_whole("Flipout.draws", self.draws)
 
     def data_term(
-        self,
-        joint: Target,
-        q: Factorised,
-        batch: Batch,
-        buffers: Buffers,
-        memory: Memory,
-        key: Key,
-        out: Gradients | None = None,
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
         return term_by_use(type(self).__name__, joint, q, batch, buffers, key, self.draws, _rule, positions=True)
 

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.method import Target
 from posterity.methods.parts.gradients.by_use import Operation, Replacement, normal, term_by_use
-from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
-from posterity.model.data import Batch
-from posterity.model.network import Buffers
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Memory, Out
+from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 
 
@@ -49,14 +47,7 @@ class LocalReparameterisation(Estimator):
         positive_whole("LocalReparameterisation.draws", self.draws)
 
     def data_term(
-        self,
-        joint: Target,
-        q: Factorised,
-        batch: Batch,
-        buffers: Buffers,
-        memory: Memory,
-        key: Key,
-        out: Gradients | None = None,
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
         name = type(self).__name__
         return term_by_use(name, joint, q, batch, buffers, key, self.draws, _rule, positions=self.approximate)

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.method import Target
-from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
-from posterity.model.data import Batch
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Memory, Out
+from posterity.model import Batch, Buffers, Joint, Problem
 from posterity.numerics.random import Key
 
 
@@ -52,14 +49,7 @@ class ScoreFunction(Estimator):
             )
 
     def data_term(
-        self,
-        joint: Target,
-        q: Factorised,
-        batch: Batch,
-        buffers: Buffers,
-        memory: Memory,
-        key: Key,
-        out: Gradients | None = None,
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
         values, noises, points = [], [], torch.zeros_like(q.mean)
         for draw in range(self.draws):
@@ -95,11 +85,11 @@ def score_gradients(values: Tensor, scores: Tensor, baseline: bool) -> Tensor:
     return (values - others[0] / others[1].clamp_min(torch.finfo(squares.dtype).tiny)) * scores
 
 
-def _value(joint: Target, theta: Tensor, batch: Batch, buffers: Buffers) -> tuple[Tensor, Buffers]:
+def _value(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffers) -> tuple[Tensor, Buffers]:
     """The tempered log-likelihood at theta, without a graph."""
     if not isinstance(joint, Joint):
         with torch.no_grad():
-            return joint.log_density(theta), buffers
+            return joint.log_density(theta, batch), buffers
     weights, raw = joint.split(theta)
     views = joint.network.views(weights)
     value, buffers = joint.data_value(views, raw, batch, buffers, members=theta.dim() > 1)

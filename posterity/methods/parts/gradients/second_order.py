@@ -4,12 +4,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from posterity.curvature.curvature import Curvature, GaussNewton
-from posterity.inference.method import Target
-from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
-from posterity.model.data import Batch
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.curvature import Curvature, GaussNewton
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Memory, Out
+from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 
 
@@ -48,17 +45,10 @@ class SecondOrder(Estimator):
             raise TypeError(f"SecondOrder.curvature must be of kind Curvature. Got {self.curvature!r}.")
 
     def data_term(
-        self,
-        joint: Target,
-        q: Factorised,
-        batch: Batch,
-        buffers: Buffers,
-        memory: Memory,
-        key: Key,
-        out: Gradients | None = None,
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
         value, grad, after = joint.data_value_and_grad(q.mean, batch, buffers)
-        if isinstance(joint, Joint) and q.mean.dim() > 1:
+        if joint.network is not None and q.mean.dim() > 1:
             each = [
                 self._diagonal(joint.member(i), q.mean[i], batch.member(i), {n: b[i] for n, b in buffers.items()}, key)
                 for i in range(len(q.mean))
@@ -67,12 +57,12 @@ class SecondOrder(Estimator):
         else:
             diagonal = self._diagonal(joint, q.mean, batch, buffers, key)
         power = joint.powers[0]
-        share = joint.num_data / batch.size if isinstance(joint, Joint) else 1.0
+        share = 1.0 if batch is None else joint.num_data / batch.size
         factor = power.unsqueeze(-1) * share if isinstance(power, torch.Tensor) else power * share
         total = (diagonal * factor).to(q.scale.dtype)
         grad_scale = -total * q.scale
         return DataTerm(value + 0.5 * (grad_scale * q.scale).sum(-1), grad, grad_scale, after, {})
 
-    def _diagonal(self, joint: Target, theta: torch.Tensor, batch: Batch, buffers: Buffers, key: Key) -> torch.Tensor:
+    def _diagonal(self, joint: Problem, theta: torch.Tensor, batch: Batch, buffers: Buffers, key: Key) -> torch.Tensor:
         """Of the curvature of these rows, (R,), at the likelihood's learnt parameters."""
         return self.curvature.diagonal(joint.fitted(theta), theta[: joint.num_weights], batch, buffers, key.seed)

@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.inference.method import Target
-from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
-from posterity.model.data import Batch
-from posterity.model.joint import Joint
-from posterity.model.network import Buffers
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory, Out
+from posterity.model import Batch, Buffers, Joint, Problem
 from posterity.numerics.random import Key
 
 
@@ -45,14 +42,7 @@ class StickTheLanding(Estimator):
         positive_whole("StickTheLanding.draws", self.draws)
 
     def data_term(
-        self,
-        joint: Target,
-        q: Factorised,
-        batch: Batch,
-        buffers: Buffers,
-        memory: Memory,
-        key: Key,
-        out: Gradients | None = None,
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
         """The average over the draws, with the gradients of the divergence."""
         sums = [torch.zeros_like(part) for part in (q.mean[..., 0], q.mean, q.scale, q.mean, q.scale)]
@@ -68,7 +58,7 @@ class StickTheLanding(Estimator):
         return DataTerm(value, grad_mean, grad_scale, buffers, {}, Gradients(pull_mean, pull_scale))
 
 
-def _pull(joint: Target, q: Factorised, theta: Tensor, noise: Tensor) -> Tensor:
+def _pull(joint: Problem, q: Factorised, theta: Tensor, noise: Tensor) -> Tensor:
     """Gradient in w of log q(w) - pp log p(w) at a draw, (..., T), with q held fixed."""
     pull = torch.zeros_like(theta)
     if isinstance(joint, Joint):

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from posterity.errors import positive_whole
-from posterity.inference.method import Target
-from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory
-from posterity.model.data import Batch
-from posterity.model.network import Buffers
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory, Out
+from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
 
@@ -45,14 +43,7 @@ class WeightSampling(Estimator):
         positive_whole("WeightSampling.draws", self.draws)
 
     def data_term(
-        self,
-        joint: Target,
-        q: Factorised,
-        batch: Batch,
-        buffers: Buffers,
-        memory: Memory,
-        key: Key,
-        out: Gradients | None = None,
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
         used = memory.get("used")  # noise whose mirror image comes next
         terms = None
@@ -82,7 +73,7 @@ class WeightSampling(Estimator):
         return DataTerm(*terms, buffers, {} if used is None else {"used": used})
 
 
-def _places(joint: Target, q: Factorised, first: bool) -> Gradients:
+def _places(joint: Problem, q: Factorised, first: bool) -> Gradients:
     """Memory for the gradients at the first draw, or at a later one."""
     names = ("grad", "grad_scale") if first else ("another grad", "another grad_scale")
     return Gradients(workspace(joint, names[0], q.mean), workspace(joint, names[1], q.scale))

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from posterity.numerics.autodiff import backward
+from posterity.model.backward import backward
 
 
 def test_gradients_are_added_as_by_torch():

@@ -1,15 +1,161 @@
-"""Whether rows and stored networks fit a model: one-line errors where they do not."""
+"""What a method asks of a problem, and whether rows and stored networks fit a model."""
 
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from posterity.errors import BadData, BadFolder, shown
 from posterity.model.batch import Inputs, named_tensors
-from posterity.model.data import Batch
-from posterity.model.network import Network, OutputError
+from posterity.model.data import Batch, Data
+from posterity.model.network import Buffers, Network, OutputError
+from posterity.model.tempering import Tempering
+from posterity.numerics.random import Key
+
+if TYPE_CHECKING:
+    from posterity.model.joint import Joint
+
+
+class Problem(Protocol):
+    """A log density of flat theta (P,) or (M, P), in nats: what `Joint` and `Density` have in common.
+
+    A method written against it takes both. What needs a prior, a likelihood or layers asks for `as_joint`. What `Joint`
+    caches is Any here, because type checkers do not match a cached property with a property.
+    """
+
+    @property
+    def network(self) -> Network | None:
+        """The network; None for a `Density`."""
+        ...
+
+    @property
+    def layout(self) -> Any:
+        """The `Layout` of theta: names and shapes."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Length of theta."""
+        ...
+
+    @property
+    def num_weights(self) -> int:
+        """Length of theta without the likelihood's learnt parameters."""
+        ...
+
+    @property
+    def num_random(self) -> int:
+        """Number R of weights that have a distribution."""
+        ...
+
+    @property
+    def random(self) -> str | tuple[str, ...] | Tensor:
+        """The weights that have a distribution: patterns, or places in theta."""
+        ...
+
+    @property
+    def random_indices(self) -> Any:
+        """Places (R,) of the random weights in theta; None where all weights are random."""
+        ...
+
+    @property
+    def num_data(self) -> int:
+        """Number of rows; 1 for a `Density`."""
+        ...
+
+    @property
+    def num_members(self) -> Any:
+        """M where the problem differs by member, else None."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of theta."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device of theta."""
+        ...
+
+    @property
+    def tempering(self) -> Tempering:
+        """Powers of likelihood and prior."""
+        ...
+
+    @property
+    def powers(self) -> Any:
+        """(likelihood_power, prior_power), tensors (M,) where they differ by member."""
+        ...
+
+    def as_joint(self, user: str, instead: str = "") -> "Joint":
+        """The problem itself if it is a `Joint`; else a TypeError that names the user and what to use instead."""
+        ...
+
+    def initial(self) -> Tensor:
+        """Starting theta (P,)."""
+        ...
+
+    def fresh(self, key: Key) -> Tensor:
+        """A random starting theta (P,)."""
+        ...
+
+    def member(self, index: int) -> "Problem":
+        """The problem of one member."""
+        ...
+
+    def narrowed(self, places: Tensor) -> "Problem":
+        """The problem over the single weights at these places of theta; the same where there are none."""
+        ...
+
+    def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """theta as (weights (..., P), raw likelihood parameters (..., H)); a `Density` has H = 0."""
+        ...
+
+    def fitted(self, theta: Tensor) -> "Problem":
+        """The problem with the learnt parameters of theta put in."""
+        ...
+
+    def starting_buffers(self, theta: Tensor) -> Buffers:
+        """Copies of the network's buffers, one for each member of theta (M, P); none without a network."""
+        ...
+
+    def check_rows(self, data: Data) -> None:
+        """BadData unless the network takes such rows and there are as many as the problem says."""
+        ...
+
+    def checked(self, data: Data) -> Data:
+        """The data, checked against the problem, with targets shaped for the likelihood; BadData if they do not fit."""
+        ...
+
+    def log_likelihood(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
+        """Untempered log-likelihood of all data, estimated from the batch."""
+        ...
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Untempered log prior."""
+        ...
+
+    def log_density(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
+        """Tempered log density, differentiable in theta."""
+        ...
+
+    def value_and_grad(
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """Value, gradient and buffers of the tempered log density."""
+        ...
+
+    def data_value_and_grad(
+        self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Buffers]:
+        """As `value_and_grad`, of the tempered log-likelihood alone."""
+        ...
+
+    def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """What can be told of the problem, as JSON and tensors."""
+        ...
 
 
 def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
