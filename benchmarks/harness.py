@@ -243,7 +243,7 @@ def report(comparisons: Sequence[Comparison], about: Mapping[str, Any], notes: S
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines += [
         f"Made by `{about['command']}` on {about['date']}: {ran_on['cpu']}, {ran_on['cores']} cores, "
-        f"{about['threads']} thread{'' if about['threads'] == 1 else 's'}, seed {about['seed']}; {versions}.",
+        f"{about['threads']} thread{'' if about['threads'] == 1 else 's'}, seed {about['seed']}; {versions}."
     ]
     return "\n".join(lines) + "\n"
 

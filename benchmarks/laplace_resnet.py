@@ -159,10 +159,7 @@ def main() -> None:
     comparisons = [fits(module, x, y, chosen.rounds), predictions(module, x, y, chosen.rounds)]
     about = context(chosen)
     about["machine"]["gpu"] = torch.cuda.get_device_name(device)
-    tf32 = {
-        "convolutions": torch.backends.cudnn.allow_tf32,
-        "matrix products": torch.backends.cuda.matmul.allow_tf32,
-    }
+    tf32 = {"convolutions": torch.backends.cudnn.allow_tf32, "matrix products": torch.backends.cuda.matmul.allow_tf32}
     notes = [
         f"On one {about['machine']['gpu']}, CUDA {torch.version.cuda}; {what}; float32, TF32 "
         + ", ".join(f"{'on' if on else 'off'} in {where}" for where, on in tf32.items())

@@ -271,7 +271,7 @@ def main() -> None:
     notes = [
         f"Warm-up of {given.warmup:,} and {given.draws:,} draws of each chain; numbers are medians over {given.rounds} "
         "rounds, each with a new seed, R-hat the largest of them. All start at draws of the prior and have a target "
-        "acceptance of 0.8, a diagonal mass matrix and depths up to 10. float32, products not rounded further.",
+        "acceptance of 0.8, a diagonal mass matrix and depths up to 10. float32, products not rounded further."
     ]
     if cuda:
         notes.append(f"On one {about['machine']['gpu']}, CUDA {torch.version.cuda}; JAX on {about['machine']['jax']}.")

@@ -97,9 +97,7 @@ def against_closed_form(estimator: Any) -> float:
         module.weight.copy_(true + 0.1)  # near them noise is small, and so are errors that can be seen
     joint = po.Joint(module, po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=20)
     method = po.methods.MeanField(
-        estimator=estimator,
-        optimizer=po.optim.SGD(step_size=SMALL_STEP, momentum=0.0),
-        initial_scales=SameScale(0.3),
+        estimator=estimator, optimizer=po.optim.SGD(step_size=SMALL_STEP, momentum=0.0), initial_scales=SameScale(0.3)
     )
     batch, found = joint.check(Batch(x, y)), []
     for number in range(KEYS):

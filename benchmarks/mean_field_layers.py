@@ -190,11 +190,7 @@ def torch_uncertainty(problem: Problem) -> Peer:
         if spec is None:
             raise ModuleNotFoundError("No module named 'torch_uncertainty'")
         sys.modules["torch_uncertainty"] = importlib.util.module_from_spec(spec)
-    from torch_uncertainty.layers.bayesian import (  # type: ignore[import-not-found]
-        BayesConv2d,
-        BayesLinear,
-        bayesian_modules,
-    )
+    from torch_uncertainty.layers.bayesian import BayesConv2d, BayesLinear, bayesian_modules  # type: ignore[import-not-found]
 
     module = replaced(
         problem,

@@ -111,10 +111,7 @@ def _noise(text: str) -> float | str:
 
 def _seed(name: str, value: int) -> None:
     if not 0 <= value < 2**63:
-        raise refused(
-            f"{name} must be a whole number from 0 to 2^63 - 1. Got {value}.",
-            "any small number will do.",
-        )
+        raise refused(f"{name} must be a whole number from 0 to 2^63 - 1. Got {value}.", "any small number will do.")
 
 
 def _rate(name: str, value: float) -> None:
@@ -144,11 +141,7 @@ class Settings:
         **_NETWORK,
     )
     activation: str = option(
-        "tanh",
-        help="Between the layers:",
-        unit="NAME",
-        choices=("relu", "tanh", "sigmoid", "gelu", "silu"),
-        **_NETWORK,
+        "tanh", help="Between the layers:", unit="NAME", choices=("relu", "tanh", "sigmoid", "gelu", "silu"), **_NETWORK
     )
     steps: int | None = option(
         None,
@@ -289,11 +282,7 @@ def _steps(settings: Settings) -> dict[str, Any]:
 
 def _counts(settings: Settings) -> dict[str, int]:
     """Draws, warm-up and chains of a sampler over all rows."""
-    return {
-        "draws": settings.draws or DRAWS,
-        "warmup": settings.warmup or DRAWS,
-        "chains": settings.chains or CHAINS,
-    }
+    return {"draws": settings.draws or DRAWS, "warmup": settings.warmup or DRAWS, "chains": settings.chains or CHAINS}
 
 
 def _fit(name: str) -> Factory:

@@ -127,12 +127,7 @@ TOTAL = 24
 def block_diagonal(seed, lead):
     """A layer with a bias, a table, one dense block and one weight, scattered over the vector."""
     blocks = (WEIGHT, TABLE, SCALES, REST)
-    cases = (
-        patterned(seed, lead, (1, 2, 3)),
-        table(seed, lead),
-        diagonal(seed, lead, 1),
-        dense(seed, lead),
-    )
+    cases = (patterned(seed, lead, (1, 2, 3)), table(seed, lead), diagonal(seed, lead, 1), dense(seed, lead))
     curvature = torch.zeros(*lead, TOTAL, TOTAL, dtype=FLOAT64)
     prior = torch.zeros(*lead, TOTAL, dtype=FLOAT64)
     for block, case in zip(blocks, cases, strict=True):

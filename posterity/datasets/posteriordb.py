@@ -39,10 +39,7 @@ _DRAWS = {
         "reference_draws/diamonds-diamonds.json.zip",
         "2745f4857ceb358ff6c692ba1dd1fd9d01cf8bc5ac456ae87e3c957fd51c4aae",
     ),
-    "arK-arK": (
-        "reference_draws/arK-arK.json.zip",
-        "7ddb947e6c1ac5380f9c1e1fa101833a1236ef03de30f2cf5ece7b5b71841530",
-    ),
+    "arK-arK": ("reference_draws/arK-arK.json.zip", "7ddb947e6c1ac5380f9c1e1fa101833a1236ef03de30f2cf5ece7b5b71841530"),
     "eight_schools-eight_schools_noncentered": (
         "reference_draws/eight_schools-eight_schools_noncentered.json.zip",
         "0858641e630c877103dba2b78beaf6bc1f39435fc43d2894c4dff5d609c7a264",

@@ -12,13 +12,4 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.likelihoods.poisson import Poisson
 from posterity.likelihoods.student_t import StudentT
 
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "Custom",
-    "Gaussian",
-    "Heteroscedastic",
-    "Likelihood",
-    "Poisson",
-    "StudentT",
-]
+__all__ = ["Bernoulli", "Categorical", "Custom", "Gaussian", "Heteroscedastic", "Likelihood", "Poisson", "StudentT"]

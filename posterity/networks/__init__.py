@@ -9,15 +9,4 @@ from posterity.networks.mean_field_network import MeanFieldNetwork
 from posterity.networks.mlp import MLP
 from posterity.networks.resnet import ResNet
 
-__all__ = [
-    "MLP",
-    "VGG",
-    "Chain",
-    "ConcreteDropout",
-    "ConvNet",
-    "Erf",
-    "LeNet",
-    "MeanFieldNetwork",
-    "ResNet",
-    "Scaled",
-]
+__all__ = ["MLP", "VGG", "Chain", "ConcreteDropout", "ConvNet", "Erf", "LeNet", "MeanFieldNetwork", "ResNet", "Scaled"]

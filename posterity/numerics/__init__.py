@@ -6,8 +6,4 @@ Densities, curvature matrices and optimisers do not belong here.
 from posterity.numerics.layout import Block, Layout
 from posterity.numerics.random import Key
 
-__all__ = [
-    "Block",
-    "Key",
-    "Layout",
-]
+__all__ = ["Block", "Key", "Layout"]

@@ -22,15 +22,7 @@ from posterity.model.problem import Problem
 from posterity.model.stream import in_order
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.predictive import (
-    Exact,
-    Integrator,
-    MonteCarlo,
-    Predictive,
-    Probit,
-    from_outputs,
-    joint_gaussian,
-)
+from posterity.predictive import Exact, Integrator, MonteCarlo, Predictive, Probit, from_outputs, joint_gaussian
 from posterity.storage import Part, RunFolder, encode
 
 if TYPE_CHECKING:

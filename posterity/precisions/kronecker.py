@@ -176,12 +176,7 @@ class Kronecker(Precision):
 
     @classmethod
     def of(
-        cls,
-        outer: Tensor,
-        inner: Tensor,
-        prior: Tensor,
-        scale: Tensor | float = 1.0,
-        factored_damping: bool = False,
+        cls, outer: Tensor, inner: Tensor, prior: Tensor, scale: Tensor | float = 1.0, factored_damping: bool = False
     ) -> "Kronecker":
         """From the matrices outer (..., G, O, O) and inner (..., G, I, I), and a prior (..., G O I).
 
@@ -193,12 +188,7 @@ class Kronecker(Precision):
 
     @classmethod
     def table(
-        cls,
-        counts: Tensor,
-        inner: Tensor,
-        prior: Tensor,
-        scale: Tensor | float = 1.0,
-        factored_damping: bool = False,
+        cls, counts: Tensor, inner: Tensor, prior: Tensor, scale: Tensor | float = 1.0, factored_damping: bool = False
     ) -> "Kronecker":
         """diag(counts) (x) inner over a table of weights (V, E), for counts (..., V) and inner (..., E, E).
 

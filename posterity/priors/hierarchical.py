@@ -300,8 +300,7 @@ class Hierarchical(Prior):
         """The integrand over log s at its nodes, for each tensor."""
         power = _degree(self._parts[0])
         offsets, penalties = zip(
-            *(prior.penalty(piece) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)),
-            strict=True,
+            *(prior.penalty(piece) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)), strict=True
         )
         offset, total = torch.stack(offsets, dim=-1), torch.stack(penalties, dim=-1)  # (..., T)
         sizes = torch.stack([total.new_full((), part.size) for part in self._layout])

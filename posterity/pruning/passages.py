@@ -109,7 +109,7 @@ _ENTRYWISE_FUNCTIONS: set[Any] = {
 _ENTRYWISE_METHODS = {"relu", "tanh", "sigmoid", "erf", "mul", "add", "sub", "div", "contiguous"}
 _AUGMENTED: set[Any] = {operator.mul, operator.add, operator.sub, operator.truediv}
 _DROPOUT_FUNCTIONS: set[Any] = {
-    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 }
 # Pooling by its axes of space: on a tensor with others it takes the units for positions, or rows for units.
 _MAXIMA: dict[Any, int] = {

@@ -217,10 +217,5 @@ def _figure(picture: Picture) -> str:
         f'<img{broad} src="data:image/png;base64,{data}" width="{width}" height="{height}" alt="{escape(picture.alt)}">'
     )
     return "\n".join(
-        [
-            "<figure>",
-            _wide(picture.heading, image),
-            f"<figcaption>{escape(picture.caption)}</figcaption>",
-            "</figure>",
-        ]
+        ["<figure>", _wide(picture.heading, image), f"<figcaption>{escape(picture.caption)}</figcaption>", "</figure>"]
     )

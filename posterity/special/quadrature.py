@@ -12,11 +12,7 @@ _BUDGET = 2**20  # function values held at once
 
 
 def normal_expectation(
-    function: Callable[[Tensor], Tensor],
-    mean: Tensor,
-    scale: Tensor,
-    points: int = 401,
-    width: float | None = None,
+    function: Callable[[Tensor], Tensor], mean: Tensor, scale: Tensor, points: int = 401, width: float | None = None
 ) -> Tensor:
     """E f(w) for w ~ N(mean, scale^2), entry by entry: tensors (...) and (...) -> (...).
 

@@ -7,15 +7,4 @@ from posterity.storage.folder import RunFolder
 from posterity.storage.part import Part
 from posterity.storage.values import clone, decode, encode, flatten, leaves, mapped, present_names, restore
 
-__all__ = [
-    "Part",
-    "RunFolder",
-    "clone",
-    "decode",
-    "encode",
-    "flatten",
-    "leaves",
-    "mapped",
-    "present_names",
-    "restore",
-]
+__all__ = ["Part", "RunFolder", "clone", "decode", "encode", "flatten", "leaves", "mapped", "present_names", "restore"]

@@ -37,11 +37,7 @@ class TensorFile:
         low = 0
         for name, tensor in ordered:
             high = low + tensor.numel() * tensor.itemsize
-            header[name] = {
-                "dtype": dtype_name(tensor.dtype),
-                "shape": list(tensor.shape),
-                "data_offsets": [low, high],
-            }
+            header[name] = {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [low, high]}
             low = high
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)

@@ -35,11 +35,7 @@ def test_imports_go_down_only():
     pytest.importorskip("importlinter")
     lint = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     outcome = subprocess.run(
-        [sys.executable, "-c", lint, "--no-cache"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=120,
+        [sys.executable, "-c", lint, "--no-cache"], cwd=PROJECT, capture_output=True, text=True, timeout=120
     )
     assert outcome.returncode == 0, outcome.stdout
 

@@ -23,15 +23,7 @@ from posterity.recipes import RECIPES, Settings
 
 pytestmark = pytest.mark.cpu
 WITHOUT_A_WORD = {methods.ExpectationMaximization}  # latent variables of a density, which no network has
-GROUPS = (
-    Settings,
-    options.Method,
-    options.Methods,
-    options.ReadingOptions,
-    options.TableOptions,
-    RunOptions,
-    Files,
-)
+GROUPS = (Settings, options.Method, options.Methods, options.ReadingOptions, options.TableOptions, RunOptions, Files)
 TINY = ("--hidden", "3", "--steps", "20", "--device", "cpu", "-q")
 COUNTS = ("--draws", "4", "--warmup", "5", "--chains", "2")
 

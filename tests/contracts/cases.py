@@ -394,13 +394,7 @@ CASES = [
     ),
     *(
         Case(
-            f"{type(method).__name__.lower()}{of}",
-            method,
-            joint,
-            data,
-            draws=True,
-            members=False,
-            noise_of_device=True,
+            f"{type(method).__name__.lower()}{of}", method, joint, data, draws=True, members=False, noise_of_device=True
         )
         for of, joint, data, method in (
             ("", noisy_regression, numbers, NUTS(draws=4, warmup=3, chains=3, thin=2, max_depth=3)),

@@ -79,9 +79,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**53
 
 @settings(deadline=None, max_examples=60)
 @given(
-    values=st.lists(st.tuples(NUMBERS, st.booleans()), min_size=2, max_size=20),
-    dialect=DIALECTS,
-    comma=st.booleans(),
+    values=st.lists(st.tuples(NUMBERS, st.booleans()), min_size=2, max_size=20), dialect=DIALECTS, comma=st.booleans()
 )
 def test_numbers_come_back_to_the_last_bit(file, values, dialect, comma):
     mark = "," if comma else "."

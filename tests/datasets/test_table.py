@@ -66,12 +66,7 @@ READ = {
         [],
     ),
     "utf-16 with a mark": ("é,y\n1,0.5\n2,3\n".encode("utf-16"), {}, {"é": [1, 2], "y": [0.5, 3]}, []),
-    "big-endian utf-16": (
-        b"\xfe\xff" + "é,y\n1,0.5\n2,3\n".encode("utf-16-be"),
-        {},
-        {"é": [1, 2], "y": [0.5, 3]},
-        [],
-    ),
+    "big-endian utf-16": (b"\xfe\xff" + "é,y\n1,0.5\n2,3\n".encode("utf-16-be"), {}, {"é": [1, 2], "y": [0.5, 3]}, []),
     "latin-1": (
         "c,y\né,0.5\né,3\nu,4\n".encode("latin-1"),
         {},
@@ -82,12 +77,7 @@ READ = {
     "tabs": ("a\ty\n1\t0.5\n2\t3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "pipes": ("a|y\n1|0.5\n2|3\n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "runs of spaces": ("  a   y  \n 1     0.5\n   2 3 \n", {}, {"a": [1, 2], "y": [0.5, 3]}, []),
-    "spaces and tabs, said": (
-        "a \t y\n1\t0.5\n2  3\n",
-        {"separator": "whitespace"},
-        {"a": [1, 2], "y": [0.5, 3]},
-        [],
-    ),
+    "spaces and tabs, said": ("a \t y\n1\t0.5\n2  3\n", {"separator": "whitespace"}, {"a": [1, 2], "y": [0.5, 3]}, []),
     "quotes between spaces": (
         'c "the y"\n"r ""e"" d" 0.5\n"r ""e"" d"\t1\nblue 2\n',
         {"target": "the y", "separator": " "},
@@ -149,12 +139,7 @@ READ = {
         {"x1": ["p", "q", "p", "q"], "x2": ["e", "e", "f", "f"]},
         [NO_NAMES],
     ),
-    "names and no numbers": (
-        "c,y\nq,e\np,f\nq,f\n",
-        {},
-        {"c": ["q", "p", "q"], "y": ["e", "f", "f"]},
-        [],
-    ),
+    "names and no numbers": ("c,y\nq,e\np,f\nq,f\n", {}, {"c": ["q", "p", "q"], "y": ["e", "f", "f"]}, []),
     "numbers as names, said": (
         "1999,2000\n1,0.5\n2,3\n",
         {"target": "2000", "header": True},
@@ -474,11 +459,7 @@ def test_a_task_that_is_given_stays(tmp_path):
 def test_without_a_target_nothing_is_refused_that_is_only_strange(tmp_path):
     table = read_table(write(tmp_path, "who,when,a\nAnn,2020-01-01,1e400\nBob,2020-01-02,x\n"))
     assert table.roles is None
-    assert [column.fields for column in table.columns] == [
-        ("Ann", "Bob"),
-        ("2020-01-01", "2020-01-02"),
-        ("1e400", "x"),
-    ]
+    assert [column.fields for column in table.columns] == [("Ann", "Bob"), ("2020-01-01", "2020-01-02"), ("1e400", "x")]
     assert table.columns[0].lines == (2, 3)
     assert len(table) == 2
 

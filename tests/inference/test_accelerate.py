@@ -220,9 +220,7 @@ def test_other_words_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    [Constant(), Warmup(0.3), Warmup(0.0), Cosine(), Cosine(0.25, 0.1), Steps((0.2, 0.8), 0.3)],
-    ids=repr,
+    "schedule", [Constant(), Warmup(0.3), Warmup(0.0), Cosine(), Cosine(0.25, 0.1), Steps((0.2, 0.8), 0.3)], ids=repr
 )
 def test_schedules_of_tensors_are_those_of_numbers(schedule: Schedule) -> None:
     for step in (0, 1, 9, 10, 25, 39, 40):

@@ -69,8 +69,7 @@ def test_trains_in_a_joint_as_the_built_in_one_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "function"),
-    [("mean", "mean_function"), ("variance", "variance_function"), ("output_fisher", "sampler")],
+    ("method", "function"), [("mean", "mean_function"), ("variance", "variance_function"), ("output_fisher", "sampler")]
 )
 def test_what_is_missing_is_named(method: str, function: str) -> None:
     with pytest.raises(TypeError, match=rf"Custom\.{method} needs {function}\. Got none\. Give Custom\("):

@@ -19,18 +19,7 @@ from posterity.methods.parts.gradients import Estimator, Factorised
 from posterity.methods.parts.gradients.estimator import Gradients, divergence
 from posterity.numerics import Key
 from posterity.optim import SGD, Adam
-from posterity.priors import (
-    Cauchy,
-    FanIn,
-    GroupLasso,
-    Horseshoe,
-    Laplace,
-    Layerwise,
-    Logistic,
-    Normal,
-    Prior,
-    StudentT,
-)
+from posterity.priors import Cauchy, FanIn, GroupLasso, Horseshoe, Laplace, Layerwise, Logistic, Normal, Prior, StudentT
 from posterity.storage import RunFolder
 
 FLOAT64 = torch.float64

@@ -26,11 +26,7 @@ def integrated(likelihood: Likelihood, outputs: Tensor, y: float, lower: float, 
 
 
 @settings(max_examples=25, deadline=None)
-@given(
-    means=st.lists(st.floats(-3, 3), min_size=1, max_size=4),
-    scale=st.floats(0.1, 2.0),
-    y=st.floats(-6, 6),
-)
+@given(means=st.lists(st.floats(-3, 3), min_size=1, max_size=4), scale=st.floats(0.1, 2.0), y=st.floats(-6, 6))
 def test_normal_mixtures_against_integration(means: list[float], scale: float, y: float) -> None:
     outputs = torch.tensor(means, dtype=torch.float64).reshape(-1, 1, 1)
     value = crps(DrawsPredictive(Gaussian(scale), outputs), torch.tensor([y], dtype=torch.float64))

@@ -165,12 +165,7 @@ def test_stops_in_the_same_round_as_scikit_learn(covariance_type):
 
 def test_far_from_the_origin_nothing_is_lost():
     x = blobs(3)
-    start = {
-        "weights_init": np.full(3, 1 / 3),
-        "precisions_init": np.stack([np.eye(3)] * 3),
-        "max_iter": 8,
-        "tol": 0.0,
-    }
+    start = {"weights_init": np.full(3, 1 / 3), "precisions_init": np.stack([np.eye(3)] * 3), "max_iter": 8, "tol": 0.0}
     moved = np.round(x * 2**20) / 2**20 + 1e4  # numbers that the offset does not round
     x = moved - 1e4
     near = GaussianMixture(3, means_init=x[[0, 70, 130]], **start).fit(x)

@@ -34,10 +34,7 @@ def test_adam_is_torch_adam(dtype, tolerance, shape, divisor):
     theta = Key(0).normal(shape, dtype, torch.get_default_device())
     mine = Adam(step_size=0.05, beta1=0.8, beta2=0.95, epsilon=1e-3)
     worst = follow(
-        mine,
-        lambda p: torch.optim.Adam([p], lr=0.05, betas=(0.8, 0.95), eps=1e-3, maximize=True),
-        theta,
-        divisor,
+        mine, lambda p: torch.optim.Adam([p], lr=0.05, betas=(0.8, 0.95), eps=1e-3, maximize=True), theta, divisor
     )
     assert worst < tolerance
 

@@ -28,8 +28,7 @@ def is_possible(structure, kind):
 
 
 @pytest.mark.parametrize(
-    ("structure", "kind"),
-    [(s, k) for s in SCALABLE for k in ("expanded", "equal", "multiple") if is_possible(s, k)],
+    ("structure", "kind"), [(s, k) for s in SCALABLE for k in ("expanded", "equal", "multiple") if is_possible(s, k)]
 )
 def test_values_and_gradients(structure, kind):
     case = SCALABLE[structure](0, ())

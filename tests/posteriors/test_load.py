@@ -30,11 +30,7 @@ def net(dtype=FLOAT64):
 @pytest.mark.parametrize("part", ["whole", "frozen", "points"])
 def test_what_was_saved_comes_back(structure, part, tmp_path):
     joint = classification(FLOAT64)
-    joint = {
-        "whole": joint,
-        "frozen": joint.with_weights("2.*"),
-        "points": joint.with_weights(random="0.*"),
-    }[part]
+    joint = {"whole": joint, "frozen": joint.with_weights("2.*"), "points": joint.with_weights(random="0.*")}[part]
     q, _ = po.infer(Laplace(tuning=None, structure=structure), joint, labels(FLOAT64))
     q.save(tmp_path)
     other = net()

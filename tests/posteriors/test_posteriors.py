@@ -116,10 +116,7 @@ def test_named_draws_have_the_shapes_of_the_weights():
 
 def test_draws_of_a_density_are_constrained():
     density = po.Density(
-        lambda rate: (2.0 * rate.log() - 3.0 * rate).sum(),
-        {"rate": ()},
-        {"rate": po.model.Positive()},
-        dtype=FLOAT64,
+        lambda rate: (2.0 * rate.log() - 3.0 * rate).sum(), {"rate": ()}, {"rate": po.model.Positive()}, dtype=FLOAT64
     )
     start, _ = po.infer(MAP(steps=200, optimizer=po.optim.SGD(0.1)), density, None)
     q, _ = po.infer(Laplace(tuning=None, curvature=po.curvature.Hessian()), density, None, start=start)

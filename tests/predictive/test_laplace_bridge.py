@@ -57,11 +57,7 @@ def test_it_does_not_tend_to_the_plug_in() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    mean=st.lists(st.floats(-2000, 2000), min_size=2, max_size=6),
-    scale=st.floats(1e-3, 1e3),
-    project=st.booleans(),
-)
+@given(mean=st.lists(st.floats(-2000, 2000), min_size=2, max_size=6), scale=st.floats(1e-3, 1e3), project=st.booleans())
 def test_probabilities_stay_probabilities(mean: list[float], scale: float, project: bool) -> None:
     covariance = scale * torch.eye(len(mean), dtype=torch.float64).unsqueeze(0)
     given_mean = torch.tensor([mean], dtype=torch.float64)

@@ -475,12 +475,7 @@ MIXTURES = [
     Case("ensemble", REGRESSION, Ensemble(MAP(8, 6), 3)),
     Case("ensemble_normed", NORMED, Ensemble(MAP(8, 6), 2)),
     Case("ensemble_of_mean_fields", CLASSES, Ensemble(MeanField(8, 6), 2)),
-    Case(
-        "ensemble_in_turn",
-        KNOWN,
-        Ensemble(OnlineLaplace(MAP(8, 6), LAPLACE, rounds=2), 2),
-        Exact(),
-    ),
+    Case("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6), LAPLACE, rounds=2), 2), Exact()),
     Case("mixture", CLASSES, None, by=of_two_kinds),
 ]
 

@@ -68,13 +68,7 @@ def test_a_state_survives_the_disk_with_numbers_of_its_own(tmp_path):
 
 
 def test_tensors_lie_under_dotted_paths():
-    assert list(flatten(make()).tensors) == [
-        "theta",
-        "moments.0.mean",
-        "buffers.0.running_mean",
-        "buffers.1",
-        "kept.0",
-    ]
+    assert list(flatten(make()).tensors) == ["theta", "moments.0.mean", "buffers.0.running_mean", "buffers.1", "kept.0"]
     assert list(flatten(torch.ones(1)).tensors) == ["value"]
 
 

@@ -65,8 +65,7 @@ def test_logit_moments(binary):
 
 
 @pytest.mark.parametrize(
-    ("integrator", "name"),
-    [(Exact(), "laplace_exact"), (ProbitPhi(), "probit_phi"), (Probit(), "probit_kappa")],
+    ("integrator", "name"), [(Exact(), "laplace_exact"), (ProbitPhi(), "probit_phi"), (Probit(), "probit_kappa")]
 )
 def test_predictives_of_the_laplace_posterior(binary, integrator, name):
     case, *_, q = binary

@@ -225,8 +225,7 @@ def distance(name: str, before: Tensor, after: Tensor, generator: torch.Generato
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize(
-    ("kernel", "step"),
-    [("nuts", 0.3), ("nuts", 0.9), ("hmc", 0.4), ("mala", 0.3), ("metropolis", 1.0)],
+    ("kernel", "step"), [("nuts", 0.3), ("nuts", 0.9), ("hmc", 0.4), ("mala", 0.3), ("metropolis", 1.0)]
 )
 def test_transitions_leave_the_target_unchanged(name: str, kernel: str, step: float) -> None:
     generator = torch.Generator().manual_seed(17)

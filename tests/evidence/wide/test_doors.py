@@ -43,10 +43,7 @@ def made(**changes):
         (lambda: PROBLEM.elbo(ONE, 5, -1.0), "WideProblem: eta must be a positive number. Got -1.0."),
         (lambda: PROBLEM.balanced(ONE, 0.0), "WideProblem.balanced: tau must be a positive number. Got 0.0."),
         (lambda: PROBLEM.first_variation(ONE, ONE, -2), "first_variation: tau must be a positive number. Got -2."),
-        (
-            lambda: PROBLEM.gap(NeuronPrior().neurons(3), 5),
-            "must be (..., J, 2), one for each input",
-        ),
+        (lambda: PROBLEM.gap(NeuronPrior().neurons(3), 5), "must be (..., J, 2), one for each input"),
         (lambda: PROBLEM.elbo(NeuronPrior().neurons(2, 2), 5), "Square: targets must be (P, 2). Got "),
         (lambda: WideProblem(X, torch.tensor([0.0, 1.0]), Logistic()).elbo(ONE, 5), "For 0 and 1 use 2 * targets - 1."),
         (

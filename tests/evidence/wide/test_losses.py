@@ -21,9 +21,7 @@ from posterity.theory import (
     Square,
     sampled_excess,
 )
-from posterity.theory import (
-    losses as output_law,
-)
+from posterity.theory import losses as output_law
 
 ROWS, INPUTS = 6, 2
 

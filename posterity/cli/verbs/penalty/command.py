@@ -53,8 +53,7 @@ def penalty(
     reach: Annotated[
         float | None,
         typer.Option(
-            metavar="X",
-            help="Where a formula has no exact inverse: it is read at means between -X and X. Default: 4.",
+            metavar="X", help="Where a formula has no exact inverse: it is read at means between -X and X. Default: 4."
         ),
     ] = None,
     net: Annotated[
