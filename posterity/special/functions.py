@@ -11,7 +11,7 @@ from torch.nn import functional
 
 _NODES = 128  # of the Gauss-Legendre rule on each side of the mode
 _STEPS = 60  # bisection alone would be done by then; Newton takes about five
-_BUDGET = 2**20  # densities held at once
+_BUDGET = 2**20  # numbers held at once
 
 
 def beta_quantile(p: float, a: Tensor, b: Tensor) -> Tensor:
@@ -252,8 +252,7 @@ def _residue(values: Tensor, sign: float) -> Tensor:
     return 2.0 * torch.exp(phase - values.square()) / (turned + sign)
 
 
-_START, _STOP, _STEP = -7.5, 11.0, 0.25  # nodes v = log(u r) of the rule in `expected_norm`
-_BUDGET = 2**20  # numbers held at once
+_START, _STOP, _NODE_STEP = -7.5, 11.0, 0.25  # nodes v = log(u r) of the rule in `expected_norm`
 
 
 def expected_absolute(mean: Tensor, scale: Tensor) -> Tensor:
@@ -323,7 +322,7 @@ def _rows(mean: Tensor, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 def _nodes(like: Tensor) -> Tensor:
     """Equidistant v."""
-    return torch.arange(_START, _STOP, _STEP, dtype=torch.float64, device=like.device)
+    return torch.arange(_START, _STOP, _NODE_STEP, dtype=torch.float64, device=like.device)
 
 
 def _transform(mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -340,14 +339,14 @@ def _value(mean: Tensor, scale: Tensor) -> Tensor:
     """E||w|| of each row."""
     root, distances, _, transform = _transform(mean, scale)
     difference = torch.exp(-_nodes(mean).mul(2.0).exp()) - transform
-    return root.squeeze(-1) + (difference / distances).sum(-1) * (_STEP / math.sqrt(math.pi))
+    return root.squeeze(-1) + (difference / distances).sum(-1) * (_NODE_STEP / math.sqrt(math.pi))
 
 
 def _slopes(mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of E||w|| in mean and scale, (rows, n) each, less what r alone would give, which is known."""
     root, distances, widths, transform = _transform(mean, scale)
     limit = torch.exp(-_nodes(mean).mul(2.0).exp()).unsqueeze(-1)
-    times, factor = distances.square().unsqueeze(-1), distances.unsqueeze(-1) * (2.0 * _STEP / math.sqrt(math.pi))
+    times, factor = distances.square().unsqueeze(-1), distances.unsqueeze(-1) * (2.0 * _NODE_STEP / math.sqrt(math.pi))
     damped = transform.unsqueeze(-1) / widths
     in_mean = ((damped - limit) * factor).sum(-2)
     in_scale = ((damped * (1.0 - 2.0 * times * mean.square().unsqueeze(-2) / widths) - limit) * factor).sum(-2)

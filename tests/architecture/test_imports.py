@@ -1,8 +1,10 @@
 """What may import what, and what must stay optional."""
 
+import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,20 @@ def test_only_infer_loops_over_steps():
     # the rows of a loader are read into memory.
     reading = {"posteriors/samples.py", "inference/validator.py", "model/batch.py", "model/data.py"}
     assert users == {"inference/infer.py", *reading}
+
+
+def test_no_module_binds_a_name_twice():
+    """Modules that were joined must not share a constant or helper by accident."""
+    twice = {}
+    for path in [*ROOT.rglob("*.py"), *(ROOT.parent / "posterity_studies").rglob("*.py")]:
+        names = Counter()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                overload = any("overload" in ast.unparse(decorator) for decorator in node.decorator_list)
+                names[node.name] += not overload
+            elif isinstance(node, ast.Assign):
+                targets = (name for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name))
+                names.update(name.id for name in targets)
+        if repeated := [name for name, count in names.items() if count > 1]:
+            twice[path.name] = repeated
+    assert not twice
