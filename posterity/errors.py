@@ -98,10 +98,10 @@ def check_batch_size(name: str, size: int | None) -> None:
 def of_kinds(owner: object, **kinds: type) -> None:
     """Raise a TypeError unless each of these settings of `owner` is of the kind named for it."""
     for name, kind in kinds.items():
-        found = getattr(owner, name)
-        if not isinstance(found, kind):
-            hint = f" Call it: {found.__name__}()." if isinstance(found, type) else ""
-            raise TypeError(f"{type(owner).__name__}.{name} must be of kind {kind.__name__}. Got {shown(found)}.{hint}")
+        value = getattr(owner, name)
+        if not isinstance(value, kind):
+            hint = f" Call it: {value.__name__}()." if isinstance(value, type) else ""
+            raise TypeError(f"{type(owner).__name__}.{name} must be of kind {kind.__name__}. Got {shown(value)}.{hint}")
 
 
 def shown(value: object) -> str:

@@ -58,7 +58,7 @@ def _between_0_and_1(name: str, value: float) -> None:
         raise refused(f"{name} must be between 0 and 1. Got {value:g}.", "0.2 tests on a fifth of the rows.")
 
 
-_FILES: dict[str, Any] = {"panel": "Files"}
+_FILES: dict[str, Any] = {"panel": "Data"}
 
 
 @dataclass(frozen=True)

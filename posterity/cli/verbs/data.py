@@ -59,13 +59,13 @@ def data(
         return
     if source is not None or into is not None:
         raise UsageError("--from and --into are for --download.", "Add --download, or leave them away.")
-    found = {entry: locate(entry, check=check) for entry in entries}
-    damaged = any(where.status == "damaged" for where in found.values())
+    status = {entry: locate(entry, check=check) for entry in entries}
+    damaged = any(where.status == "damaged" for where in status.values())
     if as_json:
         print_json(
             {
                 "built_in": list(TOYS),
-                "places": [str(place) for place in data_places()],
+                "places": [str(folder) for folder in data_places()],
                 "checked": check,
                 "files": [
                     {
@@ -78,7 +78,7 @@ def data(
                         "loader": entry.loader,
                         "source": entry.source,
                     }
-                    for entry, where in found.items()
+                    for entry, where in status.items()
                 ],
             }
         )
@@ -91,7 +91,7 @@ def data(
         out.print(Text(f"files are looked for in: {', '.join(map(str, data_places()))}"), soft_wrap=True)
         styles = {"here": "green", "incomplete": "yellow", "missing": "dim", "damaged": "bold red"}
         table = Table(box=None, show_header=False, pad_edge=False)
-        for entry, where in found.items():
+        for entry, where in status.items():
             status = "sound" if check and where.status == "here" else where.status
             table.add_row(
                 Text(entry.name, no_wrap=True),
@@ -132,10 +132,10 @@ def _download(entry: "Published", source: str | None, into: Path | None, as_json
         print(f"{entry.name}: {len(got.fetched)} files fetched, {len(got.kept)} already there, in {got.folder}")
         if got.without_sum:
             print(f"{len(got.without_sum)} files have no published SHA-256: checked that their indices fit the table.")
-    place = locate(entry).place
-    if place is None or not got.folder.resolve().is_relative_to(place.resolve()):
+    folder = locate(entry).place
+    if folder is None or not got.folder.resolve().is_relative_to(folder.resolve()):
         log(
-            f"'{entry.folder}' is looked for {'nowhere there' if place is None else f'in {place} first'}: "
+            f"'{entry.folder}' is looked for {'nowhere there' if folder is None else f'in {folder} first'}: "
             "set POSTERITY_DATA to the folder that was fetched into."
         )
 

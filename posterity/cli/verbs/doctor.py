@@ -100,12 +100,12 @@ def _data() -> str:
     from posterity.datasets import TOYS, cache_folder
 
     given = os.environ.get("POSTERITY_DATA", "")
-    places = ([Path(given).expanduser()] if given else []) + [cache_folder()]
-    found = [f"built in: {', '.join(TOYS)}"]
-    for place in places:
-        names = sorted(entry.name for entry in place.iterdir() if entry.is_dir()) if place.is_dir() else []
-        found.append(f"in {place}: {', '.join(names) or 'none'}")
-    return "; ".join(found) + ("" if given else " (POSTERITY_DATA is not set)")
+    folders = ([Path(given).expanduser()] if given else []) + [cache_folder()]
+    lines = [f"built in: {', '.join(TOYS)}"]
+    for folder in folders:
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+        lines.append(f"in {folder}: {', '.join(names) or 'none'}")
+    return "; ".join(lines) + ("" if given else " (POSTERITY_DATA is not set)")
 
 
 def _cache() -> str:

@@ -138,8 +138,8 @@ def _tell(reading: "Reading", layers: "Layers | None", plot: Path | None, as_jso
         out.print(Text.assemble((f"  {key:<10} ", "dim"), text), soft_wrap=True)
     if reading.prior_given and not reading.points:
         values = table("KL in nats at", *(f"sigma {scale:g}" for scale in reading.family.scales))
-        for place, nats in reading.values():
-            values.add_row(f"{reading.place} = {place:g}", *(f"{value:.6g}" for value in nats))
+        for mean, nats in reading.values():
+            values.add_row(f"{reading.variable} = {mean:g}", *(f"{value:.6g}" for value in nats))
         out.print(values)
     if layers is not None:
         out.print()
@@ -162,19 +162,19 @@ def _edge(activation: str, plot: Path | None, as_json: bool) -> None:
 
     with option_values("penalty"), one_thread():
         _check_figure(plot)
-        found = edge(activation)
+        signals = edge(activation)
         if plot is not None:
-            _drawn(lambda: found.draw(plot))
+            _drawn(lambda: signals.draw(plot))
     if as_json:
-        print_json({**found.document(), "figure": None if plot is None else str(plot)})
+        print_json({**signals.document(), "figure": None if plot is None else str(plot)})
         return
     out = console()
-    out.print(Text(found.headline(), "bold"), soft_wrap=True)
-    rows = table("weights", *found.columns)
-    for row in found.cells():
+    out.print(Text(signals.headline(), "bold"), soft_wrap=True)
+    rows = table("weights", *signals.columns)
+    for row in signals.cells():
         rows.add_row(*row)
     out.print(rows)
-    out.print(Text(found.note(), "dim"), soft_wrap=True)
+    out.print(Text(signals.note(), "dim"), soft_wrap=True)
     if plot is not None:
         out.print(Text(f"figure: {plot}"), soft_wrap=True)
 

@@ -149,11 +149,11 @@ class Edges:
     def cells(self) -> Iterator[tuple[str, ...]]:
         """The rows of the table."""
         for side, several in self.runs.items():
-            found = (
-                float(torch.stack([getattr(one, part)[-1] for one in several]).mean())
+            means = (
+                float(torch.stack([getattr(signals, part)[-1] for signals in several]).mean())
                 for part in ("variance", "mean_field_variance", "correlation", "mean_field_correlation")
             )
-            yield (side, f"{SIDES[side] * self.rule.weight_variance:.4g}", *(f"{value:.4g}" for value in found))
+            yield (side, f"{SIDES[side] * self.rule.weight_variance:.4g}", *(f"{value:.4g}" for value in means))
 
     def note(self) -> str:
         """How the numbers were made."""
@@ -188,8 +188,8 @@ class Edges:
                 {
                     "side": side,
                     "weight_variance": SIDES[side] * self.rule.weight_variance,
-                    "variance": torch.stack([one.variance for one in several]).mean(0).tolist(),
-                    "correlation": torch.stack([one.correlation for one in several]).mean(0).tolist(),
+                    "variance": torch.stack([signals.variance for signals in several]).mean(0).tolist(),
+                    "correlation": torch.stack([signals.correlation for signals in several]).mean(0).tolist(),
                     "mean_field_variance": several[0].mean_field_variance.tolist(),
                     "mean_field_correlation": several[0].mean_field_correlation.tolist(),
                 }

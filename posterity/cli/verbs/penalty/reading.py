@@ -44,10 +44,10 @@ def density_of_verdict(penalty: Penalty, verdict: Verdict, *, points: bool) -> s
         return f"exp(-r(w)) / {verdict.kappa:.6g} with r = {penalty}"
     if verdict.route in ("spline", "fourier"):
         return None
-    places = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
+    weights = torch.linspace(-4.0, 4.0, 161, dtype=torch.float64, device="cpu")
     recognise = recognise_polynomial if verdict.route == "polynomial" else recognise_trigonometric
-    found = recognise(places, verdict.log_alpha(places))
-    return None if found is None else f"exp({_sum(found)})"
+    expansion = recognise(weights, verdict.log_alpha(weights))
+    return None if expansion is None else f"exp({_sum(expansion)})"
 
 
 def _sum(expansion: Expansion) -> str:
@@ -70,7 +70,7 @@ def _sum(expansion: Expansion) -> str:
     return text
 
 
-_PLACES = (0.0, 0.5, 1.0, 2.0)
+_MEANS = (0.0, 0.5, 1.0, 2.0)
 _REACH = 4.0
 _HERE = {"to_prior: reach": "--reach", "Give reach=": "Give --reach ", "by points, Dirac()": "it by --family dirac"}
 _HERE |= {"a family with a width, such as Gaussian(0.5)": "posteriors with a width, as --sigma 0.5"}
@@ -192,14 +192,14 @@ class Reading:
         """Where a trained sigma leaves no prior: those that there are with sigma fixed."""
         if self.verdict.satisfies_star or self.family.is_fixed:
             return {}
-        found = {
+        verdicts = {
             scale: to_prior(self.penalty, Gaussian(scale), shape=self.shape, reach=self.reach)
             for scale in self.family.scales
         }
-        return {scale: one for scale, one in found.items() if one.satisfies_star}
+        return {scale: verdict for scale, verdict in verdicts.items() if verdict.satisfies_star}
 
     @property
-    def place(self) -> str:
+    def variable(self) -> str:
         """What the penalty is a function of."""
         return "mu" if self.penalty.separates else "||mu_g||"
 
@@ -208,10 +208,10 @@ class Reading:
         if self.prior_given:
             assert self.verdict.prior is not None
             return f"prior {self.verdict.prior.description}, as a penalty on {self.family}"
-        found = "a prior" if self.verdict.satisfies_star else "no prior" if self.verdict.decided else "not known"
+        answer = "a prior" if self.verdict.satisfies_star else "no prior" if self.verdict.decided else "not known"
         if self.verdict.satisfies_star and self.verdict.fitted:
-            found += f", to within {self.verdict.residual:.1g}"
-        return f"r = {self.penalty}, read by {self.family}: {found}"
+            answer += f", to within {self.verdict.residual:.1g}"
+        return f"r = {self.penalty}, read by {self.family}: {answer}"
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """All else in lines, each with a word before it."""
@@ -232,8 +232,8 @@ class Reading:
                 yield "nearest", f"{verdict.nearest}: {verdict.nearest.target.kl_formula}"
             elif verdict.nearest is not None:
                 yield "nearest", str(verdict.nearest)
-            for scale, one in self.alone.items():
-                density = density_of_verdict(self.penalty, one, points=False) or "known by its values only"
+            for scale, at_scale in self.alone.items():
+                density = density_of_verdict(self.penalty, at_scale, points=False) or "known by its values only"
                 yield f"sigma {scale:g}", f"p(w) = {density}"
             yield "numbers", self._numbers()
 
@@ -269,9 +269,9 @@ class Reading:
         """The penalty at some lengths of the mean, for each sigma."""
         from posterity.report.penalties import penalty_along
 
-        places = torch.tensor(_PLACES, dtype=torch.float64, device="cpu")
-        columns = [penalty_along(self.penalty, places, scale, self.group).tolist() for scale in self.family.scales]
-        return [(place, list(row)) for place, row in zip(_PLACES, zip(*columns, strict=True), strict=True)]
+        means = torch.tensor(_MEANS, dtype=torch.float64, device="cpu")
+        columns = [penalty_along(self.penalty, means, scale, self.group).tolist() for scale in self.family.scales]
+        return [(mean, list(row)) for mean, row in zip(_MEANS, zip(*columns, strict=True), strict=True)]
 
     def draw(self, path: Path) -> None:
         """The penalty, the KL, and the density."""
@@ -283,7 +283,7 @@ class Reading:
             priors = {of: partial(self._log_density, self.verdict.prior)}
         elif self.alone:
             of = "the priors of fixed scales"
-            priors = {f"$\\sigma$ = {scale:g}": one.log_alpha for scale, one in self.alone.items()}
+            priors = {f"$\\sigma$ = {scale:g}": verdict.log_alpha for scale, verdict in self.alone.items()}
         elif self.nearest is not None:
             of = "exp(-r) / Z"
             priors = {of: partial(self._log_density, self.nearest.target)}
@@ -329,9 +329,10 @@ class Reading:
             "nearest": None if nearest is None else str(nearest),
             "kl": prior.kl_formula if prior is not None and not self.points else None,
             "priors_at_fixed_sigma": {
-                f"{scale:g}": density_of_verdict(self.penalty, one, points=False) for scale, one in self.alone.items()
+                f"{scale:g}": density_of_verdict(self.penalty, verdict, points=False)
+                for scale, verdict in self.alone.items()
             },
-            "values": [{"mu": place, "r": list(map(finite, row))} for place, row in self.values()]
+            "values": [{"mu": mean, "r": list(map(finite, row))} for mean, row in self.values()]
             if self.prior_given
             else None,
         }

@@ -158,9 +158,9 @@ def asked_penalty(text: str, factor: float) -> Asked:
         return Asked(known, pen.Sum((known,), (factor,)), "dirac")
     if text.strip().isidentifier() and text.strip() != "mu":
         raise ValueError(f"{unknown('penalty', text.strip(), PENALTIES)} Or give a formula, as 'mu^4'.")
-    found = expression(text)
-    kind = pen.Function(found.value, found.text)
-    return Asked(kind, pen.Sum((kind,), (factor,)), "gaussian" if "sigma" in found.uses else "dirac")
+    formula = expression(text)
+    kind = pen.Function(formula.value, formula.text)
+    return Asked(kind, pen.Sum((kind,), (factor,)), "gaussian" if "sigma" in formula.uses else "dirac")
 
 
 def asked_prior(text: str) -> Prior:
@@ -244,12 +244,12 @@ def sized(option: str, value: float, alternative: str = "") -> None:
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     """Positive whole numbers with commas between them."""
     try:
-        found = tuple(int(word) for word in text.split(","))
+        sizes = tuple(int(word) for word in text.split(","))
     except ValueError as error:
         raise ValueError(f"{option} needs whole numbers with commas between them. Got '{text}'.") from error
-    for value in found:
+    for value in sizes:
         positive_whole(option, value)
-    return found
+    return sizes
 
 
 def numbers(option: str, text: str) -> tuple[float, ...]:
