@@ -48,6 +48,8 @@ def _made(kind: type, values: dict[str, Any]) -> Any:
     found = {}
     for name, about in describe(kind).items():
         value = values.pop(name)
+        if value is None:
+            continue  # its default, which may be a tuple
         if about.parse is not None and isinstance(value, str):
             value = about.parse(value)
         found[name] = tuple(value) if isinstance(value, list) else value
@@ -60,10 +62,11 @@ def _parameter(kind: type, name: str) -> inspect.Parameter:
     field = next(field for field in dataclasses.fields(kind) if field.name == name)
     default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
     hint = types(kind)[name]
-    flags = about.flags or ((f"{flag(name)}/--no-{flag(name)[2:]}",) if hint is bool else ())
+    switch = hint in (bool, bool | None)
+    flags = about.flags or ((f"{flag(name)}/--no-{flag(name)[2:]}",) if switch else ())
     given = typer.Option(
         *flags,
-        metavar=None if hint is bool else about.unit or None,
+        metavar=None if switch else about.unit or None,
         help=about.sentence,
         rich_help_panel=about.panel or None,
         show_default=default not in (None, (), "", inspect.Parameter.empty) and not about.usual,
