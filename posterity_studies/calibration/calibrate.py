@@ -16,7 +16,8 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
 from posterity.posteriors.samples import Samples
 from posterity_studies.calibration.problem import Problem
-from posterity_studies.calibration.ranks import autocorrelation, chi_square_p, counts_of, number_of_bins, ranks_of
+from posterity_studies.calibration.ranks import autocorrelation, chi_square_p, counts_of, ranks_of
+from posterity_studies.calibration.settings import number_of_bins
 
 Stages = Method | Sequence[Method]
 

@@ -5,9 +5,6 @@ from torch import Tensor
 
 from posterity.numerics.random import Key
 
-FEWEST = 5  # replicates expected in a bin, below which chi-square says little
-MOST = 20  # bins
-
 
 def ranks_of(truth: Tensor, draws: Tensor, key: Key) -> Tensor:
     """How many of S draws (R, S) lie below the true values (R,), 0 to S; ties fall at random.
@@ -19,22 +16,6 @@ def ranks_of(truth: Tensor, draws: Tensor, key: Key) -> Tensor:
     equal = (draws == truth.unsqueeze(1)).sum(1)
     coin = key.uniform(tuple(truth.shape), torch.float64, truth.device)
     return below + (coin * (equal + 1)).long()
-
-
-def number_of_bins(replicates: int, draws: int) -> int:
-    """The most bins of equal numbers of ranks, up to `MOST`, in each of which `FEWEST` replicates are expected.
-
-    >>> number_of_bins(1000, 63), number_of_bins(100, 63), number_of_bins(1000, 99)
-    (16, 16, 20)
-    """
-    limit = min(MOST, replicates // FEWEST)
-    fitting = [bins for bins in range(2, limit + 1) if (draws + 1) % bins == 0]
-    if not fitting:
-        raise ValueError(
-            f"calibrate: {draws + 1} ranks of {replicates} replicates cannot be put into 2 to {MOST} equal bins of at "
-            f"least {FEWEST} each. Use draws such that draws + 1 has divisors, such as 63, or more replicates."
-        )
-    return fitting[-1]
 
 
 def counts_of(ranks: Tensor, draws: int, bins: int) -> Tensor:

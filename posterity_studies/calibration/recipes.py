@@ -8,8 +8,6 @@ from posterity.methods import HMC, MALA, MAP, NUTS, SGLD, Langevin, Laplace, Mea
 from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
 
-EXACT = ("nuts", "hmc", "mala", "metropolis")
-
 # Between kept draws, so that these are nearly independent: networks have long ways between modes.
 THIN = {"linear": 1, "logistic": 1, "network": 4}
 # Of Langevin dynamics without a rule of acceptance: large enough that its bias is seen, and not yet divergent.

@@ -23,9 +23,10 @@ from posterity_studies.hyperparameters.recipes import (
     em_problem,
     grid_problem,
 )
+from posterity_studies.hyperparameters.settings import Settings
 from posterity_studies.parallel import named, run_all
 from posterity_studies.results import Identity, Result, read_result, write_result
-from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
+from posterity_studies.uci.protocol import Split, hidden_units, standard_split
 
 EM, GRID = "em", "grid"
 Scores = dict[str, float]

@@ -1,16 +1,20 @@
 """The study as a whole: which fits are missing, the fits, and the numbers as one document."""
 
-from collections.abc import Callable, Sequence
+import os
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from posterity.cli.frame.output import table
 from posterity.datasets.uci import num_splits
-from posterity_studies.hyperparameters.recipes import DATA_SETS, NOISE_SCALES, PRIOR_SCALES, RECIPES, default_settings
+from posterity_studies.frame import add_heading, notes, remark, title
+from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES
 from posterity_studies.hyperparameters.runs import EM, GRID, Cell, fit_all, stored
+from posterity_studies.hyperparameters.settings import Settings
 from posterity_studies.hyperparameters.summary import Comparison, comparisons
+from posterity_studies.options import Report, silent
 from posterity_studies.results import Result
-from posterity_studies.uci.protocol import Settings, check_choices
 
 
 @dataclass(frozen=True)
@@ -41,43 +45,27 @@ class Study:
         }
 
 
-def hyperparameters(
-    data_sets: Sequence[str] = DATA_SETS,
-    methods: Sequence[str] = ("laplace",),
-    *,
-    folder: Path,
-    splits: int | None = None,
-    settings: Settings | None = None,
-    jobs: int = 1,
-    report: Callable[[str], None] = lambda line: None,
-) -> Study:
+def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet.
 
-    `splits` takes the first so many of each data set (None: all), `jobs` is the number of processes, and `report`
-    is told a line about each fit. Results that were made with other settings are refused.
+    `report` is told a line about each fit. Results that were made with other settings are refused.
     """
-    settings = settings or default_settings()
-    check(data_sets, methods, splits, jobs)
+    jobs = settings.jobs or os.cpu_count() or 1
     cells = [
         Cell(name, method, split, part)
-        for name in dict.fromkeys(data_sets)
-        for method in dict.fromkeys(methods)
-        for split in range(min(splits or num_splits(name), num_splits(name)))
+        for name in dict.fromkeys(settings.datasets)
+        for method in dict.fromkeys(settings.methods)
+        for split in range(min(settings.splits or num_splits(name), num_splits(name)))
         for part in (EM, GRID)
     ]
-    found = {result.cell: result for result in stored(cells, folder, settings)}
-    missing = [cell for cell in cells if cell not in found]
-    if found:
-        report(f"{len(found)} of {len(cells)} results are there already")
+    done = {result.cell: result for result in stored(cells, folder, settings)}
+    missing = [cell for cell in cells if cell not in done]
+    if done:
+        report(f"{len(done)} of {len(cells)} results are there already")
     for count, result in enumerate(fit_all(missing, folder, settings, jobs), start=1):
-        found[result.cell] = result
+        done[result.cell] = result
         report(f"{count}/{len(missing)} {_progress(result)}")
-    return Study(settings, tuple(found[cell] for cell in cells))
-
-
-def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, jobs: int) -> None:
-    """ValueError at a data set, an approximation or a number that the study cannot use."""
-    check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
+    return Study(settings, tuple(done[cell] for cell in cells))
 
 
 def _progress(result: Result[Cell]) -> str:
@@ -87,3 +75,16 @@ def _progress(result: Result[Cell]) -> str:
     else:
         said = f"best NLL {min(scores.values()):.4g}"
     return f"{result.cell}: {said}, {result.seconds:.1f} s"
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    title(out, "Prior and noise by variational EM, against the best of a grid")
+    rows = table("", "best of grid", "variational EM", "difference", "splits", wrap=False)
+    for data_set, part in groupby(study.comparisons, lambda one: one.data_set):
+        add_heading(rows, data_set)
+        for one in part:
+            rows.add_row(f"  {one.method}", str(one.best), str(one.em), str(one.difference), str(one.splits))
+    out.print(rows)
+    remark(out, "Test NLL in units of the target, mean ± standard error over splits.")
+    notes(out, study.notes())

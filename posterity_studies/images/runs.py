@@ -9,7 +9,8 @@ from posterity.inference import infer
 from posterity.model.data import as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Posterior
-from posterity_studies.images.protocol import NETWORKS, Images, Settings, problem, scores
+from posterity_studies.images.protocol import NETWORKS, Images, problem, scores
+from posterity_studies.images.settings import Settings
 from posterity_studies.results import Identity, Result, read_result, write_result
 
 

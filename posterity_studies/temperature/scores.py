@@ -7,7 +7,8 @@ from posterity.diagnostics import collapse
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Posterior
 from posterity.posteriors.samples import Samples
-from posterity_studies.temperature.protocol import Problem, Settings
+from posterity_studies.temperature.protocol import Problem
+from posterity_studies.temperature.settings import Settings
 
 ROWS = 2048  # of a chunk of predictions
 

@@ -19,7 +19,8 @@ from posterity.model import Joint
 from posterity.posteriors import Posterior
 from posterity.predictive import DrawsPredictive, Predictive
 from posterity.priors import Normal
-from posterity_studies.uci.protocol import Choice, Settings, Split, held_out, hidden_units, own_start
+from posterity_studies.uci.protocol import Choice, Split, held_out, hidden_units, own_start
+from posterity_studies.uci.settings import Settings
 
 RATES = (0.005, 0.01, 0.05, 0.1)
 """Those that the published runs chose from, for most of the data sets."""

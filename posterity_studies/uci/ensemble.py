@@ -18,7 +18,8 @@ from posterity.model import Joint
 from posterity.posteriors import Posterior
 from posterity.predictive import GaussianPredictive, Predictive
 from posterity.priors import Normal
-from posterity_studies.uci.protocol import Choice, Settings, Split, held_out, mlp
+from posterity_studies.uci.protocol import Choice, Split, held_out, mlp
+from posterity_studies.uci.settings import Settings
 
 LEAST = (0.01, 0.05, 0.1, 0.2, 0.3)
 """Standard deviations of the standardised target."""

@@ -15,7 +15,8 @@ from posterity.posteriors import Posterior
 from posterity.predictive import Predictive
 from posterity_studies.uci.dropout import NOISES, RATES, chosen_dropout, dropout_problem, mask_average
 from posterity_studies.uci.ensemble import LEAST, chosen_ensemble, ensemble_problem, moments
-from posterity_studies.uci.protocol import Choice, Settings, Split, problem
+from posterity_studies.uci.protocol import Choice, Split, problem
+from posterity_studies.uci.settings import Settings
 
 MEMBERS = 5
 

@@ -13,8 +13,9 @@ from posterity.model.data import as_data
 from posterity.posteriors import Posterior
 from posterity_studies.parallel import named, run_all
 from posterity_studies.results import Identity, Result, read_result, write_result
-from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
+from posterity_studies.uci.protocol import Split, hidden_units, standard_split
 from posterity_studies.uci.recipes import RECIPES, Recipe
+from posterity_studies.uci.settings import Settings
 
 Done = dict[tuple[Callable[..., Joint], tuple[Method, ...]], tuple[Posterior, float]]
 

@@ -11,15 +11,17 @@ from posterity.datasets import LabelledData
 from posterity.likelihoods import Gaussian, Heteroscedastic
 from posterity.posteriors import Dropout, Mixture, Point
 from posterity.predictive import DrawsPredictive
-from posterity_studies.uci import Settings, dropout, uci
+from posterity_studies.uci import dropout
 from posterity_studies.uci.dropout import chosen_dropout, dropout_problem, mask_average
 from posterity_studies.uci.ensemble import LEAST, LeastNoise, chosen_ensemble, ensemble_problem, moments
 from posterity_studies.uci.protocol import held_out, standard_split
 from posterity_studies.uci.recipes import MEMBERS, RECIPES
+from posterity_studies.uci.settings import Settings
+from posterity_studies.uci.study import run
 from posterity_studies.uci.summary import Mean, Row, reached
 
 pytestmark = pytest.mark.cpu
-TINY = Settings(steps=100, batch_size=16)
+TINY = Settings(("energy",), steps=100, batch_size=16, jobs=1)
 
 
 @pytest.fixture(autouse=True)
@@ -105,14 +107,34 @@ def test_the_ensemble_predicts_by_the_moments_of_its_mixture():
 
 
 def test_both_run_and_tell_what_they_chose(tmp_path):
-    found = uci(["energy"], ["dropout", "ensemble"], folder=tmp_path / "study", splits=1, settings=TINY)
+    found = run(
+        replace(
+            TINY,
+            methods=(
+                "dropout",
+                "ensemble",
+            ),
+            splits=1,
+        ),
+        tmp_path / "study",
+    )
     dropped, ensemble = (result.scores for result in found.results)
     assert dropped["rate"] in dropout.RATES
     assert dropped["noise"] in dropout.NOISES
     assert ensemble["least_noise"] in LEAST
     assert [row.method for row in found.rows if not row.published] == ["MC dropout", f"Ensemble of {MEMBERS}"]
     assert sum("within one standard error of" in line for line in found.notes()) == 3  # one published RMSE is not there
-    again = uci(["energy"], ["dropout", "ensemble"], folder=tmp_path / "study", splits=1, settings=TINY)
+    again = run(
+        replace(
+            TINY,
+            methods=(
+                "dropout",
+                "ensemble",
+            ),
+            splits=1,
+        ),
+        tmp_path / "study",
+    )
     assert again == found
 
 
