@@ -11,7 +11,7 @@ from posterity.datasets.files import content, data_places
 from posterity.errors import BadData
 
 FILE = "published_results.csv"
-METRICS = {"test_rmse": ("test_rmse", 1.0), "test_ll": ("test_nll", -1.0), "test_nll": ("test_nll", 1.0)}
+PUBLISHED_METRICS = {"test_rmse": ("test_rmse", 1.0), "test_ll": ("test_nll", -1.0), "test_nll": ("test_nll", 1.0)}
 GOAL = "MC dropout, 1 hidden layer, grid search 2018 (MC average)"
 ENSEMBLES = "Deep ensembles (M=5, 40 epochs, 1x50 ReLU; 1x100 for protein)"
 COMPARED = {
@@ -51,9 +51,9 @@ def read_published(path: Path, data_sets: Sequence[str]) -> tuple[Value, ...]:
         raise BadData(f"{path}: it must have the columns {', '.join(wanted)}. {', '.join(missing)} is missing.")
     found = []
     for row in table:
-        if row["dataset"] not in data_sets or row["metric"] not in METRICS:
+        if row["dataset"] not in data_sets or row["metric"] not in PUBLISHED_METRICS:
             continue
-        metric, sign = METRICS[row["metric"]]
+        metric, sign = PUBLISHED_METRICS[row["metric"]]
         where = f"{path}: line {table.line_num}"
         error = _number(row["std_err"], where) if row["std_err"] else None
         mean = sign * _number(row["mean"], where)
