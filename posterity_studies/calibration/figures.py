@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posterity.numerics.random import Key
 from posterity.report.canvas import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
-from posterity_studies.calibration.ranks import counts_of
+from posterity_studies.calibration.calibrate import counts_of
 from posterity_studies.calibration.study import THRESHOLD, Row, Study
 
 if TYPE_CHECKING:

@@ -10,9 +10,18 @@ from torch import Tensor
 from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
 from posterity_studies.collapse import cases, optima
-from posterity_studies.collapse.confidence import Confidence, Sureness, confidence
-from posterity_studies.collapse.gaps import Gap, gaps
-from posterity_studies.collapse.optima import Balanced, Optima, Untempered, balanced, untempered
+from posterity_studies.collapse.optima import (
+    Balanced,
+    Confidence,
+    Gap,
+    Optima,
+    Sureness,
+    Untempered,
+    balanced,
+    confidence,
+    gaps,
+    untempered,
+)
 from posterity_studies.frame import remark, title
 from posterity_studies.options import Report, Settings, silent
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLACK, RED, gentle, panels, save
 from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, SIDE
-from posterity_studies.hyperparameters.study import Study
-from posterity_studies.hyperparameters.summary import Comparison
+from posterity_studies.hyperparameters.study import Comparison, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,13 +12,11 @@ from posterity.cli.frame.output import table
 from posterity.posteriors import Linearized
 from posterity.predictive import Exact as ExactIntegral
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.logistic.decomposition import Decomposition, decompositions
-from posterity_studies.logistic.exact import Exact, exact_posterior
+from posterity_studies.logistic.exact import Decomposition, Exact, decompositions, exact_posterior
 from posterity_studies.logistic.multiclass import MultiClass, multiclass
 from posterity_studies.logistic.rays import FAR, INTEGRATORS, Ray, rays, weight_average, weight_draws
-from posterity_studies.logistic.regression import PRIOR_SCALE, Regression, binary
+from posterity_studies.logistic.regression import PRIOR_SCALE, Regression, binary, variational
 from posterity_studies.logistic.sketches import Curve, ProbitError, laplace_curve, probit_error
-from posterity_studies.logistic.variational import variational
 from posterity_studies.options import Report, Settings, silent
 
 REACH, SIDE = 6.0, 51  # of the map

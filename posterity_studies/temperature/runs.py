@@ -11,8 +11,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Posterior
 from posterity_studies.groups import SECONDS, GroupedRuns, own_orders
 from posterity_studies.results import Identity
-from posterity_studies.temperature.protocol import Problem
-from posterity_studies.temperature.scores import scores
+from posterity_studies.temperature.problem import Problem, scores
 from posterity_studies.temperature.settings import Settings
 
 

@@ -13,7 +13,7 @@ from posterity_studies.grids import mean_and_spread, nearest
 from posterity_studies.options import Report, silent
 from posterity_studies.results import Result
 from posterity_studies.temperature.data import Rows, describe_foreign, read
-from posterity_studies.temperature.protocol import problem
+from posterity_studies.temperature.problem import problem
 from posterity_studies.temperature.runs import Cell, Runs
 from posterity_studies.temperature.settings import Settings
 

@@ -12,11 +12,24 @@ from posterity.datasets.uci import num_splits
 from posterity_studies.frame import add_heading, notes, remark, title
 from posterity_studies.options import Report, silent
 from posterity_studies.results import Result
-from posterity_studies.uci.published import COMPARED, FILE, GOAL, PAIRS, Value, find_published, read_published
 from posterity_studies.uci.recipes import RECIPES
 from posterity_studies.uci.runs import Cell, fit_all, stored
 from posterity_studies.uci.settings import Settings
-from posterity_studies.uci.summary import METRICS, Row, at_least_as_good, own_rows, published_rows, reached
+from posterity_studies.uci.summary import (
+    COMPARED,
+    FILE,
+    GOAL,
+    METRICS,
+    PAIRS,
+    Row,
+    Value,
+    at_least_as_good,
+    find_published,
+    own_rows,
+    published_rows,
+    reached,
+    read_published,
+)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from posterity.methods import HMC
-from posterity_studies.calibration import models, recipes
+from posterity_studies.calibration import problem
 from posterity_studies.calibration import study as module
 from posterity_studies.calibration.settings import METHODS, MODELS
 
@@ -38,5 +38,5 @@ def test_what_cannot_be_is_refused(refused, options, message):
 
 
 def test_the_names_in_the_help_are_those_of_the_study():
-    assert set(MODELS) == set(models.MODELS)
-    assert set(METHODS) == set(recipes.RECIPES)
+    assert set(MODELS) == set(problem.MODELS)
+    assert set(METHODS) == set(module.RECIPES)

@@ -16,14 +16,18 @@ from posterity.numerics.random import Key
 from posterity.optim.optimizer import Adam
 from posterity.priors import Normal
 from posterity_studies.calibration import study
-from posterity_studies.calibration.calibrate import Calibration, calibrate
+from posterity_studies.calibration.calibrate import (
+    Calibration,
+    autocorrelation,
+    calibrate,
+    chi_square_p,
+    counts_of,
+    ranks_of,
+)
 from posterity_studies.calibration.figures import band_width, draw
-from posterity_studies.calibration.models import MODELS
-from posterity_studies.calibration.problem import Problem
-from posterity_studies.calibration.ranks import autocorrelation, chi_square_p, counts_of, ranks_of
-from posterity_studies.calibration.recipes import RECIPES
+from posterity_studies.calibration.problem import MODELS, Problem
 from posterity_studies.calibration.settings import Settings, number_of_bins
-from posterity_studies.calibration.study import run
+from posterity_studies.calibration.study import RECIPES, run
 
 pytestmark = pytest.mark.cpu
 X = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).unsqueeze(1)

@@ -12,9 +12,8 @@ from torch.autograd.functional import hessian
 from posterity.numerics import Key
 from posterity.theory import Neurons, OutputLaw, Rectified, sampled_excess
 from posterity_studies.collapse import cases, optima
-from posterity_studies.collapse.confidence import averaged
 from posterity_studies.collapse.figures import draw
-from posterity_studies.collapse.gaps import gaps
+from posterity_studies.collapse.optima import averaged, gaps
 from posterity_studies.collapse.study import run
 from posterity_studies.options import Settings
 

@@ -19,8 +19,7 @@ from posterity_studies.hyperparameters.figures import draw
 from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE, grid_problem
 from posterity_studies.hyperparameters.runs import EM, GRID, Cell, grid_key
 from posterity_studies.hyperparameters.settings import Settings
-from posterity_studies.hyperparameters.study import Study, run
-from posterity_studies.hyperparameters.summary import GOAL, comparisons
+from posterity_studies.hyperparameters.study import GOAL, Study, comparisons, run
 from posterity_studies.results import Result
 from posterity_studies.uci.protocol import mlp, standard_split
 

@@ -17,7 +17,7 @@ from posterity_studies.results import Result
 from posterity_studies.temperature import data, runs
 from posterity_studies.temperature.data import read
 from posterity_studies.temperature.figures import against_eta, against_tau, draw
-from posterity_studies.temperature.protocol import problem
+from posterity_studies.temperature.problem import problem
 from posterity_studies.temperature.runs import Cell
 from posterity_studies.temperature.settings import Settings
 from posterity_studies.temperature.study import Study, Width, run

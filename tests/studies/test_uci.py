@@ -20,12 +20,11 @@ from posterity.predictive.gaussian import GaussianPredictive
 from posterity_studies.uci import runs, settings, study, summary
 from posterity_studies.uci.figures import draw
 from posterity_studies.uci.protocol import problem, standard_split
-from posterity_studies.uci.published import COMPARED, read_published
 from posterity_studies.uci.recipes import RECIPES, Recipe
 from posterity_studies.uci.runs import Cell
 from posterity_studies.uci.settings import Settings
 from posterity_studies.uci.study import run
-from posterity_studies.uci.summary import Mean, Row, at_least_as_good, mean_and_error
+from posterity_studies.uci.summary import COMPARED, Mean, Row, at_least_as_good, mean_and_error, read_published
 
 pytestmark = pytest.mark.cpu  # the study runs there
 TINY = Settings(("energy",), steps=30, batch_size=16, jobs=1)
