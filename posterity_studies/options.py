@@ -27,13 +27,27 @@ def seed_option() -> Any:
 
 def device_option(default: str = "auto") -> Any:
     """The option --device; the frame puts the device that `auto` stands for in its place."""
-    choices = ("auto", "cpu", "cuda")
-    return option(default, help="Where networks are trained:", unit="NAME", choices=choices, panel=METHOD)
+    return choice(default, ("auto", "cpu", "cuda"), "Where networks are trained:", METHOD)
 
 
-def jobs_option(default: int | None = None, **about: Any) -> Any:
+def jobs_option(default: int | None, help: str, usual: str = "") -> Any:
     """The option --jobs, on which no number depends."""
-    return option(default, unit="N", check=positive_whole, panel=METHOD, identity=False, **about)
+    return count(default, help, METHOD, usual=usual, identity=False)
+
+
+def count(default: int | None, help: str, panel: str, **about: Any) -> Any:
+    """An option that takes a positive whole number."""
+    return option(default, help=help, panel=panel, **{"unit": "N", "check": positive_whole, **about})
+
+
+def amount(default: float | None, help: str, panel: str, **about: Any) -> Any:
+    """An option that takes a positive number."""
+    return option(default, help=help, panel=panel, **{"unit": "X", "check": positive, **about})
+
+
+def choice(default: str | None, choices: tuple[str, ...], help: str, panel: str, **about: Any) -> Any:
+    """An option that takes one of some names."""
+    return option(default, help=help, panel=panel, unit="NAME", choices=choices, **about)
 
 
 def names(default: tuple[str, ...], **about: Any) -> Any:

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from posterity.errors import positive_whole
-from posterity.options import option
-from posterity_studies.options import DATA, METHOD, check, names, seed_option
+from posterity_studies import options as o
 
 MODELS = ("linear", "logistic", "network")
 EXACT = ("nuts", "hmc", "mala", "metropolis")
@@ -17,16 +15,14 @@ MOST = 20  # bins
 class Settings:
     """Models and methods, the number of data sets, and the draws of each posterior."""
 
-    models: tuple[str, ...] = names(MODELS, help="Models:", choices=MODELS, panel=DATA)
-    methods: tuple[str, ...] = names(EXACT, help="Methods:", choices=METHODS, panel=METHOD)
-    replicates: int = option(1000, help="Data sets for each model.", unit="N", check=positive_whole, panel=DATA)
-    draws: int = option(
-        31, help="Draws among which a true value is ranked.", unit="N", check=positive_whole, panel=METHOD
-    )
-    seed: int = seed_option()
+    models: tuple[str, ...] = o.names(MODELS, help="Models:", choices=MODELS, panel=o.DATA)
+    methods: tuple[str, ...] = o.names(EXACT, help="Methods:", choices=METHODS, panel=o.METHOD)
+    replicates: int = o.count(1000, "Data sets for each model.", o.DATA)
+    draws: int = o.count(31, "Draws among which a true value is ranked.", o.METHOD)
+    seed: int = o.seed_option()
 
     def __post_init__(self) -> None:
-        check(self)
+        o.check(self)
         number_of_bins(self.replicates, self.draws)
 
 

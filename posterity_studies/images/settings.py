@@ -4,9 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from posterity.errors import positive, positive_whole
-from posterity.options import as_json, identity, option
-from posterity_studies.options import DATA, GRID, METHOD, NETWORK, check, device_option, grid, names, seed_option
+from posterity.options import as_json, identity
+from posterity_studies import options as o
 
 if TYPE_CHECKING:
     from posterity.inference import Method
@@ -29,35 +28,31 @@ class Settings:
     such fits. No test score was looked at for any choice.
     """
 
-    data_set: str = option("mnist", help="Images:", unit="NAME", choices=DATA_SETS, flags=("--data",), panel=DATA)
-    networks: tuple[str, ...] = names(
-        tuple(STEPS), help="Networks:", choices=tuple(STEPS), panel=NETWORK, identity=False
+    data_set: str = o.choice("mnist", DATA_SETS, "Images:", o.DATA, flags=("--data",))
+    networks: tuple[str, ...] = o.names(
+        tuple(STEPS), help="Networks:", choices=tuple(STEPS), panel=o.NETWORK, identity=False
     )
-    etas: tuple[float, ...] = grid(
+    etas: tuple[float, ...] = o.grid(
         "--etas",
         (1.0, 0.5, 0.3, 0.2, 0.1),
-        help=f"Weights of the KL to choose from. {GRID}",
-        panel=METHOD,
+        help=f"Weights of the KL to choose from. {o.GRID}",
+        panel=o.METHOD,
         identity=False,
     )
-    held_out: int = option(5000, help="Training images to choose eta by.", unit="N", check=positive_whole, panel=DATA)
-    seeds: int = option(
-        3, help="Fits of MAP and of the chosen eta.", unit="N", check=positive_whole, panel=METHOD, identity=False
+    held_out: int = o.count(5000, "Training images to choose eta by.", o.DATA)
+    seeds: int = o.count(3, "Fits of MAP and of the chosen eta.", o.METHOD, identity=False)
+    steps: int | None = o.count(None, "Steps of mean-field inference.", o.METHOD, usual="by network")
+    batch_size: int = o.count(128, "Images in a step.", o.METHOD)
+    step_size: float = o.amount(0.003, "First step size of Adam.", o.METHOD)
+    prior_scale: float = o.amount(
+        math.sqrt(0.2), "Standard deviation of the prior of every weight.", o.METHOD, unit="S"
     )
-    steps: int | None = option(
-        None, help="Steps of mean-field inference.", unit="N", usual="by network", check=positive_whole, panel=METHOD
-    )
-    batch_size: int = option(128, help="Images in a step.", unit="N", check=positive_whole, panel=METHOD)
-    step_size: float = option(0.003, help="First step size of Adam.", unit="X", check=positive, panel=METHOD)
-    prior_scale: float = option(
-        math.sqrt(0.2), help="Standard deviation of the prior of every weight.", unit="S", check=positive, panel=METHOD
-    )
-    draws: int = option(64, help="Draws of the weights for predictions.", unit="N", check=positive_whole, panel=METHOD)
-    device: str = device_option("cpu")
-    seed: int = seed_option()
+    draws: int = o.count(64, "Draws of the weights for predictions.", o.METHOD)
+    device: str = o.device_option("cpu")
+    seed: int = o.seed_option()
 
     def __post_init__(self) -> None:
-        check(self)
+        o.check(self)
 
     def config(self) -> dict[str, Any]:
         """The settings as JSON."""

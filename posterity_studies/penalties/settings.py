@@ -3,21 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from posterity.errors import positive, positive_whole
 from posterity.options import as_json, identity, option
+from posterity_studies import options as o
 from posterity_studies.grids import log_grid, merged
-from posterity_studies.options import (
-    DATA,
-    GRID,
-    METHOD,
-    NETWORK,
-    check,
-    device_option,
-    grid,
-    jobs_option,
-    names,
-    seed_option,
-)
 
 if TYPE_CHECKING:
     from posterity.methods import MAP
@@ -50,82 +38,49 @@ class Settings:
     "bf16" convolutions and products of training are computed in that type; weights and predictions are of float32.
     """
 
-    data: str = option("mnist", help="Data set:", unit="NAME", choices=DATA_SETS, panel=DATA)
-    net: str = option(
-        "cvnn",
-        help="Network, of which cvnn is a small convolutional one:",
-        unit="NAME",
-        choices=NETWORKS,
-        panel=NETWORK,
+    data: str = o.choice("mnist", DATA_SETS, "Data set:", o.DATA)
+    net: str = o.choice("cvnn", NETWORKS, "Network, of which cvnn is a small convolutional one:", o.NETWORK)
+    penalties: tuple[str, ...] = o.names(
+        DECK, help="Penalties (the last three: group lasso):", choices=PENALTIES, panel=o.METHOD, identity=False
     )
-    penalties: tuple[str, ...] = names(
-        DECK, help="Penalties (the last three: group lasso):", choices=PENALTIES, panel=METHOD, identity=False
-    )
-    setups: tuple[str, ...] = names(
+    setups: tuple[str, ...] = o.names(
         SETUPS,
         help="Layer factors, of which the usual are 1, or the root of a group's size:",
         choices=SETUPS,
-        panel=METHOD,
+        panel=o.METHOD,
         identity=False,
     )
-    ratios: tuple[float, ...] = grid(
-        "--ratios", help=f"lambda / lambda_Th, bayesian setup; 1 is added. {GRID}", panel=METHOD, identity=False
+    ratios: tuple[float, ...] = o.grid(
+        "--ratios", help=f"lambda / lambda_Th, bayesian setup; 1 is added. {o.GRID}", panel=o.METHOD, identity=False
     )
-    lambdas: tuple[float, ...] = grid(
+    lambdas: tuple[float, ...] = o.grid(
         "--lambdas",
         help="lambda of the usual setup.",
         usual="matches the ratios, see results.json",
-        panel=METHOD,
+        panel=o.METHOD,
         identity=False,
     )
-    seeds: int = option(
-        2,
-        help="Fits with other first weights, orders and crops.",
-        unit="N",
-        check=positive_whole,
-        panel=METHOD,
-        identity=False,
-    )
-    epochs: int | None = option(
-        None, help="Passes over the rows.", unit="N", usual="by network", check=positive_whole, panel=METHOD
-    )
-    rows: int | None = option(None, help="Training rows used.", unit="N", usual="all", check=positive_whole, panel=DATA)
-    width: int | None = option(
-        None,
-        help="Channels of the first layers.",
-        unit="N",
-        usual="by network and data",
-        check=positive_whole,
-        panel=NETWORK,
-    )
-    batch_size: int = option(128, help="Rows in a step.", unit="N", check=positive_whole, panel=METHOD)
-    step_size: float | None = option(
-        None, help="Largest of SGD.", unit="X", usual="0.1, without batch norm 0.02", check=positive, panel=METHOD
-    )
-    batch_norm: bool = option(True, help="Behind convolutions; else they have biases.", panel=NETWORK)
+    seeds: int = o.count(2, "Fits with other first weights, orders and crops.", o.METHOD, identity=False)
+    epochs: int | None = o.count(None, "Passes over the rows.", o.METHOD, usual="by network")
+    rows: int | None = o.count(None, "Training rows used.", o.DATA, usual="all")
+    width: int | None = o.count(None, "Channels of the first layers.", o.NETWORK, usual="by network and data")
+    batch_size: int = o.count(128, "Rows in a step.", o.METHOD)
+    step_size: float | None = o.amount(None, "Largest of SGD.", o.METHOD, usual="0.1, without batch norm 0.02")
+    batch_norm: bool = option(True, help="Behind convolutions; else they have biases.", panel=o.NETWORK)
     augment: bool | None = option(
         None,
         help="Crop training images, and flip those of cifar-10.",
         usual="the latter only",
-        panel=DATA,
+        panel=o.DATA,
     )
-    held_out: int | None = option(
-        None,
-        help="Training rows to choose lambda by.",
-        unit="N",
-        usual="a tenth of all",
-        check=positive_whole,
-        panel=DATA,
-    )
-    precision: str = option(
-        "float32", help="Of products in training:", unit="NAME", choices=("float32", "bf16"), panel=METHOD
-    )
-    jobs: int = jobs_option(1, help="Processes that fit groups side by side, on a CPU.")
-    device: str = device_option()
-    seed: int = seed_option()
+    held_out: int | None = o.count(None, "Training rows to choose lambda by.", o.DATA, usual="a tenth of all")
+    precision: str = o.choice("float32", ("float32", "bf16"), "Of products in training:", o.METHOD)
+    jobs: int = o.jobs_option(1, "Processes that fit groups side by side, on a CPU.")
+    device: str = o.device_option()
+    seed: int = o.seed_option()
 
     def __post_init__(self) -> None:
-        check(self)
+        o.check(self)
         if self.lambdas and "usual" not in self.setups:
             raise ValueError("--lambdas are those of the setup 'usual', which is not asked for. Use --ratios.")
         if self.jobs > 1 and self.device not in ("cpu", "auto"):

@@ -5,20 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from posterity.errors import positive, positive_whole, whole
+from posterity.errors import positive_whole, whole
 from posterity.options import as_json, identity, option
+from posterity_studies import options as o
 from posterity_studies.grids import log_grid, merged
-from posterity_studies.options import (
-    DATA,
-    GRID,
-    METHOD,
-    NETWORK,
-    check,
-    device_option,
-    grid,
-    seed_option,
-    whole_numbers,
-)
 
 if TYPE_CHECKING:
     from posterity.inference import Method
@@ -52,82 +42,52 @@ class Settings:
     least. `sghmc` samples one chain, half of its steps as warm-up.
     """
 
-    data: str = option("mnist", help="Data set:", unit="NAME", choices=DATA_SETS, panel=DATA)
-    net: str = option("one-hidden", help="Network:", unit="NAME", choices=NETWORKS, panel=NETWORK)
+    data: str = o.choice("mnist", DATA_SETS, "Data set:", o.DATA)
+    net: str = o.choice("one-hidden", NETWORKS, "Network:", o.NETWORK)
     widths: tuple[int, ...] = option(
         (),
         help="Numbers with commas between them, as 50,200,800; resnet-20 has 16 if none is given.",
         unit="NUMBERS",
-        parse=partial(whole_numbers, "--widths"),
+        parse=partial(o.whole_numbers, "--widths"),
         check=positive_whole,
-        panel=NETWORK,
+        panel=o.NETWORK,
         identity=False,
     )
-    etas: tuple[float, ...] = grid("--etas", help=f"Weights of the KL. {GRID}", panel=METHOD, identity=False)
-    taus: tuple[float, ...] = grid(
+    etas: tuple[float, ...] = o.grid("--etas", help=f"Weights of the KL. {o.GRID}", panel=o.METHOD, identity=False)
+    taus: tuple[float, ...] = o.grid(
         "--taus",
         help="More of them, eta = tau p/N for p rows, N neurons or parameters.",
-        panel=METHOD,
+        panel=o.METHOD,
         identity=False,
     )
-    seeds: int = option(
-        3,
-        help="Fits with other first weights and orders of rows.",
-        unit="N",
-        check=positive_whole,
-        panel=METHOD,
-        identity=False,
-    )
-    method: str = option("bayes-by-backprop", help="Method:", unit="NAME", choices=METHODS, panel=METHOD)
-    epochs: int | None = option(
-        None, help="Passes over the rows.", unit="N", usual="by network", check=positive_whole, panel=METHOD
-    )
-    steps: int | None = option(
-        None, help="Steps of a fit, instead of passes.", unit="N", check=positive_whole, panel=METHOD
-    )
-    rows: int | None = option(None, help="Training rows used.", unit="N", usual="all", check=positive_whole, panel=DATA)
+    seeds: int = o.count(3, "Fits with other first weights and orders of rows.", o.METHOD, identity=False)
+    method: str = o.choice("bayes-by-backprop", METHODS, "Method:", o.METHOD)
+    epochs: int | None = o.count(None, "Passes over the rows.", o.METHOD, usual="by network")
+    steps: int | None = o.count(None, "Steps of a fit, instead of passes.", o.METHOD)
+    rows: int | None = o.count(None, "Training rows used.", o.DATA, usual="all")
     held_out: int | None = option(
         None,
         help="Training rows to choose the best eta by.",
         unit="N",
         usual="a twelfth of them",
         check=whole,
-        panel=DATA,
+        panel=o.DATA,
     )
-    ood: str | None = option(
-        None,
-        help="Foreign rows, of which uniform are noise:",
-        unit="NAME",
-        choices=FOREIGN,
-        usual="by data set",
-        panel=DATA,
+    ood: str | None = o.choice(None, FOREIGN, "Foreign rows, of which uniform are noise:", o.DATA, usual="by data set")
+    pixels: str = o.choice("raw", PIXELS, "As they are, or with mean 0 and variance 1 by channel:", o.DATA)
+    batch_size: int | None = o.count(None, "Rows in a step.", o.METHOD, usual="by network")
+    step_size: float | None = o.amount(None, "First step size.", o.METHOD, usual="by network and method")
+    prior_variance: float = o.amount(0.2, "Variance of the prior of every weight.", o.METHOD, unit="V")
+    draws: int = o.count(32, "Draws of the weights for predictions.", o.METHOD)
+    neuron_draws: int | None = o.count(
+        None, "As many more draws as make so many times neurons, for equal noise at all widths.", o.METHOD
     )
-    pixels: str = option(
-        "raw", help="As they are, or with mean 0 and variance 1 by channel:", unit="NAME", choices=PIXELS, panel=DATA
-    )
-    batch_size: int | None = option(
-        None, help="Rows in a step.", unit="N", usual="by network", check=positive_whole, panel=METHOD
-    )
-    step_size: float | None = option(
-        None, help="First step size.", unit="X", usual="by network and method", check=positive, panel=METHOD
-    )
-    prior_variance: float = option(
-        0.2, help="Variance of the prior of every weight.", unit="V", check=positive, panel=METHOD
-    )
-    draws: int = option(32, help="Draws of the weights for predictions.", unit="N", check=positive_whole, panel=METHOD)
-    neuron_draws: int | None = option(
-        None,
-        help="As many more draws as make so many times neurons, for equal noise at all widths.",
-        unit="N",
-        check=positive_whole,
-        panel=METHOD,
-    )
-    device: str = device_option()
-    dtype: str = option("float32", help="Of all numbers:", unit="NAME", choices=DTYPES, panel=METHOD)
-    seed: int = seed_option()
+    device: str = o.device_option()
+    dtype: str = o.choice("float32", DTYPES, "Of all numbers:", o.METHOD)
+    seed: int = o.seed_option()
 
     def __post_init__(self) -> None:
-        check(self)
+        o.check(self)
         if self.steps is not None and self.epochs is not None:
             raise ValueError("Settings: give steps or epochs, not both.")
         self._check_network()

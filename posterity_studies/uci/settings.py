@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from posterity.errors import positive, positive_whole
-from posterity.options import comma_separated, identity, option
-from posterity_studies.options import DATA, METHOD, check, jobs_option, names, seed_option
+from posterity.options import comma_separated, identity
+from posterity_studies import options as o
 
 if TYPE_CHECKING:
     from posterity.numerics.random import Key
@@ -35,24 +34,22 @@ class Settings:
     the batch sizes and prior scales tried with it differ no more than with the start of the network.
     """
 
-    datasets: tuple[str, ...] = names(
-        DATA_SETS, help="Data sets:", choices=DATA_SETS, parse=_data_sets, usual="all", panel=DATA, identity=False
+    datasets: tuple[str, ...] = o.names(
+        DATA_SETS, help="Data sets:", choices=DATA_SETS, parse=_data_sets, usual="all", panel=o.DATA, identity=False
     )
-    methods: tuple[str, ...] = names(("map", "laplace"), help="Methods:", choices=METHODS, panel=METHOD, identity=False)
-    steps: int = option(20_000, help="Training steps of each fit.", unit="N", check=positive_whole, panel=METHOD)
-    splits: int | None = option(
-        None, help="The first N splits.", unit="N", usual="all", check=positive_whole, panel=DATA, identity=False
+    methods: tuple[str, ...] = o.names(
+        ("map", "laplace"), help="Methods:", choices=METHODS, panel=o.METHOD, identity=False
     )
-    batch_size: int = option(256, help="Rows in a step.", unit="N", check=positive_whole, panel=METHOD)
-    step_size: float = option(0.03, help="First step size of Adam.", unit="X", check=positive, panel=METHOD)
-    prior_scale: float = option(
-        1.0, help="Standard deviation of the prior of every weight.", unit="S", check=positive, panel=METHOD
-    )
-    jobs: int | None = jobs_option(help="Processes.", usual="one for each core")
-    seed: int = seed_option()
+    steps: int = o.count(20_000, "Training steps of each fit.", o.METHOD)
+    splits: int | None = o.count(None, "The first N splits.", o.DATA, usual="all", identity=False)
+    batch_size: int = o.count(256, "Rows in a step.", o.METHOD)
+    step_size: float = o.amount(0.03, "First step size of Adam.", o.METHOD)
+    prior_scale: float = o.amount(1.0, "Standard deviation of the prior of every weight.", o.METHOD, unit="S")
+    jobs: int | None = o.jobs_option(None, "Processes.", usual="one for each core")
+    seed: int = o.seed_option()
 
     def __post_init__(self) -> None:
-        check(self)
+        o.check(self)
 
     def config(self) -> dict[str, Any]:
         """What the numbers of the study depend on beside data set, split and method, as JSON."""

@@ -17,7 +17,8 @@ from posterity.datasets import UCI_REGRESSION, uci_regression
 from posterity.errors import BadData, BadFolder, Diverged, PosterityError
 from posterity.methods import MAP
 from posterity.predictive.gaussian import GaussianPredictive
-from posterity_studies.uci import runs, settings, study, summary
+from posterity_studies import options
+from posterity_studies.uci import runs, study, summary
 from posterity_studies.uci.figures import draw
 from posterity_studies.uci.protocol import problem, standard_split
 from posterity_studies.uci.recipes import RECIPES, Recipe
@@ -218,7 +219,7 @@ def test_a_new_method_is_one_row(folder, monkeypatch):
     row = Recipe("Short", lambda settings: (MAP(steps=settings.steps // 2),))
     for module in (runs, study, summary):
         monkeypatch.setattr(module, "RECIPES", MappingProxyType({**RECIPES, "short": row}))
-    monkeypatch.setattr(settings, "check", lambda settings: None)  # which does not know the name
+    monkeypatch.setattr(options, "check", lambda settings: None)  # which does not know the name
     found = run(
         replace(
             TINY,
