@@ -18,9 +18,8 @@ from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
 from posterity_studies.frame import remark, title
 from posterity_studies.options import Report, Settings, silent
-from posterity_studies.posteriors.densities import density
+from posterity_studies.posteriors.densities import Model, density, flat
 from posterity_studies.posteriors.joints import GERMAN_CREDIT, JOINTS, joint
-from posterity_studies.posteriors.model import Model, flat
 
 CHAINS, WARMUP, DRAWS = 16, 300, 500
 FORMS = (*((name, "Density") for name in POSTERIORS), *((name, "Joint") for name in JOINTS))

@@ -12,7 +12,7 @@ from posterity_studies.grids import log_grid, merged
 
 if TYPE_CHECKING:
     from posterity.inference import Method
-    from posterity_studies.temperature.networks import Architecture
+    from posterity_studies.temperature.problem import Architecture
 
 IMAGES = ("mnist", "fashion-mnist", "cifar-10")
 DATA_SETS = (*IMAGES, "two-moons", "blobs")
@@ -108,7 +108,7 @@ class Settings:
     @property
     def architecture(self) -> "Architecture":
         """The network."""
-        from posterity_studies.temperature.networks import ARCHITECTURES
+        from posterity_studies.temperature.problem import ARCHITECTURES
 
         return ARCHITECTURES[self.net]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from posterity_studies import groups
-from posterity_studies.temperature import networks, settings
+from posterity_studies.temperature import problem, settings
 
 pytestmark = pytest.mark.cpu
 TINY = (
@@ -62,4 +62,4 @@ def test_a_network_that_needs_widths_says_so(refused):
 
 
 def test_the_names_of_the_options_are_those_of_the_study():
-    assert tuple(networks.ARCHITECTURES) == settings.NETWORKS
+    assert tuple(problem.ARCHITECTURES) == settings.NETWORKS
