@@ -1,8 +1,13 @@
 """`posterity study`: what every study refuses."""
 
+import dataclasses
+from importlib import import_module
+from importlib.util import find_spec
+
 import pytest
 
 from posterity.cli.verbs.study import study as studies
+from posterity.options import describe
 
 pytestmark = pytest.mark.cpu
 every_study = pytest.mark.parametrize("name", [command.name for command in studies.registered_commands])
@@ -39,6 +44,22 @@ def test_a_file_is_refused_as_folder(refused, tmp_path, name):
     needed = ("--widths", "3") if name == "temperature" else ()
     assert "--out must be a folder" in refused(name, *needed, "--out", tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@every_study
+def test_a_study_is_made_of_its_settings(run, name):
+    module = f"posterity_studies.{name}.settings"
+    settings = import_module(module if find_spec(module) else "posterity_studies.options").Settings
+    assert list(describe(settings)) == [field.name for field in dataclasses.fields(settings)]
+    shown = " ".join(run("study", name, "--help").out.split())
+    assert f"Example: posterity study {name} " in shown
+    assert all(panel in shown for panel in ("Method", "Output"))
+
+
+def test_the_help_needs_no_torch(process):
+    code = "import sys; from posterity.cli.main import main; main(['study', 'uci', '--help']); "
+    code += "assert 'torch' not in sys.modules"
+    assert process("-c", code).returncode == 0
 
 
 @pytest.mark.parametrize(
