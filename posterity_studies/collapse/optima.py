@@ -230,8 +230,8 @@ def gaps(case: Case, classes: Case, untempered: list[Untempered], balanced: list
     ]
     found += [_at(one.case.name, "eta = 1", one.widths, one.optima) for one in untempered]
     for one in balanced:
-        for place, tau in enumerate(one.taus.tolist()):
-            found.append(_at(one.case.name, f"tau = {tau:g}", one.widths, one.optima, place))
+        for index, tau in enumerate(one.taus.tolist()):
+            found.append(_at(one.case.name, f"tau = {tau:g}", one.widths, one.optima, index))
     return found
 
 
@@ -241,6 +241,6 @@ def _fixed(name: str, problem: WideProblem, outputs: int, key: Key) -> Gap:
     return Gap("", name, at, problem.gap(neurons, at), difference, problem.gap_bound(neurons, at))
 
 
-def _at(case: str, name: str, at: Tensor, optima: Optima, place: int | None = None) -> Gap:
+def _at(case: str, name: str, at: Tensor, optima: Optima, index: int | None = None) -> Gap:
     values = (optima.gap, optima.functional - optima.elbo, optima.gap_bound)
-    return Gap(case, name, at, *(value if place is None else value[place] for value in values))
+    return Gap(case, name, at, *(value if index is None else value[index] for value in values))

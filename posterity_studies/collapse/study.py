@@ -110,15 +110,15 @@ def _balanced(one: Balanced) -> dict[str, Any]:
         "taus": [
             {
                 "tau": tau,
-                "kl_per_neuron": one.optima.kl[place].tolist(),
-                "kl_per_neuron_limit": float(one.limit.kl[place]),
-                "distance_to_limit": distance[place].tolist(),
+                "kl_per_neuron": one.optima.kl[index].tolist(),
+                "kl_per_neuron_limit": float(one.limit.kl[index]),
+                "distance_to_limit": distance[index].tolist(),
                 "slope": slope,
                 "slope_off": slope + 1.0,
-                "outputs_off_limit": moved[place].tolist(),
-                "outputs_size": float(one.outputs[1][place].abs().max()),
+                "outputs_off_limit": moved[index].tolist(),
+                "outputs_size": float(one.outputs[1][index].abs().max()),
             }
-            for place, (tau, slope) in enumerate(zip(one.taus.tolist(), one.slopes, strict=True))
+            for index, (tau, slope) in enumerate(zip(one.taus.tolist(), one.slopes, strict=True))
         ],
         "gradient": float(torch.cat([one.optima.gradient.flatten(), one.limit.gradient]).max()),
     }

@@ -49,11 +49,11 @@ def points(study: Study, path: Path) -> None:
         right.plot(array(grid), array(density), color=colour, linestyle=style, linewidth=1.8, label=name)
     _rug(right, study.data.points, BLACK)
     right.set_title("Without labels: the mixture p(y)", fontsize=11)
-    for place in (left, right):
-        place.set(xlabel="y", ylim=(2 * RUG, 1.35 * highest))  # room for the legend
-        place.set_yticks([tick for tick in place.get_yticks() if 0 <= tick <= 1.1 * highest])
-        place.legend(frameon=False, fontsize=9, loc="upper left")
-        plain(place)
+    for panel in (left, right):
+        panel.set(xlabel="y", ylim=(2 * RUG, 1.35 * highest))  # room for the legend
+        panel.set_yticks([tick for tick in panel.get_yticks() if 0 <= tick <= 1.1 * highest])
+        panel.legend(frameon=False, fontsize=9, loc="upper left")
+        plain(panel)
     left.set_ylabel("density")
     save(figure, path)
 
@@ -64,11 +64,11 @@ def responsibilities(study: Study, path: Path) -> None:
     rounds = [*(one for one in SHOWN if one < last), last]
     grid, height = _grid(study.data), Key(0).uniform((len(study.data.points),), torch.float64, "cpu")
     figure, axes = panels(1, len(rounds), size=(3.0, 2.9), sharex=True, sharey=True)
-    for place, number in zip(axes, rounds, strict=True):
+    for panel, number in zip(axes, rounds, strict=True):
         at = study.run.history[number]
         curve = _responsibility(grid, at)
-        place.plot(array(grid), array(curve), color=BLACK, linewidth=1.4)
-        drawn = place.scatter(
+        panel.plot(array(grid), array(curve), color=BLACK, linewidth=1.4)
+        drawn = panel.scatter(
             array(study.data.points),
             array(-0.3 + 0.2 * height),
             c=array(_responsibility(study.data.points, at)),
@@ -80,11 +80,11 @@ def responsibilities(study: Study, path: Path) -> None:
             edgecolors=BLACK,
         )
         for mean, colour in zip(at["means"].tolist(), CLASSES, strict=True):
-            place.plot([mean, mean], [-0.05, 1.0], color=colour, linestyle="dotted", linewidth=1.2)
+            panel.plot([mean, mean], [-0.05, 1.0], color=colour, linestyle="dotted", linewidth=1.2)
         title = "start" if number == 0 else f"after {number} round{'s' if number > 1 else ''}"
-        place.set_title(title + (" (end)" if number == last else ""), fontsize=10)
-        place.set(xlabel="y", ylim=(-0.36, 1.04), yticks=(0, 0.5, 1))
-        plain(place)
+        panel.set_title(title + (" (end)" if number == last else ""), fontsize=10)
+        panel.set(xlabel="y", ylim=(-0.36, 1.04), yticks=(0, 0.5, 1))
+        plain(panel)
     axes[0].set_ylabel("p(z = 1 | y)")
     bar = figure.colorbar(drawn, ax=axes, pad=0.02)
     bar.set_label("responsibility of component 1", fontsize=9)
@@ -97,30 +97,30 @@ def bound(study: Study, path: Path) -> None:
     figure, axes = panels(2, 2, size=(4.7, 3.2))
     _touching(axes[0], study.one_mean, CURVES)
     axes[0].set_title(r"EM in $\mu_1$ alone: one log-likelihood, three bounds", fontsize=10)
-    for number, (place, curve) in enumerate(zip(axes[1:], study.curves, strict=True), 1):
-        _touching(place, [curve], (CURVES[number - 1],))
-        place.set_title(f"EM, round {number}: all else as it is then", fontsize=10)
-    for place in axes[2:]:
-        place.set_xlabel(r"$\mu_1$")
-    for place in axes[::2]:
-        place.set_ylabel("nats")
+    for number, (panel, curve) in enumerate(zip(axes[1:], study.curves, strict=True), 1):
+        _touching(panel, [curve], (CURVES[number - 1],))
+        panel.set_title(f"EM, round {number}: all else as it is then", fontsize=10)
+    for panel in axes[2:]:
+        panel.set_xlabel(r"$\mu_1$")
+    for panel in axes[::2]:
+        panel.set_ylabel("nats")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     save(figure, path)
 
 
-def _touching(place: "Axes", curves: Sequence[Curve], colours: Sequence[str]) -> None:
+def _touching(panel: "Axes", curves: Sequence[Curve], colours: Sequence[str]) -> None:
     first = curves[0]
-    place.plot(array(first.grid), array(first.log_likelihood), color=BLACK, linewidth=2, label="log-likelihood")
+    panel.plot(array(first.grid), array(first.log_likelihood), color=BLACK, linewidth=2, label="log-likelihood")
     for curve, colour in zip(curves, colours, strict=True):
         name = "bound F(q, $\\mu_1$)" if curve is first else None
-        place.plot(array(curve.grid), array(curve.bound), color=colour, linewidth=1.4, label=name)
+        panel.plot(array(curve.grid), array(curve.bound), color=colour, linewidth=1.4, label=name)
         touch = "touches (E-step)" if curve is first else None
-        place.plot(curve.at, curve.value, "o", color=colour, markersize=7, zorder=3, label=touch)
+        panel.plot(curve.at, curve.value, "o", color=colour, markersize=7, zorder=3, label=touch)
         nearest = int((curve.grid - curve.best).abs().argmin())
         top = "its maximum (M-step)" if curve is first else None
-        place.plot(curve.best, float(curve.bound[nearest]), "^", color=colour, markersize=7, zorder=3, label=top)
-    plain(place)
+        panel.plot(curve.best, float(curve.bound[nearest]), "^", color=colour, markersize=7, zorder=3, label=top)
+    plain(panel)
 
 
 def staircase(study: Study, path: Path) -> None:
@@ -139,8 +139,8 @@ def staircase(study: Study, path: Path) -> None:
     right.semilogy(array(gap), color=BLACK, linewidth=1.6)
     right.set(xlabel="round", ylabel="log-likelihood, nats below its limit")
     right.grid(axis="y", alpha=0.3)
-    for place in (left, right):
-        plain(place)
+    for panel in (left, right):
+        plain(panel)
     save(figure, path)
 
 
@@ -163,8 +163,8 @@ def _responsibility(where: Tensor, at: Values) -> Tensor:
     return jensen.posterior(_table(where, at))[:, 0]
 
 
-def _rug(place: "Axes", values: Tensor, colour: str) -> None:
-    place.plot(array(values), [RUG] * len(values), "|", color=colour, markersize=9, alpha=0.6, markeredgewidth=0.9)
+def _rug(panel: "Axes", values: Tensor, colour: str) -> None:
+    panel.plot(array(values), [RUG] * len(values), "|", color=colour, markersize=9, alpha=0.6, markeredgewidth=0.9)
 
 
 BINS = 20
@@ -173,9 +173,9 @@ ABOVE = 0.09  # nats above the lowest NLL that the enlarged panel shows
 
 def labels(study: Study, path: Path) -> None:
     """The error of the means against the share of labels."""
-    figure, (place,) = panels(1, 1, size=(5.0, 3.2))
+    figure, (panel,) = panels(1, 1, size=(5.0, 3.2))
     rows = study.shares
-    place.errorbar(
+    panel.errorbar(
         range(len(rows)),
         [row.error for row in rows],
         yerr=[2 * row.standard_error for row in rows],
@@ -184,11 +184,11 @@ def labels(study: Study, path: Path) -> None:
         capsize=3,
         linewidth=1.4,
     )
-    place.set_xticks(range(len(rows)), [f"{100 * row.share:g} %" for row in rows])
-    place.set(xlabel="share of points with a label", ylabel="error of the means", ylim=(0, None))
-    place.set_title("Error ± 2 standard errors over data sets", fontsize=10)
-    place.grid(axis="y", alpha=0.3)
-    plain(place)
+    panel.set_xticks(range(len(rows)), [f"{100 * row.share:g} %" for row in rows])
+    panel.set(xlabel="share of points with a label", ylabel="error of the means", ylim=(0, None))
+    panel.set_title("Error ± 2 standard errors over data sets", fontsize=10)
+    panel.grid(axis="y", alpha=0.3)
+    plain(panel)
     save(figure, path)
 
 
@@ -200,7 +200,7 @@ def clusters(study: Study, path: Path) -> None:
     width = max(1.0, *(max(values) for values in below.values())) / BINS  # nats, also where all ends are the same
     for shift, (kind, values), colour in zip((0.0, 0.5), below.items(), (ORANGE, BLUE), strict=True):
         heights = torch.tensor(values).div(width).floor().clamp(max=BINS - 1).long().bincount(minlength=BINS)
-        where = [(place + shift) * width for place in range(BINS)]
+        where = [(index + shift) * width for index in range(BINS)]
         ends.bar(where, heights.tolist(), 0.5 * width, align="edge", color=colour, label=kind)
     ends.set(xlabel="nats below the best", ylabel=f"of {five.STARTS} starts")
     ends.set_title(f"Where EM ends, K = {len(five.CENTRES)}", fontsize=10)
@@ -225,32 +225,32 @@ def clusters(study: Study, path: Path) -> None:
     counts.set_xticks(numbers)
     counts.set_title("How many? Blue numbers: those alive", fontsize=10)
     counts.legend(frameon=False, fontsize=9, loc="lower right")
-    for place in (ends, counts):
-        plain(place)
+    for panel in (ends, counts):
+        plain(panel)
     save(figure, path)
 
 
-def _ellipses(place: "Axes", found: Clusters) -> None:
+def _ellipses(panel: "Axes", found: Clusters) -> None:
     """The rows, and each component as the circles of one and two standard deviations."""
-    place.scatter(array(found.rows[:, 0]), array(found.rows[:, 1]), s=5, color=GREY, linewidths=0)
+    panel.scatter(array(found.rows[:, 0]), array(found.rows[:, 1]), s=5, color=GREY, linewidths=0)
     angle = torch.linspace(0.0, 6.2832, 100, dtype=torch.float64, device="cpu")
     circle = torch.stack([angle.cos(), angle.sin()], 1)
     for mean, covariance in zip(found.means, found.covariances, strict=True):
         factor = torch.linalg.cholesky(covariance)
         for radius in (1.0, 2.0):
             line = mean + radius * circle @ factor.T
-            place.plot(array(line[:, 0]), array(line[:, 1]), color=RED, linewidth=1.3)
-    place.set(xlabel="$x_1$", ylabel="$x_2$")
-    place.set_title(f"{five.MOST} components offered, {len(found.means)} alive", fontsize=10)
-    place.set_aspect("equal", "datalim")
+            panel.plot(array(line[:, 0]), array(line[:, 1]), color=RED, linewidth=1.3)
+    panel.set(xlabel="$x_1$", ylabel="$x_2$")
+    panel.set_title(f"{five.MOST} components offered, {len(found.means)} alive", fontsize=10)
+    panel.set_aspect("equal", "datalim")
 
 
 def priors(study: Study, path: Path) -> None:
     """Test NLL over fixed scales of the prior, with what variational EM chose; on the right the same enlarged."""
     figure, axes = panels(1, 2, size=(4.8, 3.4))
-    for place in axes:
-        _scales(place, study.priors)
-        place.set(xlabel="scale of the prior")
+    for panel in axes:
+        _scales(panel, study.priors)
+        panel.set(xlabel="scale of the prior")
     axes[0].set_ylabel("test NLL, nats a row")
     axes[1].set_ylim(prior.noise_alone() - 0.02, min(one.mean for one in study.priors.fixed) + ABOVE)
     axes[1].set_title("The same, enlarged", fontsize=10)
@@ -260,9 +260,9 @@ def priors(study: Study, path: Path) -> None:
     save(figure, path)
 
 
-def _scales(place: "Axes", found: Priors) -> None:
+def _scales(panel: "Axes", found: Priors) -> None:
     means, errors = [one.mean for one in found.fixed], [one.error for one in found.fixed]
-    place.errorbar(
+    panel.errorbar(
         prior.SCALES,
         means,
         yerr=errors,
@@ -274,7 +274,7 @@ def _scales(place: "Axes", found: Priors) -> None:
         label="fixed, ± standard error",
     )
     one, layers = found.chosen
-    place.errorbar(
+    panel.errorbar(
         one.scales[0],
         one.test_nll.mean,
         yerr=one.test_nll.error,
@@ -285,17 +285,17 @@ def _scales(place: "Axes", found: Priors) -> None:
         zorder=3,
         label="variational EM: one scale, noise known",
     )
-    place.axhline(
+    panel.axhline(
         layers.test_nll.mean,
         color=GREEN,
         linestyle="dashed",
         linewidth=1.4,
         label="variational EM: a scale for each layer, noise found",
     )
-    place.axhline(prior.noise_alone(), color=GREY, linestyle="dotted", linewidth=1.4, label="sine and noise known")
-    place.set_xscale("log")
-    place.grid(axis="y", alpha=0.3)
-    plain(place)
+    panel.axhline(prior.noise_alone(), color=GREY, linestyle="dotted", linewidth=1.4, label="sine and noise known")
+    panel.set_xscale("log")
+    panel.grid(axis="y", alpha=0.3)
+    plain(panel)
 
 
 def draw(study: Study, folder: Path) -> list[str]:
