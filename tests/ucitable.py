@@ -18,8 +18,8 @@ PUBLISHED = (
     + "mnist,Another,test_nll,0.1,,,paper,read,none\n"
 )
 REFUSED = [  # of what the studies of UCI tables have in common
-    (("--datasets", "enrgy"), "Unknown datasets 'enrgy'. Did you mean 'energy'?"),
-    (("--methods", "laplas"), "Unknown methods 'laplas'. Did you mean 'laplace'?"),
+    (("--datasets", "enrgy"), "Unknown dataset 'enrgy'. Did you mean 'energy'?"),
+    (("--methods", "laplas"), "Unknown method 'laplas'. Did you mean 'laplace'?"),
     (("--methods", ","), "--methods must name at least one. Got none."),
     (("--splits", "0"), "splits must be a positive whole number. Got 0."),
     (("--jobs", "0"), "jobs must be a positive whole number. Got 0."),

@@ -52,9 +52,9 @@ def test_goes_on_where_it_was_interrupted(interrupted):
     [
         (("--data", "mnits"), "Did you mean 'mnist'?"),
         (("--net", "vgg"), "Did you mean 'vgg19'?"),
-        (("--penalties", "l3"), "Unknown penalties 'l3'"),
+        (("--penalties", "l3"), "Unknown penalty 'l3'"),
         (("--penalties", ","), "--penalties must name at least one"),
-        (("--setups", "bayes"), "Unknown setups 'bayes'"),
+        (("--setups", "bayes"), "Unknown setup 'bayes'"),
         (("--ratios", "1,x"), "--ratios must be numbers"),
         (("--ratios", "0"), "must be a positive number. Got 0.0."),
         (("--lambdas", "-1"), "must be a positive number. Got -1.0."),
