@@ -16,10 +16,10 @@ from statistics import fmean
 import torch
 
 from posterity.datasets import uci_regression
-from posterity_studies.uci import Settings
 from posterity_studies.uci.protocol import Split, standardised
 from posterity_studies.uci.recipes import RECIPES
 from posterity_studies.uci.runs import Done, fitted
+from posterity_studies.uci.settings import Settings
 
 SPLITS = 2
 CANDIDATES = [

@@ -84,7 +84,7 @@ def check(settings: Any, name: Callable[[str], str] = flag) -> None:
         several = isinstance(value, tuple)
         for item in value if several else (value,):
             if about.choices and item not in about.choices:
-                kind = (field.removesuffix("s") if several else field).replace("_", " ")
+                kind = (field.replace("ies", "ys").removesuffix("s") if several else field).replace("_", " ")
                 raise ValueError(unknown(kind, str(item), about.choices))
             if about.check is not None:
                 about.check(name(field), item)

@@ -18,9 +18,9 @@ PUBLISHED = (
     + "mnist,Another,test_nll,0.1,,,paper,read,none\n"
 )
 REFUSED = [  # of what the studies of UCI tables have in common
-    (("--datasets", "enrgy"), "Unknown data set 'enrgy'. Did you mean 'energy'?"),
+    (("--datasets", "enrgy"), "Unknown dataset 'enrgy'. Did you mean 'energy'?"),
     (("--methods", "laplas"), "Unknown method 'laplas'. Did you mean 'laplace'?"),
-    (("--methods", ","), "No method was named."),
+    (("--methods", ","), "--methods must name at least one. Got none."),
     (("--splits", "0"), "splits must be a positive whole number. Got 0."),
     (("--jobs", "0"), "jobs must be a positive whole number. Got 0."),
     (("--steps", "0"), "steps must be a positive whole number. Got 0."),

@@ -1,16 +1,4 @@
-"""Simulation-based calibration; drawing needs matplotlib: pip install 'posterity[report]'."""
+"""Simulation-based calibration: ranks of true values among posterior draws, all replicates in one batch.
 
-from posterity_studies.calibration.calibrate import Calibration, calibrate
-from posterity_studies.calibration.figures import draw
-from posterity_studies.calibration.problem import Problem
-from posterity_studies.calibration.study import Study, calibration, check
-
-__all__ = [
-    "Calibration",
-    "Problem",
-    "Study",
-    "calibrate",
-    "calibration",
-    "check",
-    "draw",
-]
+Example: posterity study calibration --models linear --methods nuts,laplace --replicates 200
+"""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posterity.numerics.random import Key
 from posterity.report.canvas import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, panels, plain, save
-from posterity_studies.calibration.ranks import counts_of
+from posterity_studies.calibration.calibrate import counts_of
 from posterity_studies.calibration.study import THRESHOLD, Row, Study
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def draw(study: Study, folder: Path) -> list[str]:
     _grid(
         study,
         folder / "ecdf.png",
-        lambda place, one: _curves(place, one, widest),
+        lambda panel, one: _curves(panel, one, widest),
         f"Ranks of true values among {row.draws} draws, {row.replicates:,} replicates: empirical distribution function "
         f"minus the uniform one, a curve for each test quantity. Grey: where {share} of calibrated curves stay.",
         ("rank / draws", "difference"),
@@ -68,31 +68,33 @@ def _errors(replicates: int, draws: int) -> Tensor:
     return (share * (1.0 - share) / replicates).sqrt()
 
 
-def _grid(study: Study, path: Path, panel: Callable[["Axes", Row], None], title: str, labels: tuple[str, str]) -> None:
+def _grid(
+    study: Study, path: Path, draw_panel: Callable[["Axes", Row], None], title: str, labels: tuple[str, str]
+) -> None:
     """A panel for each method (columns) on each model (rows)."""
     models, methods = ([*dict.fromkeys(getattr(row, name) for row in study.rows)] for name in ("model", "method"))
     lines = 1 if len(methods) <= WIDEST else 2
     columns = math.ceil(len(methods) / lines)
     figure, places = panels(lines * len(models), columns, size=(3.0, 2.2), sharex=True)
-    for place in places:
-        place.set_axis_off()
+    for panel in places:
+        panel.set_axis_off()
     for row in study.rows:
         index = methods.index(row.method)
         line = models.index(row.model) * lines + index // columns
-        place = places[line * columns + index % columns]
-        place.set_axis_on()
-        panel(place, row)
+        panel = places[line * columns + index % columns]
+        panel.set_axis_on()
+        draw_panel(panel, row)
         p = row.found.smallest
         shown = f"p = {p:.2g}" if p >= 1e-10 else "p < 1e-10"
-        place.set_title(f"{row.model}, {row.method}: {shown}", fontsize=9, color="black" if row.passes else RED)
-        place.tick_params(labelsize=8, labelbottom=True)
+        panel.set_title(f"{row.model}, {row.method}: {shown}", fontsize=9, color="black" if row.passes else RED)
+        panel.tick_params(labelsize=8, labelbottom=True)
         if index % columns == 0:
-            place.set_ylabel(labels[1], fontsize=9)
-        if place.get_legend_handles_labels()[0] and (index % columns == columns - 1 or row.method == methods[-1]):
-            place.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.05))
+            panel.set_ylabel(labels[1], fontsize=9)
+        if panel.get_legend_handles_labels()[0] and (index % columns == columns - 1 or row.method == methods[-1]):
+            panel.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.05))
         if line == lines * len(models) - 1 or index + columns >= len(methods):
-            place.set_xlabel(labels[0], fontsize=9)
-        plain(place)
+            panel.set_xlabel(labels[0], fontsize=9)
+        plain(panel)
     if not all(row.passes for row in study.rows):
         title += f" Red: p below {THRESHOLD:g}."
     figure.suptitle(_wrapped(title, 34 * columns), fontsize=10)
@@ -105,12 +107,12 @@ def _wrapped(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(text, math.ceil(len(text) / lines) + 8))
 
 
-def _curves(place: "Axes", row: Row, widest: float) -> None:
+def _curves(panel: "Axes", row: Row, widest: float) -> None:
     found = row.found
     at = array(torch.arange(1, found.draws + 1, device="cpu") / (found.draws + 1))
     band = array(widest * _errors(found.replicates, found.draws))
-    place.fill_between(at, -band, band, color=GREY, alpha=0.25, linewidth=0)
-    place.axhline(0.0, color=GREY, linewidth=0.6)
+    panel.fill_between(at, -band, band, color=GREY, alpha=0.25, linewidth=0)
+    panel.axhline(0.0, color=GREY, linewidth=0.6)
     others = [name for name in found.ranks if name not in ("log likelihood", "log prior")]
     reach = float(band.max())
     for name, ranks in found.ranks.items():
@@ -118,23 +120,23 @@ def _curves(place: "Axes", row: Row, widest: float) -> None:
         reach = max(reach, float(curve.abs().max()))
         colour = COLOURS[others.index(name) % len(COLOURS)] if name in others else "black"
         dotted = "dotted" if name == "log prior" else "solid"
-        place.plot(at, array(curve), label=name, color=colour, linewidth=1.1, linestyle=dotted)
-    place.set_ylim(-1.1 * reach, 1.1 * reach)
-    place.set_xlim(0.0, 1.0)
+        panel.plot(at, array(curve), label=name, color=colour, linewidth=1.1, linestyle=dotted)
+    panel.set_ylim(-1.1 * reach, 1.1 * reach)
+    panel.set_xlim(0.0, 1.0)
 
 
-def _bars(place: "Axes", row: Row) -> None:
+def _bars(panel: "Axes", row: Row) -> None:
     found = row.found
     counts = found.counts[row.worst]
     bins, expected = found.bins, found.replicates / found.bins
     at = array((torch.arange(bins, device="cpu") + 0.5) / bins)
     error = math.sqrt(expected * (1.0 - 1.0 / bins))
     quantile = math.sqrt(2.0) * float(torch.special.erfinv(torch.tensor(LEVEL, dtype=torch.float64)))
-    place.axhspan(
+    panel.axhspan(
         max(0.0, expected - quantile * error), expected + quantile * error, color=GREY, alpha=0.25, linewidth=0
     )
-    place.axhline(expected, color=GREY, linewidth=0.8)
-    place.bar(at, array(counts), width=0.9 / bins, color=BLUE, alpha=0.85, zorder=2)
-    place.text(0.98, 0.96, row.worst, transform=place.transAxes, ha="right", va="top", fontsize=8)
-    place.set_ylim(0.0, 1.25 * max(float(counts.max()), expected + quantile * error))
-    place.set_xlim(0.0, 1.0)
+    panel.axhline(expected, color=GREY, linewidth=0.8)
+    panel.bar(at, array(counts), width=0.9 / bins, color=BLUE, alpha=0.85, zorder=2)
+    panel.text(0.98, 0.96, row.worst, transform=panel.transAxes, ha="right", va="top", fontsize=8)
+    panel.set_ylim(0.0, 1.25 * max(float(counts.max()), expected + quantile * error))
+    panel.set_xlim(0.0, 1.0)

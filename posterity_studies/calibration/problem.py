@@ -1,15 +1,20 @@
-"""What is calibrated: a joint at fixed inputs, from which parameters and data can be drawn, and what is ranked."""
+"""What is calibrated: a joint at fixed inputs, from which parameters and data are drawn; the models of the study."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from posterity.likelihoods import Bernoulli, Gaussian
 from posterity.likelihoods.scaled import Scaled
 from posterity.model import Joint
 from posterity.model.batch import Batch, Inputs, map_inputs, num_rows
 from posterity.model.tempering import Tempering
+from posterity.networks import MLP
 from posterity.numerics.random import Key
+from posterity.priors import Normal
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +108,33 @@ def _learnt(joint: Joint, replicates: int, key: Key) -> Tensor:
         )
     mean, deviation = likelihood.log_scale_prior
     return mean + deviation * key.normal((replicates, likelihood.num_free), like.dtype, like.device)
+
+
+ROWS = 10
+
+
+def linear() -> Problem:
+    """y = a + b x with noise whose log has a N(-0.5, 0.5^2) prior, on 10 rows of two inputs; weights N(0, 1)."""
+    likelihood = Gaussian(scale=0.6, learn=True, log_scale_prior=(-0.5, 0.5))
+    return Problem(Joint(nn.Linear(2, 1).double(), likelihood, Normal(1.0), ROWS), _inputs())
+
+
+def logistic() -> Problem:
+    """Labels with log odds a + b x, on 10 rows of two inputs; weights N(0, 1)."""
+    return Problem(Joint(nn.Linear(2, 1).double(), Bernoulli(), Normal(1.0), ROWS), _inputs())
+
+
+def network() -> Problem:
+    """A network with 3 tanh units and noise of scale 0.7, on 10 rows of one input; weights N(0, 1), 4 probes."""
+    joint = Joint(MLP((1, 3, 1), "tanh").double(), Gaussian(scale=0.7), Normal(1.0), ROWS)
+    inputs = torch.linspace(-2.0, 2.0, ROWS, dtype=torch.float64).unsqueeze(1)
+    return Problem(joint, inputs, torch.tensor([[-3.0], [-1.0], [0.0], [2.0]], dtype=torch.float64))
+
+
+def _inputs() -> torch.Tensor:
+    return Key(0).fold("inputs").normal((ROWS, 2), torch.float64)
+
+
+MODELS: Mapping[str, Callable[[], Problem]] = MappingProxyType(
+    {"linear": linear, "logistic": logistic, "network": network}
+)

@@ -1,17 +1,42 @@
-"""The study as a whole: methods on models, and their numbers as one document."""
+"""Simulation-based calibration of methods on models: the methods by name, the study, and its tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from posterity.errors import positive_whole, unknown
-from posterity_studies.calibration.calibrate import Calibration, calibrate, sized
-from posterity_studies.calibration.models import MODELS
-from posterity_studies.calibration.ranks import number_of_bins
-from posterity_studies.calibration.recipes import EXACT, RECIPES
+from rich.text import Text
 
+from posterity.cli.frame.output import table
+from posterity.inference import Method
+from posterity.methods import HMC, MALA, MAP, NUTS, SGLD, Langevin, Laplace, MeanField, Metropolis
+from posterity.optim.optimizer import Adam
+from posterity.optim.schedules import Cosine
+from posterity_studies.calibration.calibrate import Calibration, calibrate, sized
+from posterity_studies.calibration.problem import MODELS
+from posterity_studies.calibration.settings import EXACT, Settings
+from posterity_studies.frame import add_heading, remark, title
+from posterity_studies.options import Report, silent
+
+# Between kept draws, so that these are nearly independent: networks have long ways between modes.
+THIN = {"linear": 1, "logistic": 1, "network": 4}
+# Of Langevin dynamics without a rule of acceptance: large enough that its bias is seen, and not yet divergent.
+LARGE = {"linear": 0.01, "logistic": 0.3, "network": 0.02}
+RECIPES: Mapping[str, Callable[[str], tuple[Method, ...]]] = MappingProxyType(
+    {
+        "nuts": lambda model: (NUTS(warmup=300, thin=4, max_depth=6),),
+        "hmc": lambda model: (HMC(warmup=300, thin=4 * THIN[model], steps=8),),
+        "mala": lambda model: (MALA(warmup=500, thin=25 * THIN[model]),),
+        "metropolis": lambda model: (Metropolis(warmup=500, thin=60 * THIN[model]),),
+        "langevin": lambda model: (Langevin(warmup=500, thin=25 * THIN[model], step_size=LARGE[model]),),
+        "sgld": lambda model: (SGLD(warmup=500, thin=25 * THIN[model], step_size=LARGE[model], batch_size=5),),
+        "mean-field": lambda model: (MeanField(2000, None, Adam(0.02), Cosine()),),
+        "laplace": lambda model: (MAP(2000, None, Adam(0.02), Cosine()), Laplace(tuning=None)),
+    }
+)
 THRESHOLD = 1e-4  # p-values below it say that a method is not calibrated
-DRAWS = 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,34 +86,39 @@ class Study:
         }
 
 
-def check(models: Sequence[str], methods: Sequence[str], replicates: int, draws: int) -> None:
-    """A ValueError for names that are not there, and numbers that cannot be."""
-    for kind, names, known in (("model", models, MODELS), ("method", methods, RECIPES)):
-        if not names:
-            raise ValueError(f"No {kind} is named. Give some of {', '.join(known)}.")
-        for name in names:
-            if name not in known:
-                raise ValueError(unknown(kind, name, known))
-    positive_whole("--replicates", replicates)
-    positive_whole("--draws", draws)
-    number_of_bins(replicates, draws)
-
-
-def calibration(
-    models: Sequence[str] = tuple(MODELS),
-    methods: Sequence[str] = EXACT,
-    replicates: int = 1000,
-    draws: int = DRAWS,
-    seed: int = 0,
-    report: Callable[[str], None] = lambda line: None,
-) -> Study:
+def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Calibrate every method on every model; the same parameters and data for all methods."""
-    check(models, methods, replicates, draws)
+    replicates, draws = settings.replicates, settings.draws
     rows = []
-    for model in models:
-        for method in methods:
+    for model in settings.models:
+        for method in settings.methods:
             stages = RECIPES[method](model)
-            found = calibrate(stages, MODELS[model](), replicates, draws, seed)
-            rows.append(Row(model, method, tuple(map(repr, sized(stages, replicates, draws))), found))
-            report(f"{model}, {method}: smallest p {found.smallest:.2g} ({rows[-1].worst})")
-    return Study(seed, tuple(rows))
+            result = calibrate(stages, MODELS[model](), replicates, draws, settings.seed)
+            rows.append(Row(model, method, tuple(map(repr, sized(stages, replicates, draws))), result))
+            report(f"{model}, {method}: smallest p {result.smallest:.2g} ({rows[-1].worst})")
+    return Study(settings.seed, tuple(rows))
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    one = study.rows[0].found
+    title(out, f"Ranks of true values among {one.draws} draws, {one.replicates:,} replicates")
+    rows = table("", "smallest p", "of", "lag 1", "accepted", "", wrap=False)
+    for model, part in groupby(study.rows, lambda row: row.model):
+        add_heading(rows, model)
+        for row in part:
+            calibrated = row.found
+            rows.add_row(
+                f"  {row.method}",
+                f"{calibrated.smallest:.2g}",
+                row.worst,
+                f"{max(calibrated.autocorrelations.values()):.2f}",
+                "" if calibrated.accept is None else f"{calibrated.accept:.2f}",
+                Text("passes") if row.passes else Text("fails", "red"),
+            )
+    out.print(rows)
+    remark(
+        out,
+        f"p: of uniform ranks, by chi-square; fails: below {THRESHOLD:g}. Lag 1: largest correlation of "
+        "neighbouring draws.",
+    )

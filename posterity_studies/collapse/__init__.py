@@ -1,10 +1,4 @@
-"""Ever wider networks at eta = 1 and at the balanced temperature; drawing needs pip install 'posterity[report]'."""
+"""How wide networks fall back to their prior at eta = 1, and do not at eta = tau p/N: slopes against theory.
 
-from posterity_studies.collapse.figures import draw
-from posterity_studies.collapse.study import Study, collapse
-
-__all__ = [
-    "Study",
-    "collapse",
-    "draw",
-]
+Example: posterity study collapse --out results/collapse
+"""

@@ -63,7 +63,7 @@ def signs(key: Key) -> WideProblem:
 def fixed_neurons(key: Key, outputs: int) -> Neurons:
     """Four kinds of neurons for two inputs, at random."""
     sizes = (outputs, outputs, 2, 2)
-    rows = [key.fold(place).normal((FIXED, size), torch.float64, "cpu") for place, size in enumerate(sizes)]
+    rows = [key.fold(index).normal((FIXED, size), torch.float64, "cpu") for index, size in enumerate(sizes)]
     return Neurons(rows[0], 0.4 * (0.3 * rows[1]).exp(), rows[2], 0.4 * (0.3 * rows[3]).exp())
 
 

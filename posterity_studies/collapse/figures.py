@@ -56,18 +56,18 @@ def gap(study: Study, path: Path) -> None:
     fixed = [(one.name, one) for one in study.gaps if not one.case]
     line = [(f"{one.case}, {one.name}", one) for one in study.gaps if one.case not in ("", classes)]
     groups = [(one.name, one) for one in study.gaps if one.case == classes]
-    for place, some, colours in (
+    for panel, some, colours in (
         (axes[0], fixed, COLOURS),
         (axes[1], line, (BLACK, ORANGE, *COLOURS)),
         (axes[2], groups, (BLACK, *COLOURS)),
     ):
         for colour, (name, one) in zip(colours, some, strict=False):
             label = f"{name}: {one.slope:.4f}"
-            place.loglog(array(one.widths), array(one.gap), "o", color=colour, markersize=4.5, label=label)
-            place.loglog(array(one.widths), array(one.bound), color=colour, linewidth=1.0, linestyle="dashed")
-        place.plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="bound of the theorem")
-        place.set_xlabel("width N")
-        place.legend(frameon=False, fontsize=8, loc="lower left", title="slopes", title_fontsize=8, alignment="left")
+            panel.loglog(array(one.widths), array(one.gap), "o", color=colour, markersize=4.5, label=label)
+            panel.loglog(array(one.widths), array(one.bound), color=colour, linewidth=1.0, linestyle="dashed")
+        panel.plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="bound of the theorem")
+        panel.set_xlabel("width N")
+        panel.legend(frameon=False, fontsize=8, loc="lower left", title="slopes", title_fontsize=8, alignment="left")
     lowest = min(float(one.gap.min()) for one in study.gaps)
     axes[0].set(ylabel="F~ - ELBO, nats", ylim=(3e-4 * lowest, None), title="The same neurons at all widths")
     axes[1].set_title("The optimum of each width")
@@ -88,12 +88,12 @@ def balanced(study: Study, path: Path) -> None:
     axes[0].legend(frameon=False, fontsize=8, loc="upper center", ncols=2)
     collapsed = array(study.rectified.optima.kl)
     axes[2].loglog(array(one.widths), collapsed, "s-", color=BLACK, markersize=4, label="eta = 1")
-    for place, (colour, tau) in enumerate(zip(COLOURS, one.taus.tolist(), strict=False)):
-        own = array(one.optima.kl[place])
+    for index, (colour, tau) in enumerate(zip(COLOURS, one.taus.tolist(), strict=False)):
+        own = array(one.optima.kl[index])
         axes[2].loglog(array(one.widths), own, "o-", color=colour, markersize=4, label=f"tau = {tau:g}")
-        name = f"tau = {tau:g}: slope {one.slopes[place]:.4f}"
-        axes[3].loglog(array(one.widths), array(one.distance[place]), "o", color=colour, markersize=4.5, label=name)
-        law = one.distance[place, -1] * one.widths[-1] / one.widths
+        name = f"tau = {tau:g}: slope {one.slopes[index]:.4f}"
+        axes[3].loglog(array(one.widths), array(one.distance[index]), "o", color=colour, markersize=4.5, label=name)
+        law = one.distance[index, -1] * one.widths[-1] / one.widths
         axes[3].loglog(array(one.widths), array(law), color=colour, linestyle="dashed", linewidth=1)
     axes[2].set(xlabel="width N", ylabel="KL of a neuron, nats", title="KL(q* || P0) / N")
     axes[3].set(xlabel="width N", ylabel="distance from the limit", title="Parameters of the neurons")
@@ -108,14 +108,14 @@ def confidence(study: Study, path: Path) -> None:
     """Confidence and NLL of the averaged prediction of classes against the width."""
     figure, (left, right) = panels(1, 2, size=(4.8, 3.4))
     found, widths, number = study.confidence, study.classes.widths, study.classes.case.outputs
-    for place, values, many in (
+    for panel, values, many in (
         (left, found.untempered.confidence, found.balanced.confidence),
         (right, found.untempered.nll, found.balanced.nll),
     ):
-        place.semilogx(array(widths), array(values), "s-", color=BLACK, markersize=4.5, label="eta = 1")
+        panel.semilogx(array(widths), array(values), "s-", color=BLACK, markersize=4.5, label="eta = 1")
         for colour, row, tau in zip(COLOURS, many, study.balanced_classes.taus.tolist(), strict=False):
-            place.semilogx(array(widths), array(row), "o-", color=colour, markersize=4, label=f"tau = {tau:g}")
-        place.set_xlabel("width N")
+            panel.semilogx(array(widths), array(row), "o-", color=colour, markersize=4, label=f"tau = {tau:g}")
+        panel.set_xlabel("width N")
     left.axhline(1.0 / number, color=GREY, linestyle="dashed", linewidth=1.2)
     highest = math.log(number)
     right.axhline(highest, color=GREY, linestyle="dashed", linewidth=1.2)
@@ -128,28 +128,28 @@ def confidence(study: Study, path: Path) -> None:
     save(figure, path)
 
 
-def _predictions(place: "Axes", one: Untempered, theta: Tensor) -> None:
+def _predictions(panel: "Axes", one: Untempered, theta: Tensor) -> None:
     """E f along the line for some widths, with theta (W, J, .), over the rows."""
     problem = one.case.problem
     along = cases.line(POINTS, problem.activation)
-    place.plot(array(problem.inputs[:, 0]), array(problem.targets), ".", color=GREY, markersize=5)
+    panel.plot(array(problem.inputs[:, 0]), array(problem.targets), ".", color=GREY, markersize=5)
     shown = [number for number in SHOWN if number < len(one.widths)]
     for colour, number in zip(_shades(len(shown)), shown, strict=True):
         mean = along.law(Neurons.from_theta(theta[number]), float(one.widths[number])).mean.squeeze(-1)
         name = f"N = {int(one.widths[number]):,}"
         thick = 0.9 + 1.0 * (len(shown) - 1 - shown.index(number))  # curves that coincide are all seen
-        place.plot(array(along.inputs[:, 0]), array(mean), color=colour, linewidth=thick, label=name)
-    place.set(xlabel="x", ylabel="mean prediction")
+        panel.plot(array(along.inputs[:, 0]), array(mean), color=colour, linewidth=thick, label=name)
+    panel.set(xlabel="x", ylabel="mean prediction")
 
 
 def _shades(count: int) -> list[str]:
     from matplotlib.colors import to_hex
 
     colours = gentle("viridis", 0.0, 0.9)
-    return [to_hex(colours(place / max(count - 1, 1))) for place in range(count)]
+    return [to_hex(colours(index / max(count - 1, 1))) for index in range(count)]
 
 
 def _finish(*places: "Axes") -> None:
-    for place in places:
-        place.title.set_fontsize(11)
-        plain(place)
+    for panel in places:
+        panel.title.set_fontsize(11)
+        plain(panel)

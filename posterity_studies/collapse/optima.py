@@ -1,12 +1,13 @@
-"""Optima over many widths and temperatures, and how quantities fall with the width."""
+"""The optima of wide networks, how sure their predictions are, and the gap of their bounds."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posterity.theory import CollapseLaw, Neurons, collapse_law, optimum
-from posterity_studies.collapse.cases import Case
+from posterity.numerics.random import Key
+from posterity.theory import CollapseLaw, Neurons, OutputLaw, WideProblem, collapse_law, optimum
+from posterity_studies.collapse.cases import Case, fixed_neurons, signs
 
 WIDTHS = (12, 36, 120, 360, 1200, 3600, 12_000, 36_000, 120_000)  # whole numbers of 2, 3 and 4 kinds of neurons
 FROM = 1000  # the width from which slopes are fitted
@@ -143,3 +144,103 @@ def _best(case: Case, starts: Tensor, at: Tensor, taus: Tensor) -> Optima:
         problem.gap_bound(neurons, at),
         torch.take_along_dim(search.gradient, chosen, 0).squeeze(0),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Sureness:
+    """Of the averaged probabilities at the rows, (...): mean of the largest, share of right classes, mean NLL."""
+
+    confidence: Tensor
+    accuracy: Tensor
+    nll: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Confidence:
+    """At eta = 1 (W,), at the balanced temperatures (T, W), and in their limit (T,)."""
+
+    untempered: Sureness
+    balanced: Sureness
+    limit: Sureness
+
+
+def averaged(law: OutputLaw) -> Tensor:
+    """E softmax(f) at the rows, (..., P, C), to second order in f - E f.
+
+    **Math**: p_c + 1/2 tr(p_c'' Cov f) at p = softmax(E f); with S = Cov f the trace is p_c times (S_cc - 2 (S p)_c +
+    2 p^T S p - sum over d of p_d S_dd).
+
+    **Limit**: the error is O(1/N^2).
+    """
+    probabilities, covariance = torch.softmax(law.mean, -1), law.covariance
+    own = covariance.diagonal(dim1=-2, dim2=-1)  # (..., P, C)
+    turned = (covariance @ probabilities.unsqueeze(-1)).squeeze(-1)
+    common = (probabilities * (2.0 * turned - own)).sum(-1, keepdim=True)
+    return probabilities * (1.0 + 0.5 * (own - 2.0 * turned + common))
+
+
+def confidence(one: Untempered, other: Balanced) -> Confidence:
+    """Of the optima of the same case at eta = 1 and at the balanced temperatures."""
+    problem = one.case.problem
+    laws = (
+        problem.law(one.optima.neurons, one.widths),
+        problem.law(other.optima.neurons, other.widths),
+        problem.law(other.limit.neurons, torch.inf),
+    )
+    return Confidence(*(_sureness(averaged(law), problem.targets) for law in laws))
+
+
+def _sureness(probabilities: Tensor, labels: Tensor) -> Sureness:
+    largest, which = probabilities.max(-1)
+    own = torch.take_along_dim(probabilities, labels.expand(which.shape).unsqueeze(-1), -1).squeeze(-1)
+    return Sureness(largest.mean(-1), (which == labels).to(torch.float64).mean(-1), -own.log().mean(-1))
+
+
+ETA = 0.1  # of the bounds at fixed neurons; the gap is the same at each
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """F~ - ELBO over widths (W,), by the formula of it and by the difference of the two, with what bounds it."""
+
+    case: str  # "" where neurons are the same at all widths, and not the optimum of each
+    name: str
+    widths: Tensor
+    gap: Tensor
+    difference: Tensor
+    bound: Tensor
+
+    @property
+    def slope(self) -> float:
+        """Its exponent, fitted: -1."""
+        return fitted_slope(self.widths, self.gap)
+
+    @property
+    def of_bound(self) -> float:
+        """The largest share of the bound that it takes, at most 1."""
+        return float((self.gap / self.bound).max())
+
+
+def gaps(case: Case, classes: Case, untempered: list[Untempered], balanced: list[Balanced], key: Key) -> list[Gap]:
+    """At neurons that the key fixes, for three losses; and at all optima."""
+    found = [
+        _fixed("square loss", case.problem, 1, key.fold("square")),
+        _fixed("logistic loss", signs(key), 1, key.fold("logistic")),
+        _fixed("softmax loss, second order", classes.problem, classes.outputs, key.fold("softmax")),
+    ]
+    found += [_at(one.case.name, "eta = 1", one.widths, one.optima) for one in untempered]
+    for one in balanced:
+        for index, tau in enumerate(one.taus.tolist()):
+            found.append(_at(one.case.name, f"tau = {tau:g}", one.widths, one.optima, index))
+    return found
+
+
+def _fixed(name: str, problem: WideProblem, outputs: int, key: Key) -> Gap:
+    at, neurons = widths(), fixed_neurons(key, outputs)
+    difference = problem.functional(neurons, at, ETA) - problem.elbo(neurons, at, ETA)
+    return Gap("", name, at, problem.gap(neurons, at), difference, problem.gap_bound(neurons, at))
+
+
+def _at(case: str, name: str, at: Tensor, optima: Optima, index: int | None = None) -> Gap:
+    values = (optima.gap, optima.functional - optima.elbo, optima.gap_bound)
+    return Gap(case, name, at, *(value if index is None else value[index] for value in values))

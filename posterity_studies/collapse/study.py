@@ -1,17 +1,29 @@
 """The study as a whole, and its numbers as one document."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
 from posterity_studies.collapse import cases, optima
-from posterity_studies.collapse.confidence import Confidence, Sureness, confidence
-from posterity_studies.collapse.gaps import Gap, gaps
-from posterity_studies.collapse.optima import Balanced, Optima, Untempered, balanced, untempered
+from posterity_studies.collapse.optima import (
+    Balanced,
+    Confidence,
+    Gap,
+    Optima,
+    Sureness,
+    Untempered,
+    balanced,
+    confidence,
+    gaps,
+    untempered,
+)
+from posterity_studies.frame import remark, title
+from posterity_studies.options import Report, Settings, silent
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +68,9 @@ class Study:
         }
 
 
-def collapse(seed: int = 0, report: Callable[[str], None] = lambda line: None) -> Study:
-    """Run the study; `seed` fixes everything random, and `report` is told what comes next."""
-    key = Key(seed)
+def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
+    """Run the study; the seed fixes everything random."""
+    key = Key(settings.seed)
     made = cases.rectified(key), cases.odd(key), cases.classes(key)
     at_one = []
     for case in made:
@@ -72,7 +84,7 @@ def collapse(seed: int = 0, report: Callable[[str], None] = lambda line: None) -
     line, groups = tempered
     report("gaps")
     found = tuple(gaps(rectified.case, classes.case, at_one, tempered, key))
-    return Study(seed, rectified, odd, classes, line, groups, found, confidence(classes, groups))
+    return Study(settings.seed, rectified, odd, classes, line, groups, found, confidence(classes, groups))
 
 
 def _untempered(one: Untempered) -> dict[str, Any]:
@@ -98,15 +110,15 @@ def _balanced(one: Balanced) -> dict[str, Any]:
         "taus": [
             {
                 "tau": tau,
-                "kl_per_neuron": one.optima.kl[place].tolist(),
-                "kl_per_neuron_limit": float(one.limit.kl[place]),
-                "distance_to_limit": distance[place].tolist(),
+                "kl_per_neuron": one.optima.kl[index].tolist(),
+                "kl_per_neuron_limit": float(one.limit.kl[index]),
+                "distance_to_limit": distance[index].tolist(),
                 "slope": slope,
                 "slope_off": slope + 1.0,
-                "outputs_off_limit": moved[place].tolist(),
-                "outputs_size": float(one.outputs[1][place].abs().max()),
+                "outputs_off_limit": moved[index].tolist(),
+                "outputs_size": float(one.outputs[1][index].abs().max()),
             }
-            for place, (tau, slope) in enumerate(zip(one.taus.tolist(), one.slopes, strict=True))
+            for index, (tau, slope) in enumerate(zip(one.taus.tolist(), one.slopes, strict=True))
         ],
         "gradient": float(torch.cat([one.optima.gradient.flatten(), one.limit.gradient]).max()),
     }
@@ -131,3 +143,77 @@ def _at(found: Optima) -> dict[str, Any]:
 def _sureness(one: Sureness) -> dict[str, Any]:
     values: dict[str, Tensor] = {"confidence": one.confidence, "accuracy": one.accuracy, "nll": one.nll}
     return {name: value.tolist() for name, value in values.items()}
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    document = study.document()
+    title(out, "eta = 1: KL(q* || P0) of the network")
+    out.print(_by_width(document))
+    out.print(_laws(document))
+    title(out, "Slopes of F~ - ELBO, by theory -1")
+    rows = table("neurons", "slope", "off", "of its bound")
+    for row in document["gaps"]:
+        name = f"{row['neurons']}: {row['name']}"
+        rows.add_row(name, f"{row['slope']:.5f}", f"{row['slope_off']:+.1e}", f"{row['largest_share_of_bound']:.4f}")
+    out.print(rows)
+    remark(out, f"ELBO above F~ anywhere, at most: {document['elbo_above_functional']:.1e} of F~")
+    out.print()
+    title(out, "eta = tau p/N: KL of a neuron, and how neurons go to their limit")
+    out.print(_balanced_table(document))
+    remark(
+        out,
+        "Slope: of the distance of the neurons' parameters from their limit, by theory -1. f moves: the largest "
+        "difference of E f from its limit, at the widest.",
+    )
+    out.print()
+    title(out, f"Confidence of the averaged prediction, {document['confidence']['classes']} classes")
+    out.print(_confidence_table(document))
+
+
+def _by_width(document: dict[str, Any]) -> Any:
+    cases = document["untempered"]
+    rows = table("width", *(heading for case in cases for heading in (case["case"], "/ theory")))
+    for index, width in enumerate(document["widths"]):
+        numbers = ((case["network_kl"][index], case["ratio_to_law"][index]) for case in cases)
+        rows.add_row(f"{width:,}", *(text for kl, ratio in numbers for text in (f"{kl:.3e}", f"{ratio:.4f}")))
+    return rows
+
+
+def _laws(document: dict[str, Any]) -> Any:
+    rows = table(f"from width {document['slopes_from_width']}", "slope", "theory", "off", "constant", "ratio")
+    for case in document["untempered"]:
+        rows.add_row(
+            case["case"],
+            f"{case['slope']:.5f}",
+            str(case["theory_slope"]),
+            f"{case['slope_off']:+.1e}",
+            f"{case['theory_constant']:.5g}",
+            f"{case['constant_ratio']:.6f}",
+        )
+    return rows
+
+
+def _balanced_table(document: dict[str, Any]) -> Any:
+    widths = document["widths"]
+    shown = (0, -1)
+    rows = table("case", "tau", *(f"N = {widths[index]:,}" for index in shown), "limit", "slope", "f moves")
+    for case in document["balanced"]:
+        for row in case["taus"]:
+            numbers = (*(row["kl_per_neuron"][index] for index in shown), row["kl_per_neuron_limit"])
+            moved = row["outputs_off_limit"][-1]
+            texts = (f"{number:.5g}" for number in numbers)
+            rows.add_row(case["case"], f"{row['tau']:g}", *texts, f"{row['slope']:.4f}", f"{moved:.0e}")
+    return rows
+
+
+def _confidence_table(document: dict[str, Any]) -> Any:
+    sureness, taus = document["confidence"], [row["tau"] for row in document["balanced"][-1]["taus"]]
+    rows = table("width", "eta = 1", *(f"tau = {tau:g}" for tau in taus))
+    for index, width in enumerate(document["widths"]):
+        numbers = (sureness["eta_1"]["confidence"][index], *(row[index] for row in sureness["balanced"]["confidence"]))
+        rows.add_row(f"{width:,}", *(f"{number:.4f}" for number in numbers))
+    rows.add_row(
+        "limit", f"{sureness['uniform']:.4f}", *(f"{number:.4f}" for number in sureness["limit"]["confidence"])
+    )
+    return rows

@@ -29,26 +29,26 @@ def _regression(study: Study, path: Path) -> None:
     found = study.regression
     figure, axes = panels(1, 3, size=(4.2, 3.9), sharex=True, sharey=True)
     x = array(found.axis)
-    for place, (name, curve) in zip(axes, found.curves.items(), strict=True):
+    for panel, (name, curve) in zip(axes, found.curves.items(), strict=True):
         mean = curve.mean
         for scale, shade, label in (
             (2 * curve.target_scale, 0.18, "± 2 standard deviations of y"),
             (2 * curve.function_scale, 0.45, "± 2 standard deviations of f"),
         ):
-            place.fill_between(
+            panel.fill_between(
                 x, array(mean - scale), array(mean + scale), color=BLUE, alpha=shade, linewidth=0, label=label
             )
-        place.plot(x, array(mean), color=BLUE, linewidth=1.8, label="mean")
+        panel.plot(x, array(mean), color=BLUE, linewidth=1.8, label="mean")
         truth = torch.sin(found.axis) + found.axis
-        place.plot(x, array(truth), color=BLACK, linewidth=1.2, linestyle="dashed", label="sin(x) + x")
+        panel.plot(x, array(truth), color=BLACK, linewidth=1.2, linestyle="dashed", label="sin(x) + x")
         rows = found.data.train
-        place.plot(
+        panel.plot(
             array(rows.inputs[:, 0]), array(rows.targets[:, 0]), ".", color=RED, markersize=4, label="training rows"
         )
         kind, numbers = "learnt" if "learnt" in name else "given", ", ".join(f"{rate:.2f}" for rate in curve.rates)
-        place.set_title(f"MC dropout, {kind} rates {numbers}" if curve.rates else name, fontsize=11)
-        place.set(xlabel="x", xlim=(float(found.axis[0]), float(found.axis[-1])), ylim=(-9, 9))
-        plain(place)
+        panel.set_title(f"MC dropout, {kind} rates {numbers}" if curve.rates else name, fontsize=11)
+        panel.set(xlabel="x", xlim=(float(found.axis[0]), float(found.axis[-1])), ylim=(-9, 9))
+        plain(panel)
     axes[0].set_ylabel("y")
     handles, names = axes[-1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False, fontsize=10)
@@ -66,28 +66,28 @@ def _moons(study: Study, path: Path) -> None:
     )
     for row, (kind, colours, highest, label) in enumerate(kinds):
         for column, (name, one) in enumerate(found.maps.items()):
-            place = axes[2 * row + column]
+            panel = axes[2 * row + column]
             shown = array(getattr(one, kind).reshape(len(first), len(second)).T)  # rows are the second input
-            image = place.imshow(
+            image = panel.imshow(
                 shown, origin="lower", extent=extent, cmap=colours, vmin=0, vmax=highest, interpolation="bilinear"
             )
             if kind == "probability":
                 grid = array(first), array(second), shown
-                place.contour(*grid, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
-                place.contour(*grid, levels=[0.5], colors=BLACK, linewidths=1.4)
-                place.set_title(f"{name}: test NLL {one.test_nll:.3f}", fontsize=11)
+                panel.contour(*grid, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
+                panel.contour(*grid, levels=[0.5], colors=BLACK, linewidths=1.4)
+                panel.set_title(f"{name}: test NLL {one.test_nll:.3f}", fontsize=11)
             for index, (title, colour, marker) in enumerate(TWO):
                 rows = found.data.train.inputs[found.data.train.targets == index]
-                place.scatter(
+                panel.scatter(
                     array(rows[:, 0]), array(rows[:, 1]), s=9, color=colour, marker=marker, linewidths=0, label=title
                 )
-            place.set_aspect("equal")
+            panel.set_aspect("equal")
         bar = figure.colorbar(image, ax=axes[2 * row : 2 * row + 2], shrink=0.85, pad=0.02)
         bar.set_label(label, fontsize=10)
-    for place in axes[2:]:
-        place.set_xlabel("$x_1$")
-    for place in axes[::2]:
-        place.set_ylabel("$x_2$")
+    for panel in axes[2:]:
+        panel.set_xlabel("$x_1$")
+    for panel in axes[::2]:
+        panel.set_ylabel("$x_2$")
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
     save(figure, path)
@@ -130,13 +130,13 @@ def _enumeration(study: Study, path: Path) -> None:
     )
     axes[2].set_title("mean of the variances over the exact one", fontsize=11)
     axes[2].legend(frameon=False, fontsize=9, loc="lower right")
-    for place in axes[1:]:
-        place.set_xlabel("draws")
-        place.set_xticks(sizes[::2], [str(size) for size in sizes[::2]])
-        place.minorticks_off()
+    for panel in axes[1:]:
+        panel.set_xlabel("draws")
+        panel.set_xticks(sizes[::2], [str(size) for size in sizes[::2]])
+        panel.minorticks_off()
     axes[1].set_yticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
-    for place in axes:
-        plain(place)
+    for panel in axes:
+        plain(panel)
     save(figure, path)
 
 
@@ -159,8 +159,8 @@ def _divergence(study: Study, path: Path) -> None:
     axes[1].axhline(0.0, color=BLACK, linewidth=0.9)
     axes[1].set_ylim(-2, 1.3)
     axes[1].annotate("below: wrong in sign", (0.4, -0.2), fontsize=9, color=BLACK)
-    for place in axes:
-        place.set(xlabel="|m| / s", xlim=(0, float(found.distance[-1])))
-        plain(place)
+    for panel in axes:
+        panel.set(xlabel="|m| / s", xlim=(0, float(found.distance[-1])))
+        plain(panel)
     axes[0].legend(frameon=False, fontsize=9, title="exact, p = 0.5", loc="upper center")
     save(figure, path)

@@ -1,8 +1,10 @@
 """The study as a whole: what it computes, and its numbers as one document."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from posterity.cli.frame.output import table
 from posterity.evidence import DropoutObjective
 from posterity_studies.dropout import classification as moons
 from posterity_studies.dropout import enumeration as masks
@@ -11,6 +13,8 @@ from posterity_studies.dropout.classification import Classification, classificat
 from posterity_studies.dropout.divergence import Divergence, divergence
 from posterity_studies.dropout.enumeration import Enumeration, enumeration
 from posterity_studies.dropout.regression import Regression, regression
+from posterity_studies.frame import notes, remark, title
+from posterity_studies.options import Report, Settings, silent
 
 INSIDE, OUTSIDE, GAP = (1.0, 4.0), (5.0, curves.REACH), (0.0, 0.9)  # |x| where there are rows, and where there are none
 
@@ -91,6 +95,67 @@ class Study:
         }
 
 
-def dropout(seed: int = 0) -> Study:
+def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
+    report("computing: a curve, two moons, all masks, divergences")
+    seed = settings.seed
     return Study(seed, regression(seed), classification(seed), enumeration(seed), divergence())
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    document = study.document()
+    curve, moons, tiny = document["regression"], document["classification"], document["enumeration"]
+    title(out, f"y = sin(x) + x, {curve['rows']} rows on 1 < |x| < 4: standard deviation of f")
+    out.print(_curves(curve))
+    title(out, f"Two moons, {moons['rows']} rows: entropy of the label, in nats")
+    out.print(_moons(moons))
+    remark(out, f"Far away: on a circle of radius {moons['ring']:g}.")
+    out.print()
+    title(out, f"Mean and variance by S draws against all {tiny['masks']} masks of a tiny network")
+    out.print(_estimates(tiny))
+    title(out, "Where training takes a wrong KL for granted: |m| below so many s")
+    out.print(_failures(document["divergence"]))
+    convention = curve["convention"]
+    lines = (
+        f"precision tau of MC dropout on the curve: {convention['precision']:.3f} (length-scale "
+        f"{convention['length_scale']:.4f}); as weight decay beside a mean squared error: "
+        f"{convention['weight_decay_of_the_same_model_with_squared_error']:.3e}",
+        "KL of the exact predictive from the Gaussian with its moments: "
+        f"{tiny['kl_from_the_moment_matched_gaussian']:.4f} nats",
+    )
+    notes(out, lines)
+
+
+def _curves(curve: dict[str, Any]) -> Any:
+    rows = table("method", "test NLL", "on data", "in gap", "outside", "rates")
+    for row in curve["methods"]:
+        numbers = ("test_nll", "scale_on_the_data", "scale_in_the_gap", "scale_outside")
+        rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
+        rows.add_row(row["method"], *(f"{row[key]:.3f}" for key in numbers), rates)
+    return rows
+
+
+def _moons(moons: dict[str, Any]) -> Any:
+    rows = table("method", "test NLL", "accuracy", "on the data", "far away")
+    for row in moons["methods"]:
+        numbers = ("test_nll", "test_accuracy", "entropy_on_the_data", "entropy_on_the_ring")
+        rows.add_row(row["method"], *(f"{row[key]:.4f}" for key in numbers))
+    return rows
+
+
+def _estimates(tiny: dict[str, Any]) -> Any:
+    rows = table("draws", "mean off by", "theory", "scatter / S", "/ (S - 1)", "exact")
+    for row in tiny["estimates"]:
+        numbers = ("mean_error", "mean_error_by_theory", "plug_in_variance", "unbiased_variance")
+        rows.add_row(str(row["draws"]), *(f"{row[key]:.4f}" for key in numbers), f"{tiny['variance']:.4f}")
+    return rows
+
+
+def _failures(failures: list[dict[str, Any]]) -> Any:
+    rows = table("rate", "s l", "wrong in sign", "off by a per cent")
+    for row in failures:
+        rows.add_row(
+            f"{row['rate']:g}", f"{row['width']:g}", f"{row['distance']:.2f}", f"{row['within_a_percent']:.2f}"
+        )
+    return rows

@@ -19,31 +19,31 @@ def draw(study: Study, folder: Path) -> list[str]:
     """Draw the figures into the folder, and give the names of the files."""
     functions = list(example.FUNCTIONS)
     figure, axes = panels(1, len(functions), size=(4.6, 3.0), sharey=True)
-    for place, name in zip(axes, functions, strict=True):
-        _panel(place, [row for row in study.example if row.function == name], f"E f(w), f = {name}")
+    for panel, name in zip(axes, functions, strict=True):
+        _panel(panel, [row for row in study.example if row.function == name], f"E f(w), f = {name}")
     q = f"q = N({example.MEAN:g}, {example.SCALE:g}²)"
     figure.suptitle(f"One weight, {q}: variance of a gradient for one pass. Crosses: exact", fontsize=11)
     save(figure, folder / "one_weight.png")
     moments = list(dict.fromkeys(row.when for row in study.network))
     figure, axes = panels(1, len(moments), size=(4.6, 3.4), sharey=True)
-    for place, when in zip(axes, moments, strict=True):
-        _panel(place, [row for row in study.network if row.when == when], f"q {when}")
+    for panel, when in zip(axes, moments, strict=True):
+        _panel(panel, [row for row in study.network if row.when == when], f"q {when}")
     sizes = f"2-{network.HIDDEN}-2"
     figure.suptitle(f"Network {sizes}: variance of the ELBO's gradient for one pass, summed over weights", fontsize=11)
     save(figure, folder / "network.png")
     return ["one_weight.png", "network.png"]
 
 
-def _panel(place: "Axes", rows: Sequence[Row], title: str) -> None:
+def _panel(panel: "Axes", rows: Sequence[Row], title: str) -> None:
     for line, row in enumerate(rows):
         for shift, variance, colour, label in (
             (-0.14, row.mean, BLUE, "gradient in the mean"),
             (0.14, row.scale, ORANGE, "gradient in the scale"),
         ):
             if variance.value < ROUNDING:
-                place.text(0.01, line + shift, "0", color=colour, va="center", transform=place.get_yaxis_transform())
+                panel.text(0.01, line + shift, "0", color=colour, va="center", transform=panel.get_yaxis_transform())
                 continue
-            place.errorbar(
+            panel.errorbar(
                 variance.value,
                 line + shift,
                 xerr=variance.error,
@@ -54,12 +54,12 @@ def _panel(place: "Axes", rows: Sequence[Row], title: str) -> None:
                 label=label if line == 0 else None,
             )
             if variance.exact is not None:
-                place.plot(variance.exact, line + shift, "x", color=RED, markersize=7, zorder=3)
-    place.set_xscale("log")
-    place.set_yticks(range(len(rows)), [row.estimator for row in rows])
-    place.set_ylim(len(rows) - 0.5, -0.5)
-    place.set_title(title, fontsize=11)
-    place.set_xlabel("variance", fontsize=10)
-    place.grid(axis="x", alpha=0.3)
-    place.legend(frameon=False, fontsize=8, loc="best")
-    plain(place)
+                panel.plot(variance.exact, line + shift, "x", color=RED, markersize=7, zorder=3)
+    panel.set_xscale("log")
+    panel.set_yticks(range(len(rows)), [row.estimator for row in rows])
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.set_title(title, fontsize=11)
+    panel.set_xlabel("variance", fontsize=10)
+    panel.grid(axis="x", alpha=0.3)
+    panel.legend(frameon=False, fontsize=8, loc="best")
+    plain(panel)

@@ -1,9 +1,15 @@
 """The study as a whole, and its numbers as one document."""
 
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
+from posterity.cli.frame.output import table
+from posterity_studies.frame import remark, title
 from posterity_studies.gradients import example, network
+from posterity_studies.gradients.variances import ROUNDING
+from posterity_studies.options import Report, Settings, silent
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,31 @@ class Study:
         }
 
 
-def gradients(seed: int = 0) -> Study:
-    """Run the study; `seed` fixes everything random."""
+def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
+    """Run the study; the seed fixes everything random."""
+    report("computing: one weight, a small network before and after training")
+    seed = settings.seed
     return Study(seed, tuple(example.example(seed)), tuple(network.network(seed)))
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    title(out, "One weight, q = N(0.7, 0.4²): variance of the gradient of E f(w) + H(q)")
+    rows = table("estimator", "in mean", "exact", "in scale", "exact", wrap=False)
+    for function, part in groupby(study.example, lambda row: row.function):
+        rows.add_row(f"f = {function}", style="bold")
+        for row in part:
+            numbers = []
+            for variance in (row.mean, row.scale):
+                assert variance.exact is not None
+                numbers += [str(variance), f"{variance.exact:.3g}" if variance.exact > ROUNDING else "0"]
+            rows.add_row(f"  {row.estimator}", *numbers)
+    out.print(rows)
+    title(out, "Small network, all weights together: variance of the gradient of the ELBO")
+    rows = table("estimator", "in the means", "in the scales")
+    for when, estimates in groupby(study.network, lambda one: one.when):
+        rows.add_row(f"q {when}", style="bold")
+        for one in estimates:
+            rows.add_row(f"  {one.estimator}", str(one.mean), str(one.scale))
+    out.print(rows)
+    remark(out, "± standard error. An estimate from K passes through the data counts K times its variance.")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLACK, RED, gentle, panels, save
 from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, SIDE
-from posterity_studies.hyperparameters.study import Study
-from posterity_studies.hyperparameters.summary import Comparison
+from posterity_studies.hyperparameters.study import Comparison, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,12 +23,12 @@ def draw(study: Study, folder: Path) -> list[str]:
     figure, axes = panels(rows, columns, size=(4.4, 4.3))
     places = {(one.method, one.data_set): one for one in found}
     methods, names = (list(dict.fromkeys(words)) for words in zip(*places, strict=True))
-    for index, place in enumerate(axes):
-        _panel(place, places[methods[index // columns], names[index % columns]])
+    for index, panel in enumerate(axes):
+        _panel(panel, places[methods[index // columns], names[index % columns]])
         if index % columns == 0:
-            place.set_ylabel("prior scale")
+            panel.set_ylabel("prior scale")
         if index >= len(axes) - columns:
-            place.set_xlabel("noise scale (standardised target)")
+            panel.set_xlabel("noise scale (standardised target)")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     figure.suptitle("Test NLL at fixed prior and noise, mean over splits; lower is better", fontsize=11)
@@ -37,26 +36,23 @@ def draw(study: Study, folder: Path) -> list[str]:
     return ["grid.png"]
 
 
-def _panel(place: "Axes", found: Comparison) -> None:
+def _panel(panel: "Axes", found: Comparison) -> None:
     from matplotlib.patches import Rectangle
 
     best = found.best.mean
     above = [[min(value - best, WORST) for value in row] for row in found.grid]
-    place.imshow(above, origin="lower", cmap=gentle("YlGnBu", 0.0, 0.5), vmin=0.0, vmax=WORST, aspect="auto")
+    panel.imshow(above, origin="lower", cmap=gentle("YlGnBu", 0.0, 0.5), vmin=0.0, vmax=WORST, aspect="auto")
     for row, values in enumerate(found.grid):
         for column, value in enumerate(values):
             text = f"{value:.2f}" if abs(value) < 9.995 else f"{value:.0f}"
             text = text.replace("-", "\N{MINUS SIGN}")
-            place.text(column, row - 0.3, text, ha="center", va="center", fontsize=6.5, color=BLACK)
-    corner = (
-        NOISE_SCALES.index(found.best_noise_scale) - 0.5,
-        PRIOR_SCALES.index(found.best_prior_scale) - 0.5,
-    )
+            panel.text(column, row - 0.3, text, ha="center", va="center", fontsize=6.5, color=BLACK)
+    corner = (NOISE_SCALES.index(found.best_noise_scale) - 0.5, PRIOR_SCALES.index(found.best_prior_scale) - 0.5)
     box = Rectangle(corner, 1.0, 1.0, fill=False, edgecolor=BLACK, linewidth=2.0, zorder=3, label="best of the grid")
-    place.add_patch(box)
+    panel.add_patch(box)
     priors, noises = zip(*found.points, strict=True)
     across, up = _position(noises, NOISE_SCALES), _position(priors, PRIOR_SCALES)
-    place.scatter(
+    panel.scatter(
         across,
         up,
         s=9,
@@ -67,12 +63,12 @@ def _panel(place: "Axes", found: Comparison) -> None:
     )
     prior, noise = found.point
     middle = _position([noise], NOISE_SCALES), _position([prior], PRIOR_SCALES)
-    place.scatter(*middle, s=110, color=RED, marker="*", edgecolors="white", zorder=5, label="and their mean")
-    place.set_xticks(range(SIDE), [f"{scale:.2g}" for scale in NOISE_SCALES])
-    place.set_yticks(range(SIDE), [f"{scale:.2g}" for scale in PRIOR_SCALES])
-    place.set_title(f"{found.data_set}, {found.method}\nbest {found.best}, variational EM {found.em}", fontsize=9)
-    place.set_xlim(-0.5, SIDE - 0.5)
-    place.set_ylim(-0.5, SIDE - 0.5)
+    panel.scatter(*middle, s=110, color=RED, marker="*", edgecolors="white", zorder=5, label="and their mean")
+    panel.set_xticks(range(SIDE), [f"{scale:.2g}" for scale in NOISE_SCALES])
+    panel.set_yticks(range(SIDE), [f"{scale:.2g}" for scale in PRIOR_SCALES])
+    panel.set_title(f"{found.data_set}, {found.method}\nbest {found.best}, variational EM {found.em}", fontsize=9)
+    panel.set_xlim(-0.5, SIDE - 0.5)
+    panel.set_ylim(-0.5, SIDE - 0.5)
 
 
 def _position(values: Sequence[float], scales: Sequence[float]) -> list[float]:

@@ -17,16 +17,14 @@ from posterity.optim.schedules import Cosine
 from posterity.posteriors import Posterior
 from posterity.predictive import Predictive
 from posterity.priors import FanIn, Normal
-from posterity_studies.uci.protocol import Settings, Split, mlp
+from posterity_studies.hyperparameters.settings import Settings
+from posterity_studies.uci.protocol import Split, mlp
 
-DATA_SETS = ("bostonHousing", "energy", "wine-quality-red")
-STEPS = 5000
 SIDE = 7
 PRIOR_SCALES = tuple(10 ** (-1.5 + step / 3) for step in range(SIDE))
 """From 0.03 to 3, one scale for all weights."""
 NOISE_SCALES = tuple(0.02 * 2**step for step in range(SIDE))
 """Standard deviations of the standardised target, from 0.02 to 1.28."""
-FIRST_PRIOR = 0.3
 FIRST_NOISE = 0.3
 ROUNDS = 40
 BURN_IN = 0.02
@@ -107,8 +105,3 @@ Batch and step size are those of `study uci`. The groups of weights, the M-steps
 noise begin were chosen by the log evidence of training rows: a first prior that is too wide leads to poorer modes.
 Mean field has the same rounds, and on some data ends with too much noise: what its bound lacks counts as residuals.
 """
-
-
-def default_settings(steps: int = STEPS, seed: int = 0) -> Settings:
-    """Those of `study uci`, with fewer steps and the first prior."""
-    return Settings(steps=steps, prior_scale=FIRST_PRIOR, seed=seed)

@@ -24,7 +24,8 @@ from posterity_studies.hyperparameters.recipes import (
     em_problem,
     grid_problem,
 )
-from posterity_studies.uci.protocol import Settings, Split, standard_split
+from posterity_studies.hyperparameters.settings import Settings
+from posterity_studies.uci.protocol import Split, standard_split
 from posterity_studies.uci.runs import depends_on_split
 
 EM, GRID = "em", "grid"

@@ -1,16 +1,119 @@
-"""The study as a whole: which fits are missing, the fits, and the numbers as one document."""
+"""Variational EM beside the best cell of a grid, over splits: the fits, the comparison, and its tables."""
 
-from collections.abc import Callable, Sequence
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from posterity.cli.frame.output import table
 from posterity.datasets.uci import num_splits
 from posterity.inference.sweep import Result
-from posterity_studies.hyperparameters.recipes import DATA_SETS, NOISE_SCALES, PRIOR_SCALES, RECIPES, default_settings
-from posterity_studies.hyperparameters.runs import EM, GRID, Cell, fit_all, stored
-from posterity_studies.hyperparameters.summary import Comparison, comparisons
-from posterity_studies.uci.protocol import Settings, check_choices
+from posterity_studies.frame import add_heading, notes, remark, title
+from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE
+from posterity_studies.hyperparameters.runs import EM, GRID, Cell, fit_all, grid_key, stored
+from posterity_studies.hyperparameters.settings import Settings
+from posterity_studies.options import Report, silent
+from posterity_studies.uci.summary import Mean, mean_and_error
+
+GOAL = 0.05
+"""Nats for each row by which variational EM may be worse than the best cell."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One approximation on one data set.
+
+    `grid` has the mean test NLL over splits at each prior scale (rows) and noise scale; `best` is the lowest of them,
+    an oracle, at `best_prior_scale` and `best_noise_scale`, and `em` is that of variational EM. The standard error of
+    their `difference` is that over splits of the difference on each. `split_oracle` lets the grid choose a cell of its
+    own on each split, by the rows that it is scored on. `points` are the prior and noise of EM on each split.
+    """
+
+    data_set: str
+    method: str
+    splits: int
+    grid: tuple[tuple[float, ...], ...]
+    best: Mean
+    best_prior_scale: float
+    best_noise_scale: float
+    em: Mean
+    difference: Mean
+    split_oracle: float
+    points: tuple[tuple[float, float], ...]
+    seconds: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether variational EM comes within the goal."""
+        return self.difference.mean <= GOAL
+
+    @property
+    def at_the_edge(self) -> bool:
+        """Whether a wider grid might have a better cell."""
+        ends = {PRIOR_SCALES[0], PRIOR_SCALES[-1]}, {NOISE_SCALES[0], NOISE_SCALES[-1]}
+        return self.best_prior_scale in ends[0] or self.best_noise_scale in ends[1]
+
+    @property
+    def point(self) -> tuple[float, float]:
+        """Prior and noise of EM, as geometric means over splits."""
+        priors, noises = zip(*self.points, strict=True)
+        return geometric_mean(priors), geometric_mean(noises)
+
+    def note(self) -> str:
+        """The comparison as a sentence."""
+        prior, noise = self.point
+        edge = ", at the edge of the grid" if self.at_the_edge else ""
+        return (
+            f"{self.data_set}, {self.method}: variational EM is {'' if self.reached else 'not '}within {GOAL:g} of the "
+            f"best cell; its prior scale is {prior:.2g} and its noise {noise:.2g}, those of the best cell "
+            f"{self.best_prior_scale:.2g} and {self.best_noise_scale:.2g}{edge}"
+        )
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean of logs.
+
+    >>> round(geometric_mean([1.0, 4.0]), 6)
+    2.0
+    """
+    return math.exp(fmean(math.log(value) for value in values))
+
+
+def comparisons(results: Sequence[Result[Cell]]) -> list[Comparison]:
+    """One for each data set and approximation, in the order of the results."""
+    groups: dict[tuple[str, str], list[Result[Cell]]] = {}
+    for result in results:
+        groups.setdefault((result.cell.data_set, result.cell.method), []).append(result)
+    return [_compared(*place, group) for place, group in groups.items()]
+
+
+def _compared(data_set: str, method: str, group: Sequence[Result[Cell]]) -> Comparison:
+    order = sorted(group, key=lambda one: one.cell.split)
+    em = [one.scores for one in order if one.cell.part == EM]
+    cells = [one.scores for one in order if one.cell.part != EM]
+    places = [(row, column) for row in range(SIDE) for column in range(SIDE)]
+    means = {place: fmean(scores[grid_key(*place)] for scores in cells) for place in places}
+    row, column = min(places, key=means.__getitem__)
+    best = [scores[grid_key(row, column)] for scores in cells]
+    found = [scores["test_nll"] for scores in em]
+    return Comparison(
+        data_set,
+        RECIPES[method].label,
+        len(em),
+        tuple(tuple(means[row, column] for column in range(SIDE)) for row in range(SIDE)),
+        mean_and_error(best),
+        PRIOR_SCALES[row],
+        NOISE_SCALES[column],
+        mean_and_error(found),
+        mean_and_error([ours - theirs for ours, theirs in zip(found, best, strict=True)]),
+        fmean(min(scores.values()) for scores in cells),
+        tuple((scores["prior_scale"], scores["noise_scale"]) for scores in em),
+        sum(one.seconds for one in group),
+    )
 
 
 @dataclass(frozen=True)
@@ -41,43 +144,27 @@ class Study:
         }
 
 
-def hyperparameters(
-    data_sets: Sequence[str] = DATA_SETS,
-    methods: Sequence[str] = ("laplace",),
-    *,
-    folder: Path,
-    splits: int | None = None,
-    settings: Settings | None = None,
-    jobs: int = 1,
-    report: Callable[[str], None] = lambda line: None,
-) -> Study:
+def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet.
 
-    `splits` takes the first so many of each data set (None: all), `jobs` is the number of processes, and `report`
-    is told a line about each fit. Results that were made with other settings are refused.
+    `report` is told a line about each fit. Results that were made with other settings are refused.
     """
-    settings = settings or default_settings()
-    check(data_sets, methods, splits, jobs)
+    jobs = settings.jobs or os.cpu_count() or 1
     cells = [
         Cell(name, method, split, part)
-        for name in dict.fromkeys(data_sets)
-        for method in dict.fromkeys(methods)
-        for split in range(min(splits or num_splits(name), num_splits(name)))
+        for name in dict.fromkeys(settings.datasets)
+        for method in dict.fromkeys(settings.methods)
+        for split in range(min(settings.splits or num_splits(name), num_splits(name)))
         for part in (EM, GRID)
     ]
-    found = {result.cell: result for result in stored(cells, folder, settings)}
-    missing = [cell for cell in cells if cell not in found]
-    if found:
-        report(f"{len(found)} of {len(cells)} results are there already")
+    done = {result.cell: result for result in stored(cells, folder, settings)}
+    missing = [cell for cell in cells if cell not in done]
+    if done:
+        report(f"{len(done)} of {len(cells)} results are there already")
     for count, result in enumerate(fit_all(missing, folder, settings, jobs), start=1):
-        found[result.cell] = result
+        done[result.cell] = result
         report(f"{count}/{len(missing)} {_progress(result)}")
-    return Study(settings, tuple(found[cell] for cell in cells))
-
-
-def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, jobs: int) -> None:
-    """ValueError at a data set, an approximation or a number that the study cannot use."""
-    check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
+    return Study(settings, tuple(done[cell] for cell in cells))
 
 
 def _progress(result: Result[Cell]) -> str:
@@ -87,3 +174,16 @@ def _progress(result: Result[Cell]) -> str:
     else:
         said = f"best NLL {min(scores.values()):.4g}"
     return f"{result.cell}: {said}, {result.seconds:.1f} s"
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    title(out, "Prior and noise by variational EM, against the best of a grid")
+    rows = table("", "best of grid", "variational EM", "difference", "splits", wrap=False)
+    for data_set, part in groupby(study.comparisons, lambda one: one.data_set):
+        add_heading(rows, data_set)
+        for one in part:
+            rows.add_row(f"  {one.method}", str(one.best), str(one.em), str(one.difference), str(one.splits))
+    out.print(rows)
+    remark(out, "Test NLL in units of the target, mean ± standard error over splits.")
+    notes(out, study.notes())

@@ -28,29 +28,29 @@ def _grid(study: Study, path: Path) -> None:
         found = study.grid(network)
         etas = sorted(eta for eta in found if eta is not None)
         places = axes[row * (len(METRICS) + 1) :]
-        for place, (key, label) in zip(places, METRICS.items(), strict=False):
+        for panel, (key, label) in zip(places, METRICS.items(), strict=False):
             values = [found[eta].scores[f"held_out_{key}"] for eta in etas]
-            place.axhline(found[None].scores[f"held_out_{key}"], color=BLACK, linestyle="dashed", label="MAP")
-            _curve(place, etas, values, study.chosen[network], label)
+            panel.axhline(found[None].scores[f"held_out_{key}"], color=BLACK, linestyle="dashed", label="MAP")
+            _curve(panel, etas, values, study.chosen[network], label)
         scales = [found[eta].scores["mean_scale"] for eta in etas]
         _curve(places[len(METRICS)], etas, scales, study.chosen[network], r"mean $\sigma$ of the weights")
         places[len(METRICS)].axhline(study.settings.prior_scale, color=GREY, linestyle="dotted", label="prior")
         places[0].set_title(NETWORKS[network].label, fontsize=11, loc="left")
         places[0].legend(frameon=False, fontsize=9)
         places[len(METRICS)].legend(frameon=False, fontsize=9)
-    for place in axes[-len(METRICS) - 1 :]:
-        place.set_xlabel(r"$\eta$, the weight of the KL", fontsize=10)
+    for panel in axes[-len(METRICS) - 1 :]:
+        panel.set_xlabel(r"$\eta$, the weight of the KL", fontsize=10)
     count = f"{study.settings.held_out:,} held-out training images"
     figure.suptitle(f"{study.settings.data_set}, first seed, {count}. Red: chosen, by NLL", fontsize=11)
     save(figure, path)
 
 
-def _curve(place: "Axes", etas: list[float], values: list[float], chosen: float, label: str) -> None:
-    place.plot(etas, values, "o-", color=BLUE, markersize=4, linewidth=1.4, label="mean field")
-    place.plot([chosen], [values[etas.index(chosen)]], "o", color=RED, markersize=8, zorder=3)
-    place.set_xscale("log")
-    place.set_ylabel(label, fontsize=10)
-    plain(place)
+def _curve(panel: "Axes", etas: list[float], values: list[float], chosen: float, label: str) -> None:
+    panel.plot(etas, values, "o-", color=BLUE, markersize=4, linewidth=1.4, label="mean field")
+    panel.plot([chosen], [values[etas.index(chosen)]], "o", color=RED, markersize=8, zorder=3)
+    panel.set_xscale("log")
+    panel.set_ylabel(label, fontsize=10)
+    plain(panel)
 
 
 def _scores(study: Study, path: Path) -> None:
@@ -59,15 +59,15 @@ def _scores(study: Study, path: Path) -> None:
     figure, axes = panels(len(networks), len(METRICS), size=(3.4, 1.9))
     for row, network in enumerate(networks):
         rows = study.rows(network)
-        for place, (key, label) in zip(axes[row * len(METRICS) :], METRICS.items(), strict=False):
+        for panel, (key, label) in zip(axes[row * len(METRICS) :], METRICS.items(), strict=False):
             for line, one in enumerate(rows):
                 mean, spread = one.scores[f"test_{key}"]
-                place.errorbar(mean, line, xerr=spread, fmt="o", color=COLOURS[one.method], capsize=3, markersize=6)
-            place.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
-            place.set_yticks(range(len(rows)), [method_name(one) for one in rows] if key == "error" else [])
-            place.margins(x=0.15)
-            place.locator_params(axis="x", nbins=4)
-            plain(place)
+                panel.errorbar(mean, line, xerr=spread, fmt="o", color=COLOURS[one.method], capsize=3, markersize=6)
+            panel.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
+            panel.set_yticks(range(len(rows)), [method_name(one) for one in rows] if key == "error" else [])
+            panel.margins(x=0.15)
+            panel.locator_params(axis="x", nbins=4)
+            plain(panel)
         axes[row * len(METRICS)].set_title(NETWORKS[network].label, fontsize=11, loc="left")
     seeds = f"mean and standard deviation over {study.settings.seeds} seeds" if study.settings.seeds > 1 else "one seed"
     figure.suptitle(f"{study.settings.data_set}, test images, {seeds}. Less is better", fontsize=11)

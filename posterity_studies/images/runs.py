@@ -10,7 +10,8 @@ from posterity.model.data import as_data
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Posterior
 from posterity.storage import Part
-from posterity_studies.images.protocol import NETWORKS, Images, Settings, problem, scores
+from posterity_studies.images.protocol import NETWORKS, Images, problem, scores
+from posterity_studies.images.settings import Settings
 from posterity_studies.results import depends_on
 
 

@@ -1,17 +1,21 @@
 """The study as a whole: fits, the choice of eta, means over seeds, and one document."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from posterity.errors import unknown
+from posterity.cli.frame.output import table
 from posterity.inference.sweep import Result
 from posterity.posteriors import Posterior
 from posterity.report.files import processor
+from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import mean_and_spread
-from posterity_studies.images.protocol import NETWORKS, Images, Settings, read_images
+from posterity_studies.images.protocol import NETWORKS, Images, read_images
 from posterity_studies.images.runs import Cell, fit, start, stored
+from posterity_studies.images.settings import Settings
+from posterity_studies.options import Report, silent
+from posterity_studies.results import with_error
 
 METRICS = {"error": "error, %", "nll": "NLL", "ece": "ECE"}
 WITHIN = 0.3  # points of error
@@ -80,47 +84,30 @@ class Study:
         }
 
 
-def images(
-    networks: Sequence[str] = tuple(NETWORKS),
-    *,
-    folder: Path,
-    settings: Settings | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> Study:
+def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
 
     The first seed is fitted with every eta of the grid; the others by MAP, with the eta that was chosen, and eta = 1.
     """
-    settings = settings or Settings()
-    check(networks)
     whole = read_images(settings)
     results: list[Result[Cell]] = []
     chosen: dict[str, float] = {}
-    for network in dict.fromkeys(networks):
+    for network in dict.fromkeys(settings.networks):
         data = whole.flat() if NETWORKS[network].flat else whole
         first = [Cell(network, eta, 0) for eta in (None, *dict.fromkeys(settings.etas))]
-        found = list(_results(first, data, folder, settings, report))
-        best = min(found[1:], key=lambda one: one.scores["held_out_nll"]).cell.eta
+        grid = list(_results(first, data, folder, settings, report))
+        best = min(grid[1:], key=lambda result: result.scores["held_out_nll"]).cell.eta
         assert best is not None
         chosen[network] = best
         report(f"{NETWORKS[network].label}: eta {best:g} has the least NLL on held-out images")
         again = (None, *dict.fromkeys((best, *(eta for eta in settings.etas if eta == 1.0))))
         others = [Cell(network, eta, seed) for seed in range(1, settings.seeds) for eta in again]
-        results += [*found, *_results(others, data, folder, settings, report)]
+        results += [*grid, *_results(others, data, folder, settings, report)]
     return Study(settings, tuple(results), chosen)
 
 
-def check(networks: Sequence[str]) -> None:
-    """ValueError at a network that the study does not know, or where none is named."""
-    for name in networks:
-        if name not in NETWORKS:
-            raise ValueError(unknown("network", name, NETWORKS))
-    if not networks:
-        raise ValueError(f"No network was named. Known: {', '.join(NETWORKS)}.")
-
-
 def _results(
-    cells: Sequence[Cell], data: Images, folder: Path, settings: Settings, report: Callable[[str], None]
+    cells: Sequence[Cell], data: Images, folder: Path, settings: Settings, report: Report
 ) -> Iterator[Result[Cell]]:
     starts: dict[int, Posterior] = {}  # of one seed at a time
     for cell in cells:
@@ -143,3 +130,19 @@ def _row(network: str, method: str, eta: float | None, results: Sequence[Result[
 def _as_json(row: Row) -> dict[str, Any]:
     scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
     return {**asdict(row), "scores": scores}
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    settings = study.settings
+    for network in study.chosen:
+        title(out, f"{settings.data_set}, {NETWORKS[network].label}, test images")
+        rows = table("", "eta", *METRICS.values(), "mean sigma")
+        for row in study.rows(network):
+            numbers = [with_error(*row.scores[f"test_{key}"]) for key in METRICS]
+            sigma = "" if row.eta is None else f"{row.scores['mean_scale'][0]:.3g}"
+            rows.add_row(row.method, "" if row.eta is None else f"{row.eta:g}", *numbers, sigma)
+        out.print(rows)
+    choice = f"eta chosen by the NLL of the first seed on {settings.held_out} held-out training images."
+    remark(out, f"Mean ± standard deviation over {settings.seeds} seeds; {choice}")
+    notes(out, study.notes())

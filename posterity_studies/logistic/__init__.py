@@ -1,10 +1,4 @@
-"""Bayesian logistic regression told from end to end; drawing needs matplotlib: pip install 'posterity[report]'."""
+"""Logistic regression by MAP, Laplace, variational and exact inference: figures and numbers in a folder.
 
-from posterity_studies.logistic.figures import draw
-from posterity_studies.logistic.study import Study, logistic
-
-__all__ = [
-    "Study",
-    "draw",
-    "logistic",
-]
+Example: posterity study logistic --out results/logistic
+"""

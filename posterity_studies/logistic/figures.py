@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from posterity.report.canvas import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    array,
-    gentle,
-    panels,
-    plain,
-    save,
-)
+from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, gentle, panels, plain, save
 from posterity_studies.logistic.exact import log_density
 from posterity_studies.logistic.sketches import probit_difference
 from posterity_studies.logistic.study import Study
@@ -64,23 +50,23 @@ def _maps(study: Study, path: Path) -> None:
     figure, axes = panels(2, 4, size=(3.3, 3.25), sharex=True, sharey=True)
     side, reach = len(study.axis), float(study.axis[-1])
     colours = gentle("RdBu_r", 0.15, 0.85)
-    for place, (name, values) in zip(axes, study.maps.items(), strict=True):
+    for panel, (name, values) in zip(axes, study.maps.items(), strict=True):
         shown = array(values.reshape(side, side).T)  # rows are the second input
-        image = place.imshow(
+        image = panel.imshow(
             shown, origin="lower", extent=(-reach, reach) * 2, cmap=colours, vmin=0, vmax=1, interpolation="bilinear"
         )
         axis = array(study.axis)
-        place.contour(axis, axis, shown, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
-        place.contour(axis, axis, shown, levels=[0.5], colors=BLACK, linewidths=1.4)
+        panel.contour(axis, axis, shown, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
+        panel.contour(axis, axis, shown, levels=[0.5], colors=BLACK, linewidths=1.4)
         for index, (label, colour, marker) in enumerate(TWO):
             rows = study.regression.inputs[study.regression.targets == index]
-            _points(place, rows, colour, marker, label)
-        place.set_title(name, fontsize=11)
-        place.set_aspect("equal")
-    for place in axes[4:]:
-        place.set_xlabel("$x_1$")
-    for place in axes[::4]:
-        place.set_ylabel("$x_2$")
+            _points(panel, rows, colour, marker, label)
+        panel.set_title(name, fontsize=11)
+        panel.set_aspect("equal")
+    for panel in axes[4:]:
+        panel.set_xlabel("$x_1$")
+    for panel in axes[::4]:
+        panel.set_ylabel("$x_2$")
     bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.02)
     bar.set_label("p(y = 1 | x);  lines at 0.1, 0.5, 0.9", fontsize=10)
     handles, names = axes[0].get_legend_handles_labels()
@@ -90,21 +76,21 @@ def _maps(study: Study, path: Path) -> None:
 
 def _rays(study: Study, path: Path) -> None:
     figure, axes = panels(1, 3, size=(4.2, 4.2), sharex=True)
-    for place, ray in zip(axes, study.rays, strict=True):
+    for panel, ray in zip(axes, study.rays, strict=True):
         for name, values in ray.probability.items():
             colour, style, width = LINES[name]
-            place.semilogx(
+            panel.semilogx(
                 array(ray.distance), array(values), color=colour, linestyle=style, linewidth=width, label=name
             )
         for name in ("Laplace, exact integral", "Laplace, probit κ", "Exact posterior"):
-            place.axhline(ray.limit[name], color=LINES[name][0], linestyle="dashed", linewidth=1.0, zorder=1)
+            panel.axhline(ray.limit[name], color=LINES[name][0], linestyle="dashed", linewidth=1.0, zorder=1)
         direction = f"({ray.direction[0]:g}, {ray.direction[1]:g})".replace("-", "\N{MINUS SIGN}")
-        place.set_title(f"along x = c · {direction}", fontsize=11)
+        panel.set_title(f"along x = c · {direction}", fontsize=11)
         uncertain = torch.cat([values for name, values in ray.probability.items() if name != "MAP"])
         low, high = float(uncertain.min()), float(uncertain.max())
         margin = 0.06 * (high - low)  # MAP, which saturates, may leave the panel
-        place.set(xlabel="c", ylim=(low - margin, high + margin), xlim=(0.1, 1000))
-        plain(place)
+        panel.set(xlabel="c", ylim=(low - margin, high + margin), xlim=(0.1, 1000))
+        plain(panel)
     axes[0].set_ylabel("p(y = 1 | x)")
     axes[1].plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="limit by theory")
     handles, names = axes[1].get_legend_handles_labels()
@@ -116,9 +102,9 @@ def _laplace(study: Study, path: Path) -> None:
     figure, axes = panels(1, 3, size=(4.2, 3.9))
     curve = study.curve
     u = torch.linspace(-0.6, 2.8, 400, dtype=torch.float64)
-    for place, of in ((axes[0], torch.exp), (axes[1], torch.Tensor.clone)):
-        place.plot(array(u), array(of(curve.log_density(u))), color=BLUE, linewidth=2.0, label="density")
-        place.plot(
+    for panel, of in ((axes[0], torch.exp), (axes[1], torch.Tensor.clone)):
+        panel.plot(array(u), array(of(curve.log_density(u))), color=BLUE, linewidth=2.0, label="density")
+        panel.plot(
             array(u),
             array(of(curve.laplace_log_density(u))),
             color=RED,
@@ -126,9 +112,9 @@ def _laplace(study: Study, path: Path) -> None:
             linestyle="dashed",
             label="Laplace",
         )
-        place.axvline(curve.mode, color=GREY, linewidth=0.9, linestyle="dotted", zorder=0)
-        place.set(xlabel="u", xlim=(-0.6, 2.8))
-        plain(place)
+        panel.axvline(curve.mode, color=GREY, linewidth=0.9, linestyle="dotted", zorder=0)
+        panel.set(xlabel="u", xlim=(-0.6, 2.8))
+        plain(panel)
     axes[0].set_title(r"$\exp(7u - 2e^u)$, normalised", fontsize=11)
     axes[0].set_ylim(0, 1.2)
     axes[1].set_title("the same, logarithm", fontsize=11)
@@ -138,7 +124,7 @@ def _laplace(study: Study, path: Path) -> None:
     save(figure, path)
 
 
-def _weights(study: Study, place: "Axes") -> None:
+def _weights(study: Study, panel: "Axes") -> None:
     """Exact posterior of the two weights and its Laplace approximation, by contours at equal shares of the peak."""
     first = torch.linspace(-1.8, 5.6, 141, dtype=torch.float64)
     second = torch.linspace(-2.2, 6.2, 141, dtype=torch.float64)
@@ -148,7 +134,7 @@ def _weights(study: Study, place: "Axes") -> None:
     laplace = -0.5 * (centred @ torch.linalg.inv(study.regression.covariance) * centred).sum(1)
     for values, colour, style in ((exact, BLUE, "solid"), (laplace, RED, "dashed")):
         shown = array((values - values.max()).exp().reshape(141, 141).T)
-        place.contour(
+        panel.contour(
             array(first),
             array(second),
             shown,
@@ -157,12 +143,12 @@ def _weights(study: Study, place: "Axes") -> None:
             linestyles=style,
             linewidths=1.3,
         )
-    _points(place, study.exact.mean[None], BLUE, "D", "exact mean")
-    _points(place, study.regression.mode.theta[None], RED, "s", "mode")
-    place.set(xlabel="$w_1$", ylabel="$w_2$")
-    place.set_title("weights: exact posterior (solid), Laplace (dashed)", fontsize=11)
-    place.legend(frameon=False, fontsize=10, loc="upper right")
-    plain(place)
+    _points(panel, study.exact.mean[None], BLUE, "D", "exact mean")
+    _points(panel, study.regression.mode.theta[None], RED, "s", "mode")
+    panel.set(xlabel="$w_1$", ylabel="$w_2$")
+    panel.set_title("weights: exact posterior (solid), Laplace (dashed)", fontsize=11)
+    panel.legend(frameon=False, fontsize=10, loc="upper right")
+    plain(panel)
 
 
 def _probit(study: Study, path: Path) -> None:
@@ -183,20 +169,20 @@ def _probit(study: Study, path: Path) -> None:
         f"{largest:.4f} at a = {at:.2f}", (at, largest), (-8, 0), textcoords="offset points", ha="right", fontsize=10
     )
     axes[1].set_title("probit \N{MINUS SIGN} sigmoid", fontsize=11)
-    for place in axes:
-        place.set(xlabel="a", xlim=(-6, 6))
-        plain(place)
+    for panel in axes:
+        panel.set(xlabel="a", xlim=(-6, 6))
+        plain(panel)
     save(figure, path)
 
 
 def _evidence(study: Study, path: Path) -> None:
-    figure, (place,) = panels(1, 1, size=(9.6, 4.2))
+    figure, (panel,) = panels(1, 1, size=(9.6, 4.2))
     found = study.decompositions
     floor = min(one.elbo for one in found) - 0.6
     for index, one in enumerate(found):
         label = index == 0  # one entry in the legend
-        place.bar(index, one.elbo - floor, 0.6, floor, color=SKY, label="ELBO(q)" if label else None)
-        place.bar(
+        panel.bar(index, one.elbo - floor, 0.6, floor, color=SKY, label="ELBO(q)" if label else None)
+        panel.bar(
             index,
             one.divergence,
             0.6,
@@ -208,16 +194,16 @@ def _evidence(study: Study, path: Path) -> None:
             label="KL(q ‖ posterior)" if label else None,
         )
         text = f"ELBO {one.elbo:.3f}\nKL {one.divergence:.3f}".replace("-", "\N{MINUS SIGN}")
-        place.text(index, floor + 0.08, text, ha="center", va="bottom", fontsize=9, color=BLACK)
+        panel.text(index, floor + 0.08, text, ha="center", va="bottom", fontsize=9, color=BLACK)
     evidence = study.exact.log_evidence
-    place.axhline(
+    panel.axhline(
         evidence, color=BLACK, linestyle="dashed", linewidth=1.3, label=f"log p(y) = \N{MINUS SIGN}{-evidence:.4f}"
     )
-    place.set_xticks(range(len(found)), [one.name for one in found], fontsize=10)
-    place.set(ylim=(floor, evidence + 0.55), ylabel="nats")
-    place.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
-    place.legend(frameon=False, fontsize=10, loc="upper center", ncols=3)
-    plain(place)
+    panel.set_xticks(range(len(found)), [one.name for one in found], fontsize=10)
+    panel.set(ylim=(floor, evidence + 0.55), ylabel="nats")
+    panel.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
+    panel.legend(frameon=False, fontsize=10, loc="upper center", ncols=3)
+    plain(panel)
     save(figure, path)
 
 
@@ -227,10 +213,10 @@ def _multiclass(study: Study, path: Path) -> None:
     reach = float(found.axis[-1])
     axis = array(torch.linspace(-reach, reach, FINE))
     colours = gentle("Purples_r", 0.25, 1.0)
-    for place, (name, probs) in zip(axes, found.probs.items(), strict=True):
+    for panel, (name, probs) in zip(axes, found.probs.items(), strict=True):
         fine = _finer(probs)
         shown = array(fine.amax(1).reshape(FINE, FINE).T)
-        image = place.imshow(
+        image = panel.imshow(
             shown,
             origin="lower",
             extent=(-reach, reach) * 2,
@@ -240,14 +226,14 @@ def _multiclass(study: Study, path: Path) -> None:
             interpolation="bilinear",
         )
         for lead in _leads(fine):
-            place.contour(axis, axis, array(lead.reshape(FINE, FINE).T), levels=[0.0], colors=BLACK, linewidths=1.2)
+            panel.contour(axis, axis, array(lead.reshape(FINE, FINE).T), levels=[0.0], colors=BLACK, linewidths=1.2)
         if shown.max() > 0.9:
-            place.contour(axis, axis, shown, levels=[0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
+            panel.contour(axis, axis, shown, levels=[0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
         for index, (colour, marker) in enumerate(THREE):
             rows = found.regression.inputs[found.regression.targets == index][:, :2]
-            _points(place, rows, colour, marker, f"class {index}")
-        place.set_title(name, fontsize=11)
-        place.set(xlabel="$x_1$", aspect="equal", xticks=[-8, -4, 0, 4, 8], yticks=[-8, -4, 0, 4, 8])
+            _points(panel, rows, colour, marker, f"class {index}")
+        panel.set_title(name, fontsize=11)
+        panel.set(xlabel="$x_1$", aspect="equal", xticks=[-8, -4, 0, 4, 8], yticks=[-8, -4, 0, 4, 8])
     axes[0].set_ylabel("$x_2$")
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.015)
     bar.set_label("largest probability;  dotted at 0.9", fontsize=10)
@@ -256,9 +242,9 @@ def _multiclass(study: Study, path: Path) -> None:
     save(figure, path)
 
 
-def _points(place: "Axes", rows: Tensor, colour: str, marker: str, label: str) -> None:
+def _points(panel: "Axes", rows: Tensor, colour: str, marker: str, label: str) -> None:
     first, second = array(rows).T
-    place.scatter(
+    panel.scatter(
         first, second, s=30, marker=marker, color=colour, edgecolor="white", linewidth=0.6, zorder=3, label=label
     )
 

@@ -1,4 +1,4 @@
-"""The model of the study: logistic regression without bias, its mode and its Laplace posterior, in float64."""
+"""Bayesian logistic regression: the mode, the Laplace Gaussian, and the Gaussians that maximise the ELBO."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from posterity.curvature import Hessian
-from posterity.inference import infer
+from posterity.inference import Method, infer
 from posterity.likelihoods import Bernoulli, Categorical
-from posterity.methods import MAP, Laplace
+from posterity.methods import MAP, FullRank, Laplace, MeanField
+from posterity.methods.parts.gradients import LocalReparameterisation
 from posterity.model import Joint
 from posterity.optim import SGD
-from posterity.posteriors import Linearized, Point
+from posterity.optim.optimizer import Adam
+from posterity.optim.schedules import Cosine
+from posterity.posteriors import Gaussian, Linearized, Point
 from posterity.precisions import Dense
 from posterity.priors import Normal
 
@@ -70,3 +73,21 @@ def fit(inputs: Tensor, targets: Tensor, prior_scale: float, num_classes: int = 
     assert isinstance(mode, Point)
     assert isinstance(laplace, Linearized)
     return Regression(joint, inputs, targets, mode, laplace)
+
+
+STEPS = 2000
+METHODS: dict[str, Method] = {
+    "Variational, factorised": MeanField(STEPS, None, Adam(0.02), Cosine(), LocalReparameterisation(draws=32)),
+    "Variational, full": FullRank(STEPS, None, 4, Adam(0.02), Cosine()),
+}
+
+
+def variational(regression: Regression, seed: int) -> dict[str, Linearized]:
+    """The posteriors by name, from the mode on; their logits are Gaussian, so that predictions need no draws."""
+    found = {}
+    for name, method in METHODS.items():
+        rows = regression.inputs, regression.targets
+        q, _ = infer(method, regression.joint, rows, start=regression.mode, seed=seed, progress=False)
+        assert isinstance(q, Gaussian)
+        found[name] = Linearized(q.joint, q)
+    return found

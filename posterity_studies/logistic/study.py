@@ -2,20 +2,22 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posterity.cli.frame.output import table
 from posterity.posteriors import Linearized
 from posterity.predictive import Exact as ExactIntegral
-from posterity_studies.logistic.decomposition import Decomposition, decompositions
-from posterity_studies.logistic.exact import Exact, exact_posterior
+from posterity_studies.frame import notes, remark, title
+from posterity_studies.logistic.exact import Decomposition, Exact, decompositions, exact_posterior
 from posterity_studies.logistic.multiclass import MultiClass, multiclass
 from posterity_studies.logistic.rays import FAR, INTEGRATORS, Ray, rays, weight_average, weight_draws
-from posterity_studies.logistic.regression import PRIOR_SCALE, Regression, binary
+from posterity_studies.logistic.regression import PRIOR_SCALE, Regression, binary, variational
 from posterity_studies.logistic.sketches import Curve, ProbitError, laplace_curve, probit_error
-from posterity_studies.logistic.variational import variational
+from posterity_studies.options import Report, Settings, silent
 
 REACH, SIDE = 6.0, 51  # of the map
 RING = 30.0  # radius at which the entropy far from the data is taken
@@ -104,8 +106,10 @@ class Study:
         }
 
 
-def logistic(seed: int = 0) -> Study:
-    """Run the study; `seed` fixes all draws and the rows of three classes."""
+def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
+    """Run the study; the seed fixes everything random."""
+    report("computing: fits, exact posterior, rays, three classes")
+    seed = settings.seed
     regression = binary()
     fitted = variational(regression, seed)
     exact = exact_posterior(regression)
@@ -158,3 +162,60 @@ def _entropy(probability: Tensor) -> Tensor:
     """Entropy of a coin with these probabilities, in nats."""
     total: Tensor = torch.special.entr(probability) + torch.special.entr(1 - probability)
     return total
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    document = study.document()
+    title(out, "Bayesian logistic regression, 10 rows, 2 weights")
+    out.print(_methods_table(document))
+    remark(out, "Error: distance from the exact posterior over the map. Far away: radius 30.")
+    out.print()
+    title(out, "Along rays: p(y = 1 | c x) at c = 10 000 against its limit by theory")
+    out.print(_rays(document))
+    draws = document["monte_carlo_draws"]
+    note = f"Monte Carlo: {draws['far_along_rays']:,} draws here, {draws['maps']:,} in maps and curves."
+    remark(out, note)
+    out.print()
+    title(out, "log p(y) = ELBO(q) + KL(q || posterior), in nats")
+    out.print(_parts(document))
+    curve, probit = document["laplace_1d"], document["probit"]
+    classes = {row["method"]: row["mean_distance"] for row in document["multiclass"]}
+    lines = (
+        f"log evidence: exact {document['exact']['log_evidence']:.6f}, Laplace "
+        f"{document['laplace']['log_evidence']:.6f}",
+        f"Laplace in one dimension: log normaliser {curve['laplace_log_normaliser']:.6f}, exact "
+        f"{curve['exact_log_normaliser']:.6f}",
+        f"probit for sigmoid: off by at most {probit['largest']:.5f}, at a = {probit['at']:.3f}",
+        "three classes, mean distance from the exact softmax integral: mean-field probit "
+        f"{classes['Laplace, mean-field probit']:.4f}, Monte Carlo {classes['Laplace, Monte Carlo']:.4f}, "
+        f"MAP {classes['MAP']:.4f}",
+    )
+    notes(out, lines)
+
+
+def _methods_table(document: dict[str, Any]) -> Any:
+    rows = table("method", "largest error", "mean error", "entropy on data", "far away")
+    for row in document["methods"]:
+        numbers = ("largest_error", "mean_error", "entropy_on_the_data", "entropy_far_away")
+        rows.add_row(row["method"], *(f"{row[key]:.4f}" for key in numbers))
+    return rows
+
+
+def _rays(document: dict[str, Any]) -> Any:
+    rows = table("method", "probability", "limit", "difference", "standard error")
+    for ray in document["rays"]:
+        rows.add_row(f"x = ({ray['direction'][0]:g}, {ray['direction'][1]:g})", style="bold")
+        for row in ray["methods"]:
+            error = f"{ray['monte_carlo_error']:.1e}" if "Monte Carlo" in row["method"] else ""
+            difference = f"{abs(row['probability'] - row['limit']):.1e}"
+            rows.add_row(row["method"], f"{row['probability']:.6f}", f"{row['limit']:.6f}", difference, error)
+    return rows
+
+
+def _parts(document: dict[str, Any]) -> Any:
+    rows = table("q", "log joint", "entropy", "ELBO", "KL", "ELBO + KL")
+    for row in document["decomposition"]:
+        numbers = ("expected_log_joint", "entropy", "elbo", "divergence")
+        rows.add_row(row["name"], *(f"{row[key]:.4f}" for key in numbers), f"{row['sum']:.7f}")
+    return rows

@@ -1,10 +1,4 @@
-"""EM, from two clusters to the prior of a network; drawing needs matplotlib: pip install 'posterity[report]'."""
+"""EM and its bound on two clusters, labels, restarts, numbers of components, and the prior of a network.
 
-from posterity_studies.mixtures.figures import draw
-from posterity_studies.mixtures.study import Study, mixtures
-
-__all__ = [
-    "Study",
-    "draw",
-    "mixtures",
-]
+Example: posterity study mixtures --seed 1
+"""

@@ -1,22 +1,313 @@
 """All figures of the study."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from posterity_studies.mixtures import figures_of_fits as fits
-from posterity_studies.mixtures import figures_of_rounds as rounds
+import torch
+from torch import Tensor
+
+from posterity.evidence import jensen
+from posterity.numerics.random import Key
+from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, array, panels, plain, save
+from posterity_studies.mixtures import clusters as five
+from posterity_studies.mixtures import prior
+from posterity_studies.mixtures.bounds import Curve
+from posterity_studies.mixtures.clusters import Clusters
+from posterity_studies.mixtures.example import UNKNOWN, Sample, Values, log_joint
+from posterity_studies.mixtures.prior import Priors
 from posterity_studies.mixtures.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CLASSES = (RED, BLUE)
+SHOWN = (0, 1, 3)  # rounds with responsibilities, before the last
+CURVES = (BLUE, GREEN, RED)
+STEPS = 12  # rounds of the staircase
+GRID = 400
+RUG = -0.025  # where points are drawn below densities
+
+
+def points(study: Study, path: Path) -> None:
+    """The points with their classes and the densities of these; and without, with the mixture before and after EM."""
+    grid = _grid(study.data)
+    figure, (left, right) = panels(1, 2, size=(4.8, 3.3), sharex=True, sharey=True)
+    densities = _weighted(grid, study.complete)
+    for component, (colour, name) in enumerate(zip(CLASSES, ("z = 1", "z = 0"), strict=True)):
+        left.plot(array(grid), array(densities[:, component]), color=colour, linewidth=1.8, label=f"p(y, {name})")
+        _rug(left, study.data.points[study.data.labels == component], colour)
+    left.set_title("With labels: class statistics", fontsize=11)
+    highest = 0.0
+    for colour, style, name, at in (
+        (GREY, "dashed", "at the start", study.run.history[0]),
+        (GREEN, "solid", f"after {len(study.run.after_e)} rounds of EM", study.run.end),
+        (BLACK, "dotted", "with labels", study.complete),
+    ):
+        density = _weighted(grid, at).sum(-1)
+        highest = max(highest, float(density.max()))
+        right.plot(array(grid), array(density), color=colour, linestyle=style, linewidth=1.8, label=name)
+    _rug(right, study.data.points, BLACK)
+    right.set_title("Without labels: the mixture p(y)", fontsize=11)
+    for panel in (left, right):
+        panel.set(xlabel="y", ylim=(2 * RUG, 1.35 * highest))  # room for the legend
+        panel.set_yticks([tick for tick in panel.get_yticks() if 0 <= tick <= 1.1 * highest])
+        panel.legend(frameon=False, fontsize=9, loc="upper left")
+        plain(panel)
+    left.set_ylabel("density")
+    save(figure, path)
+
+
+def responsibilities(study: Study, path: Path) -> None:
+    """Points coloured by p(z = 1 | y), and its curve, at the start, after some rounds and at the end."""
+    last = len(study.run.history) - 1
+    rounds = [*(one for one in SHOWN if one < last), last]
+    grid, height = _grid(study.data), Key(0).uniform((len(study.data.points),), torch.float64, "cpu")
+    figure, axes = panels(1, len(rounds), size=(3.0, 2.9), sharex=True, sharey=True)
+    for panel, number in zip(axes, rounds, strict=True):
+        at = study.run.history[number]
+        curve = _responsibility(grid, at)
+        panel.plot(array(grid), array(curve), color=BLACK, linewidth=1.4)
+        drawn = panel.scatter(
+            array(study.data.points),
+            array(-0.3 + 0.2 * height),
+            c=array(_responsibility(study.data.points, at)),
+            cmap="coolwarm",
+            vmin=0,
+            vmax=1,
+            s=11,
+            linewidths=0.3,
+            edgecolors=BLACK,
+        )
+        for mean, colour in zip(at["means"].tolist(), CLASSES, strict=True):
+            panel.plot([mean, mean], [-0.05, 1.0], color=colour, linestyle="dotted", linewidth=1.2)
+        title = "start" if number == 0 else f"after {number} round{'s' if number > 1 else ''}"
+        panel.set_title(title + (" (end)" if number == last else ""), fontsize=10)
+        panel.set(xlabel="y", ylim=(-0.36, 1.04), yticks=(0, 0.5, 1))
+        plain(panel)
+    axes[0].set_ylabel("p(z = 1 | y)")
+    bar = figure.colorbar(drawn, ax=axes, pad=0.02)
+    bar.set_label("responsibility of component 1", fontsize=9)
+    bar.ax.tick_params(labelsize=9)
+    save(figure, path)
+
+
+def bound(study: Study, path: Path) -> None:
+    """The log-likelihood over one mean with the bounds that touch it: that mean alone moving, and the rounds of EM."""
+    figure, axes = panels(2, 2, size=(4.7, 3.2))
+    _touching(axes[0], study.one_mean, CURVES)
+    axes[0].set_title(r"EM in $\mu_1$ alone: one log-likelihood, three bounds", fontsize=10)
+    for number, (panel, curve) in enumerate(zip(axes[1:], study.curves, strict=True), 1):
+        _touching(panel, [curve], (CURVES[number - 1],))
+        panel.set_title(f"EM, round {number}: all else as it is then", fontsize=10)
+    for panel in axes[2:]:
+        panel.set_xlabel(r"$\mu_1$")
+    for panel in axes[::2]:
+        panel.set_ylabel("nats")
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def _touching(panel: "Axes", curves: Sequence[Curve], colours: Sequence[str]) -> None:
+    first = curves[0]
+    panel.plot(array(first.grid), array(first.log_likelihood), color=BLACK, linewidth=2, label="log-likelihood")
+    for curve, colour in zip(curves, colours, strict=True):
+        name = "bound F(q, $\\mu_1$)" if curve is first else None
+        panel.plot(array(curve.grid), array(curve.bound), color=colour, linewidth=1.4, label=name)
+        touch = "touches (E-step)" if curve is first else None
+        panel.plot(curve.at, curve.value, "o", color=colour, markersize=7, zorder=3, label=touch)
+        nearest = int((curve.grid - curve.best).abs().argmin())
+        top = "its maximum (M-step)" if curve is first else None
+        panel.plot(curve.best, float(curve.bound[nearest]), "^", color=colour, markersize=7, zorder=3, label=top)
+    plain(panel)
+
+
+def staircase(study: Study, path: Path) -> None:
+    """The bound after each E- and M-step from the second round on, and the log-likelihood's distance from its limit."""
+    figure, (left, right) = panels(1, 2, size=(4.7, 3.2))
+    touching, raised = study.run.after_e.tolist(), study.run.after_m.tolist()
+    rounds = range(1, min(STEPS, len(touching) - 1))
+    for number in rounds:
+        names = ("M-step: $\\theta$ moves", "E-step: q = p(z | y)") if number == rounds[0] else (None, None)
+        left.plot([number, number + 1], [touching[number], raised[number]], color=BLUE, linewidth=1.6, label=names[0])
+        left.plot([number + 1] * 2, [raised[number], touching[number + 1]], color=RED, linewidth=2.4, label=names[1])
+    left.plot(rounds, [touching[number] for number in rounds], "o", color=BLACK, markersize=4, label="log-likelihood")
+    left.set(xlabel="round", ylabel="bound, nats")
+    left.legend(frameon=False, fontsize=9, loc="lower right")
+    gap = study.run.after_e[-1] - study.run.after_e[:-1]
+    right.semilogy(array(gap), color=BLACK, linewidth=1.6)
+    right.set(xlabel="round", ylabel="log-likelihood, nats below its limit")
+    right.grid(axis="y", alpha=0.3)
+    for panel in (left, right):
+        plain(panel)
+    save(figure, path)
+
+
+def _grid(data: Sample) -> Tensor:
+    low, high = float(data.points.min()) - 0.8, float(data.points.max()) + 0.8
+    return torch.linspace(low, high, GRID, dtype=torch.float64, device="cpu")
+
+
+def _table(where: Tensor, at: Values) -> Tensor:
+    return log_joint(Sample(where, torch.full_like(where, UNKNOWN, dtype=torch.int64)), at)
+
+
+def _weighted(where: Tensor, at: Values) -> Tensor:
+    """p(y, z) at places (G,), (G, 2)."""
+    return _table(where, at).exp()
+
+
+def _responsibility(where: Tensor, at: Values) -> Tensor:
+    """p(z = 1 | y), (G,)."""
+    return jensen.posterior(_table(where, at))[:, 0]
+
+
+def _rug(panel: "Axes", values: Tensor, colour: str) -> None:
+    panel.plot(array(values), [RUG] * len(values), "|", color=colour, markersize=9, alpha=0.6, markeredgewidth=0.9)
+
+
+BINS = 20
+ABOVE = 0.09  # nats above the lowest NLL that the enlarged panel shows
+
+
+def labels(study: Study, path: Path) -> None:
+    """The error of the means against the share of labels."""
+    figure, (panel,) = panels(1, 1, size=(5.0, 3.2))
+    rows = study.shares
+    panel.errorbar(
+        range(len(rows)),
+        [row.error for row in rows],
+        yerr=[2 * row.standard_error for row in rows],
+        fmt="o-",
+        color=BLUE,
+        capsize=3,
+        linewidth=1.4,
+    )
+    panel.set_xticks(range(len(rows)), [f"{100 * row.share:g} %" for row in rows])
+    panel.set(xlabel="share of points with a label", ylabel="error of the means", ylim=(0, None))
+    panel.set_title("Error ± 2 standard errors over data sets", fontsize=10)
+    panel.grid(axis="y", alpha=0.3)
+    plain(panel)
+    save(figure, path)
+
+
+def clusters(study: Study, path: Path) -> None:
+    """The rows with the components that stay alive, where starts end, and how many components there should be."""
+    figure, (rows, ends, counts) = panels(1, 3, size=(4.1, 3.5))
+    _ellipses(rows, study.clusters)
+    below = {one.kind: [study.clusters.best - end for end in one.ends] for one in study.clusters.starts}
+    width = max(1.0, *(max(values) for values in below.values())) / BINS  # nats, also where all ends are the same
+    for shift, (kind, values), colour in zip((0.0, 0.5), below.items(), (ORANGE, BLUE), strict=True):
+        heights = torch.tensor(values).div(width).floor().clamp(max=BINS - 1).long().bincount(minlength=BINS)
+        where = [(index + shift) * width for index in range(BINS)]
+        ends.bar(where, heights.tolist(), 0.5 * width, align="edge", color=colour, label=kind)
+    ends.set(xlabel="nats below the best", ylabel=f"of {five.STARTS} starts")
+    ends.set_title(f"Where EM ends, K = {len(five.CENTRES)}", fontsize=10)
+    ends.legend(frameon=False, fontsize=9, title="start", title_fontsize=9)
+    numbers = [one.components for one in study.clusters.components]
+    bounds = [one.elbo for one in study.clusters.components]
+    criteria = [-0.5 * one.bic for one in study.clusters.components]
+    counts.plot(numbers, criteria, "s-", color=ORANGE, markersize=5, label="-BIC / 2, by EM")
+    counts.plot(numbers, bounds, "o-", color=BLUE, markersize=5, label="ELBO, Bayesian")
+    for one in study.clusters.components:
+        counts.annotate(
+            str(one.alive),
+            (one.components, one.elbo),
+            xytext=(0, -14),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            color=BLUE,
+        )
+    low, high = min(*criteria, *bounds), max(*criteria, *bounds)
+    counts.set(xlabel="components K", ylabel="nats", ylim=(low - 0.12 * (high - low), high + 0.06 * (high - low)))
+    counts.set_xticks(numbers)
+    counts.set_title("How many? Blue numbers: those alive", fontsize=10)
+    counts.legend(frameon=False, fontsize=9, loc="lower right")
+    for panel in (ends, counts):
+        plain(panel)
+    save(figure, path)
+
+
+def _ellipses(panel: "Axes", found: Clusters) -> None:
+    """The rows, and each component as the circles of one and two standard deviations."""
+    panel.scatter(array(found.rows[:, 0]), array(found.rows[:, 1]), s=5, color=GREY, linewidths=0)
+    angle = torch.linspace(0.0, 6.2832, 100, dtype=torch.float64, device="cpu")
+    circle = torch.stack([angle.cos(), angle.sin()], 1)
+    for mean, covariance in zip(found.means, found.covariances, strict=True):
+        factor = torch.linalg.cholesky(covariance)
+        for radius in (1.0, 2.0):
+            line = mean + radius * circle @ factor.T
+            panel.plot(array(line[:, 0]), array(line[:, 1]), color=RED, linewidth=1.3)
+    panel.set(xlabel="$x_1$", ylabel="$x_2$")
+    panel.set_title(f"{five.MOST} components offered, {len(found.means)} alive", fontsize=10)
+    panel.set_aspect("equal", "datalim")
+
+
+def priors(study: Study, path: Path) -> None:
+    """Test NLL over fixed scales of the prior, with what variational EM chose; on the right the same enlarged."""
+    figure, axes = panels(1, 2, size=(4.8, 3.4))
+    for panel in axes:
+        _scales(panel, study.priors)
+        panel.set(xlabel="scale of the prior")
+    axes[0].set_ylabel("test NLL, nats a row")
+    axes[1].set_ylim(prior.noise_alone() - 0.02, min(one.mean for one in study.priors.fixed) + ABOVE)
+    axes[1].set_title("The same, enlarged", fontsize=10)
+    axes[0].set_title(f"{prior.ROWS} rows, network 1-{prior.HIDDEN}-1, Laplace posterior", fontsize=10)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def _scales(panel: "Axes", found: Priors) -> None:
+    means, errors = [one.mean for one in found.fixed], [one.error for one in found.fixed]
+    panel.errorbar(
+        prior.SCALES,
+        means,
+        yerr=errors,
+        fmt="o-",
+        color=BLACK,
+        markersize=4,
+        capsize=2,
+        linewidth=1.2,
+        label="fixed, ± standard error",
+    )
+    one, layers = found.chosen
+    panel.errorbar(
+        one.scales[0],
+        one.test_nll.mean,
+        yerr=one.test_nll.error,
+        fmt="*",
+        color=RED,
+        markersize=13,
+        capsize=3,
+        zorder=3,
+        label="variational EM: one scale, noise known",
+    )
+    panel.axhline(
+        layers.test_nll.mean,
+        color=GREEN,
+        linestyle="dashed",
+        linewidth=1.4,
+        label="variational EM: a scale for each layer, noise found",
+    )
+    panel.axhline(prior.noise_alone(), color=GREY, linestyle="dotted", linewidth=1.4, label="sine and noise known")
+    panel.set_xscale("log")
+    panel.grid(axis="y", alpha=0.3)
+    plain(panel)
 
 
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw every figure of the study into the folder, and give the names of the files."""
     figures = {
-        "points.png": rounds.points,
-        "responsibilities.png": rounds.responsibilities,
-        "bound.png": rounds.bound,
-        "staircase.png": rounds.staircase,
-        "labels.png": fits.labels,
-        "clusters.png": fits.clusters,
-        "priors.png": fits.priors,
+        "points.png": points,
+        "responsibilities.png": responsibilities,
+        "bound.png": bound,
+        "staircase.png": staircase,
+        "labels.png": labels,
+        "clusters.png": clusters,
+        "priors.png": priors,
     }
     for name, figure in figures.items():
         figure(study, folder / name)

@@ -1,12 +1,14 @@
 """The study as a whole, and its numbers as one document."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
+from posterity_studies.frame import remark, title
 from posterity_studies.mixtures import clusters as five
 from posterity_studies.mixtures import example, partly, prior
 from posterity_studies.mixtures.bounds import Checks, Curve, checks, curves, one_mean
@@ -14,6 +16,8 @@ from posterity_studies.mixtures.clusters import Clusters, clusters
 from posterity_studies.mixtures.example import Rounds, Sample, Values
 from posterity_studies.mixtures.partly import Share, partly_labelled
 from posterity_studies.mixtures.prior import Priors, priors
+from posterity_studies.options import Report, Settings, silent
+from posterity_studies.results import with_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +87,9 @@ class Study:
         }
 
 
-def mixtures(seed: int = 0, report: Callable[[str], None] = lambda line: None) -> Study:
-    """Run the study; `seed` fixes everything random, and `report` is told what comes next."""
-    key = Key(seed)
+def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
+    """Run the study; the seed fixes everything random."""
+    key = Key(settings.seed)
     report("EM in one dimension")
     data = example.sample(example.COUNT, example.TRUTH, key.fold("points"))
     hidden, small = example.unlabelled(data), example.miniature()
@@ -97,7 +101,7 @@ def mixtures(seed: int = 0, report: Callable[[str], None] = lambda line: None) -
     groups = clusters(key.fold("clusters"))
     report(f"priors of a network: {prior.DATA_SETS} data sets")
     return Study(
-        seed,
+        settings.seed,
         data,
         example.complete(data),
         run,
@@ -120,3 +124,82 @@ def _listed(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _listed(item) for name, item in value.items()}
     return [_listed(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    document = study.document()
+    example, labels, clusters, priors = (document[name] for name in ("example", "labels", "clusters", "priors"))
+    title(out, f"Two normal densities, {example['points']} points")
+    out.print(_values(example))
+    title(out, "The bound of EM, in nats")
+    out.print(_checks(document))
+    remark(
+        out,
+        "The misprints are to be compared with the log-likelihood at the start: the first and the last are not "
+        "tight, and the second is above it, so that it is no bound.",
+    )
+    out.print()
+    title(out, f"Labels: error of the means, {labels['data_sets']} data sets of {labels['points']} points")
+    rows = table("share of labels", "error")
+    for row in labels["shares"]:
+        rows.add_row(f"{100 * row['share']:g} %", with_error(row["error"], row["standard_error"]))
+    out.print(rows)
+    title(out, f"Five clusters in the plane, {clusters['rows']} rows: log-likelihood where EM ends")
+    rows = table("start", "best", "median", "worst", "at the best")
+    for row in clusters["starts"]:
+        numbers = (max(row["ends"]), row["middle"], row["worst"])
+        rows.add_row(row["kind"], *(f"{number:.2f}" for number in numbers), f"{100 * row['share_at_best']:.0f} %")
+    out.print(rows)
+    rows = table("components", "BIC", "ELBO", "alive")
+    for row in clusters["components"]:
+        rows.add_row(str(row["components"]), f"{row['bic']:.1f}", f"{row['elbo']:.2f}", str(row["alive"]))
+    out.print(rows)
+    title(out, f"Prior of a network, {priors['data_sets']} data sets of {priors['rows']} rows")
+    out.print(_priors(priors))
+    remark(out, "Above best: test NLL minus that of the fixed scale that is best on the same test rows.")
+
+
+def _values(example: dict[str, Any]) -> Any:
+    rows = table("", "weight", "mean 1", "mean 2", "variance 1", "variance 2")
+    for name in ("truth", "with_labels", "start", "by_em"):
+        at = example[name]
+        numbers = (at["weights"][0], *at["means"], *at["variances"])
+        rows.add_row(name.replace("_", " ").replace("em", "EM"), *(f"{number:.4f}" for number in numbers))
+    return rows
+
+
+CHECKS = {
+    "rounds": ("rounds of EM", "d"),
+    "log_likelihood_start": ("log-likelihood at the start", ".6f"),
+    "log_likelihood_end": ("log-likelihood at the end", ".6f"),
+    "touching": ("bound off log-likelihood after E-steps", ".1e"),
+    "highest_above": ("bound above it anywhere, at most", ".1e"),
+    "decomposition": ("gap off the KL divergence", ".1e"),
+    "two_forms": ("two forms of the bound apart", ".1e"),
+    "smallest_step": ("smallest gain of a half-step", ".1e"),
+    "fisher": ("gradient: Fisher's identity off autograd", ".1e"),
+    "end_gradient": ("gradient at the end", ".1e"),
+    "common_q": ("misprint: one q for all points, the best", ".6f"),
+    "one_divergence": ("misprint: KL of the first point alone", ".6f"),
+    "one_entropy": ("misprint: entropy of the first point alone", ".6f"),
+}
+
+
+def _checks(document: dict[str, Any]) -> Any:
+    both = [document[name]["checks"] for name in ("example", "miniature")]
+    rows = table("", f"{document['example']['points']} points", f"{len(document['miniature']['points'])} points")
+    for key, (name, form) in CHECKS.items():
+        rows.add_row(name, *(format(one[key], form) for one in both))
+    return rows
+
+
+def _priors(priors: dict[str, Any]) -> Any:
+    rows = table("prior scale", "test NLL", "above best", "noise")
+    for row in priors["fixed"]:
+        rows.add_row(f"{row['scale']:g}", with_error(*row["test_nll"].values()), "", f"{priors['noise']:g}")
+    for row in priors["variational_em"]:
+        scales = ", ".join(dict.fromkeys(f"{scale:.2f}" for scale in row["scales"]))
+        errors = (with_error(*row[key].values()) for key in ("test_nll", "above_best"))
+        rows.add_row(f"variational EM: {scales}", *errors, f"{row['noise']:.3g}")
+    return rows

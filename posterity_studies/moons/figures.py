@@ -24,10 +24,10 @@ def _entropy(study: Study, path: Path) -> None:
     first, second = grid_axes()
     extent = (float(first[0]), float(first[-1]), float(second[0]), float(second[-1]))
     figure, places = panels(2, 4, size=(3.1, 3.2), sharex=True, sharey=True)
-    for place, (name, fit) in zip(places, seed.fits.items(), strict=False):
+    for panel, (name, fit) in zip(places, seed.fits.items(), strict=False):
         assert fit.map_entropy is not None
         shown = array(fit.map_entropy.reshape(len(first), len(second)).T)  # rows are the second input
-        image = place.imshow(
+        image = panel.imshow(
             shown,
             origin="lower",
             extent=extent,
@@ -38,18 +38,18 @@ def _entropy(study: Study, path: Path) -> None:
         )
         for index, (label, colour, marker) in enumerate(TWO):
             rows = seed.data.train.inputs[seed.data.train.targets == index]
-            place.scatter(
+            panel.scatter(
                 array(rows[:, 0]), array(rows[:, 1]), s=7, color=colour, marker=marker, linewidths=0, label=label
             )
-        place.set_title(f"{name}: test NLL {fit.test_nll:.3f}", fontsize=10)
-        place.set_aspect("equal")
-    for place in places[len(seed.fits) :]:
-        place.set_axis_off()
-    for place in places[3:7]:
-        place.set_xlabel("$x_1$")
-        place.tick_params(labelbottom=True)
-    for place in places[::4]:
-        place.set_ylabel("$x_2$")
+        panel.set_title(f"{name}: test NLL {fit.test_nll:.3f}", fontsize=10)
+        panel.set_aspect("equal")
+    for panel in places[len(seed.fits) :]:
+        panel.set_axis_off()
+    for panel in places[3:7]:
+        panel.set_xlabel("$x_1$")
+        panel.tick_params(labelbottom=True)
+    for panel in places[::4]:
+        panel.set_ylabel("$x_2$")
     handles, names = places[0].get_legend_handles_labels()
     places[-1].legend(handles, names, loc="upper left", frameon=False, fontsize=10, title="training rows")
     bar = figure.colorbar(image, ax=places, shrink=0.7, pad=0.02)
@@ -60,16 +60,16 @@ def _entropy(study: Study, path: Path) -> None:
 def _scores(study: Study, path: Path) -> None:
     found = study.intervals()
     figure, places = panels(1, len(SHOWN), size=(3.1, 2.9), sharey=True)
-    for place, metric in zip(places, SHOWN, strict=True):
+    for panel, metric in zip(places, SHOWN, strict=True):
         for line, metrics in enumerate(found.values()):
             one = metrics[metric]
-            place.plot(one.values, [line] * len(one.values), ".", color=BLUE, alpha=0.35, markersize=5)
-            place.errorbar(one.mean, line, xerr=one.half, fmt="o", color=BLUE, markersize=5, capsize=3, linewidth=1.4)
-        place.axvline(found["MAP"][metric].mean, color=BLACK, linewidth=0.7, linestyle="dotted", zorder=0)
-        place.set_yticks(range(len(found)), list(found))
-        place.set_title(METRICS[metric], fontsize=10)
-        place.locator_params(axis="x", nbins=5)
-        plain(place)
+            panel.plot(one.values, [line] * len(one.values), ".", color=BLUE, alpha=0.35, markersize=5)
+            panel.errorbar(one.mean, line, xerr=one.half, fmt="o", color=BLUE, markersize=5, capsize=3, linewidth=1.4)
+        panel.axvline(found["MAP"][metric].mean, color=BLACK, linewidth=0.7, linestyle="dotted", zorder=0)
+        panel.set_yticks(range(len(found)), list(found))
+        panel.set_title(METRICS[metric], fontsize=10)
+        panel.locator_params(axis="x", nbins=5)
+        plain(panel)
     places[0].set_ylim(len(found) - 0.5, -0.5)
     figure.suptitle(
         f"Two moons, {len(study.seeds)} seeds (dots): mean and 95 % interval by Student's t. Dotted: MAP", fontsize=10

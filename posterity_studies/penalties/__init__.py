@@ -1,19 +1,4 @@
-"""Penalties with Bayesian and usual layer factors; drawing needs matplotlib: pip install 'posterity[report]'."""
+"""Accuracy against lambda for penalties with Bayesian and usual layer factors; goes on where it was interrupted.
 
-from posterity_studies.penalties.figures import draw
-from posterity_studies.penalties.problem import Cell
-from posterity_studies.penalties.protocol import DATA_SETS, NETWORKS, PENALTIES, SETUPS, Settings
-from posterity_studies.penalties.study import Row, Study, penalties
-
-__all__ = [
-    "DATA_SETS",
-    "NETWORKS",
-    "PENALTIES",
-    "SETUPS",
-    "Cell",
-    "Row",
-    "Settings",
-    "Study",
-    "draw",
-    "penalties",
-]
+Example: posterity study penalties --penalties l2,rows --seeds 1 --rows 5000
+"""

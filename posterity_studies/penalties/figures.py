@@ -59,8 +59,8 @@ def accuracy(study: Study, path: Path) -> None:
             levels += [100 * row.scores["accuracy"][0] for row in rows]
             best = study.best(part.penalty, setup)
             if best is not None:
-                place = ([best.relative], [100 * best.scores["accuracy"][0]])
-                axis.plot(*place, "*", color=colour, markersize=13, markeredgecolor="white", zorder=5)
+                panel = ([best.relative], [100 * best.scores["accuracy"][0]])
+                axis.plot(*panel, "*", color=colour, markersize=13, markeredgecolor="white", zorder=5)
         axis.set_xscale("log")
         axis.set_title(FORMULAS[part.penalty], fontsize=11)
         usual = " (usual: of equal first penalty)" if "usual" in study.settings.setups else ""
@@ -139,9 +139,9 @@ def _told_below(axis: "Axes", theory: Row | None, low: float, right: bool) -> No
     """The accuracy at lambda_Th as a number beside the line, where it lies below the frame."""
     if theory is None or 100 * theory.scores["accuracy"][0] >= low:
         return
-    words, place = f"{100 * theory.scores['accuracy'][0]:.1f} ↓", (4 if right else -4, 4)
+    words, panel = f"{100 * theory.scores['accuracy'][0]:.1f} ↓", (4 if right else -4, 4)
     side: Literal["left", "right"] = "left" if right else "right"
-    axis.annotate(words, (1.0, low), place, textcoords="offset points", ha=side, fontsize=8.5, color=RED)
+    axis.annotate(words, (1.0, low), panel, textcoords="offset points", ha=side, fontsize=8.5, color=RED)
 
 
 def _pruned(rows: list[Row]) -> list[Row]:

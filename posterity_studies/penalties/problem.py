@@ -19,7 +19,8 @@ from posterity.penalties.training import WIDE, penalised
 from posterity.priors import FanIn, He, Layerwise, Prior
 from posterity.priors.fan import ScaleRule
 from posterity_studies.grids import half_power, merged
-from posterity_studies.penalties.protocol import PENALTIES, Rows, Settings
+from posterity_studies.penalties.protocol import PENALTIES, Rows
+from posterity_studies.penalties.settings import Settings
 from posterity_studies.rows import first_weights
 
 

@@ -16,8 +16,9 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Point, Posterior
 from posterity.storage import Part
 from posterity_studies.penalties.problem import Cell, Problem, problem
-from posterity_studies.penalties.protocol import Rows, Settings
+from posterity_studies.penalties.protocol import Rows, read
 from posterity_studies.penalties.scores import scores
+from posterity_studies.penalties.settings import Settings
 from posterity_studies.results import depends_on
 from posterity_studies.rows import own_orders
 
@@ -110,5 +111,5 @@ def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: P
 @lru_cache(maxsize=1)
 def _read(settings: Settings) -> tuple[Rows, str]:
     """The rows, once in each process."""
-    rows = settings.read()
+    rows = read(settings)
     return rows, as_data(rows.train.pair).fingerprint()

@@ -1,23 +1,72 @@
-"""The study as a whole: fits of all penalties, means over seeds, the best lambdas, and one document."""
+"""Fits of all penalties, means over seeds, the best lambdas beside published ones, and the tables."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from posterity.cli.frame.output import table
 from posterity.inference.executor import in_processes
 from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
+from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import mean_and_spread
+from posterity_studies.options import Report, silent
 from posterity_studies.penalties.problem import Cell, problem
-from posterity_studies.penalties.protocol import Rows, Settings
-from posterity_studies.penalties.published import PUBLISHED, Published
+from posterity_studies.penalties.protocol import Rows, read
 from posterity_studies.penalties.runs import Fits, Runs, fit_there
 from posterity_studies.penalties.scores import VANISHED
+from posterity_studies.penalties.settings import Settings
+
+
+@dataclass(frozen=True)
+class Published:
+    """Test accuracies in per cent at the best lambda and at lambda_Th, and log10 of lambda_Th / lambda*."""
+
+    best: float
+    at_theory: float | None = None
+    log_ratio: float | None = None
+
+
+def _rows(
+    net: str,
+    usual: tuple[float, ...],
+    best: tuple[float, ...],
+    at_theory: tuple[float, ...],
+    log_ratios: tuple[float, ...],
+) -> dict[tuple[str, str, str], Published]:
+    names = ("l2", "l1", "rows", "columns")
+    found = {(net, "usual", name): Published(one) for name, one in zip(names, usual, strict=True)}
+    rows = zip(names, best, at_theory, log_ratios, strict=True)
+    return found | {(net, "bayesian", name): Published(*numbers) for name, *numbers in rows}
+
+
+# By network, setup and penalty, from slides on Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian
+# priors and penalties in variational inference. They name no data set; that of the paper is CIFAR-10.
+PUBLISHED: Mapping[tuple[str, str, str], Published] = MappingProxyType(
+    {
+        **_rows(
+            "cvnn",
+            (88.00, 88.36, 88.43, 88.04),
+            (88.69, 88.41, 88.67, 88.32),
+            (88.25, 87.48, 87.45, 85.49),
+            (0.5, 1.0, 2.0, 1.5),
+        ),
+        **_rows(
+            "vgg19",
+            (93.35, 93.17, 92.78, 93.37),
+            (93.48, 92.89, 92.35, 93.03),
+            (93.28, 92.74, 92.24, 92.85),
+            (1.0, 1.0, 2.0, 1.0),
+        ),
+    }
+)
+
 
 CLOSE = 0.003  # of accuracy: 0.3 points
 CHOICE = "highest mean accuracy over seeds on held-out training rows, of equals the least NLL there"
@@ -196,20 +245,13 @@ class Study:
         }
 
 
-def penalties(
-    settings: Settings,
-    rows: Rows | None = None,
-    *,
-    folder: Path,
-    report: Callable[[str], None] = lambda line: None,
-    jobs: int = 1,
-) -> Study:
+def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
 
-    `rows` are those of `settings.read()`, which is called without them. Lambdas, setups and seeds of a penalty train
-    together, as members, in groups for which there is memory, or in so many that `jobs` processes have one each.
+    `rows` are what `read` gives, which is called without them. Lambdas, setups and seeds of a penalty train together,
+    as members, in groups for which there is memory, or in so many that `settings.jobs` processes have one each.
     """
-    rows = settings.read() if rows is None else rows
+    rows, jobs = read(settings) if rows is None else rows, settings.jobs
     fingerprint = as_data(rows.train.pair).fingerprint()
     each = [
         Runs(problem(name, rows, settings), folder, settings, report, fingerprint, jobs) for name in settings.penalties
@@ -267,3 +309,50 @@ def _pair(values: tuple[float, float | None]) -> dict[str, float | None]:
 
 def _as_json(row: Row) -> dict[str, Any]:
     return {**asdict(row), "scores": {key: _pair(values) for key, values in row.scores.items()}}
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    settings = study.settings
+    name = f"{settings.data}, {settings.architecture.label} of width {settings.actual_width}"
+    title(out, f"{name}, n = {study.num_data:,}: test accuracy in per cent")
+    lines = study.table()
+    columns = ("at lambda*", "at lambda_Th", "lambda_Th / lambda*")
+    rows = table("penalty, setup", "lambda*", *columns)
+    for line in lines:
+        ratio = line["theory_over_best"]
+        numbers = (_percent(line["accuracy_at_best"]), _percent(line["accuracy_at_theory"]))
+        rows.add_row(_name(line), f"{line['lambda_best']:.2g}", *numbers, "" if ratio is None else f"{ratio:.3g}")
+    out.print(rows)
+    seeds = f"Mean ± standard deviation over {settings.seeds} seeds" if settings.seeds > 1 else "One seed"
+    choice = f"lambda* has the best accuracy on {study.held_out:,} held-out training rows."
+    remark(out, f"{seeds}. {choice}")
+    if any(line["published"] for line in lines):
+        title(out, "As the authors had it, with networks and settings of their own")
+        rows = table("penalty, setup", *columns)
+        for line in lines:
+            rows.add_row(_name(line), *_published(line["published"]))
+        out.print(rows)
+    notes(out, study.notes())
+
+
+def _name(line: dict[str, Any]) -> str:
+    return f"{line['penalty']}, {line['setup']}"
+
+
+def _percent(pair: dict[str, float | None] | None) -> str:
+    if pair is None or pair["mean"] is None:
+        return ""
+    spread = pair["standard_deviation"]
+    return f"{100 * pair['mean']:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+
+
+def _published(line: dict[str, float | None] | None) -> tuple[str, str, str]:
+    if line is None:
+        return "", "", ""
+    theory, log_ratio = line["at_theory"], line["log_ratio"]
+    return (
+        f"{line['best']:.2f}",
+        "" if theory is None else f"{theory:.2f}",
+        "" if log_ratio is None else f"{10**log_ratio:.3g}",
+    )

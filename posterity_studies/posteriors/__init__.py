@@ -1,18 +1,4 @@
-"""NUTS on the posteriors of posteriordb and on German credit, against reference draws; figures need matplotlib."""
+"""NUTS on eleven posteriors of posteriordb and German credit: errors against reference draws, and diagnostics.
 
-from posterity_studies.posteriors.densities import density
-from posterity_studies.posteriors.figures import draw
-from posterity_studies.posteriors.joints import joint
-from posterity_studies.posteriors.study import Comparison, Reference, Study, compared, posteriors, reference
-
-__all__ = [
-    "Comparison",
-    "Reference",
-    "Study",
-    "compared",
-    "density",
-    "draw",
-    "joint",
-    "posteriors",
-    "reference",
-]
+Example: posterity study posteriors --out results/posteriordb
+"""

@@ -13,8 +13,7 @@ from posterity.likelihoods.bernoulli import Bernoulli
 from posterity.likelihoods.gaussian import Gaussian
 from posterity.model.joint import Joint
 from posterity.priors.normal import Normal
-from posterity_studies.posteriors.densities import regression_inputs
-from posterity_studies.posteriors.model import Model, Values
+from posterity_studies.posteriors.densities import Model, Values, regression_inputs
 
 GERMAN_CREDIT = "german-credit"
 WIDE = 1e4  # a prior scale beside which weights of order one are nothing: their log density varies by 1e-8
@@ -64,9 +63,5 @@ def _flat_regression(name: str) -> Model:
     return Model(name, problem, (inputs, targets.unsqueeze(-1)), reported, correlated=True)
 
 
-JOINTS = {
-    GERMAN_CREDIT: _german_credit,
-    "nes_logit_data-nes_logit_model": _logistic,
-    "nes2000-nes": _flat_regression,
-}
+JOINTS = {GERMAN_CREDIT: _german_credit, "nes_logit_data-nes_logit_model": _logistic, "nes2000-nes": _flat_regression}
 """The posteriors that `joint` knows."""

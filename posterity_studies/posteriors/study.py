@@ -2,22 +2,24 @@
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posterity.cli.frame.output import table
 from posterity.datasets.posteriordb import POSTERIORS, german_credit_reference, posteriordb_draws
 from posterity.diagnostics import bulk_ess, mcse_mean, mcse_sd, rhat, tail_ess
 from posterity.inference.acceleration import Acceleration
 from posterity.inference.infer import infer
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
-from posterity_studies.posteriors.densities import density
+from posterity_studies.frame import remark, title
+from posterity_studies.options import Report, Settings, silent
+from posterity_studies.posteriors.densities import Model, density, flat
 from posterity_studies.posteriors.joints import GERMAN_CREDIT, JOINTS, joint
-from posterity_studies.posteriors.model import Model, flat
 
 CHAINS, WARMUP, DRAWS = 16, 300, 500
 FORMS = (*((name, "Density") for name in POSTERIORS), *((name, "Joint") for name in JOINTS))
@@ -143,7 +145,46 @@ def _worst(distance: Tensor, one: Tensor, other: Tensor) -> float:
     return float((distance.abs() / (one.square() + other.square()).sqrt()).max())
 
 
-def posteriors(seed: int = 0) -> Iterator[Comparison]:
-    """Each posterior in each of its forms, one after the other."""
+def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
+    """Run the study; the seed fixes everything random."""
+    rows = []
     for name, form in FORMS:
-        yield compared(name, form, seed, CHAINS, WARMUP, DRAWS)
+        rows.append(compared(name, form, settings.seed, CHAINS, WARMUP, DRAWS))
+        report(f"{name} as {form}: {rows[-1].seconds:.0f} s")
+    return Study(settings.seed, CHAINS, WARMUP, DRAWS, tuple(rows))
+
+
+LONGEST = 25  # letters of a name in the table
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    document = study.document()
+    limits = document["limits"]
+    settings = f"{document['chains']} chains of {document['warmup']} + {document['draws']} transitions"
+    title(out, f"NUTS, {settings}")
+    rows = table("posterior", "form", "mean", "sd", "R-hat", "ESS", "div.%", "s")
+    for row in document["posteriors"]:
+        rows.add_row(
+            _short(row["posterior"]),
+            row["form"],
+            f"{row['mean_errors']:.1f}",
+            f"{row['sd_errors']:.1f}",
+            f"{row['rhat']:.4f}",
+            f"{row['ess']:,.0f}",
+            f"{100 * row['divergent']:.2f}",
+            f"{row['seconds']:.0f}",
+        )
+    out.print(rows)
+    good = sum(row["good"] for row in document["posteriors"])
+    remark(
+        out,
+        f"{good} of {len(document['posteriors'])} within: mean {limits['mean_errors']:g} and sd "
+        f"{limits['sd_errors']:g} combined standard errors from the reference, R-hat {limits['rhat']:g}, "
+        f"ESS {limits['ess']:,.0f}, divergent {100 * limits['divergent']:g} %. The worst parameter of each counts.",
+    )
+
+
+def _short(name: str) -> str:
+    """The name of data and model, or that of the model where both are too long for a line."""
+    return name if len(name) <= LONGEST else name.split("-")[-1]

@@ -7,14 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posterity.datasets import TOYS, DataSet, LabelledData, cifar10, cifar10_test, load, mnist, mnist_test
-from posterity.errors import unknown
 from posterity.numerics.random import Key
 from posterity_studies.rows import moments, split_rows
+from posterity_studies.temperature.settings import Settings
 
-IMAGES = ("mnist", "fashion-mnist", "cifar-10")
-DATA_SETS = (*IMAGES, "two-moons", "blobs")
-FOREIGN = (*IMAGES, "kmnist", "uniform")
-USUAL_FOREIGN = {"mnist": "fashion-mnist", "fashion-mnist": "mnist", "cifar-10": "fashion-mnist"}
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,36 +30,27 @@ class Rows:
         return tuple(self.train.inputs.shape[1:])
 
 
-def read_rows(
-    name: str,
-    *,
-    foreign: str,
-    rows: int | None,
-    held_out: int | None,
-    seed: int,
-    flat: bool,
-    standard: bool,
-    device: str,
-    dtype: torch.dtype,
-) -> Rows:
-    """The rows of a data set as a network takes them, on the device.
+def read(settings: Settings) -> Rows:
+    """The rows of the data set as the network takes them, on the device.
 
     `held_out` training rows are chosen by the seed, by default a twelfth of them; the first `rows` of the others, in
-    the order of the data set, train. With `standard` inputs are shifted and scaled, by channel, to mean 0 and
-    variance 1 over the training rows. Foreign rows are scaled likewise.
+    the order of the data set, train. Standard pixels are shifted and scaled, by channel, to mean 0 and variance 1 over
+    the training rows. Foreign rows are scaled likewise. BadData where a data set is absent, ValueError where it has
+    fewer rows than are asked for.
     """
-    whole = _data_set(name, seed)
-    count = round(len(whole.train) / 12) if held_out is None else held_out
-    train, held = split_rows(whole, rows=rows, held_out=count, seed=seed)
-    other = _foreign(foreign, train.inputs, len(whole.test), seed)
+    whole = _data_set(settings.data, settings.seed)
+    count = round(len(whole.train) / 12) if settings.held_out is None else settings.held_out
+    train, held = split_rows(whole, rows=settings.rows, held_out=count, seed=settings.seed)
+    other = _foreign(settings.foreign, train.inputs, len(whole.test), settings.seed)
+    standard, flat = settings.pixels == "standard", settings.architecture.flat
     mean, scale = moments(train.inputs, "Use pixels 'raw'.") if standard else (torch.zeros(()), torch.ones(()))
 
     def prepared(inputs: Tensor) -> Tensor:
-        scaled = ((inputs - mean) / scale).to(device, dtype)
+        scaled = ((inputs - mean) / scale).to(settings.device, DTYPES[settings.dtype])
         return scaled.flatten(1) if flat else scaled
 
     def part(labelled: LabelledData) -> LabelledData:
-        return LabelledData(prepared(labelled.inputs), labelled.targets.to(device))
+        return LabelledData(prepared(labelled.inputs), labelled.targets.to(settings.device))
 
     assert whole.classes is not None
     return Rows(part(train), part(held) if held else None, part(whole.test), prepared(other), len(whole.classes))
@@ -78,8 +66,6 @@ def describe_foreign(name: str, foreign: str) -> str:
 
 
 def _data_set(name: str, seed: int) -> DataSet:
-    if name not in DATA_SETS:
-        raise ValueError(unknown("data set", name, DATA_SETS))
     if name in TOYS:
         return load(name, seed)
     return cifar10() if name == "cifar-10" else mnist(name=name)
@@ -87,8 +73,6 @@ def _data_set(name: str, seed: int) -> DataSet:
 
 def _foreign(name: str, like: Tensor, count: int, seed: int) -> Tensor:
     """Inputs from elsewhere in the shape of `like`."""
-    if name not in FOREIGN:
-        raise ValueError(unknown("data set", name, FOREIGN))
     if name == "uniform":
         low, high = float(like.min()), float(like.max())
         drawn = Key(seed).fold("foreign").uniform((count, *like.shape[1:]), dtype=torch.float64)

@@ -39,16 +39,16 @@ def against_tau(study: Study, path: Path) -> None:
     _figure(study, path, lambda row: row.tau, rf"$\tau = \eta N/p$, with N {units}", bayes_line=False)
 
 
-def _figure(study: Study, path: Path, place: Place, label: str, *, bayes_line: bool) -> None:
+def _figure(study: Study, path: Path, panel: Place, label: str, *, bayes_line: bool) -> None:
     figure, axes = panels(2, 3, size=(3.7, 2.9))
     colours = _shades(len(study.widths))
     for axis, (key, name) in zip(axes, PANELS, strict=False):
         for number, (width, colour) in enumerate(zip(study.widths, colours, strict=True)):
             thick = 1.2 + 0.6 * (len(study.widths) - 1 - number)  # curves that coincide are all seen
-            _curve(axis, study.rows(width), key, place, colour, thick)
+            _curve(axis, study.rows(width), key, panel, colour, thick)
             if key == "nll":
-                _curve(axis, study.rows(width), "gibbs_nll", place, colour, thick, "dashed")
-            _marks(axis, study, width, key, place, marks=not bayes_line)
+                _curve(axis, study.rows(width), "gibbs_nll", panel, colour, thick, "dashed")
+            _marks(axis, study, width, key, panel, marks=not bayes_line)
         level = {"accuracy": 1 / study.classes, "confidence": 1 / study.classes, "nll": math.log(study.classes)}
         height = 0.5 if key == "ood_auroc" else level.get(key)
         if height is not None:
@@ -61,8 +61,8 @@ def _figure(study: Study, path: Path, place: Place, label: str, *, bayes_line: b
     last = axes[len(PANELS)]
     if any("kl_per_unit" in row.scores for width in study.widths for row in study.rows(width)):
         for width, colour in zip(study.widths, colours, strict=True):
-            _curve(last, study.rows(width), "kl_per_unit", place, colour, 1.2)
-            _marks(last, study, width, "kl_per_unit", place, marks=not bayes_line)
+            _curve(last, study.rows(width), "kl_per_unit", panel, colour, 1.2)
+            _marks(last, study, width, "kl_per_unit", panel, marks=not bayes_line)
         last.set_yscale("log")
         unit = study.settings.architecture.units.removesuffix("s")
         _finish(last, f"KL(q || prior) / {unit}, nats", label, bayes_line=bayes_line)
@@ -74,10 +74,10 @@ def _figure(study: Study, path: Path, place: Place, label: str, *, bayes_line: b
 
 
 def _curve(
-    axis: "Axes", rows: list[Row], key: str, place: Place, colour: str, thick: float, linestyle: str = "solid"
+    axis: "Axes", rows: list[Row], key: str, panel: Place, colour: str, thick: float, linestyle: str = "solid"
 ) -> None:
     """Means with a band of a standard deviation over seeds to either side."""
-    where = [place(row) for row in rows]
+    where = [panel(row) for row in rows]
     means = [row.scores[key][0] for row in rows]
     axis.plot(where, means, color=colour, linestyle=linestyle, linewidth=thick, marker="o", markersize=2.5)
     if any(row.scores[key][1] for row in rows):
@@ -87,13 +87,13 @@ def _curve(
         axis.fill_between(where, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def _marks(axis: "Axes", study: Study, width: Width, key: str, place: Place, *, marks: bool) -> None:
+def _marks(axis: "Axes", study: Study, width: Width, key: str, panel: Place, *, marks: bool) -> None:
     """A diamond where eta = 1, and for a single width a line at the best temperature."""
     bayes, best = study.row(width, 1.0), study.best(width)
     if marks and bayes is not None:
-        axis.plot([place(bayes)], [bayes.scores[key][0]], "D", color=RED, markersize=5, zorder=4)
+        axis.plot([panel(bayes)], [bayes.scores[key][0]], "D", color=RED, markersize=5, zorder=4)
     if best is not None and len(study.widths) == 1:
-        axis.axvline(place(best), color=GREEN, linewidth=1.3, linestyle="dashed", zorder=0)
+        axis.axvline(panel(best), color=GREEN, linewidth=1.3, linestyle="dashed", zorder=0)
 
 
 def _finish(axis: "Axes", name: str, label: str, *, bayes_line: bool) -> None:
@@ -140,4 +140,4 @@ def _shades(count: int) -> list[str]:
     from matplotlib.colors import to_hex
 
     colours = gentle("viridis", 0.0, 0.9)
-    return [to_hex(colours(place / max(count - 1, 1))) for place in range(count)]
+    return [to_hex(colours(index / max(count - 1, 1))) for index in range(count)]

@@ -12,8 +12,8 @@ from posterity.posteriors import Posterior
 from posterity.storage import Part
 from posterity_studies.results import depends_on
 from posterity_studies.rows import own_orders
-from posterity_studies.temperature.protocol import Problem, Settings
-from posterity_studies.temperature.scores import scores
+from posterity_studies.temperature.problem import Problem, scores
+from posterity_studies.temperature.settings import Settings
 
 
 @dataclass(frozen=True)

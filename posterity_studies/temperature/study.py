@@ -1,18 +1,21 @@
 """The study as a whole: fits of all widths, means over seeds, the best temperatures, and one document."""
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from posterity.cli.frame.output import table
 from posterity.inference.sweep import Result
 from posterity.model.data import as_data
 from posterity.report.files import processor
+from posterity_studies.frame import notes, remark, title
 from posterity_studies.grids import mean_and_spread, nearest
-from posterity_studies.temperature.data import Rows, describe_foreign
-from posterity_studies.temperature.protocol import Settings, problem
+from posterity_studies.options import Report, silent
+from posterity_studies.temperature.data import Rows, describe_foreign, read
+from posterity_studies.temperature.problem import problem
 from posterity_studies.temperature.runs import Cell, Runs
+from posterity_studies.temperature.settings import Settings
 
 METRICS = {
     "accuracy": "acc.",
@@ -165,19 +168,13 @@ class Study:
         }
 
 
-def temperature(
-    settings: Settings,
-    rows: Rows | None = None,
-    *,
-    folder: Path,
-    report: Callable[[str], None] = lambda line: None,
-) -> Study:
+def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | None = None) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet; `report` is told a line about each fit.
 
-    `rows` are those of `settings.read()`, which is called without them. Temperatures and seeds of a width train
-    together, as members, in groups for which there is memory.
+    `rows` are what `read` gives, which is called without them. Temperatures and seeds of a width train together, as
+    members, in groups for which there is memory.
     """
-    rows = settings.read() if rows is None else rows
+    rows = read(settings) if rows is None else rows
     fingerprint = as_data(rows.train.pair).fingerprint()
     widths: list[Width] = []
     results: list[Result[Cell]] = []
@@ -197,3 +194,19 @@ def temperature(
 def _as_json(row: Row) -> dict[str, Any]:
     scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
     return {**asdict(row), "scores": scores}
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    settings = study.settings
+    for width in study.widths:
+        name = settings.architecture.label + ("" if width.width is None else f", width {width.width}")
+        title(out, f"{settings.data}, {name}: {width.units:,} {settings.architecture.units}")
+        rows = table("eta", "tau", *METRICS.values(), "sigma")
+        for row in study.rows(width):
+            numbers = [f"{row.scores[key][0]:.4f}" for key in METRICS]
+            rows.add_row(f"{row.eta:.2g}", f"{row.tau:.2g}", *numbers, f"{row.scores['mean_sigma'][0]:.3f}")
+        out.print(rows)
+    seeds = f"Means over {settings.seeds} seeds" if settings.seeds > 1 else "One seed"
+    remark(out, f"{seeds}, test rows; sigma: mean standard deviation of a weight.")
+    notes(out, study.notes())

@@ -29,11 +29,11 @@ def _means(study: Study, metric: str, path: Path) -> None:
     count = len(study.data_sets)
     columns = min(count, COLUMNS)
     figure, axes = panels(-(-count // columns), columns, size=(3.4, 0.9 + 0.27 * len(lines)), sharey=True)
-    for place, name in zip(axes, study.data_sets, strict=False):
-        _panel(place, name, [row for row in rows if row.data_set == name], lines, metric)
+    for panel, name in zip(axes, study.data_sets, strict=False):
+        _panel(panel, name, [row for row in rows if row.data_set == name], lines, metric)
     axes[0].set_ylim(len(lines) - 0.5, -0.5)
-    for place in axes[count:]:
-        place.set_axis_off()
+    for panel in axes[count:]:
+        panel.set_axis_off()
     figure.suptitle(
         f"Test {METRICS[metric]} on the standard UCI splits: mean and standard error over splits, lower is better. "
         "Grey: published",
@@ -42,11 +42,11 @@ def _means(study: Study, metric: str, path: Path) -> None:
     save(figure, path)
 
 
-def _panel(place: "Axes", name: str, rows: list[Row], lines: list[str], metric: str) -> None:
+def _panel(panel: "Axes", name: str, rows: list[Row], lines: list[str], metric: str) -> None:
     ours = [row for row in rows if not row.published]
     for row in rows:
         found = row.scores[metric]
-        place.errorbar(
+        panel.errorbar(
             found.mean,
             lines.index(row.method),
             xerr=found.error,
@@ -57,9 +57,9 @@ def _panel(place: "Axes", name: str, rows: list[Row], lines: list[str], metric: 
             linewidth=1.4,
         )
     best = min(row.scores[metric].mean for row in ours)
-    place.axvline(best, color=BLACK, linewidth=0.7, linestyle="dotted", zorder=0)
-    place.set_yticks(range(len(lines)), lines)
-    place.set_title(f"{name}, {ours[0].splits} split{'s' * (ours[0].splits != 1)}", fontsize=10)
-    place.margins(x=0.12)
-    place.locator_params(axis="x", nbins=5)
-    plain(place)
+    panel.axvline(best, color=BLACK, linewidth=0.7, linestyle="dotted", zorder=0)
+    panel.set_yticks(range(len(lines)), lines)
+    panel.set_title(f"{name}, {ours[0].splits} split{'s' * (ours[0].splits != 1)}", fontsize=10)
+    panel.margins(x=0.12)
+    panel.locator_params(axis="x", nbins=5)
+    plain(panel)

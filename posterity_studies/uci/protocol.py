@@ -1,15 +1,15 @@
 """The protocol of the standard splits: standardised rows, one hidden layer, scores in the units of the target."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from posterity.datasets import UCI_REGRESSION, DataSet, LabelledData, uci_regression
-from posterity.errors import check_batch_size, positive, positive_whole, unknown
+from posterity.datasets import DataSet, LabelledData, uci_regression
 from posterity.likelihoods import Gaussian
 from posterity.metrics import negative_log_likelihood, root_mean_squared_error
 from posterity.model import Joint
@@ -17,6 +17,7 @@ from posterity.networks import MLP
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
+from posterity_studies.uci.settings import Settings
 
 HELD_OUT = 0.2  # of the training rows, where a method chooses settings of its own
 
@@ -24,48 +25,12 @@ Choice = dict[str, float]
 """Settings that were chosen on held-out rows, by name."""
 
 
-def check_choices(
-    data_sets: Sequence[str], methods: Sequence[str], known_methods: Sequence[str], splits: int | None, jobs: int
-) -> None:
-    """ValueError at a data set, a method or a number that a study of the standard splits cannot use."""
-    for kind, names, known in (("data set", data_sets, UCI_REGRESSION), ("method", methods, known_methods)):
-        for name in names:
-            if name not in known:
-                raise ValueError(unknown(kind, name, known))
-        if not names:
-            raise ValueError(f"No {kind} was named. Known: {', '.join(known)}.")
-    positive_whole("splits", 1 if splits is None else splits)
-    positive_whole("jobs", jobs)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the numbers of the study depend on beside data set, split and method.
-
-    The defaults were chosen without the test rows, by the NLL of Laplace on training rows held out of kin8nm, the set
-    on which they matter most: `python -m benchmarks.uci_settings kin8nm`. A step size of 0.03 is better than 0.01;
-    the batch sizes and prior scales tried with it differ no more than with the start of the network.
-    """
-
-    steps: int = 20_000
-    batch_size: int = 256
-    step_size: float = 0.03
-    prior_scale: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        positive_whole("Settings.steps", self.steps)
-        check_batch_size("Settings.batch_size", self.batch_size)
-        positive("Settings.step_size", self.step_size)
-        positive("Settings.prior_scale", self.prior_scale)
-
-    def config(self) -> dict[str, int | float]:
-        """The settings as JSON."""
-        return asdict(self)
+class Keyed(Protocol):
+    """Settings that have a key for each split."""
 
     def key(self, data_set: str, split: int) -> Key:
-        """What all randomness of a split grows from; methods share it, and so a start."""
-        return Key(self.seed).fold(data_set).fold(split)
+        """What all randomness of a split grows from."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,14 +92,14 @@ def problem(split: Split, settings: Settings) -> Joint:
     return Joint(mlp(split, settings), noise, Normal(settings.prior_scale), len(split.train))
 
 
-def mlp(split: Split, settings: Settings, outputs: int = 1) -> MLP:
+def mlp(split: Split, settings: Keyed, outputs: int = 1) -> MLP:
     """One hidden layer of ReLU units."""
     with own_start(split, settings):
         return MLP((split.train.inputs.shape[1], hidden_units(split.data_set), outputs), activation="relu")
 
 
 @contextmanager
-def own_start(split: Split, settings: Settings) -> Iterator[None]:
+def own_start(split: Split, settings: Keyed) -> Iterator[None]:
     """Let networks that are made here begin at weights that follow from seed and split."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(settings.key(split.data_set, split.index).fold("network").seed)

@@ -1,21 +1,124 @@
-"""The methods of the study by name: a new one is one row here."""
+"""The methods of the study by name: a new one is a row here, and its name among the options."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from posterity.inference import Method
+from posterity.inference import Method, infer
+from posterity.likelihoods import Gaussian, Heteroscedastic
 from posterity.methods import MAP, Ensemble, Laplace, MCDropout
+from posterity.metrics import negative_log_likelihood
 from posterity.model import Joint
 from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
 from posterity.posteriors import Posterior
-from posterity.predictive import Predictive
-from posterity_studies.uci.dropout import NOISES, RATES, chosen_dropout, dropout_problem, mask_average
-from posterity_studies.uci.ensemble import LEAST, chosen_ensemble, ensemble_problem, moments
-from posterity_studies.uci.protocol import Choice, Settings, Split, problem
+from posterity.predictive import DrawsPredictive, GaussianPredictive, Predictive
+from posterity.priors import Normal
+from posterity_studies.uci.protocol import Choice, Split, held_out, hidden_units, mlp, own_start, problem
+from posterity_studies.uci.settings import Settings
+
+LEAST = (0.01, 0.05, 0.1, 0.2, 0.3)
+"""Standard deviations of the standardised target."""
+
+
+class LeastNoise(nn.Module):
+    """Outputs (..., 2), a mean and the log of a noise r: the latter becomes log sqrt(exp(2 r) + least^2)."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.log_variance = 2.0 * math.log(least)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """The outputs with the least noise in them."""
+        mean, log_scale = outputs.chunk(2, dim=-1)
+        least = torch.full_like(log_scale, self.log_variance)
+        return torch.cat([mean, 0.5 * torch.logaddexp(2.0 * log_scale, least)], dim=-1)
+
+
+def ensemble_problem(split: Split, settings: Settings, choice: Choice | None = None) -> Joint:
+    """The network of the protocol with a second output for the noise, and the least noise of the choice.
+
+    As Lakshminarayanan et al. (2017): networks with the negative log-likelihood for loss, scored by the Gaussian that
+    has the moments of their mixture. They smooth by adversarial examples, and have a least variance of 1e-6; here
+    weights have a prior, and the least noise is chosen on held-out training rows, for networks with a noise for each
+    row learn small tables by heart.
+    """
+    least = LEAST[0] if choice is None else choice["least_noise"]
+    network = nn.Sequential(mlp(split, settings, outputs=2), LeastNoise(least))
+    return Joint(network, Heteroscedastic(), Normal(settings.prior_scale), len(split.train))
+
+
+def chosen_ensemble(split: Split, settings: Settings, method: Method) -> Choice:
+    """The least noise with which an ensemble predicts best a fifth of the training rows, after a fit to the others."""
+    part, key = held_out(split, settings), settings.key(split.data_set, split.index).fold("choice")
+    scores = {}
+    for least in LEAST:
+        joint = ensemble_problem(part, settings, {"least_noise": least})
+        posterior, _ = infer(method, joint, part.train, seed=key.seed, progress=False)
+        scores[least] = negative_log_likelihood(moments(posterior, part.test.inputs), part.test.targets)
+    return {"least_noise": min(scores, key=scores.__getitem__)}
+
+
+def moments(posterior: Posterior, inputs: Tensor) -> Predictive:
+    """The Gaussian with mean and variance of the mixture, as in section 2.4 of the paper."""
+    found = posterior.predict(inputs)
+    return GaussianPredictive(found.mean, found.epistemic, found.aleatoric)
+
+
+RATES = (0.005, 0.01, 0.05, 0.1)
+"""Those that the published runs chose from, for most of the data sets."""
+NOISES = tuple(0.01 * 10 ** (step / 12) for step in range(25))
+"""Standard deviations of the standardised target, from 0.01 to 1."""
+DRAWS = 1000
+
+
+def dropout_problem(split: Split, settings: Settings, choice: Choice | None = None) -> Joint:
+    """The network of the protocol with dropout before both layers; a choice without noise leaves it to be learnt.
+
+    As Mukhoti et al. (2018), who corrected the protocol of Gal and Ghahramani (2016): no test row takes part in the
+    choice. They tried each pair of rate and precision by a fit of its own under a prior so wide that the noise hardly
+    matters for the weights; here each rate has one fit, under a prior that does matter and with the noise learnt, and
+    its draws tell which noise would have predicted the held-out rows best.
+    """
+    choice = choice or {"rate": RATES[0]}
+    with own_start(split, settings):
+        inputs, hidden = split.train.inputs.shape[1], hidden_units(split.data_set)
+        layers = (nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(choice["rate"]), nn.Linear(hidden, 1))
+    likelihood = Gaussian(choice["noise"]) if "noise" in choice else Gaussian(1.0, learn=True)
+    network = nn.Sequential(nn.Dropout(choice["rate"]), *layers)
+    return Joint(network, likelihood, Normal(settings.prior_scale), len(split.train))
+
+
+def chosen_dropout(split: Split, settings: Settings, method: Method) -> Choice:
+    """The rate and noise that predict best a fifth of the training rows, after a fit to the others for each rate.
+
+    These fits have half the steps of the method.
+    """
+    assert isinstance(method, MCDropout)
+    shorter = replace(method, steps=max(1, method.steps // 2))
+    part, key = held_out(split, settings), settings.key(split.data_set, split.index).fold("choice")
+    best, lowest = {"rate": RATES[0], "noise": NOISES[-1]}, math.inf
+    for rate in RATES:
+        joint = dropout_problem(part, settings, {"rate": rate})
+        posterior, _ = infer(shorter, joint, part.train, seed=key.seed, progress=False)
+        found = mask_average(posterior, part.test.inputs)
+        assert isinstance(found, DrawsPredictive)
+        for noise in NOISES:
+            predictive = DrawsPredictive(Gaussian(noise), found.outputs)
+            nll = negative_log_likelihood(predictive, part.test.targets)
+            if nll < lowest:
+                best, lowest = {"rate": rate, "noise": noise}, nll
+    return best
+
+
+def mask_average(posterior: Posterior, inputs: Tensor) -> Predictive:
+    """The average over masks: its mean is the mean of the draws, its log density the log of the averaged density."""
+    return posterior.predict(inputs, draws=DRAWS)
+
 
 MEMBERS = 5
 

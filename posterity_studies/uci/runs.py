@@ -15,8 +15,9 @@ from posterity.model import Joint
 from posterity.model.data import as_data
 from posterity.posteriors import Posterior
 from posterity.storage import Part
-from posterity_studies.uci.protocol import Settings, Split, hidden_units, standard_split
+from posterity_studies.uci.protocol import Split, hidden_units, standard_split
 from posterity_studies.uci.recipes import RECIPES, Recipe
+from posterity_studies.uci.settings import Settings
 
 Done = dict[tuple[Callable[..., Joint], tuple[Method, ...]], tuple[Posterior, float]]
 

@@ -1,18 +1,35 @@
 """The study as a whole: which fits are missing, the fits, and the numbers as one document."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from posterity.datasets import UCI_REGRESSION
+from posterity.cli.frame.output import table
 from posterity.datasets.uci import num_splits
 from posterity.inference.sweep import Result
-from posterity_studies.uci.protocol import Settings, check_choices
-from posterity_studies.uci.published import COMPARED, FILE, GOAL, PAIRS, Value, find_published, read_published
+from posterity_studies.frame import add_heading, notes, remark, title
+from posterity_studies.options import Report, silent
 from posterity_studies.uci.recipes import RECIPES
 from posterity_studies.uci.runs import Cell, fit_all, stored
-from posterity_studies.uci.summary import METRICS, Row, at_least_as_good, own_rows, published_rows, reached
+from posterity_studies.uci.settings import Settings
+from posterity_studies.uci.summary import (
+    COMPARED,
+    FILE,
+    GOAL,
+    METRICS,
+    PAIRS,
+    Row,
+    Value,
+    at_least_as_good,
+    find_published,
+    own_rows,
+    published_rows,
+    reached,
+    read_published,
+)
 
 
 @dataclass(frozen=True)
@@ -78,45 +95,29 @@ class Study:
         }
 
 
-def uci(
-    data_sets: Sequence[str] = UCI_REGRESSION,
-    methods: Sequence[str] = ("map", "laplace"),
-    *,
-    folder: Path,
-    splits: int | None = None,
-    settings: Settings | None = None,
-    jobs: int = 1,
-    report: Callable[[str], None] = lambda line: None,
-) -> Study:
+def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     """Run the study, or the part of it that `folder` does not hold yet.
 
-    `splits` takes the first so many of each data set (None: all), `jobs` is the number of processes, and `report`
-    is told a line about the progress now and then. Results that were made with other settings are refused.
+    `report` is told a line about each split. Results that were made with other settings are refused.
     """
-    settings = settings or Settings()
-    check(data_sets, methods, splits, jobs)
+    jobs = settings.jobs or os.cpu_count() or 1
     published_from = find_published()
-    published = () if published_from is None else read_published(published_from, data_sets)
+    published = () if published_from is None else read_published(published_from, settings.datasets)
     cells = [
         Cell(name, method, split)
-        for name in dict.fromkeys(data_sets)
-        for split in range(min(splits or num_splits(name), num_splits(name)))
-        for method in dict.fromkeys(methods)
+        for name in dict.fromkeys(settings.datasets)
+        for split in range(min(settings.splits or num_splits(name), num_splits(name)))
+        for method in dict.fromkeys(settings.methods)
     ]
-    found = {result.cell: result for result in stored(cells, folder, settings)}
-    missing = [cell for cell in cells if cell not in found]
-    places = dict.fromkeys((cell.data_set, cell.split) for cell in missing)
-    if found:
-        report(f"{len(found)} of {len(cells)} results are there already")
+    done = {result.cell: result for result in stored(cells, folder, settings)}
+    missing = [cell for cell in cells if cell not in done]
+    splits = dict.fromkeys((cell.data_set, cell.split) for cell in missing)
+    if done:
+        report(f"{len(done)} of {len(cells)} results are there already")
     for count, results in enumerate(fit_all(missing, folder, settings, jobs), start=1):
-        found.update({result.cell: result for result in results})
-        report(_progress(results, count, len(places)))
-    return Study(settings, tuple(found[cell] for cell in cells), published, published_from)
-
-
-def check(data_sets: Sequence[str], methods: Sequence[str], splits: int | None, jobs: int) -> None:
-    """ValueError at a data set, a method or a number that the study cannot use."""
-    check_choices(data_sets, methods, tuple(RECIPES), splits, jobs)
+        done.update({result.cell: result for result in results})
+        report(_progress(results, count, len(splits)))
+    return Study(settings, tuple(done[cell] for cell in cells), published, published_from)
 
 
 def _progress(results: Sequence[Result[Cell]], count: int, whole: int) -> str:
@@ -126,3 +127,18 @@ def _progress(results: Sequence[Result[Cell]], count: int, whole: int) -> str:
         for one in results
     )
     return f"{count}/{whole} {cell.data_set} split {cell.split}: {scores}, {max(one.seconds for one in results):.1f} s"
+
+
+def show(out: Any, study: Study) -> None:
+    """Print the tables."""
+    title(out, "Standard UCI regression splits, one hidden layer")
+    rows = table("", *METRICS.values(), "splits", wrap=False)
+    for data_set, part in groupby(study.rows, lambda row: row.data_set):
+        add_heading(rows, data_set)
+        for row in part:
+            scores = (str(row.scores.get(metric, "")) for metric in METRICS)
+            splits = "" if row.published else str(row.splits)
+            rows.add_row(f"  {row.method}", *scores, splits, style="dim" if row.published else "")
+    out.print(rows)
+    remark(out, "Mean ± standard error over splits, in units of the target. Dim: published.")
+    notes(out, study.notes())

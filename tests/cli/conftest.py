@@ -94,13 +94,13 @@ def study(run, tmp_path, monkeypatch):
     """
 
     def call(name, *options, seed, told="", goes_on=False, once=False):
-        package, here = import_module(f"posterity_studies.{name}"), tmp_path / "here"
+        module, here = import_module(f"posterity_studies.{name}.study"), tmp_path / "here"
         here.mkdir()
         monkeypatch.chdir(here)
         monkeypatch.setenv("COLUMNS", "80")
-        monkeypatch.setattr(package, "draw", lambda found, folder: ["figure.png"])
+        monkeypatch.setattr(f"posterity_studies.{name}.figures.draw", lambda result, folder: ["figure.png"])
         if once:
-            monkeypatch.setattr(package, name, _remembering(getattr(package, name)))
+            monkeypatch.setattr(module, "run", _remembering(module.run))
         words = ("study", name, *options, "--seed", seed)
         first = run(*words)
         assert first.code == 0
@@ -144,7 +144,7 @@ def interrupted(run, tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             return write(*words)
 
-        monkeypatch.setattr(import_module(f"posterity_studies.{name}"), "draw", lambda found, folder: ["figure.png"])
+        monkeypatch.setattr(f"posterity_studies.{name}.figures.draw", lambda result, folder: ["figure.png"])
         words = ("study", name, *options, "--out", folder, "--seed")
         with monkeypatch.context() as patch:
             patch.setattr(writer, "write_result", stopping)
@@ -170,8 +170,7 @@ def refused(run, tmp_path, monkeypatch):
     """A function that has a study refuse its options before anything is computed, and gives the line that says why."""
 
     def call(name, *options):
-        package = import_module(f"posterity_studies.{name}")
-        monkeypatch.setattr(package, name, lambda *_, **__: pytest.fail("computed"))
+        monkeypatch.setattr(f"posterity_studies.{name}.study.run", lambda *_, **__: pytest.fail("computed"))
         result = run("study", name, "--out", tmp_path / "study", *options)
         assert result.code == 2
         error, hint = result.err.splitlines()

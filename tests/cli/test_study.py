@@ -1,11 +1,16 @@
 """`posterity study`: what every study refuses."""
 
+import dataclasses
+from importlib import import_module
+from importlib.util import find_spec
+
 import pytest
 
 from posterity.cli.verbs.study import study as studies
+from posterity.options import describe
 
 pytestmark = pytest.mark.cpu
-every_study = pytest.mark.parametrize("name", [one.callback.__name__ for one in studies.registered_commands])
+every_study = pytest.mark.parametrize("name", [command.name for command in studies.registered_commands])
 
 
 def test_an_unknown_study_is_met_with_the_nearest(run):
@@ -36,8 +41,25 @@ def test_a_bad_option_is_one_line_and_a_hint(refused, name, options, said):
 @every_study
 def test_a_file_is_refused_as_folder(refused, tmp_path, name):
     (tmp_path / "file").write_text("mine")
-    assert "--out must be a folder" in refused(name, "--out", tmp_path / "file")
+    needed = ("--widths", "3") if name == "temperature" else ()
+    assert "--out must be a folder" in refused(name, *needed, "--out", tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@every_study
+def test_a_study_is_made_of_its_settings(run, name):
+    module = f"posterity_studies.{name}.settings"
+    settings = import_module(module if find_spec(module) else "posterity_studies.options").Settings
+    assert list(describe(settings)) == [field.name for field in dataclasses.fields(settings)]
+    shown = " ".join(run("study", name, "--help").out.split())
+    assert f"Example: posterity study {name} " in shown
+    assert all(panel in shown for panel in ("Method", "Output"))
+
+
+def test_the_help_needs_no_torch(process):
+    code = "import sys; from posterity.cli.main import main; main(['study', 'uci', '--help']); "
+    code += "assert 'torch' not in sys.modules"
+    assert process("-c", code).returncode == 0
 
 
 @pytest.mark.parametrize(

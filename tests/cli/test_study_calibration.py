@@ -3,15 +3,15 @@
 import pytest
 
 from posterity.methods import HMC
-from posterity_studies import calibration as package
-from posterity_studies.calibration import models, recipes
-from posterity_studies.commands.calibration import METHODS, MODELS
+from posterity_studies.calibration import problem
+from posterity_studies.calibration import study as module
+from posterity_studies.calibration.settings import METHODS, MODELS
 
 pytestmark = pytest.mark.cpu
 
 
 def test_the_table_and_the_folder(study, monkeypatch):
-    monkeypatch.setattr(package.study, "RECIPES", dict.fromkeys(METHODS, lambda model: (HMC(warmup=20, steps=3),)))
+    monkeypatch.setattr(module, "RECIPES", dict.fromkeys(METHODS, lambda model: (HMC(warmup=20, steps=3),)))
     found = study(
         *("calibration", "--models", "logistic, linear", "--methods", "nuts,hmc", "--replicates", "20"),
         *("--draws", "15"),
@@ -28,7 +28,7 @@ def test_the_table_and_the_folder(study, monkeypatch):
     ("options", "message"),
     [
         (("--models", "lineal"), "Did you mean 'linear'"),
-        (("--methods", ""), "No method is named"),
+        (("--methods", ""), "--methods must name at least one. Got none."),
         (("--replicates", "4"), "more replicates"),
         (("--draws", "36"), "equal bins"),
     ],
@@ -38,5 +38,5 @@ def test_what_cannot_be_is_refused(refused, options, message):
 
 
 def test_the_names_in_the_help_are_those_of_the_study():
-    assert set(MODELS) == set(models.MODELS)
-    assert set(METHODS) == set(recipes.RECIPES)
+    assert set(MODELS) == set(problem.MODELS)
+    assert set(METHODS) == set(module.RECIPES)

@@ -3,9 +3,7 @@
 import pytest
 from ucitable import REFUSED, write_energy
 
-from posterity_studies import hyperparameters as package
-from posterity_studies.commands.hyperparameters import NAMES
-from posterity_studies.hyperparameters import recipes, runs
+from posterity_studies.hyperparameters import recipes, runs, settings
 
 pytestmark = pytest.mark.cpu
 TINY = ("--datasets", "energy", "--steps", "20", "--splits", "2", "--jobs", "1")
@@ -19,7 +17,7 @@ def energy(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("energy")
 def test_the_table_and_the_folder(study):
-    told = "--datasets energy --methods laplace --steps 20 --splits 2"
+    told = "--datasets energy --steps 20 --splits 2 --jobs 1"
     found = study("hyperparameters", *TINY, told=told, seed=3, goes_on=True)
     assert "best of grid variational EM difference splits" in found.shown
     assert "energy Laplace " in found.shown
@@ -42,6 +40,6 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
 
 
 def test_the_help_names_the_methods_and_defaults_there_are(run):
-    assert tuple(NAMES.split(",")) == package.DATA_SETS
+    assert tuple(recipes.RECIPES) == settings.METHODS
     shown = run("study", "hyperparameters", "--help").out
-    assert all(name in shown for name in (*recipes.RECIPES, f"Default: {package.STEPS}."))
+    assert all(name in shown for name in (*recipes.RECIPES, f"[default: {settings.Settings().steps}]"))

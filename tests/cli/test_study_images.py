@@ -1,27 +1,22 @@
 """`posterity study images`: the tables, the folder, going on, and what is refused."""
 
-from functools import partial
-
 import pytest
 from noiseimages import noise_images
 
-from posterity_studies import images as package
-from posterity_studies.commands.images import images
-from posterity_studies.images import NETWORKS, Settings, protocol, runs
+from posterity_studies.images import protocol, runs, settings
 
 pytestmark = pytest.mark.cpu
-TINY = ("--networks", "mlp", "--etas", "1,0.1", "--seeds", "2", "--steps", "2")
+TINY = ("--networks", "mlp", "--etas", "1,0.1", "--seeds", "2", "--steps", "2", "--draws", "2")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """A few images, and two draws for predictions of the many that are held out."""
+    """A few images."""
     monkeypatch.setattr(protocol, "mnist", lambda name: noise_images(name, (1, 28, 28), 6000, 30))
-    monkeypatch.setattr(package, "Settings", partial(Settings, draws=2))
 
 
 def test_the_table_and_the_folder(study):
-    told = "--data mnist --networks mlp --etas 1,0.1 --steps 2 --seeds 2 --device cpu"
+    told = "--networks mlp --etas 1,0.1 --seeds 2 --steps 2 --draws 2"
     found = study("images", *TINY, told=told, seed=3, goes_on=True)
     assert "mnist, one hidden layer of 400, test images" in found.shown
     assert "MeanField, chosen" in found.shown
@@ -52,8 +47,5 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
     assert said in refused("images", *words)
 
 
-def test_the_defaults_are_those_of_the_study():
-    names, etas, seeds = (images.__defaults__[place] for place in (1, 2, 3))
-    assert tuple(names.split(",")) == tuple(NETWORKS)
-    assert tuple(float(eta) for eta in etas.split(",")) == Settings().etas
-    assert seeds == Settings().seeds
+def test_the_names_of_the_options_are_those_of_the_study():
+    assert settings.Settings().networks == tuple(protocol.NETWORKS)

@@ -1,14 +1,10 @@
 """`posterity study penalties`: the table, the folder, going on, processes, and what is refused."""
 
-import inspect
-
 import pytest
 from noiseimages import noise_images
 
 from posterity.inference import sweep
-from posterity_studies import penalties as package
-from posterity_studies.commands.penalties import penalties
-from posterity_studies.penalties import protocol
+from posterity_studies.penalties import protocol, settings
 
 pytestmark = pytest.mark.cpu
 TINY = (
@@ -22,13 +18,13 @@ def small(monkeypatch):
     """A handful of images: those of the data sets take long."""
     monkeypatch.setattr(protocol, "mnist", lambda name="mnist": noise_images(name, (1, 28, 28), 100, 20))
     monkeypatch.setattr(protocol, "cifar10", lambda: noise_images("cifar-10", (3, 32, 32), 60, 60))
-    monkeypatch.setattr(package, "draw", lambda study, folder: ["accuracy.png"])
+    monkeypatch.setattr("posterity_studies.penalties.figures.draw", lambda study, folder: ["accuracy.png"])
 
 
 def test_the_table_and_the_folder(study):
     told = (
-        "--data mnist --net cvnn --penalties l2,rows --setups usual,bayesian --ratios 0.1,1 --seeds 1 --epochs 1 "
-        "--rows 20 --width 1 --batch-size 10 --held-out 20 --precision float32 --jobs 1 --device cpu --no-augment"
+        "--penalties l2,rows --ratios 0.1,1 --seeds 1 --epochs 1 --rows 20 --width 1 --batch-size 10 --no-augment "
+        "--held-out 20 --device cpu"
     )
     found = study("penalties", *TINY, "--no-augment", told=told, seed=3, goes_on=True)
     assert "mnist, small convolutional network of width 1, n = 20: test accuracy in per cent" in found.out
@@ -57,7 +53,7 @@ def test_goes_on_where_it_was_interrupted(interrupted):
         (("--data", "mnits"), "Did you mean 'mnist'?"),
         (("--net", "vgg"), "Did you mean 'vgg19'?"),
         (("--penalties", "l3"), "Unknown penalty 'l3'"),
-        (("--penalties", ","), "at least one penalty"),
+        (("--penalties", ","), "--penalties must name at least one"),
         (("--setups", "bayes"), "Unknown setup 'bayes'"),
         (("--ratios", "1,x"), "--ratios must be numbers"),
         (("--ratios", "0"), "must be a positive number. Got 0.0."),
@@ -74,22 +70,6 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
     assert said in refused("penalties", *TINY, *words)
 
 
-def test_defaults_are_those_of_the_settings():
-    given = {name: one.default for name, one in inspect.signature(penalties).parameters.items()}
-    settings = package.Settings()
-    for name in (
-        "data",
-        "net",
-        "seeds",
-        "epochs",
-        "rows",
-        "width",
-        "batch_size",
-        "step_size",
-        "batch_norm",
-        "augment",
-        "held_out",
-    ):
-        assert given[name] == getattr(settings, name)
-    assert tuple(given["penalties"].split(",")) == settings.penalties
-    assert tuple(given["setups"].split(",")) == settings.setups
+def test_the_names_of_the_options_are_those_of_the_study():
+    assert tuple(protocol.ARCHITECTURES) == settings.NETWORKS
+    assert tuple(protocol.PENALTIES) == settings.PENALTIES

@@ -2,8 +2,8 @@
 
 import pytest
 
-from posterity_studies import posteriors as package
-from posterity_studies.posteriors import Comparison
+from posterity_studies.posteriors import study as module
+from posterity_studies.posteriors.study import Comparison
 
 pytestmark = pytest.mark.cpu
 
@@ -13,7 +13,8 @@ def test_the_table_and_the_folder(study, monkeypatch):
         Comparison("kidiq-kidscore_interaction", "Density", 5, 1.5, 2.5, 1.003, 6543.2, 0.0, 7.0, 12.0),
         Comparison("eight_schools-eight_schools_noncentered", "Density", 10, 4.5, 1.0, 1.002, 4000.0, 0.002, 15.0, 3.0),
     ]
-    monkeypatch.setattr(package, "posteriors", lambda seed: iter(rows))
+    monkeypatch.setattr(module, "FORMS", [(row.posterior, row.form) for row in rows])
+    monkeypatch.setattr(module, "compared", lambda name, *_: next(row for row in rows if row.posterior == name))
     found = study("posteriors", seed=3)
     assert "kidscore_interaction Density 1.5 2.5 1.0030 6,543 0.00 12" in found.shown
     assert "eight_schools_noncentered Density 4.5" in found.shown

@@ -3,8 +3,7 @@
 import pytest
 
 from posterity.inference import sweep
-from posterity_studies.commands.temperature import temperature
-from posterity_studies.temperature import Settings
+from posterity_studies.temperature import problem, settings
 
 pytestmark = pytest.mark.cpu
 TINY = (
@@ -15,9 +14,8 @@ TINY = (
 
 def test_the_table_and_the_folder(study):
     told = (
-        "--data two-moons --net one-hidden --widths 3,5 --etas 0.1,1 --taus 1e-3:1e-1:3 --seeds 2 "
-        "--method bayes-by-backprop --steps 3 --pixels raw --batch-size 50 --prior-variance 0.2 --draws 2 --device cpu "
-        "--dtype float32"
+        "--data two-moons --widths 3,5 --etas 0.1,1 --taus 0.001,0.01,0.1 --seeds 2 --steps 3 --batch-size 50 "
+        "--draws 2 --device cpu"
     )
     found = study("temperature", *TINY, "--taus", "1e-3:1e-1:3", told=told, seed=3, goes_on=True)
     assert "two-moons, one hidden layer, averaged over its neurons, width 5: 5 neurons" in found.out
@@ -46,7 +44,7 @@ def test_goes_on_where_it_was_interrupted(interrupted):
         (("--taus", "inf"), "must be a positive number. Got inf."),
         (("--taus", "1:0.1:3"), "low must be below high"),
         (("--taus", "0.1:1:x"), "--taus must be numbers"),
-        (("--widths", "0"), "Settings.widths must be a positive whole number. Got 0."),
+        (("--widths", "0"), "--widths must be a positive whole number. Got 0."),
         (("--widths", "1.5"), "--widths must be whole numbers"),
         (("--widths", ""), "--widths must have at least one number"),
         (("--rows", "1000"), "rows must be at most the 458"),
@@ -63,8 +61,5 @@ def test_a_network_that_needs_widths_says_so(refused):
     assert "The network 'one-hidden' needs widths" in refused("temperature", "--data", "two-moons")
 
 
-def test_the_defaults_are_those_of_the_study():
-    usual = Settings(widths=(50,))
-    names = ("data", "net", "seeds", "method", "pixels", "prior_variance", "draws", "dtype", "seed")
-    given = dict(zip(temperature.__code__.co_varnames, temperature.__defaults__, strict=False))
-    assert {name: given[name] for name in names} == {name: getattr(usual, name) for name in names}
+def test_the_names_of_the_options_are_those_of_the_study():
+    assert tuple(problem.ARCHITECTURES) == settings.NETWORKS

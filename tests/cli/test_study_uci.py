@@ -6,8 +6,7 @@ import pytest
 from ucitable import REFUSED, write_energy
 
 from posterity.datasets import UCI_REGRESSION
-from posterity_studies import uci as package
-from posterity_studies.commands.uci import NAMES
+from posterity_studies.uci import runs, settings
 from posterity_studies.uci.recipes import RECIPES
 
 pytestmark = pytest.mark.cpu
@@ -21,7 +20,7 @@ def energy(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("energy")
 def test_the_table_and_the_folder(study, run):
-    told = "--datasets energy --methods map,laplace --steps 20 --splits 2"
+    told = "--datasets energy --steps 20 --splits 2 --jobs 1"
     found = study("uci", *TINY, "--splits", "2", told=told, seed=3, goes_on=True)
     assert "energy MAP " in found.shown
     assert "MC dropout 2018 0.540 ± 0.010 1.250 ± 0.020" in found.shown
@@ -39,7 +38,7 @@ def test_the_table_and_the_folder(study, run):
 
 @pytest.mark.usefixtures("energy")
 def test_goes_on_where_it_was_interrupted(interrupted):
-    resumed, there = interrupted("uci", *TINY, writer=package.runs)
+    resumed, there = interrupted("uci", *TINY, writer=runs)
     assert resumed[0] == "2 of 6 results are there already"
     assert there == ["6 of 6 results are there already"]
 
@@ -50,6 +49,7 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
 
 
 def test_the_help_names_the_data_sets_and_methods_there_are(run):
-    assert NAMES == UCI_REGRESSION
+    assert settings.DATA_SETS == UCI_REGRESSION
+    assert tuple(RECIPES) == settings.METHODS
     shown = run("study", "uci", "--help").out
-    assert all(name in shown for name in (*NAMES, *RECIPES, f"Default: {package.Settings().steps}."))
+    assert all(name in shown for name in (*UCI_REGRESSION, *RECIPES, f"[default: {settings.Settings().steps}]"))

@@ -15,11 +15,19 @@ from posterity.model import Joint, Tempering
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import Adam
 from posterity.priors import Normal
-from posterity_studies.calibration import Calibration, Problem, calibrate, calibration, check, draw, study
-from posterity_studies.calibration.figures import band_width
-from posterity_studies.calibration.models import MODELS
-from posterity_studies.calibration.ranks import autocorrelation, chi_square_p, counts_of, number_of_bins, ranks_of
-from posterity_studies.calibration.recipes import RECIPES
+from posterity_studies.calibration import study
+from posterity_studies.calibration.calibrate import (
+    Calibration,
+    autocorrelation,
+    calibrate,
+    chi_square_p,
+    counts_of,
+    ranks_of,
+)
+from posterity_studies.calibration.figures import band_width, draw
+from posterity_studies.calibration.problem import MODELS, Problem
+from posterity_studies.calibration.settings import Settings, number_of_bins
+from posterity_studies.calibration.study import RECIPES, run
 
 pytestmark = pytest.mark.cpu
 X = torch.linspace(-1.0, 1.0, 6, dtype=torch.float64).unsqueeze(1)
@@ -152,7 +160,7 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         quick = {"nuts": lambda model: (HMC(warmup=20, steps=3),), "laplace": lambda model: (MAP(50), Laplace())}
         patch.setattr(study, "RECIPES", quick)
-        yield calibration(("linear", "network"), ("nuts", "laplace"), 20, 15, seed=2)
+        yield run(Settings(("linear", "network"), ("nuts", "laplace"), 20, 15, seed=2))
 
 
 def test_the_document_has_every_number(small):
@@ -204,15 +212,15 @@ def test_the_band_holds_so_many_curves():
 
 
 def test_names_and_numbers_are_checked():
-    check(("linear",), ("nuts",), 100, 31)
+    Settings(("linear",), ("nuts",), 100, 31)
     for wrong, message in (
-        (((), ("nuts",), 100, 31), "No model is named"),
+        (((), ("nuts",), 100, 31), "--models must name at least one"),
         ((("linear",), ("nut",), 100, 31), "Did you mean 'nuts'"),
         ((("linear",), ("nuts",), 3, 31), "more replicates"),
         ((("linear",), ("nuts",), 100, 0), "--draws"),
     ):
         with pytest.raises(ValueError, match=message):
-            check(*wrong)
+            Settings(*wrong)
 
 
 @pytest.mark.parametrize("name", RECIPES)

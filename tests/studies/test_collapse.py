@@ -11,9 +11,11 @@ from torch.autograd.functional import hessian
 
 from posterity.numerics import Key
 from posterity.theory import Neurons, OutputLaw, Rectified, sampled_excess
-from posterity_studies.collapse import cases, collapse, draw, optima
-from posterity_studies.collapse.confidence import averaged
-from posterity_studies.collapse.gaps import gaps
+from posterity_studies.collapse import cases, optima
+from posterity_studies.collapse.figures import draw
+from posterity_studies.collapse.optima import averaged, gaps
+from posterity_studies.collapse.study import run
+from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
 FIGURES = ["kl.png", "gap.png", "balanced.png", "confidence.png"]
@@ -28,7 +30,7 @@ def study():
         patch.setattr(optima, "TAUS", (0.01, 0.1))
         patch.setattr(cases, "ROWS", 20)
         patch.setattr(cases, "CLASS_ROWS", 60)
-        found = collapse(seed=1)
+        found = run(Settings(seed=1))
         found.document()  # with these settings in it
         yield found
 

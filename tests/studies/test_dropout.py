@@ -7,8 +7,11 @@ import warnings
 import pytest
 import torch
 
-from posterity_studies.dropout import classification, draw, dropout, enumeration, regression
+from posterity_studies.dropout import classification, enumeration, regression
 from posterity_studies.dropout.divergence import divergence
+from posterity_studies.dropout.figures import draw
+from posterity_studies.dropout.study import run
+from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
 FIGURES = ["regression.png", "moons.png", "enumeration.png", "divergence.png"]
@@ -21,7 +24,7 @@ def study():
             patch.setattr(module, "STEPS", steps)
         patch.setattr(classification, "SIDE", 15)
         patch.setattr(enumeration, "REPEATS", 300)
-        return dropout(seed=1)
+        return run(Settings(seed=1))
 
 
 def test_the_function_varies_more_where_there_are_no_rows(study):

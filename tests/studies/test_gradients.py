@@ -9,8 +9,11 @@ from goldcases import load
 
 from posterity.methods.parts.gradients import WeightSampling
 from posterity.numerics.random import Key
-from posterity_studies.gradients import draw, example, gradients, network
+from posterity_studies.gradients import example, network
+from posterity_studies.gradients.figures import draw
+from posterity_studies.gradients.study import run
 from posterity_studies.gradients.variances import total_variance
+from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
 GOLD = {"w^2": "quadratic_w2", "log sigmoid(w)": "log_sigmoid"}
@@ -22,7 +25,7 @@ def study():
         patch.setattr(network, "REPEATS", 60)
         patch.setattr(network, "STEPS", 600)
         patch.setattr(example, "SAMPLES", 100_000)
-        return gradients(seed=1)
+        return run(Settings(seed=1))
 
 
 def test_q_is_that_of_the_gold_case():

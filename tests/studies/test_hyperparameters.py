@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,14 +15,16 @@ from posterity.inference.sweep import Result
 from posterity.likelihoods import Gaussian
 from posterity.model import Joint
 from posterity.priors import Normal
-from posterity_studies.hyperparameters import Settings, Study, draw, figures, hyperparameters, recipes, runs
+from posterity_studies.hyperparameters import figures, recipes, runs
+from posterity_studies.hyperparameters.figures import draw
 from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE, grid_problem
 from posterity_studies.hyperparameters.runs import EM, GRID, Cell, grid_key
-from posterity_studies.hyperparameters.summary import GOAL, comparisons
+from posterity_studies.hyperparameters.settings import Settings
+from posterity_studies.hyperparameters.study import GOAL, Study, comparisons, run
 from posterity_studies.uci.protocol import mlp, standard_split
 
 pytestmark = pytest.mark.cpu  # the study runs there
-TINY = Settings(steps=25, batch_size=16)
+TINY = Settings(("energy",), steps=25, batch_size=16, jobs=1)
 
 
 @pytest.fixture
@@ -103,11 +106,11 @@ def test_no_test_row_takes_part_in_em():
 
 @pytest.mark.usefixtures("energy")
 def test_the_study_goes_on_where_it_stopped_and_refuses_other_settings(folder, monkeypatch):
-    first = hyperparameters(["energy"], folder=folder, splits=1, settings=TINY)
+    first = run(replace(TINY, splits=1), folder)
     assert [result.cell for result in first.results] == [Cell("energy", "laplace", 0, part) for part in (EM, GRID)]
     fitted, fit, lines = [], runs.fit, []
     monkeypatch.setattr(runs, "fit", lambda *words: fitted.append(words[0]) or fit(*words))
-    both = hyperparameters(["energy"], folder=folder, splits=2, settings=TINY, report=lines.append)
+    both = run(replace(TINY, splits=2), folder, report=lines.append)
     assert fitted == [Cell("energy", "laplace", 1, part) for part in (EM, GRID)]
     assert both.results[:2] == first.results
     assert lines[0] == "2 of 4 results are there already"
@@ -117,10 +120,10 @@ def test_the_study_goes_on_where_it_stopped_and_refuses_other_settings(folder, m
     assert json.loads(json.dumps(document, allow_nan=False)) == json.loads(json.dumps(document))
     assert (len(document["fits"]), len(document["comparisons"]), len(document["notes"])) == (4, 1, 1)
     with pytest.raises(BadFolder, match="seed differs: 0, now 1"):
-        hyperparameters(["energy"], folder=folder, splits=1, settings=Settings(steps=25, batch_size=16, seed=1))
+        run(replace(TINY, splits=1, seed=1), folder)
     monkeypatch.setattr(runs, "NOISE_SCALES", tuple(2 * scale for scale in NOISE_SCALES))
     with pytest.raises(BadFolder, match=r"grid-00\.json' holds a fit with other settings: its likelihood"):
-        hyperparameters(["energy"], folder=folder, splits=1, settings=TINY)
+        run(replace(TINY, splits=1), folder)
 
 
 @pytest.mark.usefixtures("energy")
@@ -130,7 +133,7 @@ def test_a_fit_that_fails_is_named(folder, monkeypatch):
 
     monkeypatch.setattr(runs, "fit_grid", diverge)
     with pytest.raises(PosterityError, match="energy, Laplace, grid, split 0: the loss is nan"):
-        hyperparameters(["energy"], folder=folder, splits=1, settings=TINY)
+        run(replace(TINY, splits=1), folder)
 
 
 def test_the_best_cell_is_that_of_the_mean_over_splits_and_the_error_that_of_paired_differences():

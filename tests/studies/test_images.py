@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from posterity.errors import BadFolder
 from posterity.inference.sweep import Result
 from posterity.methods import MAP, MeanField
 from posterity_studies.grids import mean_and_spread
-from posterity_studies.images import Settings, draw, images, protocol, runs, study
+from posterity_studies.images import protocol, runs, settings, study
+from posterity_studies.images.figures import draw
 from posterity_studies.images.runs import Cell
-from posterity_studies.images.study import Study
+from posterity_studies.images.settings import Settings
+from posterity_studies.images.study import Study, run
 
 pytestmark = pytest.mark.cpu
-TINY = Settings(etas=(1.0, 0.1), held_out=20, seeds=2, steps=3, batch_size=16, draws=2)
+TINY = Settings(networks=("mlp",), etas=(1.0, 0.1), held_out=20, seeds=2, steps=3, batch_size=16, draws=2)
 
 
 def squares(count, seed):
@@ -45,7 +48,7 @@ def fitted(monkeypatch):
 
 
 def test_the_first_seed_has_the_grid_and_the_others_what_was_chosen(tmp_path, fitted):
-    found = images(["mlp"], folder=tmp_path, settings=TINY)
+    found = run(TINY, tmp_path)
     best = found.chosen["mlp"]
     assert fitted[:3] == [Cell("mlp", eta, 0) for eta in (None, 1.0, 0.1)]
     assert fitted[3:] == [Cell("mlp", eta, 1) for eta in dict.fromkeys((None, best, 1.0))]
@@ -69,7 +72,7 @@ def test_eta_is_chosen_without_the_test_images(tmp_path, monkeypatch):
 
     monkeypatch.setattr(study, "fit", scored)
     monkeypatch.setattr(study, "start", lambda *words: None)
-    found = images(["mlp"], folder=tmp_path, settings=TINY)
+    found = run(TINY, tmp_path)
     assert found.chosen == {"mlp": 0.1}
 
 
@@ -90,7 +93,7 @@ def test_notes_say_what_is_worse():
 
 
 def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
-    whole = images(["mlp"], folder=tmp_path / "whole", settings=TINY)
+    whole = run(TINY, tmp_path / "whole")
     count = len(fitted)
 
     def stop(line):
@@ -98,25 +101,25 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        images(["mlp"], folder=tmp_path / "part", settings=TINY, report=stop)
+        run(TINY, tmp_path / "part", report=stop)
     lines = []
-    resumed = images(["mlp"], folder=tmp_path / "part", settings=TINY, report=lines.append)
+    resumed = run(TINY, tmp_path / "part", report=lines.append)
     assert len(fitted) == 2 * count
     assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
     assert sum("there already" in line for line in lines) == 2
-    assert images(["mlp"], folder=tmp_path / "part", settings=TINY) == resumed
+    assert run(TINY, tmp_path / "part") == resumed
 
 
 def test_results_of_other_settings_are_refused(tmp_path):
-    images(["mlp"], folder=tmp_path, settings=TINY)
+    run(TINY, tmp_path)
     with pytest.raises(BadFolder, match="steps differs: 3, now 4"):
-        images(["mlp"], folder=tmp_path, settings=Settings(**{**vars(TINY), "steps": 4}))
+        run(replace(TINY, steps=4), tmp_path)
 
 
 def test_more_seeds_and_etas_go_on_in_the_same_folder(tmp_path, fitted):
-    images(["mlp"], folder=tmp_path, settings=TINY)
+    run(TINY, tmp_path)
     count = len(fitted)
-    images(["mlp"], folder=tmp_path, settings=Settings(**{**vars(TINY), "seeds": 3, "etas": (1.0, 0.1, 0.01)}))
+    run(replace(TINY, seeds=3, etas=(1.0, 0.1, 0.01)), tmp_path)
     assert Cell("mlp", 0.01, 0) in fitted[count:]
     assert Cell("mlp", None, 2) in fitted[count:]
     assert Cell("mlp", 1.0, 0) not in fitted[count:]
@@ -127,7 +130,7 @@ def test_both_methods_take_as_many_steps_and_all_etas_share_a_start():
     assert first == second
     assert [type(stage) for stage in (point, *first)] == [MAP, MAP, MeanField]
     assert point.steps == sum(stage.steps for stage in first) == 4
-    assert [stage.steps for stage in Settings().stages("mlp", 1.0)] == [1000, protocol.NETWORKS["mlp"].steps]
+    assert [stage.steps for stage in Settings().stages("mlp", 1.0)] == [1000, settings.STEPS["mlp"]]
 
 
 def test_the_start_of_a_seed_is_fitted_once(tmp_path, monkeypatch):
@@ -135,7 +138,7 @@ def test_the_start_of_a_seed_is_fitted_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         study, "start", lambda network, seed, *words: seeds.append(seed) or start(network, seed, *words)
     )
-    images(["mlp"], folder=tmp_path, settings=TINY)
+    run(TINY, tmp_path)
     assert seeds == [0, 1]
 
 
@@ -144,7 +147,7 @@ def test_held_out_images_are_apart_and_follow_from_the_seed(small):
     assert (len(data.train), len(data.held_out), len(data.test)) == (100, 20, 40)
     both = torch.cat([data.train.inputs, data.held_out.inputs]).flatten(1)
     assert len(both.unique(dim=0)) == 120
-    other = protocol.read_images(Settings(**{**vars(TINY), "seed": 1}))
+    other = protocol.read_images(replace(TINY, seed=1))
     assert not torch.equal(other.held_out.inputs, data.held_out.inputs)
     assert data.flat().test.inputs.shape == (40, 784)
 
@@ -160,10 +163,10 @@ def test_the_start_follows_from_the_seed_and_eta_from_the_cell():
     ("change", "said"),
     [
         ({"data_set": "mnits"}, "Did you mean 'mnist'"),
-        ({"etas": ()}, "at least one number"),
-        ({"etas": (0.0,)}, "Settings.etas"),
-        ({"steps": 0}, "Settings.steps"),
-        ({"seeds": 0}, "Settings.seeds"),
+        ({"etas": ()}, "--etas must name at least one"),
+        ({"etas": (0.0,)}, "--etas"),
+        ({"steps": 0}, "--steps"),
+        ({"seeds": 0}, "--seeds"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, said):
@@ -171,11 +174,11 @@ def test_settings_that_cannot_be_are_refused(change, said):
         Settings(**change)
 
 
-def test_networks_that_are_not_known_are_refused(tmp_path):
+def test_networks_that_are_not_known_are_refused():
     with pytest.raises(ValueError, match="Did you mean 'lenet'"):
-        images(["lenett"], folder=tmp_path, settings=TINY)
-    with pytest.raises(ValueError, match="No network was named"):
-        images([], folder=tmp_path, settings=TINY)
+        Settings(networks=("lenett",))
+    with pytest.raises(ValueError, match="--networks must name at least one"):
+        Settings(networks=())
 
 
 def test_a_spread_is_the_sample_standard_deviation():
@@ -185,7 +188,7 @@ def test_a_spread_is_the_sample_standard_deviation():
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_figures(tmp_path, seeds):
-    found = images(["mlp", "lenet"], folder=tmp_path, settings=Settings(**{**vars(TINY), "seeds": seeds, "steps": 2}))
+    found = run(replace(TINY, networks=("mlp", "lenet"), seeds=seeds, steps=2), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         names = draw(found, tmp_path)

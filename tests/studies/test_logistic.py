@@ -10,11 +10,14 @@ from goldcases import load
 
 from posterity.model import Batch
 from posterity.predictive import Probit
-from posterity_studies.logistic import draw, logistic, multiclass
+from posterity_studies.logistic import multiclass
 from posterity_studies.logistic.exact import exact_posterior, ray_marginal
+from posterity_studies.logistic.figures import draw
 from posterity_studies.logistic.multiclass import with_bias
 from posterity_studies.logistic.rays import DIRECTIONS, ray_limits
 from posterity_studies.logistic.regression import INPUTS, LABELS, PRIOR_SCALE, binary, fit
+from posterity_studies.logistic.study import run
+from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
 FIGURES = ["maps.png", "rays.png", "laplace.png", "probit.png", "evidence.png", "multiclass.png"]
@@ -24,7 +27,7 @@ FIGURES = ["maps.png", "rays.png", "laplace.png", "probit.png", "evidence.png", 
 def study():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multiclass, "SIDE", 9)  # the softmax integrals take most of the time
-        return logistic(seed=3)
+        return run(Settings(seed=3))
 
 
 @pytest.fixture(scope="module")

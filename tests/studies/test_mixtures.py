@@ -10,7 +10,10 @@ from goldcases import load
 from posterity.errors import BoundFell
 from posterity.evidence import jensen
 from posterity.numerics import Key
-from posterity_studies.mixtures import bounds, clusters, draw, example, mixtures, partly, prior
+from posterity_studies.mixtures import bounds, clusters, example, partly, prior
+from posterity_studies.mixtures.figures import draw
+from posterity_studies.mixtures.study import run
+from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
 FIGURES = [
@@ -32,7 +35,7 @@ def study():
             patch.setattr(clusters, name, value)
         for name, value in (("SCALES", (0.1, 1.0)), ("DATA_SETS", 2), ("STEPS", 300), ("ROUNDS", 10), ("TEST", 300)):
             patch.setattr(prior, name, value)
-        found = mixtures(seed=1)
+        found = run(Settings(seed=1))
         found.document()  # with these settings in it
         yield found
 

@@ -7,8 +7,10 @@ import warnings
 import pytest
 import torch
 
-from posterity_studies.moons import draw, fits, moons
-from posterity_studies.moons.study import METRICS, interval
+from posterity_studies.moons import fits
+from posterity_studies.moons.figures import draw
+from posterity_studies.moons.study import METRICS, interval, run
+from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
 NAMES = ["MAP", "MeanField", "NaturalGradient", "MCDropout", "Ensemble", "SWAG", "Laplace"]
@@ -19,7 +21,7 @@ def study():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("STEPS", 40), ("ROWS", 40), ("SIDE", 9), ("HIDDEN", 8), ("DRAWS", 20)):
             patch.setattr(fits, name, value)
-        found = moons(seed=2)
+        found = run(Settings(seed=2))
         found.document()  # with these settings in it
         yield found
 

@@ -15,13 +15,25 @@ from posterity.inference import Callback, task
 from posterity.inference.sweep import Result
 from posterity.numerics.random import Key
 from posterity.penalties import layer_factors, penalty_term, usual_factors
-from posterity_studies.penalties import Cell, Settings, Study, draw, figures, penalties, protocol, runs, study
-from posterity_studies.penalties.problem import problem
-from posterity_studies.penalties.protocol import PENALTIES
-from posterity_studies.penalties.study import Part
+from posterity_studies.penalties import figures, protocol, runs, study
+from posterity_studies.penalties.figures import draw
+from posterity_studies.penalties.problem import Cell, problem
+from posterity_studies.penalties.protocol import PENALTIES, read
+from posterity_studies.penalties.settings import Settings
+from posterity_studies.penalties.study import Part, Study, run
 
 pytestmark = pytest.mark.cpu
-TINY = Settings(penalties=("l2", "rows"), ratios=(0.1,), seeds=2, epochs=1, rows=24, width=1, batch_size=8, held_out=10)
+TINY = Settings(
+    penalties=("l2", "rows"),
+    ratios=(0.1,),
+    seeds=2,
+    epochs=1,
+    rows=24,
+    width=1,
+    batch_size=8,
+    held_out=10,
+    device="cpu",
+)
 
 
 def images(count, channels=1, side=28):
@@ -72,11 +84,11 @@ def at_most(monkeypatch, most):
 @pytest.mark.parametrize(("augment", "penalty"), [(False, "rows"), (True, "l1"), (True, "l2")])
 def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeypatch, fitted, augment, penalty):
     settings = replace(TINY, penalties=(penalty,), augment=augment)
-    together = penalties(settings, folder=tmp_path / "all")
+    together = run(settings, folder=tmp_path / "all")
     assert fitted == [8]  # two lambdas, setups and seeds
     at_most(monkeypatch, 1)
     lines = []
-    alone = penalties(settings, folder=tmp_path / "alone", report=lines.append)
+    alone = run(settings, folder=tmp_path / "alone", report=lines.append)
     assert fitted[1:] == [1] * 8
     assert f"{penalty}: 8 fits run in groups of 1: memory has no room for more at once" in lines
     assert [one.cell for one in together.results] == [one.cell for one in alone.results]
@@ -85,7 +97,7 @@ def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeyp
 
 
 def test_members_have_the_rates_of_their_setups():
-    rows = TINY.read()
+    rows = read(TINY)
     own = problem("rows", rows, TINY)
     cells = [Cell("rows", "usual", 0.5, 0), Cell("rows", "bayesian", 2.0, 1)]
     prior = own.joint(cells).prior
@@ -106,7 +118,7 @@ def test_members_have_the_rates_of_their_setups():
 @pytest.mark.parametrize("penalty", ["l2", "columns"])
 def test_usual_lambdas_give_the_first_weights_about_the_same_penalty(penalty):
     settings = replace(TINY, ratios=())
-    own = problem(penalty, settings.read(), settings)
+    own = problem(penalty, read(settings), settings)
     module = own.joint([Cell(penalty, "bayesian", 1.0, 0)]).network
     names = {
         part.name: view for part, view in zip(module.layout, module.layout.views(own.start([0], settings)), strict=True)
@@ -132,31 +144,31 @@ def test_usual_lambdas_give_the_first_weights_about_the_same_penalty(penalty):
 
 
 def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
-    whole = penalties(TINY, folder=tmp_path / "whole")
+    whole = run(TINY, folder=tmp_path / "whole")
 
     def stop(line):
         if line.startswith("rows, bayesian, lambda = 0.1 lambda_Th, seed 0"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        penalties(TINY, folder=tmp_path / "part", report=stop)
+        run(TINY, folder=tmp_path / "part", report=stop)
     assert len(list((tmp_path / "part" / "runs").rglob("*.json"))) == 8 + 3
     lines = []
-    resumed = penalties(TINY, folder=tmp_path / "part", report=lines.append)
+    resumed = run(TINY, folder=tmp_path / "part", report=lines.append)
     assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
     assert "l2: 8 of 8 fits are there already" in lines
     assert "rows: takes up 8 fits that were interrupted" in lines
     assert not (tmp_path / "part" / "checkpoints").exists()
     count = len(fitted)
-    assert penalties(TINY, folder=tmp_path / "part").results == resumed.results
+    assert run(TINY, folder=tmp_path / "part").results == resumed.results
     assert len(fitted) == count
-    more = penalties(replace(TINY, ratios=(0.1, 3.0), penalties=("l2",)), folder=tmp_path / "part")
+    more = run(replace(TINY, ratios=(0.1, 3.0), penalties=("l2",)), folder=tmp_path / "part")
     assert fitted[count:] == [4]
     assert len(more.results) == 12
     with pytest.raises(BadFolder, match=r"step_size differs: 0\.1, now 0\.2"):
-        penalties(replace(TINY, step_size=0.2), folder=tmp_path / "part")
+        run(replace(TINY, step_size=0.2), folder=tmp_path / "part")
     with pytest.raises(BadFolder, match="precision"):
-        penalties(replace(TINY, precision="bf16"), folder=tmp_path / "part")
+        run(replace(TINY, precision="bf16"), folder=tmp_path / "part")
 
 
 def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp_path, monkeypatch):
@@ -176,8 +188,8 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
 
     monkeypatch.setattr(task, "infer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        penalties(settings, folder=tmp_path)
-    found = penalties(settings, folder=tmp_path)
+        run(settings, folder=tmp_path)
+    found = run(settings, folder=tmp_path)
     assert len(calls) == 2
     steps = settings.inference("l2", 24).steps  # all of them before the interruption
     assert sum(one.seconds for one in found.results) >= 0.1 * steps
@@ -192,10 +204,10 @@ def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fi
         for item in work.values():
             yield pickle.loads(pickle.dumps(item))()
 
-    whole = penalties(TINY, folder=tmp_path / "whole")
+    whole = run(TINY, folder=tmp_path / "whole")
     monkeypatch.setattr(study, "in_processes", one_after_the_other)
     lines = []
-    found = penalties(TINY, folder=tmp_path / "parts", report=lines.append, jobs=3)
+    found = run(replace(TINY, jobs=3), folder=tmp_path / "parts", report=lines.append)
     assert len(names) == 4  # two penalties of eight fits, at most six in a group
     assert fitted[2:] == [6, 2, 6, 2]
     assert [one.cell for one in found.results] == [one.cell for one in whole.results]
@@ -215,7 +227,7 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(task, "infer", diverging)
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(0.1, 10.0))
     lines = []
-    found = penalties(settings, folder=tmp_path, report=lines.append)
+    found = run(settings, folder=tmp_path, report=lines.append)
     assert found.failed == (Cell("l2", "bayesian", 10.0, 0),)
     assert [one.cell.ratio for one in found.results] == [0.1, 1.0]
     assert any("go in halves" in line for line in lines)
@@ -226,7 +238,7 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
 def test_a_fit_whose_outputs_overflow_after_its_last_step_has_no_result(tmp_path):
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(1e12,), batch_size=24)
     lines = []
-    found = penalties(settings, folder=tmp_path, report=lines.append)
+    found = run(settings, folder=tmp_path, report=lines.append)
     assert [one.cell.ratio for one in found.results] == [1.0]
     assert [cell.ratio for cell in found.failed] == [1e12]
     assert "l2, bayesian, lambda = 1e+12 lambda_Th, seed 0: no result. Its outputs are not finite." in lines
@@ -237,13 +249,13 @@ def test_a_fit_with_an_infinite_score_has_no_result(tmp_path, monkeypatch):
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1)
     monkeypatch.setattr(runs, "scores", lambda *words: {"accuracy": 0.1, "nll": float("inf")})
     lines = []
-    found = penalties(settings, folder=tmp_path, report=lines.append)
+    found = run(settings, folder=tmp_path, report=lines.append)
     assert not found.results
     assert "l2, bayesian, lambda = 0.1 lambda_Th, seed 0: no result. Its nll is inf." in lines
 
 
 def test_the_usual_setup_stands_alone(tmp_path):
-    found = penalties(replace(TINY, penalties=("l1",), setups=("usual",), seeds=1), folder=tmp_path)
+    found = run(replace(TINY, penalties=("l1",), setups=("usual",), seeds=1), folder=tmp_path)
     assert found.at_theory("l1", "bayesian") is None
     assert found.document()["table"][0]["setup"] == "usual"
     draw(found, tmp_path)
@@ -252,8 +264,8 @@ def test_the_usual_setup_stands_alone(tmp_path):
 
 def test_bf16_trains_weights_of_float32(tmp_path):
     settings = replace(TINY, penalties=("rows",), setups=("bayesian",), seeds=1)
-    plain = penalties(settings, folder=tmp_path / "float32")
-    rough = penalties(replace(settings, precision="bf16"), folder=tmp_path / "bf16")
+    plain = run(settings, folder=tmp_path / "float32")
+    rough = run(replace(settings, precision="bf16"), folder=tmp_path / "bf16")
     for one, other in zip(plain.results, rough.results, strict=True):
         assert one.scores["nll"] != other.scores["nll"]
         assert one.scores["nll"] == pytest.approx(other.scores["nll"], abs=0.05)
@@ -268,7 +280,7 @@ def test_kernels_of_convolutions_are_tried_out_while_fits_run_and_no_longer(tmp_
 
     monkeypatch.setattr(task, "infer", watched)
     before = torch.backends.cudnn.benchmark
-    penalties(replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1), folder=tmp_path)
+    run(replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1), folder=tmp_path)
     assert seen == [True]
     assert torch.backends.cudnn.benchmark is before is False
 
@@ -341,7 +353,7 @@ def test_filters_vanish_and_the_smaller_network_agrees(tmp_path):
     settings = replace(
         TINY, penalties=("rows", "l1"), ratios=(1.0, 30.0), width=2, epochs=8, setups=("bayesian",), seeds=1
     )
-    found = penalties(settings, folder=tmp_path)
+    found = run(settings, folder=tmp_path)
     strong = next(one for one in found.results if (one.cell.penalty, one.cell.ratio) == ("rows", 30.0))
     assert strong.scores["filters_left"] < 0.5
     assert strong.scores["weights_left"] < 0.5 < strong.scores["zeros"]
@@ -353,7 +365,7 @@ def test_filters_vanish_and_the_smaller_network_agrees(tmp_path):
 
 
 def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
-    found = penalties(replace(TINY, data="cifar-10", seeds=1), folder=tmp_path)
+    found = run(replace(TINY, data="cifar-10", seeds=1), folder=tmp_path)
     document = found.document()
     assert json.loads(json.dumps(document, allow_nan=False))["table"] == document["table"]
     assert len(document["fits"]) == len(document["rows"]) == 8
@@ -393,12 +405,12 @@ def test_a_study_in_which_nothing_came_of_it_is_drawn_and_written(tmp_path):
 
 
 def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
-    rows = TINY.read()
+    rows = read(TINY)
     assert (len(rows.train), len(rows.held_out), len(rows.test), rows.classes) == (24, 10, 20, 10)
     assert float(rows.train.inputs.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(rows.train.inputs.std()) == pytest.approx(1.0, abs=1e-4)
-    assert replace(TINY, net="vgg19").read().test.inputs.shape[1:] == (1, 32, 32)
-    assert len(replace(TINY, held_out=None).read().held_out) == 4
+    assert read(replace(TINY, net="vgg19")).test.inputs.shape[1:] == (1, 32, 32)
+    assert len(read(replace(TINY, held_out=None)).held_out) == 4
 
 
 @pytest.mark.parametrize(
@@ -407,16 +419,16 @@ def test_rows_are_scaled_held_out_and_padded_for_deep_networks():
         ({"data": "mnits"}, "Did you mean 'mnist'"),
         ({"net": "vgg16"}, "Did you mean 'vgg19'"),
         ({"penalties": ("row",)}, "Did you mean 'rows'"),
-        ({"penalties": ()}, "at least one penalty"),
+        ({"penalties": ()}, "--penalties must name at least one"),
         ({"setups": ("bayes",)}, "setup"),
         ({"precision": "float16"}, "precision"),
-        ({"ratios": (0.0,)}, "Settings.ratios must be a positive number"),
-        ({"lambdas": (float("nan"),)}, "Settings.lambdas"),
+        ({"ratios": (0.0,)}, "--ratios must be a positive number"),
+        ({"lambdas": (float("nan"),)}, "--lambdas"),
         ({"lambdas": (1.0,), "setups": ("bayesian",)}, "setup 'usual'"),
-        ({"seeds": 0}, "Settings.seeds"),
-        ({"held_out": 0}, "Settings.held_out"),
-        ({"width": 0}, "Settings.width"),
-        ({"step_size": 0.0}, "Settings.step_size"),
+        ({"seeds": 0}, "--seeds"),
+        ({"held_out": 0}, "--held-out"),
+        ({"width": 0}, "--width"),
+        ({"step_size": 0.0}, "--step-size"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, said):

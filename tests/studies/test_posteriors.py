@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import posterity as po
-from posterity_studies.posteriors import Comparison, Study, draw, study
-from posterity_studies.posteriors.model import Model
-from posterity_studies.posteriors.study import Reference, compared
+from posterity_studies.posteriors import study
+from posterity_studies.posteriors.densities import Model
+from posterity_studies.posteriors.figures import draw
+from posterity_studies.posteriors.study import Comparison, Reference, Study, compared
 
 pytestmark = pytest.mark.cpu
 

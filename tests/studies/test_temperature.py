@@ -15,15 +15,27 @@ from posterity.model.data import as_data
 from posterity.posteriors import Gaussian
 from posterity_studies.grids import log_grid
 from posterity_studies.rows import own_orders
-from posterity_studies.temperature import Settings, data, draw, runs, temperature
-from posterity_studies.temperature.figures import against_eta, against_tau
-from posterity_studies.temperature.protocol import problem
+from posterity_studies.temperature import data, runs
+from posterity_studies.temperature.data import read
+from posterity_studies.temperature.figures import against_eta, against_tau, draw
+from posterity_studies.temperature.problem import problem
 from posterity_studies.temperature.runs import Cell
-from posterity_studies.temperature.study import Study, Width
+from posterity_studies.temperature.settings import Settings
+from posterity_studies.temperature.study import Study, Width, run
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(
-    "two-moons", "one-hidden", (3, 5), (0.1,), (0.01,), seeds=2, steps=6, batch_size=16, draws=4, dtype="float64"
+    "two-moons",
+    "one-hidden",
+    (3, 5),
+    (0.1,),
+    (0.01,),
+    seeds=2,
+    steps=6,
+    batch_size=16,
+    draws=4,
+    dtype="float64",
+    device="cpu",
 )
 
 
@@ -77,11 +89,11 @@ def same(one, other, tolerance):
 @pytest.mark.parametrize("most", [1, 4])
 def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeypatch, fitted, method, most):
     settings = replace(TINY, method=method, widths=(5,))
-    together = temperature(settings, folder=tmp_path / "all")
+    together = run(settings, folder=tmp_path / "all")
     assert fitted == [6]  # 0.1, tau 0.01 and 1, of two seeds
     at_most(monkeypatch, most)
     lines = []
-    parts = temperature(settings, folder=tmp_path / "parts", report=lines.append)
+    parts = run(settings, folder=tmp_path / "parts", report=lines.append)
     assert fitted[1:] == ([1] * 6 if most == 1 else [3, 3])
     assert any("memory has no room" in line for line in lines)
     same(together, parts, 1e-9)
@@ -89,16 +101,26 @@ def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeyp
 
 def test_members_with_batch_norm_are_what_they_would_be_alone(tmp_path, monkeypatch):
     settings = Settings(
-        "cifar-10", "resnet-20", (1,), (0.1,), seeds=1, steps=2, batch_size=4, draws=2, dtype="float64", rows=8
+        "cifar-10",
+        "resnet-20",
+        (1,),
+        (0.1,),
+        seeds=1,
+        steps=2,
+        batch_size=4,
+        draws=2,
+        dtype="float64",
+        rows=8,
+        device="cpu",
     )
-    together = temperature(settings, folder=tmp_path / "all")
+    together = run(settings, folder=tmp_path / "all")
     at_most(monkeypatch, 1)
-    same(together, temperature(settings, folder=tmp_path / "one"), 1e-8)
+    same(together, run(settings, folder=tmp_path / "one"), 1e-8)
     assert {one.cell.eta for one in together.results} == {0.1, 1.0}
 
 
 def test_seeds_differ_and_temperatures_of_a_seed_begin_alike(tmp_path):
-    rows = TINY.read()
+    rows = read(TINY)
     own = problem(5, rows, TINY)
     key = runs.Key(0)
     starts = own.start([0, 0, 1], key)
@@ -106,7 +128,7 @@ def test_seeds_differ_and_temperatures_of_a_seed_begin_alike(tmp_path):
     assert not torch.equal(starts[0], starts[2])
     orders = own_orders(as_data(rows.train.pair), [0, 0, 1]).keys(key)
     assert orders[0].seed == orders[1].seed != orders[2].seed
-    found = temperature(replace(TINY, widths=(3,), steps=1), rows, folder=tmp_path)
+    found = run(replace(TINY, widths=(3,), steps=1), tmp_path, rows=rows)
     assert len({one.scores["nll"] for one in found.results}) == len(found.results)
 
 
@@ -118,14 +140,14 @@ def test_a_seed_predicts_with_the_same_draws_at_all_temperatures(tmp_path, monke
         return predict(self, inputs, **options)
 
     monkeypatch.setattr(Gaussian, "predict", noted)
-    temperature(replace(TINY, widths=(3,)), folder=tmp_path)
+    run(replace(TINY, widths=(3,)), folder=tmp_path)
     assert len(seen) == 3 * 6  # test, foreign and held-out rows
     assert len(set(seen[:9])) == len(set(seen[9:])) == 1
     assert seen[0] != seen[9]
 
 
 def test_sghmc_samples_a_chain_for_each_fit(tmp_path, fitted):
-    found = temperature(replace(TINY, widths=(3,), seeds=1, method="sghmc", steps=20), folder=tmp_path)
+    found = run(replace(TINY, widths=(3,), seeds=1, method="sghmc", steps=20), folder=tmp_path)
     assert fitted == [1, 1, 1]
     assert all("kl" not in one.scores and one.scores["mean_sigma"] > 0 for one in found.results)
     against_eta(found, tmp_path / "eta.png")  # without a KL
@@ -133,23 +155,23 @@ def test_sghmc_samples_a_chain_for_each_fit(tmp_path, fitted):
 
 
 def test_an_interrupted_sweep_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
-    whole = temperature(TINY, folder=tmp_path / "whole")
+    whole = run(TINY, folder=tmp_path / "whole")
 
     def stop(line):
         if line.startswith("width 5, eta 1, seed 0"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        temperature(TINY, folder=tmp_path / "part", report=stop)
+        run(TINY, folder=tmp_path / "part", report=stop)
     assert len(list((tmp_path / "part" / "runs").rglob("*.json"))) == 9  # 6 of the first width
     lines = []
-    resumed = temperature(TINY, folder=tmp_path / "part", report=lines.append)
+    resumed = run(TINY, folder=tmp_path / "part", report=lines.append)
     assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
     assert "width 3: 6 of 6 fits are there already" in lines
     assert "width 5: takes up 6 fits that were interrupted" in lines  # and they are at their end, by a checkpoint
     assert not (tmp_path / "part" / "checkpoints").exists()
     count = len(fitted)
-    assert temperature(TINY, folder=tmp_path / "part").results == resumed.results
+    assert run(TINY, folder=tmp_path / "part").results == resumed.results
     assert len(fitted) == count
 
 
@@ -157,7 +179,7 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
     from posterity.inference.callbacks import Callback
 
     settings = replace(TINY, widths=(3,))
-    whole = temperature(settings, folder=tmp_path / "whole")
+    whole = run(settings, folder=tmp_path / "whole")
     infer, steps = task.infer, []
 
     class Stop(Callback):
@@ -171,18 +193,18 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(task, "infer", stopped)
     with pytest.raises(KeyboardInterrupt):
-        temperature(settings, folder=tmp_path / "part")
-    resumed = temperature(settings, folder=tmp_path / "part")
+        run(settings, folder=tmp_path / "part")
+    resumed = run(settings, folder=tmp_path / "part")
     assert steps == [1, 2, 3, 4, 4, 5, 6]  # the third was stored
     assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
 
 
 def test_more_of_the_grid_goes_on_in_the_same_folder_and_other_settings_do_not(tmp_path, fitted):
-    temperature(TINY, folder=tmp_path)
-    temperature(replace(TINY, seeds=3, etas=(0.1, 0.5), widths=(3,)), folder=tmp_path)
+    run(TINY, folder=tmp_path)
+    run(replace(TINY, seeds=3, etas=(0.1, 0.5), widths=(3,)), folder=tmp_path)
     assert fitted == [6, 6, 6]  # 12 less the 6 that were there
     with pytest.raises(BadFolder, match=r"prior_variance differs: 0\.2, now 0\.3"):
-        temperature(replace(TINY, prior_variance=0.3), folder=tmp_path)
+        run(replace(TINY, prior_variance=0.3), folder=tmp_path)
 
 
 def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
@@ -196,7 +218,7 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(task, "infer", diverging)
     lines = []
     settings = replace(TINY, widths=(3,), seeds=1)
-    found = temperature(settings, folder=tmp_path, report=lines.append)
+    found = run(settings, folder=tmp_path, report=lines.append)
     assert found.failed == (Cell(3, 1.0, 0),)
     assert [one.cell.eta for one in found.results] == [0.1, pytest.approx(0.01 * found.num_data / 3)]
     assert "width 3, eta 1, seed 0: no result. The loss is not finite at step 3." in lines
@@ -219,10 +241,10 @@ def test_temperatures_are_the_etas_those_of_taus_and_one():
 
 
 def test_units_are_neurons_or_parameters():
-    assert problem(5, TINY.read(), TINY).units == 5
+    assert problem(5, read(TINY), TINY).units == 5
     other = replace(TINY, net="mlp")
-    assert problem(5, other.read(), other).units == 5 * 3 + 2 * 6
-    assert problem(5, TINY.read(), TINY).tau(2.0) == pytest.approx(2.0 * 5 / 458)
+    assert problem(5, read(other), other).units == 5 * 3 + 2 * 6
+    assert problem(5, read(TINY), TINY).tau(2.0) == pytest.approx(2.0 * 5 / 458)
 
 
 def made(scores, settings=TINY):
@@ -275,7 +297,7 @@ def test_widths_are_compared_at_equal_tau():
 
 
 def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
-    found = temperature(TINY, folder=tmp_path)
+    found = run(TINY, folder=tmp_path)
     document = found.document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert len(document["fits"]) == 12
@@ -293,13 +315,13 @@ def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
 
 
 def test_rows_are_held_out_cut_and_scaled():
-    rows = replace(TINY, rows=100, held_out=50, pixels="standard").read()
+    rows = read(replace(TINY, rows=100, held_out=50, pixels="standard"))
     assert (len(rows.train), len(rows.held_out), rows.classes) == (100, 50, 2)
     assert rows.train.inputs.mean(0).tolist() == pytest.approx([0.0, 0.0], abs=1e-6)
     assert rows.train.inputs.std(0).tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
-    plain = replace(TINY, rows=100, held_out=50).read()
+    plain = read(replace(TINY, rows=100, held_out=50))
     assert not set(map(tuple, plain.train.inputs.tolist())) & set(map(tuple, plain.held_out.inputs.tolist()))
-    assert replace(TINY, held_out=0).read().held_out is None
+    assert read(replace(TINY, held_out=0)).held_out is None
     low, high = float(plain.train.inputs.min()), float(plain.train.inputs.max())
     assert float(plain.foreign.min()) < low
     assert float(plain.foreign.max()) > high
@@ -316,8 +338,8 @@ def test_rows_are_held_out_cut_and_scaled():
 )
 def test_foreign_rows_have_the_shape_of_the_others(name, net, ood, shape):
     widths = (5,) if net == "one-hidden" else ()
-    settings = Settings(name, net, widths, ood=ood)
-    rows = settings.read()
+    settings = Settings(name, net, widths, ood=ood, device="cpu")
+    rows = read(settings)
     assert rows.shape == tuple(rows.test.inputs.shape[1:]) == tuple(rows.foreign.shape[1:]) == shape
     assert (
         problem(settings.all_widths[0], rows, settings).joint.example_output(as_data(rows.train.pair).first()).shape[-1]
@@ -339,7 +361,7 @@ def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
     )
     monkeypatch.setattr(data, "mnist", lambda name: black)
     with pytest.raises(BadData, match="do not vary"):
-        Settings("mnist", "lenet", pixels="standard", ood="uniform").read()
+        read(Settings("mnist", "lenet", pixels="standard", ood="uniform"))
 
 
 @pytest.mark.parametrize(
@@ -350,20 +372,20 @@ def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
         ({"method": "sgmc"}, "Did you mean 'sghmc'"),
         ({"ood": "knist"}, "Did you mean 'kmnist'"),
         ({"pixels": "row"}, "Did you mean 'raw'"),
-        ({"dtype": "float16"}, "number type"),
-        ({"etas": (0.0,)}, r"Settings.etas must be a positive number. Got 0\.0"),
-        ({"taus": (float("nan"),)}, "Settings.taus"),
-        ({"etas": (float("inf"),)}, "Settings.etas"),
+        ({"dtype": "float16"}, "dtype"),
+        ({"etas": (0.0,)}, r"--etas must be a positive number. Got 0\.0"),
+        ({"taus": (float("nan"),)}, "--taus"),
+        ({"etas": (float("inf"),)}, "--etas"),
         ({"widths": ()}, "needs widths"),
-        ({"widths": (0,)}, "Settings.widths"),
+        ({"widths": (0,)}, "--widths"),
         ({"net": "lenet", "data": "mnist"}, "one size only"),
         ({"net": "resnet-20"}, "takes images"),
-        ({"seeds": 0}, "Settings.seeds"),
-        ({"steps": 0}, "Settings.steps"),
+        ({"seeds": 0}, "--seeds"),
+        ({"steps": 0}, "--steps"),
         ({"epochs": 2}, "steps or epochs, not both"),
-        ({"held_out": -1}, "Settings.held_out"),
-        ({"prior_variance": 0.0}, "Settings.prior_variance"),
-        ({"step_size": -1.0}, "Settings.step_size"),
+        ({"held_out": -1}, "--held-out"),
+        ({"prior_variance": 0.0}, "--prior-variance"),
+        ({"step_size": -1.0}, "--step-size"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change, said):
@@ -381,7 +403,7 @@ def test_settings_that_cannot_be_are_refused(change, said):
 )
 def test_rows_that_are_not_there_are_refused(change, said):
     with pytest.raises(ValueError, match=said):
-        replace(TINY, **change).read()
+        read(replace(TINY, **change))
 
 
 def test_the_length_of_a_fit():

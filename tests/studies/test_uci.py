@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,15 +17,18 @@ from posterity.datasets import UCI_REGRESSION, uci_regression
 from posterity.errors import BadData, BadFolder, Diverged, PosterityError
 from posterity.methods import MAP
 from posterity.predictive.gaussian import GaussianPredictive
-from posterity_studies.uci import Settings, draw, runs, study, summary, uci
+from posterity_studies import options
+from posterity_studies.uci import runs, study, summary
+from posterity_studies.uci.figures import draw
 from posterity_studies.uci.protocol import problem, standard_split
-from posterity_studies.uci.published import COMPARED, read_published
 from posterity_studies.uci.recipes import RECIPES, Recipe
 from posterity_studies.uci.runs import Cell
-from posterity_studies.uci.summary import Mean, Row, at_least_as_good, mean_and_error
+from posterity_studies.uci.settings import Settings
+from posterity_studies.uci.study import run
+from posterity_studies.uci.summary import COMPARED, Mean, Row, at_least_as_good, mean_and_error, read_published
 
 pytestmark = pytest.mark.cpu  # the study runs there
-TINY = Settings(steps=30, batch_size=16)
+TINY = Settings(("energy",), steps=30, batch_size=16, jobs=1)
 
 
 @pytest.fixture
@@ -85,13 +89,13 @@ def test_the_network_is_that_of_the_protocol_and_its_start_follows_from_seed_and
     assert torch.equal(problem(standard_split("energy", 0), TINY).network.initial, joint.network.initial)
     assert torch.equal(torch.get_rng_state(), state)
     others = (standard_split("energy", 1), TINY), (standard_split("energy", 0), Settings(seed=1))
-    for split, settings in others:
-        assert not torch.equal(problem(split, settings).network.initial, joint.network.initial)
+    for split, other in others:
+        assert not torch.equal(problem(split, other).network.initial, joint.network.initial)
 
 
 @pytest.mark.usefixtures("energy")
 def test_every_fit_is_there_with_its_own_uncertainty(folder):
-    found = uci(["energy"], ["map", "laplace"], folder=folder, settings=TINY)
+    found = run(replace(TINY, methods=("map", "laplace")), folder)
     assert list(scores(found)) == [Cell("energy", method, split) for split in range(3) for method in ("map", "laplace")]
     for split in range(3):
         point, laplace = (scores(found)[Cell("energy", method, split)] for method in ("map", "laplace"))
@@ -115,34 +119,34 @@ def test_a_stage_that_methods_share_is_run_once(folder, monkeypatch):
         return infer(method, *words, **options)
 
     monkeypatch.setattr(runs, "infer", counted)
-    both = uci(["energy"], ["map", "laplace"], folder=folder, splits=1, settings=TINY)
+    both = run(replace(TINY, methods=("map", "laplace"), splits=1), folder)
     assert stages == ["MAP", "Laplace"]
-    alone = uci(["energy"], ["laplace"], folder=folder / "alone", splits=1, settings=TINY)
+    alone = run(replace(TINY, methods=("laplace",), splits=1), folder / "alone")
     assert scores(alone).items() <= scores(both).items()
 
 
 @pytest.mark.usefixtures("energy")
 def test_an_interrupted_study_goes_on_and_ends_as_an_uninterrupted_one(folder, monkeypatch):
-    whole = uci(["energy"], folder=folder / "whole", settings=TINY)
+    whole = run(TINY, folder / "whole")
 
     def stop(line):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        uci(["energy"], folder=folder, settings=TINY, report=stop)
+        run(TINY, folder, report=stop)
     Cell("energy", "map", 1).path(folder).parent.joinpath(".tmp-0123456789abcdef").write_bytes(b'{"identity')
     first = {path: path.read_bytes() for path in (folder / "runs").rglob("split-*.json")}
     assert {path.name for path in first} == {"split-00.json"}
     fitted, fit = [], runs.fit
     monkeypatch.setattr(runs, "fit", lambda *words: fitted.append(words[1]) or fit(*words))
     lines = []
-    resumed = uci(["energy"], folder=folder, settings=TINY, report=lines.append)
+    resumed = run(TINY, folder, report=lines.append)
     assert fitted == [1, 2]
     assert lines[0] == "2 of 6 results are there already"
     assert lines[1].startswith("1/2 energy split 1: MAP NLL ")
     assert scores(resumed) == scores(whole)
     assert all(path.read_bytes() == content for path, content in first.items())
-    assert uci(["energy"], folder=folder, settings=TINY) == resumed
+    assert run(TINY, folder) == resumed
     assert fitted == [1, 2]
 
 
@@ -156,22 +160,21 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_uninterrupted_one(folder, m
     ],
 )
 def test_results_of_other_settings_are_refused_and_stay(folder, change, said):
-    uci(["energy"], ["map"], folder=folder, splits=1, settings=TINY)
+    run(replace(TINY, methods=("map",), splits=1), folder)
     before = Cell("energy", "map", 0).path(folder).read_bytes()
-    other = Settings(**{**TINY.config(), **change})
     with pytest.raises(BadFolder, match=said):
-        uci(["energy"], ["map"], folder=folder, settings=other)
+        run(replace(TINY, methods=("map",), **change), folder)
     assert [path.read_bytes() for path in (folder / "runs").rglob("*.json")] == [before]
 
 
 def test_results_of_other_rows_are_refused(folder, tmp_path, monkeypatch):
     write_energy(tmp_path / "data", monkeypatch)
-    uci(["energy"], ["map"], folder=folder, splits=1, settings=TINY)
+    run(replace(TINY, methods=("map",), splits=1), folder)
     index = tmp_path / "data" / "uci" / "energy" / "data"
     for part in ("train", "test"):
         (index / f"index_{part}_0.txt").write_bytes((index / f"index_{part}_1.txt").read_bytes())
     with pytest.raises(BadFolder, match="its training rows differs: "):
-        uci(["energy"], ["map"], folder=folder, splits=1, settings=TINY)
+        run(replace(TINY, methods=("map",), splits=1), folder)
 
 
 @pytest.mark.usefixtures("energy")
@@ -181,7 +184,7 @@ def test_a_damaged_result_is_refused_by_name(folder, content):
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     with pytest.raises(BadFolder, match=r"split-00\.json' holds no result"):
-        uci(["energy"], ["map"], folder=folder, settings=TINY)
+        run(replace(TINY, methods=("map",)), folder)
 
 
 @pytest.mark.usefixtures("energy")
@@ -191,7 +194,7 @@ def test_a_fit_that_fails_is_named_and_survives_the_way_between_processes(folder
 
     monkeypatch.setattr(runs, "infer", diverge)
     with pytest.raises(PosterityError, match=r"energy, MAP, split 0: The loss is NaN at step 3\.") as caught:
-        uci(["energy"], folder=folder, settings=TINY)
+        run(TINY, folder)
     travelled = pickle.loads(pickle.dumps(caught.value))
     assert (str(travelled), travelled.exit_code) == (str(caught.value), Diverged.exit_code)
 
@@ -201,7 +204,8 @@ def test_a_new_method_is_one_row(folder, monkeypatch):
     row = Recipe("Short", lambda settings: (MAP(steps=settings.steps // 2),))
     for module in (runs, study, summary):
         monkeypatch.setattr(module, "RECIPES", MappingProxyType({**RECIPES, "short": row}))
-    found = uci(["energy"], ["map", "short"], folder=folder, splits=2, settings=TINY)
+    monkeypatch.setattr(options, "check", lambda settings: None)  # which does not know the name
+    found = run(replace(TINY, methods=("map", "short"), splits=2), folder)
     assert [(row.method, row.splits) for row in found.rows if not row.published] == [("MAP", 2), ("Short", 2)]
     longer, short = (row.scores["test_nll"].mean for row in found.rows if not row.published)
     assert longer < short
@@ -210,14 +214,14 @@ def test_a_new_method_is_one_row(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((["enrgy"], ["map"]), "Did you mean 'energy'?"),
-        ((["energy"], ["laplas"]), "Did you mean 'laplace'?"),
-        (([], ["map"]), "No data set was named"),
+        ((("enrgy",), ("map",)), "Did you mean 'energy'?"),
+        ((("energy",), ("laplas",)), "Did you mean 'laplace'?"),
+        (((), ("map",)), "--datasets must name at least one"),
     ],
 )
-def test_an_unknown_name_is_met_with_the_nearest(folder, words, said):
+def test_an_unknown_name_is_met_with_the_nearest(words, said):
     with pytest.raises(ValueError, match=said.replace("?", r"\?")):
-        uci(*words, folder=folder)
+        Settings(*words)
 
 
 def test_published_rows_are_read_with_the_sign_turned(tmp_path, monkeypatch):
@@ -293,7 +297,7 @@ def test_equal_is_at_least_as_good():
 @pytest.mark.parametrize("splits", [1, 2])
 def test_figures_and_notes_with_and_without_published_results(folder, tmp_path, monkeypatch, splits):
     write_energy(tmp_path / "data", monkeypatch, **({} if splits == 2 else {"published": None}))
-    found = uci(["energy"], folder=folder, splits=splits, settings=TINY)
+    found = run(replace(TINY, splits=splits), folder)
     if splits == 2:
         assert [row.method for row in found.rows] == ["MAP", "Laplace", "MC dropout 2018", "Deep ensembles"]
         assert found.notes()[1] == "Laplace: NLL at least as good as MC dropout 2018 on 0 of 1"
@@ -310,9 +314,7 @@ def test_figures_and_notes_with_and_without_published_results(folder, tmp_path, 
 
 def test_two_processes_give_what_one_gives_on_the_real_table(folder):
     real()
-    one, two = (
-        uci(["energy"], ["map"], folder=folder / str(jobs), splits=2, settings=TINY, jobs=jobs) for jobs in (1, 2)
-    )
+    one, two = (run(replace(TINY, methods=("map",), splits=2, jobs=jobs), folder / str(jobs)) for jobs in (1, 2))
     assert len(one.results) == 2
     assert scores(two) == scores(one)
     assert one.rows[0].published is False

@@ -11,15 +11,26 @@ from posterity.datasets import LabelledData
 from posterity.likelihoods import Gaussian, Heteroscedastic
 from posterity.posteriors import Dropout, Mixture, Point
 from posterity.predictive import DrawsPredictive
-from posterity_studies.uci import Settings, dropout, uci
-from posterity_studies.uci.dropout import chosen_dropout, dropout_problem, mask_average
-from posterity_studies.uci.ensemble import LEAST, LeastNoise, chosen_ensemble, ensemble_problem, moments
+from posterity_studies.uci import recipes
 from posterity_studies.uci.protocol import held_out, standard_split
-from posterity_studies.uci.recipes import MEMBERS, RECIPES
+from posterity_studies.uci.recipes import (
+    LEAST,
+    MEMBERS,
+    RECIPES,
+    LeastNoise,
+    chosen_dropout,
+    chosen_ensemble,
+    dropout_problem,
+    ensemble_problem,
+    mask_average,
+    moments,
+)
+from posterity_studies.uci.settings import Settings
+from posterity_studies.uci.study import run
 from posterity_studies.uci.summary import Mean, Row, reached
 
 pytestmark = pytest.mark.cpu
-TINY = Settings(steps=100, batch_size=16)
+TINY = Settings(("energy",), steps=100, batch_size=16, jobs=1)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +67,7 @@ def test_dropout_comes_before_both_layers_and_the_chosen_noise_is_known():
 
 def test_the_chosen_noise_has_the_best_held_out_density(monkeypatch):
     """Of one rate, by hand."""
-    monkeypatch.setattr(dropout, "RATES", (0.05,))
+    monkeypatch.setattr(recipes, "RATES", (0.05,))
     split, method, fitted = standard_split("energy", 0), RECIPES["dropout"].stages(TINY)[-1], []
     average = mask_average
 
@@ -64,12 +75,12 @@ def test_the_chosen_noise_has_the_best_held_out_density(monkeypatch):
         fitted.append(average(posterior, inputs))
         return fitted[-1]
 
-    monkeypatch.setattr(dropout, "mask_average", remembered)
+    monkeypatch.setattr(recipes, "mask_average", remembered)
     choice = chosen_dropout(split, TINY, method)
     outputs, targets = fitted[0].outputs.double(), held_out(split, TINY).test.targets.double()
     densities = {
         noise: float((torch.distributions.Normal(outputs, noise).log_prob(targets).logsumexp(0)).mean())
-        for noise in dropout.NOISES
+        for noise in recipes.NOISES
     }
     assert choice == {"rate": 0.05, "noise": max(densities, key=densities.__getitem__)}
 
@@ -78,7 +89,7 @@ def test_dropout_averages_over_masks():
     joint = dropout_problem(standard_split("energy", 0), TINY, {"rate": 0.1, "noise": 0.3})
     found = mask_average(Dropout(joint, joint.network.initial), standard_split("energy", 0).test.inputs)
     assert isinstance(found, DrawsPredictive)
-    assert len(found.outputs) == dropout.DRAWS
+    assert len(found.outputs) == recipes.DRAWS
     assert isinstance(found.likelihood, Gaussian)
     assert bool((found.epistemic > 0).all())
 
@@ -105,14 +116,14 @@ def test_the_ensemble_predicts_by_the_moments_of_its_mixture():
 
 
 def test_both_run_and_tell_what_they_chose(tmp_path):
-    found = uci(["energy"], ["dropout", "ensemble"], folder=tmp_path / "study", splits=1, settings=TINY)
+    found = run(replace(TINY, methods=("dropout", "ensemble"), splits=1), tmp_path / "study")
     dropped, ensemble = (result.scores for result in found.results)
-    assert dropped["rate"] in dropout.RATES
-    assert dropped["noise"] in dropout.NOISES
+    assert dropped["rate"] in recipes.RATES
+    assert dropped["noise"] in recipes.NOISES
     assert ensemble["least_noise"] in LEAST
     assert [row.method for row in found.rows if not row.published] == ["MC dropout", f"Ensemble of {MEMBERS}"]
     assert sum("within one standard error of" in line for line in found.notes()) == 3  # one published RMSE is not there
-    again = uci(["energy"], ["dropout", "ensemble"], folder=tmp_path / "study", splits=1, settings=TINY)
+    again = run(replace(TINY, methods=("dropout", "ensemble"), splits=1), tmp_path / "study")
     assert again == found
 
 

@@ -8,9 +8,9 @@ import torch
 
 from posterity.datasets import POSTERIORS
 from posterity.model import Joint
-from posterity_studies.posteriors import compared, density, joint, reference
-from posterity_studies.posteriors.joints import GERMAN_CREDIT, JOINTS
-from posterity_studies.posteriors.study import FORMS
+from posterity_studies.posteriors.densities import density
+from posterity_studies.posteriors.joints import GERMAN_CREDIT, JOINTS, joint
+from posterity_studies.posteriors.study import FORMS, compared, reference
 
 pytestmark = pytest.mark.cpu  # files are read into the memory of the CPU
 CHAINS, WARMUP = 16, 200

@@ -7,8 +7,6 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-_COMMANDS = "posterity_studies.commands"
-
 
 class _Studies(TyperGroup):
     """The commands, with an own word on an unknown one."""
@@ -25,6 +23,8 @@ class _Studies(TyperGroup):
 
 
 study = typer.Typer(cls=_Studies, help="Run a study: figures and numbers in a folder.")
-for module in pkgutil.iter_modules(import_module(_COMMANDS).__path__):
-    if hasattr(commands := import_module(f"{_COMMANDS}.{module.name}"), module.name):
-        study.command()(getattr(commands, module.name))
+_frame = import_module("posterity_studies.frame")
+for module in pkgutil.iter_modules(import_module("posterity_studies").__path__):
+    if module.ispkg:
+        examples = _frame.summary_and_examples(module.name)[1]
+        study.command(module.name, epilog=examples)(_frame.make_command(module.name))

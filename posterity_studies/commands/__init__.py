@@ -1,1 +1,0 @@
-"""The commands of the studies, one file each; none imports torch before it runs."""

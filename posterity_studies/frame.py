@@ -1,0 +1,152 @@
+"""The frame around every study: its command, the checks before it runs, figures, results.json and the printed tables.
+
+A study is a package in this folder, found by its name:
+
+- `__init__` has a docstring alone: the summary in the first line, then examples, both for --help.
+- `settings.Settings` is a dataclass of options. Without this file the seed is the only one.
+- `study.run(settings, folder, report)` computes the study and gives an object with `document()`, its numbers as JSON;
+  `report` is told lines about the progress.
+- `study.show(console, study)` prints tables of it, `figures.draw(study, folder)` draws it and names the files.
+- `study.read(settings)`, if there is one, reads the data and raises ValueError at settings that do not suit them; `run`
+  takes what it gives as a fourth argument.
+"""
+
+import json
+import platform
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+import posterity
+from posterity.cli.frame.output import console, log, one_thread, option_values, print_json
+from posterity.cli.frame.spread import command
+from posterity.options import option, words
+
+OUTPUT = "Output"
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where results go, and what is printed."""
+
+    out: str | None = option(
+        None, help="Where figures and results.json go.", unit="FOLDER", usual="study-NAME", panel=OUTPUT
+    )
+    quiet: bool = option(False, help="No progress on standard error.", flags=("--quiet", "-q"), panel=OUTPUT)
+    as_json: bool = option(False, help="Print one JSON document.", flags=("--json",), panel=OUTPUT)
+
+
+def make_command(name: str) -> Callable[..., None]:
+    """The command of a study, from its settings; its docstring is the summary."""
+    package = f"posterity_studies.{name}"
+    own = find_spec(f"{package}.settings") is not None
+    kind = import_module(f"{package}.settings" if own else "posterity_studies.options").Settings
+
+    def run(settings: Any, output: Output) -> None:
+        run_study(name, settings, output)
+
+    run.__annotations__["settings"] = kind
+    run.__name__, run.__doc__ = f"study {name}", summary_and_examples(name)[0]
+    return command(run)
+
+
+def summary_and_examples(name: str) -> tuple[str, str]:
+    """The first line of a study's docstring, and what follows it."""
+    summary, _, examples = (import_module(f"posterity_studies.{name}").__doc__ or "").partition("\n")
+    return summary, examples.strip()
+
+
+def run_study(name: str, settings: Any, output: Output) -> None:
+    """Run a study: check, compute, draw, write results.json, and print it or what its `show` prints."""
+    folder = Path(output.out or f"study-{name}")
+
+    def report(line: str) -> None:
+        log(line, quiet=output.quiet)
+
+    with option_values(f"study {name}"):
+        check_folder(folder)
+        if hasattr(settings, "device"):
+            from posterity.cli.frame.tasks import find_device
+
+            settings = replace(settings, device=find_device(settings.device).type)
+        study = import_module(f"posterity_studies.{name}.study")
+        data = (study.read(settings),) if hasattr(study, "read") else ()
+    figures = import_module(f"posterity_studies.{name}.figures")
+    with one_thread():
+        result = study.run(settings, folder, report, *data)
+        report(f"drawing into {folder}")
+        drawn = figures.draw(result, folder)
+        numbers = result.document()
+    document = write_results(name, folder, list(words(settings)), drawn, numbers)
+    if output.as_json:
+        print_json(document)
+        return
+    out = console()
+    study.show(out, result)
+    notes(out, [f"figures and results.json: {folder}"])
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse, before anything is computed, a folder that is a file, and figures that could not be drawn."""
+    from posterity.report.files import check_figure_path
+
+    check_figure_path(folder / "figure.png")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out must be a folder. Got the file '{folder}'. Give another path.")
+
+
+def write_results(
+    name: str, folder: Path, options: Sequence[str], figures: Sequence[str], numbers: dict[str, Any]
+) -> dict[str, Any]:
+    """Write results.json: the numbers, the command that gives them again, versions, date and machine; return it."""
+    from posterity.report.files import machine
+    from posterity.storage.disk import write_file
+
+    out = folder.name if folder.is_absolute() else str(folder)  # results are passed on: no places of this computer
+    document = {
+        "study": name,
+        "command": shlex.join(["posterity", "study", name, "--out", out, *options]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": {
+            "posterity": posterity.__version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("torch", "matplotlib")},
+        },
+        "figures": list(figures),
+        **numbers,
+    }
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    write_file(folder / "results.json", text.encode())
+    return document
+
+
+def title(out: Any, text: str) -> None:
+    """Print a bold line."""
+    out.print(Text(text, "bold"), soft_wrap=True)
+
+
+def remark(out: Any, text: str) -> None:
+    """Print a dim explanation."""
+    out.print(Text(text, "dim"))
+
+
+def notes(out: Any, lines: Iterable[str]) -> None:
+    """Print lines, none of them broken."""
+    for line in lines:
+        out.print(Text(line), soft_wrap=True)
+
+
+def add_heading(rows: Any, name: str) -> None:
+    """Begin a part of the table, under a bold name."""
+    if rows.row_count:
+        rows.add_section()
+    rows.add_row(Text(name, "bold"))
