@@ -59,8 +59,8 @@ def data(
         return
     if source is not None or into is not None:
         raise UsageError("--from and --into are for --download.", "Add --download, or leave them away.")
-    status = {entry: locate(entry, check=check) for entry in entries}
-    damaged = any(where.status == "damaged" for where in status.values())
+    located = {entry: locate(entry, check=check) for entry in entries}
+    damaged = any(where.status == "damaged" for where in located.values())
     if as_json:
         print_json(
             {
@@ -78,7 +78,7 @@ def data(
                         "loader": entry.loader,
                         "source": entry.source,
                     }
-                    for entry, where in status.items()
+                    for entry, where in located.items()
                 ],
             }
         )
@@ -91,7 +91,7 @@ def data(
         out.print(Text(f"files are looked for in: {', '.join(map(str, data_places()))}"), soft_wrap=True)
         styles = {"here": "green", "incomplete": "yellow", "missing": "dim", "damaged": "bold red"}
         table = Table(box=None, show_header=False, pad_edge=False)
-        for entry, where in status.items():
+        for entry, where in located.items():
             status = "sound" if check and where.status == "here" else where.status
             table.add_row(
                 Text(entry.name, no_wrap=True),
