@@ -115,7 +115,8 @@ def collapse(posterior: Posterior, *, tolerance: float = 0.01) -> Collapse:
     >>> from posterity.precisions import Diagonal
     >>> net = torch.nn.Linear(3, 1)
     >>> joint = po.Joint(net, po.likelihoods.Gaussian(), po.priors.Normal(scale=0.5), num_data=2)
-    >>> q = Gaussian(joint, torch.tensor([0.0, 0.001, 0.9, 0.0]), Diagonal(torch.tensor([4.0, 4.0, 100.0, 4.0])))
+    >>> mean, precision = torch.tensor([0.0, 0.001, 0.9, 0.0]), Diagonal(torch.tensor([4.0, 4.0, 100.0, 4.0]))
+    >>> q = po.posteriors.Gaussian(joint, mean, precision)
     >>> print(collapse(q))
                    weights          KL   KL/weight  at the prior
     weight               3       2.749       0.916         66.7%

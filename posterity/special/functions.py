@@ -169,7 +169,7 @@ def _far(values: Tensor, order: int) -> Tensor:
 
 
 _FADDEEVA_TERMS = 12  # of each sum: the first that is left out is below 1e-16
-_STEP = math.sqrt(math.pi / _FADDEEVA_TERMS)  # where the errors of step and truncation are alike
+_FADDEEVA_STEP = math.sqrt(math.pi / _FADDEEVA_TERMS)  # where the errors of step and truncation are alike
 
 
 def faddeeva(values: Tensor) -> Tensor:
@@ -225,14 +225,14 @@ class _Faddeeva(torch.autograd.Function):
 def _first_quadrant(values: Tensor) -> Tensor:
     """w at z = x + i y with x, y >= 0."""
     x, y = values.real, values.imag
-    place = (x / _STEP) % 1.0
-    plain = y >= torch.clamp(x, min=math.pi / _STEP)
+    place = (x / _FADDEEVA_STEP) % 1.0
+    plain = y >= torch.clamp(x, min=math.pi / _FADDEEVA_STEP)
     trapezoid = ~plain & (y < x) & (place >= 0.25) & (place <= 0.75)
     # Each rule is evaluated everywhere, at a harmless point where another one holds.
     safe = torch.full_like(values, complex(0.0, 1.0))
     at_midpoints, at_nodes = torch.where(trapezoid, safe, values), torch.where(trapezoid, values, safe)
     midpoint = _sum(at_midpoints, 0.5) + torch.where(plain, torch.zeros_like(values), _residue(at_midpoints, 1.0))
-    even = 1.0j * _STEP / (math.pi * at_nodes) + _sum(at_nodes, 1.0) + _residue(at_nodes, -1.0)
+    even = 1.0j * _FADDEEVA_STEP / (math.pi * at_nodes) + _sum(at_nodes, 1.0) + _residue(at_nodes, -1.0)
     return torch.where(trapezoid, even, midpoint)
 
 
@@ -240,14 +240,14 @@ def _sum(values: Tensor, first: float) -> Tensor:
     """(2 i h z / pi) sum over k of e^(-t_k^2) / (z^2 - t_k^2) at t_k = (k + first) h."""
     squares, total = values.square(), torch.zeros_like(values)
     for k in range(_FADDEEVA_TERMS):
-        node = ((k + first) * _STEP) ** 2
+        node = ((k + first) * _FADDEEVA_STEP) ** 2
         total = total + math.exp(-node) / (squares - node)
-    return (2.0j * _STEP / math.pi) * values * total
+    return (2.0j * _FADDEEVA_STEP / math.pi) * values * total
 
 
 def _residue(values: Tensor, sign: float) -> Tensor:
     """2 e^(-z^2) / (1 + sign e^(-2 pi i z / h)), with the exponentials of a large y kept from overflowing."""
-    phase = 2.0j * math.pi * values / _STEP  # Re <= 0
+    phase = 2.0j * math.pi * values / _FADDEEVA_STEP  # Re <= 0
     turned = phase.exp()
     return 2.0 * torch.exp(phase - values.square()) / (turned + sign)
 
