@@ -3,20 +3,21 @@
 Scores of predictions against targets are in `metrics`.
 """
 
-from posterity.diagnostics.collapse import Collapse, collapse
-from posterity.diagnostics.convergence import Convergence, Quantity, convergence
-from posterity.diagnostics.effective_sample_size import (
+from posterity.diagnostics.chains import (
     bulk_ess,
+    e_bfmi,
     mcse_mean,
     mcse_median,
     mcse_quantile,
     mcse_sd,
     mean_ess,
     quantile_ess,
+    rhat,
     sd_ess,
     tail_ess,
 )
-from posterity.diagnostics.rhat import e_bfmi, rhat
+from posterity.diagnostics.collapse import Collapse, collapse
+from posterity.diagnostics.convergence import Convergence, Quantity, convergence
 from posterity.diagnostics.temperature import Temperature, configurational_temperature, kinetic_temperature
 
 __all__ = [

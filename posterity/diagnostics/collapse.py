@@ -1,4 +1,4 @@
-"""Collapse: weights whose posterior is their prior."""
+"""Collapse of a variational posterior to its prior."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,8 @@ from posterity.priors import Normal
 class Collapse:
     """How far the marginals of a Gaussian over weights are from the prior, by tensor.
 
-    `kl_per_weight` (R,) is in nats, `at_prior` (R,) says which weights are within the tolerance of the prior; `index`
-    (R,) is the number of the tensor of each, in `names`.
+    `kl_per_weight` (R,) is in nats, `at_prior` (R,) marks weights within the tolerance of the prior, and `index` (R,)
+    is the index in `names` of the tensor of each weight.
     """
 
     names: tuple[str, ...]
@@ -36,7 +36,7 @@ class Collapse:
 
     @property
     def kl(self) -> Tensor:
-        """Sum of the KL of the weights of each tensor, (G,): that of q to the prior where q is factorised."""
+        """Sum of the KL over the weights of each tensor, (G,): KL(q || prior) where q is factorised."""
         return self._sums(self.kl_per_weight)
 
     @property
@@ -94,12 +94,12 @@ class Collapse:
 
 
 def collapse(posterior: Posterior, *, tolerance: float = 0.01) -> Collapse:
-    """How far a Gaussian over weights is from its normal prior, weight by weight: has it learnt anything?
+    """Measure how far a Gaussian over weights is from its normal prior, weight by weight.
 
     **Math**: for a weight with marginal N(m, s^2) and prior N(m0, s0^2), KL = log(s0 / s) + (s^2 + (m - m0)^2) /
     (2 s0^2) - 1/2. It is at the prior where |m - m0| <= tolerance s0 and |s / s0 - 1| <= tolerance. In wide networks
-    with the untempered bound this happens to all of them: KL(q* || prior) falls as 1 / width, and the predictions
-    become those of the prior. A temperature eta = tau num_data / units keeps the balance of data and prior at every
+    with the untempered bound this happens to all weights: KL(q* || prior) falls as 1 / width, and the predictive
+    becomes the prior predictive. A temperature eta = tau num_data / units keeps the balance of data and prior at every
     width; `suggested` counts the weights as units and takes tau = 1.
 
     **Limit**: exact for a factorised Gaussian; of correlated weights the marginals are compared. Normal priors only.
@@ -115,7 +115,8 @@ def collapse(posterior: Posterior, *, tolerance: float = 0.01) -> Collapse:
     >>> from posterity.precisions import Diagonal
     >>> net = torch.nn.Linear(3, 1)
     >>> joint = po.Joint(net, po.likelihoods.Gaussian(), po.priors.Normal(scale=0.5), num_data=2)
-    >>> q = Gaussian(joint, torch.tensor([0.0, 0.001, 0.9, 0.0]), Diagonal(torch.tensor([4.0, 4.0, 100.0, 4.0])))
+    >>> mean, precision = torch.tensor([0.0, 0.001, 0.9, 0.0]), Diagonal(torch.tensor([4.0, 4.0, 100.0, 4.0]))
+    >>> q = po.posteriors.Gaussian(joint, mean, precision)
     >>> print(collapse(q))
                    weights          KL   KL/weight  at the prior
     weight               3       2.749       0.916         66.7%

@@ -1,4 +1,4 @@
-"""Convergence of chains: what the draws show, and what to do about it."""
+"""Convergence reports of chains, with advice."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,24 +8,30 @@ from textwrap import fill
 import torch
 from torch import Tensor
 
-from posterity.diagnostics.effective_sample_size import bulk_ess, mcse_mean, tail_ess
-from posterity.diagnostics.rhat import LEAST_DRAWS, e_bfmi, of_each, rhat
+from posterity.diagnostics.chains import LEAST_DRAWS, bulk_ess, e_bfmi, mcse_mean, of_each, rhat, tail_ess
 from posterity.errors import positive_whole, shown
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples
 
-OUTPUTS = "outputs"  # the name under which a network's outputs stand in a report
-_LARGE = 1 << 24  # numbers in the draws that are moved to the device at a time
+OUTPUTS = "outputs"  # the name of a network's outputs in a report
+_LARGE = 1 << 24  # numbers moved to the device at once
+RHAT = 1.01  # at most, Vehtari et al. (2021)
+ESS_A_CHAIN = 100  # at least, of each chain: same
+ENERGY = 0.3  # E-BFMI, at least
+DEPTH = 0.01  # share of trajectories at the limit, at most
+ACCEPTANCE = 0.1  # of a chain, at least
+FAR = 10.0  # runs that would have to be longer by more than this need another remedy
+APART = math.sqrt(1.0 + FAR * (RHAT**2 - 1.0))  # the R-hat at which this is so: R-hat^2 - 1 falls as 1 / draws
 
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """What the draws of one named tensor are worth, number by number: tensors of its shape, in float64.
+    """Diagnostics of the draws of one named tensor: tensors of its shape, in float64.
 
-    `mcse` is the standard error of the mean and `scale` the standard deviation. R-hat is NaN for numbers that never
-    moved and for one chain. `of_network` marks a network's weights, which may swap places and change no output.
+    `mcse` is the standard error of the mean and `scale` the standard deviation. R-hat is NaN for constant numbers and
+    for one chain. `of_network` marks a network's weights, which may be permuted without a change of outputs.
     """
 
     name: str
@@ -38,7 +44,7 @@ class Quantity:
 
     @property
     def moving(self) -> Tensor:
-        """Which numbers are not the same at all draws (or not finite at some)."""
+        """Mask of the numbers that are not constant (or not finite at some draw)."""
         return self.scale != 0
 
     @property
@@ -73,7 +79,7 @@ class Convergence:
     """Diagnostics of C chains of D draws: `report["weight"]` is one `Quantity`; printed, a table with advice.
 
     `acceptance`, `divergences` (counts) and `e_bfmi` are (C,), one for each chain; `at_depth_limit` is the share of
-    trajectories that were cut off at `max_depth` doublings. Each is None where the sampler tells nothing of the kind.
+    trajectories that were cut off at `max_depth` doublings. Each is None where the sampler does not report it.
     """
 
     quantities: tuple[Quantity, ...]
@@ -94,28 +100,28 @@ class Convergence:
 
     @property
     def judged(self) -> tuple[Quantity, ...]:
-        """The quantities that count in the verdict: not the weights of a network whose outputs are there."""
+        """The quantities that the verdict is based on: without a network's weights where its outputs are known."""
         outputs = any(quantity.name == OUTPUTS for quantity in self.quantities)
         return tuple(quantity for quantity in self.quantities if not (outputs and quantity.of_network))
 
     @property
     def rhat(self) -> float:
-        """Largest R-hat of what is judged, NaN where none is known."""
+        """Largest R-hat of the judged quantities, NaN where none is known."""
         return max(_known(quantity.worst_rhat for quantity in self.judged), default=math.nan)
 
     @property
     def bulk_ess(self) -> float:
-        """Smallest bulk effective sample size of what is judged, NaN where nothing moves."""
+        """Smallest bulk effective sample size of the judged quantities, NaN where nothing moves."""
         return min(_known(quantity.least_bulk_ess for quantity in self.judged), default=math.nan)
 
     @property
     def tail_ess(self) -> float:
-        """Smallest tail effective sample size of what is judged, NaN where nothing moves."""
+        """Smallest tail effective sample size of the judged quantities, NaN where nothing moves."""
         return min(_known(quantity.least_tail_ess for quantity in self.judged), default=math.nan)
 
     @property
     def num_divergences(self) -> int:
-        """Divergent transitions of all chains."""
+        """Number of divergent transitions of all chains."""
         return 0 if self.divergences is None else int(self.divergences.sum())
 
     @property
@@ -125,12 +131,12 @@ class Convergence:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is wrong and what to do about it, the gravest first; empty where nothing was found."""
-        return warnings_of(self)
+        """Problems and their remedies, the gravest first; empty where there are none."""
+        return (*_broken(self), *_of_sampler(self), *_disagreeing(self), *_short(self))
 
     @property
     def converged(self) -> bool:
-        """Whether nothing was found that is wrong."""
+        """Whether there are no warnings."""
         return not self.warnings
 
     def __str__(self) -> str:
@@ -142,11 +148,6 @@ class Convergence:
             f"{_cell(q.worst_error, '.3f', 7)}"
             for q in self.quantities
         ]
-        advice = [fill(text, 110, initial_indent="- ", subsequent_indent="  ") for text in self.warnings]
-        return "\n".join([*lines, self._sampler(), *(advice or ["Nothing speaks against these draws."])])
-
-    def _sampler(self) -> str:
-        """What the sampler tells, on one line."""
         chains = "1 chain" if self.num_chains == 1 else f"{self.num_chains} chains"
         parts = [f"{chains} of {self.num_draws:,} draws"]
         if self.acceptance is not None:
@@ -157,19 +158,20 @@ class Convergence:
             parts.append(f"E-BFMI from {float(self.e_bfmi.min()):.2f}")
         if self.at_depth_limit is not None:
             parts.append(f"{self.at_depth_limit:.1%} of trajectories cut off")
-        return ", ".join(parts) + "."
+        advice = [fill(text, 110, initial_indent="- ", subsequent_indent="  ") for text in self.warnings]
+        return "\n".join([*lines, f"{', '.join(parts)}.", *(advice or ["Nothing speaks against these draws."])])
 
 
 def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int | None = None) -> Convergence:
-    """Diagnose the draws of chains, by named tensor; given inputs x, those of the network's outputs there, too.
+    """Diagnose the draws of chains, by named tensor, and, given inputs x, of the network's outputs at x.
 
     **Math**: split rank-normalised R-hat (wanted: at most 1.01), effective sample sizes in bulk and tails (wanted: 100
     for each chain), standard errors of means, divergences, E-BFMI (wanted: at least 0.3), acceptance, and the share of
-    trajectories that were cut off: see the functions of these names. `NUTS` marks the latter among its statistics;
-    of draws with depths and without marks those of `max_depth` doublings count, by default 10.
+    trajectories that were cut off: see the functions of these names. `NUTS` marks these in its statistics; of draws
+    with depths but no marks, trajectories of `max_depth` doublings count, by default 10.
 
-    **Limit**: chains that all missed the same mode agree. Weights of a network are not identified (hidden units swap
-    places and signs), so that chains which disagree on them may agree on all outputs: give x, and outputs and noise
+    **Limit**: chains that all missed the same mode agree. Weights of a network are not identified (hidden units can be
+    permuted and change sign), so chains that disagree on them may agree on all outputs: give x, and outputs and noise
     are judged instead. E-BFMI is left out where the energy is minus the log density, that is without momentum.
 
     **Cost**: three sorts and four fast Fourier transforms of the C D draws of each number, on the model's device; given
@@ -206,55 +208,46 @@ def convergence(q: Samples, x: Inputs | None = None, *, max_depth: int | None = 
         raise TypeError("convergence: x is for networks; a Density has no outputs. Leave x out.")
     weights = set(q.joint.network.layout.names) if isinstance(q.joint, Joint) else set()
     points = weights - {part.name for part in q.joint.random_slices} if isinstance(q.joint, Joint) else set()
-    found = [_quantity(name, draws, name in weights, q.joint.device) for name, draws in q.values().items()]
-    named = [quantity for quantity in found if quantity.name not in points or bool(quantity.moving.any())]
+    device = q.joint.device
+    quantities = [_quantity(name, draws, name in weights, device) for name, draws in q.values().items()]
+    quantities = [quantity for quantity in quantities if quantity.name not in points or bool(quantity.moving.any())]
     if x is not None:
         outputs = q.outputs(x, q.num_chains * q.num_draws, Key(0))  # (C D, N, *event), chain by chain
-        named.append(
-            _quantity(OUTPUTS, outputs.reshape(q.num_chains, q.num_draws, *outputs.shape[1:]), False, q.joint.device)
-        )
+        outputs = outputs.reshape(q.num_chains, q.num_draws, *outputs.shape[1:])
+        quantities.append(_quantity(OUTPUTS, outputs, False, device))
     known = q.statistics
     energy = known.get("energy")
     if energy is not None and "log_density" in known and bool(torch.equal(energy, -known["log_density"])):
         energy = None
-    depth = known.get("depth")
-    cut, limit = (None, 0) if depth is None or not bool(depth.any()) else _cut_off(known, max_depth)
+    depth, share, limit = known.get("depth"), None, 0
+    if depth is not None and bool(depth.any()):
+        marked = max_depth is None and CUT_OFF in known
+        limit = int(depth.max()) if marked else max_depth or 10
+        share = float((known[CUT_OFF] if marked else depth >= limit).double().mean())
     return Convergence(
-        tuple(named),
+        tuple(quantities),
         q.num_chains,
         q.num_draws,
         known["accept"].double().mean(1) if "accept" in known else None,
         known["divergent"].sum(1) if "divergent" in known else None,
         None if energy is None else e_bfmi(energy),
-        cut,
+        share,
         limit,
     )
 
 
-def _cut_off(known: dict[str, Tensor], max_depth: int | None) -> tuple[float, int]:
-    """The share of trajectories that were cut off, and at which depth."""
-    limit = max_depth or 10
-    if max_depth is None and CUT_OFF in known:
-        cut, limit = known[CUT_OFF], int(known["depth"].max())
-    else:
-        cut = known["depth"] >= limit
-    return float(cut.double().mean()), limit
-
-
 def _quantity(name: str, draws: Tensor, of_network: bool, device: torch.device) -> Quantity:
-    """The diagnostics of draws (C, D, *shape), which may lie on a disk: made on `device`, some numbers at a time."""
+    """Diagnose draws (C, D, *shape), which may lie on a disk, in pieces on `device`."""
     chains, length, *shape = draws.shape
-    step = max(1, _LARGE // (chains * length))
-    pieces = torch.split(draws.detach().reshape(chains, length, -1), step, dim=-1)
-    columns = zip(*(_diagnosed(piece.to(device)) for piece in pieces), strict=True)
-    ratio, bulk, tail, error, scale = (torch.cat(column).reshape(shape) for column in columns)
+    rows = []
+    for piece in torch.split(draws.detach().reshape(chains, length, -1), max(1, _LARGE // (chains * length)), dim=-1):
+        part = piece.to(device)  # (C, D, K)
+        # differences from one draw: exactly 0 where nothing moves
+        scale = of_each("scale", part, lambda chunk: (chunk - chunk[:, :1, :1]).flatten(1).std(-1))
+        values = (rhat(part), bulk_ess(part), tail_ess(part), mcse_mean(part), scale)
+        rows.append([value.cpu() for value in values])
+    ratio, bulk, tail, error, scale = (torch.cat(column).reshape(shape) for column in zip(*rows, strict=True))
     return Quantity(name, ratio, bulk, tail, error, scale, of_network)
-
-
-def _diagnosed(draws: Tensor) -> tuple[Tensor, ...]:
-    """R-hat, both effective sample sizes, error of the mean and standard deviation of draws (C, D, K), (K,) each."""
-    scale = of_each("scale", draws, lambda part: (part - part[:, :1, :1]).flatten(1).std(-1))  # 0 where nothing moves
-    return tuple(part.cpu() for part in (rhat(draws), bulk_ess(draws), tail_ess(draws), mcse_mean(draws), scale))
 
 
 def _known(values: Iterable[float]) -> list[float]:
@@ -265,22 +258,8 @@ def _cell(value: float, style: str, width: int) -> str:
     return f"{'-' if math.isnan(value) else format(value, style):>{width}}"
 
 
-RHAT = 1.01  # at most, Vehtari et al. (2021)
-ESS_A_CHAIN = 100  # at least, of each chain: same
-ENERGY = 0.3  # E-BFMI, at least
-DEPTH = 0.01  # share of trajectories at the limit, at most
-ACCEPTANCE = 0.1  # of a chain, at least
-FAR = 10.0  # runs that would have to be longer by more than this need another remedy
-APART = math.sqrt(1.0 + FAR * (RHAT**2 - 1.0))  # R-hat from which on that is so: R-hat^2 - 1 falls as 1 / draws
-
-
-def warnings_of(report: "Convergence") -> tuple[str, ...]:
-    """What is wrong with the chains of a report and what to do, the gravest first."""
-    return (*_broken(report), *_sampler(report), *_disagreeing(report), *_short(report), *_hint(report))
-
-
-def _broken(report: "Convergence") -> Iterator[str]:
-    """Draws that say nothing at all."""
+def _broken(report: Convergence) -> Iterator[str]:
+    """Warn of draws that carry no information."""
     if report.num_draws < LEAST_DRAWS:
         yield f"{report.num_draws} draws a chain are too few to say anything: run longer (draws=1000)."
         return
@@ -298,8 +277,8 @@ def _broken(report: "Convergence") -> Iterator[str]:
         yield "One chain cannot disagree with others, so R-hat is not known: run at least chains=4."
 
 
-def _sampler(report: "Convergence") -> Iterator[str]:
-    """What the sampler says itself."""
+def _of_sampler(report: Convergence) -> Iterator[str]:
+    """Warn of problems that the sampler reports."""
     if count := report.num_divergences:
         yield (
             f"{count:,} {'divergence' if count == 1 else 'divergences'} ({report.share_divergent:.1%} of draws): part "
@@ -323,7 +302,7 @@ def _sampler(report: "Convergence") -> Iterator[str]:
         )
 
 
-def _disagreeing(report: "Convergence") -> Iterator[str]:
+def _disagreeing(report: Convergence) -> Iterator[str]:
     rated = [quantity for quantity in report.judged if quantity.worst_rhat > RHAT]
     if not rated:
         return
@@ -339,41 +318,36 @@ def _disagreeing(report: "Convergence") -> Iterator[str]:
     yield f"R-hat {value:.3g} in {_where(rated, worst, [q.rhat > RHAT for q in rated])}: {remedy}"
 
 
-def _short(report: "Convergence") -> Iterator[str]:
-    """Too few effective draws of numbers on which chains nearly agree: where they do not, that is what is wrong."""
+def _short(report: Convergence) -> Iterator[str]:
+    """Warn of too few effective draws of numbers on which chains nearly agree, and hint at outputs for weights."""
     wanted = ESS_A_CHAIN * report.num_chains
     for kind in ("bulk", "tail"):
         sizes = {q.name: (q.bulk_ess if kind == "bulk" else q.tail_ess) for q in report.judged}
-        places = {q.name: (sizes[q.name] < wanted) & q.moving & ~(q.rhat > APART) for q in report.judged}
-        low = [quantity for quantity in report.judged if bool(places[quantity.name].any())]
+        masks = {q.name: (sizes[q.name] < wanted) & q.moving & ~(q.rhat > APART) for q in report.judged}
+        low = [quantity for quantity in report.judged if bool(masks[quantity.name].any())]
         if not low:
             continue
-        least = {q.name: float(sizes[q.name][places[q.name]].min()) for q in low}
+        least = {q.name: float(sizes[q.name][masks[q.name]].min()) for q in low}
         worst = min(low, key=lambda quantity: least[quantity.name])
         longer = wanted / max(least[worst.name], 1.0)
         remedy = f"run longer (draws={_rounded(report.num_draws * longer)})"
         if longer > FAR:
             remedy += ", or let chains mix: longer warmup, a sampler with gradients (NUTS), other parameters"
-        where = _where(low, worst, [places[quantity.name] for quantity in low])
+        where = _where(low, worst, [masks[quantity.name] for quantity in low])
         yield f"{kind.capitalize()} ESS {least[worst.name]:,.0f}, wanted {wanted:,}, in {where}: {remedy}."
-
-
-def _hint(report: "Convergence") -> Iterator[str]:
-    """Where weights of a network are judged and disagree."""
     if any(quantity.of_network and quantity.worst_rhat > RHAT for quantity in report.judged):
         yield "Weights of a network may swap places and change no output: look at its outputs, convergence(q, x)."
 
 
-def _where(found: "list[Quantity]", worst: "Quantity", places: list[Tensor]) -> str:
-    """The worst one by name, and how many numbers are like it."""
-    count = sum(int(place.sum()) for place in places)
-    total = sum(place.numel() for place in places)
-    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+def _where(quantities: list[Quantity], worst: Quantity, masks: list[Tensor]) -> str:
+    """Name the worst quantity, and count the numbers that the masks select."""
+    count, total = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+    others = f" and {len(quantities) - 1} more" if len(quantities) > 1 else ""
     return f"'{worst.name}'{others}" + (f" ({count:,} of {total:,} numbers)" if total > 1 else "")
 
 
 def _below(values: Tensor, least: float) -> list[int]:
-    """The chains whose value is below `least`."""
+    """Return the indices of chains whose value is below `least`."""
     return [int(chain) for chain in torch.nonzero(values < least)[:, 0]]
 
 
@@ -391,6 +365,6 @@ def _names(names: list[str]) -> str:
 
 
 def _rounded(count: float) -> int:
-    """Upwards to two digits."""
+    """Round upwards to two digits."""
     step: int = 10 ** max(0, math.floor(math.log10(count)) - 1)
     return math.ceil(count / step) * step

@@ -1,11 +1,11 @@
-"""Temperatures at which a sampler runs, as its momenta and its positions tell: 1 where it draws from its target."""
+"""Temperatures of a sampler, estimated from its momenta and positions: 1 where it draws from its target."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from posterity.diagnostics.effective_sample_size import mcse_mean
+from posterity.diagnostics.chains import mcse_mean
 from posterity.errors import fraction, positive, shown
 from posterity.numerics.layout import Layout
 
@@ -47,12 +47,12 @@ class Temperature:
         return (2.0 / self._sizes()).sqrt()
 
     def interval(self, level: float = 0.95) -> Tensor:
-        """Where that share of the draws of each group lies at temperature 1, (G, 2): of chi^2_size / size."""
+        """Return the interval (G, 2) that holds this share of draws at temperature 1, from chi^2_size / size."""
         fraction("Temperature.interval: level", level)
         half = 0.5 * self._sizes()[:, None]
         tails = torch.tensor([0.5 - 0.5 * level, 0.5 + 0.5 * level], dtype=torch.float64, device=half.device)
         low, high = torch.zeros_like(half * tails), 1.0 + 40.0 * (2.0 / half).sqrt().expand(-1, 2) + 40.0 / half
-        for _ in range(80):  # halvings: to rounding
+        for _ in range(80):  # bisections, to rounding
             middle = 0.5 * (low + high)
             less = torch.special.gammainc(half.expand_as(middle), half * middle) < tails
             low, high = torch.where(less, middle, low), torch.where(less, high, middle)
@@ -62,12 +62,12 @@ class Temperature:
         return torch.tensor(self.sizes, dtype=torch.float64, device=self.draws.device)
 
     def _all(self) -> Tensor:
-        """Temperature of all weights at each draw, (..., 1)."""
+        """Return the temperature of all weights at each draw, (..., 1)."""
         return (self.draws * self._sizes()).sum(-1, keepdim=True) / sum(self.sizes)
 
     @staticmethod
     def _series(draws: Tensor) -> Tensor:
-        """Chains, time, groups: (C, D, G)."""
+        """Reshape draws to chains, time and groups, (C, D, G)."""
         return draws.reshape(-1, draws.shape[-2] if draws.dim() > 1 else 1, draws.shape[-1])
 
     def __str__(self) -> str:
@@ -81,13 +81,13 @@ class Temperature:
 
 
 def kinetic_temperature(momenta: Tensor, mass: float | Tensor = 1.0, layout: Layout | None = None) -> Temperature:
-    """The temperature of momenta (..., P) with a diagonal mass, a number or (P,); by tensor where a layout is given.
+    """Return the temperature of momenta (..., P) with a diagonal mass, a number or (P,); by tensor given a layout.
 
     **Math**: at temperature T momenta are N(0, T M), so K = p^T M^-1 p is T chi^2_P: its mean is T P and its
     variance 2 T^2 P. The temperature of a draw is K / P, with mean T and standard deviation T sqrt(2 / P), whatever
     the target is.
 
-    **Limit**: it says whether noise and friction balance (gradient noise heats), not whether positions have reached
+    **Limit**: it shows whether noise and friction balance (gradient noise heats), not whether positions have reached
     their target. Momenta of a discretised sampler are N(0, T M) up to the square of its step only.
 
     **Cost**: one pass over the momenta.
@@ -116,16 +116,16 @@ def kinetic_temperature(momenta: Tensor, mass: float | Tensor = 1.0, layout: Lay
 def configurational_temperature(
     theta: Tensor, grad: Tensor, reference: Tensor | None = None, layout: Layout | None = None
 ) -> Temperature:
-    """The temperature that positions (C, D, P) and gradients of the log density there tell; by tensor given a layout.
+    """Return the temperature of positions (C, D, P) from gradients of the log density; by tensor given a layout.
 
     **Math**: positions at temperature T have density pi ~ exp(l(theta) / T). With v = theta - r and any constant r,
     integration by parts gives
 
         E[v^T grad l] = T int v^T grad pi = -T int (div v) pi = -T P,    so    T = -E[v^T grad l] / P,
 
-    which holds for the weights of each tensor alone, too. r moves the variance only: `reference` (P,), or the mean of
-    all draws. For a Gaussian target with r at its mean v^T grad l is -v^T Lambda v, and each draw is T chi^2_P / P, as
-    for the kinetic one.
+    which holds for the weights of each tensor alone, too. r affects the variance only: `reference` (P,), or the mean
+    of all draws. For a Gaussian target with r at its mean v^T grad l is -v^T Lambda v, and each draw is T chi^2_P / P,
+    as for the kinetic temperature.
 
     **Limit**: the density must vanish at the edge faster than |v| grows. The mean of the same draws as reference biases
     by -T / ESS. Gradients of mini-batches drawn apart from theta leave the mean as it is and add variance; those that
@@ -161,7 +161,7 @@ def configurational_temperature(
 
 
 def _grouped(terms: Tensor, layout: Layout | None) -> Temperature:
-    """Means over the weights of each tensor, or over all, of terms (..., P)."""
+    """Average terms (..., P) over the weights of each tensor, or over all weights."""
     if layout is None:
         return Temperature(("all weights",), (terms.shape[-1],), terms.mean(-1, keepdim=True))
     if layout.size != terms.shape[-1]:

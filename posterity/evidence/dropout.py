@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, positive_whole, shown
-from posterity.special.functions import coin_entropy
+from posterity.special.functions import binary_entropy
 
 _POINTS = 4001  # of the trapezoid rule, to rounding for smooth integrands
 _TAIL = 9.0  # standard deviations beyond which nothing is left
@@ -98,7 +98,7 @@ def dropout_divergence(mean: Tensor, scale: float, rate: float, length_scale: fl
     steps = torch.linspace(0.0, 1.0, _POINTS, dtype=torch.float64, device=mean.device)
     places = -_TAIL + (apart.detach() + 2.0 * _TAIL) * steps  # (..., points): limits that stay where they are
     logit = math.log1p(-rate) - math.log(rate) + apart * (places - 0.5 * apart)
-    unsure = coin_entropy(logit)
+    unsure = binary_entropy(logit)
     at_zero, at_mean = (torch.exp(-0.5 * (places - centre).square()) for centre in (0.0, apart))
     density = (rate * at_zero + (1.0 - rate) * at_mean) / math.sqrt(2.0 * math.pi)
     # The entropy of a mixture is that of its parts and coins, less what the place leaves open about the coin.

@@ -6,8 +6,7 @@ Distributions after integrating over outputs are in `predictive`.
 from posterity.likelihoods.bernoulli import Bernoulli
 from posterity.likelihoods.categorical import Categorical
 from posterity.likelihoods.custom import Custom
-from posterity.likelihoods.gaussian import Gaussian
-from posterity.likelihoods.heteroscedastic import Heteroscedastic
+from posterity.likelihoods.gaussian import Gaussian, Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.likelihoods.poisson import Poisson
 from posterity.likelihoods.student_t import StudentT

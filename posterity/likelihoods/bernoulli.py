@@ -35,7 +35,7 @@ class Bernoulli(Likelihood):
     link = "sigmoid"
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets 0/1 of any dtype with the shape and dtype of outputs (N, *event); (N,) and (N, 1) are the same."""
+        """Return targets 0/1 with the shape and dtype of outputs (N, *event); (N,) and (N, 1) are the same."""
         rows = outputs.shape[:1]
         one_each = outputs.shape in (rows, (*rows, 1)) and targets.shape in (rows, (*rows, 1))
         if not outputs.dim() or not (one_each or targets.shape == outputs.shape):
@@ -57,12 +57,10 @@ class Bernoulli(Likelihood):
         return targets.reshape(outputs.shape).to(outputs.dtype)
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log probability of each row's labels, (..., N, *event) and (N, *event) -> (..., N)."""
         # y f - softplus(f) for y in {0, 1}, written so that neither label cancels at large |f|.
         return event_sum(F.logsigmoid((2.0 * targets - 1.0) * outputs), targets.dim() - 1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """Labels 0 or 1, with the shape and dtype of outputs."""
         return torch.bernoulli(outputs.sigmoid(), generator=key.generator(outputs.device))
 
     def mean(self, outputs: Tensor) -> Tensor:
@@ -76,14 +74,12 @@ class Bernoulli(Likelihood):
         return torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], dim=2)
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """p (1 - p) on the diagonal of each row's matrix, (..., N, D, D)."""
         return self.output_fisher(outputs, targets.dim() - 1)
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """p (1 - p) on the diagonal of each row's matrix, (..., N, D, D); by default the last axis is the event."""
         return diagonal_information("Bernoulli", self.variance(outputs), 1 if event_dims is None else event_dims)
 
 
 def labels_only(values: Tensor, leading: int) -> Tensor:
-    """Values of binary labels (*leading axes, *event), where an event of one label loses its axis."""
+    """Drop the event axis of values (*leading axes, *event) where the event is one label."""
     return values.squeeze(-1) if values.shape[leading:] == (1,) else values

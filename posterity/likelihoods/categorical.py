@@ -50,7 +50,7 @@ class Categorical(Likelihood):
             )
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets as int64 class indices (N, *positions) for outputs (N, C, *positions)."""
+        """Return targets as int64 class indices (N, *positions) for outputs (N, C, *positions)."""
         fits = outputs.dim() == 2 + self.positions
         if not fits or targets.shape != (*outputs.shape[:1], *outputs.shape[2:]):
             axes = "".join(f", P{number}" for number in range(1, 1 + self.positions))
@@ -94,7 +94,6 @@ class Categorical(Likelihood):
         return -1 - self.positions
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log probability of each row's labels, (..., N, C, *positions) and (N, *positions) -> (..., N)."""
         axis = self._axis
         if outputs.dim() == targets.dim() + 1:
             losses = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=_NO_LABEL)
@@ -104,13 +103,11 @@ class Categorical(Likelihood):
         return event_sum(outputs.log_softmax(axis).gather(axis, labels).squeeze(axis), self.positions)
 
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """See `Likelihood`; in fewer operations, which small networks feel."""
-        if outputs.dim() == targets.dim() + 1:
+        if outputs.dim() == targets.dim() + 1:  # fewer operations, which matters for small networks
             return -functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=_NO_LABEL)
         return super().total_log_prob(outputs, targets)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """Labels drawn from softmax(f), int64 (..., N, *positions)."""
         probabilities = outputs.softmax(self._axis).movedim(self._axis, -1)  # (..., N, *positions, C)
         flat = probabilities.reshape(-1, probabilities.shape[-1])
         labels = torch.multinomial(flat, 1, replacement=True, generator=key.generator(outputs.device))
@@ -128,7 +125,7 @@ class Categorical(Likelihood):
         return outputs.double().log_softmax(2)
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """p (1 - p), the variance of each class indicator, shaped as outputs."""
+        """Return p (1 - p), the variance of each class indicator, shaped as outputs."""
         probabilities = outputs.softmax(self._axis)
         return probabilities * (1.0 - probabilities)
 
@@ -136,28 +133,24 @@ class Categorical(Likelihood):
         return self.output_fisher(outputs)
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """diag(p) - p p^T for each label, (..., N, D, D); the event is (C, *positions)."""
+        """Return diag(p) - p p^T for each label, (..., N, D, D); the event is (C, *positions)."""
         if event_dims not in (None, 1 + self.positions) or outputs.dim() < 2 + self.positions:
             raise ValueError(
                 f"Categorical(positions={self.positions}).output_fisher needs outputs (..., N, C, *positions) with "
                 f"{1 + self.positions} event axes. Got outputs {tuple(outputs.shape)} and event_dims {event_dims}. "
                 "Pass the outputs as the network gave them."
             )
-        p = (
-            outputs.softmax(self._axis).flatten(-self.positions)
-            if self.positions
-            else outputs.softmax(-1).unsqueeze(-1)
-        )
-        p = p.mT  # (..., N, P, C) with P positions
+        p = outputs.softmax(self._axis)
+        p = (p.flatten(-self.positions) if self.positions else p.unsqueeze(-1)).mT  # (..., N, P, C) with P positions
         blocks = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)  # (..., N, P, C, C)
         if not self.positions:
             return blocks.squeeze(-3)
-        spread = torch.diag_embed(blocks.movedim(-3, -1))  # (..., N, C, C, P, P), nothing between positions
+        spread = torch.diag_embed(blocks.movedim(-3, -1))  # (..., N, C, C, P, P), zero between positions
         size = p.shape[-1] * p.shape[-2]
         return spread.transpose(-3, -2).reshape(*p.shape[:-2], size, size)
 
     def output_root(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """C - 1 columns: the Cholesky factor of diag(p) - p p^T, with r_k = p_k + ... + p_C the rest of the stick.
+        """Return C - 1 columns, the Cholesky factor of diag(p) - p p^T, with the tail sums r_k = p_k + ... + p_C.
 
         Entry k of column k is sqrt(p_k r_{k+1} / r_k), and entry j > k is -p_j sqrt(p_k / (r_k r_{k+1})).
         """

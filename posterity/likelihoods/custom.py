@@ -1,4 +1,4 @@
-"""Any log-likelihood that a user writes."""
+"""Likelihoods from functions of the user."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from posterity.numerics.random import Key
 
 @dataclass(frozen=True)
 class Custom(Likelihood):
-    """A likelihood made of functions.
+    """A likelihood given by functions.
 
     **Math**: `log_density(outputs, targets)` takes outputs (N, *event) and targets (N, ...) and gives log p(y_n | f_n),
     (N,), each from its own row alone; `event_dims` is the number of axes of the event. The Hessian of -log p is
@@ -21,11 +21,11 @@ class Custom(Likelihood):
     over `fisher_draws` targets from `sampler(outputs, key)`, the same ones at every call: positive semi-definite and
     unbiased. `mean_function(outputs)` and `variance_function(outputs)` give E[y | f] and Var[y | f] entry by entry.
 
-    **Limit**: what a missing function is needed for is refused with its name: training by gradients and log scores of
-    predictions need `log_density` alone. `log_density` should keep the constants of the density, or evidences and
-    scores are off by them. The posterior can only be saved without it: functions are not stored.
+    **Limit**: a method that needs a missing function raises a TypeError that names it; training by gradients and log
+    scores need `log_density` alone. `log_density` should keep the constants of the density, or evidences and scores are
+    off by them. The posterior can only be saved without it: functions are not stored.
 
-    **Cost**: that of the functions; the Hessian takes D backward passes, the Fisher information `fisher_draws`.
+    **Cost**: the cost of the functions; the Hessian takes D backward passes, the Fisher information `fisher_draws`.
 
     **References**: Kunstner et al. (2019), Limitations of the empirical Fisher approximation.
 
@@ -55,7 +55,6 @@ class Custom(Likelihood):
                 raise ValueError(f"Custom.{name} must be a whole number from {least} up. Got {shown(value)}.")
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The targets, once they have a row for each of outputs and `log_density` gives a number for each."""
         if outputs.dim() != 1 + self.event_dims:
             raise BadData(
                 f"Custom: outputs must have {self.event_dims} axes after the rows. Got {tuple(outputs.shape)}. "
@@ -66,7 +65,7 @@ class Custom(Likelihood):
                 f"Custom: targets must have one row for each of the {len(outputs)} rows of outputs. "
                 f"Got {tuple(targets.shape)}. Pair every input with its target."
             )
-        value = self.log_density(outputs[:2], targets[:2])  # a look at two rows tells the shape
+        value = self.log_density(outputs[:2], targets[:2])  # two rows suffice to check the shape
         if value.shape != outputs[:2].shape[:1]:
             raise ValueError(
                 f"Custom.log_density must give one number for each row, {tuple(outputs[:2].shape[:1])}. "
@@ -75,7 +74,6 @@ class Custom(Likelihood):
         return targets
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log density of each row, (..., N, *event) and (N, ...) -> (..., N)."""
         lead = outputs.shape[: outputs.dim() - 1 - self.event_dims]
         if not lead:
             return self.log_density(outputs, targets)
@@ -84,9 +82,7 @@ class Custom(Likelihood):
         return self.log_density(self._as_rows(outputs), rows).reshape(*lead, len(targets))
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        sampler = self._needed("sampler", "sample")
-        drawn = sampler(self._as_rows(outputs), key)
-        return drawn.reshape(*outputs.shape[: outputs.dim() - self.event_dims], *drawn.shape[1:])
+        return self._mapped("sampler", "sample", outputs, key)
 
     def mean(self, outputs: Tensor) -> Tensor:
         return self._mapped("mean_function", "mean", outputs)
@@ -108,7 +104,7 @@ class Custom(Likelihood):
         return 0.5 * (hessian + hessian.mT)
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """Average of s s^T over targets from `sampler`, (..., N, D, D)."""
+        """Average s s^T over targets from `sampler`, (..., N, D, D)."""
         if event_dims not in (None, self.event_dims):
             raise ValueError(
                 f"Custom.output_fisher: the event has {self.event_dims} axes. Got event_dims {event_dims}. "
@@ -124,11 +120,11 @@ class Custom(Likelihood):
         return (total / self.fisher_draws).reshape(*rows, size, size)
 
     def _as_rows(self, outputs: Tensor) -> Tensor:
-        """Outputs (..., N, *event) as (rows, *event)."""
+        """Reshape outputs (..., N, *event) to (rows, *event)."""
         return outputs.reshape(-1, *outputs.shape[outputs.dim() - self.event_dims :])
 
-    def _mapped(self, name: str, method: str, outputs: Tensor) -> Tensor:
-        values = self._needed(name, method)(self._as_rows(outputs))
+    def _mapped(self, name: str, method: str, outputs: Tensor, *options: Key) -> Tensor:
+        values = self._needed(name, method)(self._as_rows(outputs), *options)
         return values.reshape(*outputs.shape[: outputs.dim() - self.event_dims], *values.shape[1:])
 
     def _needed(self, name: str, method: str) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""What every likelihood does, and checks of its targets."""
+"""The interface of likelihoods, and checks of targets."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,30 +10,28 @@ from torch import Tensor
 from posterity.errors import BadData, shown
 from posterity.numerics.random import Key
 
-AS_OUTPUTS = "of the outputs, "
 REMEDY = "Reshape the targets, or give the network one output for each target."
 
 
-def shaped(name: str, targets: Tensor, shape: torch.Size, whose: str = AS_OUTPUTS, remedy: str = REMEDY) -> Tensor:
-    """Targets of the wanted shape (N, *event), where (N,) also stands for (N, 1); else BadData."""
+def shaped(name: str, targets: Tensor, shape: torch.Size, remedy: str = REMEDY) -> Tensor:
+    """Return targets of the shape (N, *event), where (N,) also stands for (N, 1); else raise BadData."""
     if targets.dim() == 1 and shape == (*targets.shape, 1):
         targets = targets.unsqueeze(-1)
     if targets.shape != shape or not targets.dim():
+        whose = "of the outputs, " if remedy == REMEDY else ""
         raise BadData(
             f"{name}: targets must have the shape {whose}{tuple(shape)}. Got {tuple(targets.shape)}. {remedy}"
         )
     return targets
 
 
-def real(
-    name: str, targets: Tensor, shape: torch.Size, dtype: torch.dtype, whose: str = AS_OUTPUTS, remedy: str = REMEDY
-) -> Tensor:
-    """Finite targets of the wanted shape and dtype; else BadData."""
+def real(name: str, targets: Tensor, shape: torch.Size, dtype: torch.dtype, remedy: str = REMEDY) -> Tensor:
+    """Return finite targets of the given shape and dtype; else raise BadData."""
     if not targets.is_floating_point() or targets.dtype != dtype:
         raise BadData(
             f"{name}: targets must have the outputs' dtype {dtype}. Got {targets.dtype}. Convert with y.to({dtype})."
         )
-    targets = shaped(name, targets, shape, whose, remedy)
+    targets = shaped(name, targets, shape, remedy)
     finite = torch.isfinite(targets)
     if not finite.all():
         row = first_row(~finite)
@@ -44,7 +42,7 @@ def real(
 
 
 def first_row(bad: Tensor) -> int:
-    """The first row of (N, *event) in which any entry is true."""
+    """Return the first row of (N, *event) in which any entry is true."""
     return int(bad.reshape(len(bad), -1).any(-1).nonzero()[0])
 
 
@@ -52,56 +50,56 @@ class Likelihood(ABC):
     """The density of targets given network outputs, in nats.
 
     Outputs have shape (..., N, *event) with any leading axes (draws, members); targets have shape (N, ...), one row
-    for each row of outputs and never a leading axis, so they tell which axes of the outputs are the event.
+    for each row of outputs and never a leading axis, so they determine which axes of the outputs are the event.
     A likelihood is an immutable value. Parameters it learns (an observation noise) are exposed as one raw,
     unconstrained vector of `num_free` numbers that a `Joint` appends to theta.
     """
 
     link: ClassVar[Literal["identity", "sigmoid", "softmax"] | None] = None
-    """What integrals over Gaussian outputs have to know: the outputs are means of normal targets ("identity"), logits
-    of binary labels ("sigmoid") or of classes ("softmax"), or something else (None)."""
+    """The inverse link, by which integrals over Gaussian outputs are chosen: outputs are means of normal targets
+    ("identity"), logits of binary labels ("sigmoid") or of classes ("softmax"), or something else (None)."""
 
     normal_targets: ClassVar[bool] = False
-    """Whether targets are normal given the outputs, so that `mean` and `variance` say all about them."""
+    """Whether targets are normal given the outputs, so that `mean` and `variance` determine them."""
 
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets shaped for `log_prob`, or a ValueError that says what was wanted, what came, what to do."""
+        """Return targets shaped for `log_prob`, or raise a ValueError."""
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """log p(y_n | f_n) for each row, (..., N), summed over the event."""
+        """Return log p(y_n | f_n) for each row, (..., N), summed over the event."""
 
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum of `log_prob` over the rows, (...)."""
+        """Return the sum of `log_prob` over the rows, (...)."""
         return self.log_prob(outputs, targets).sum(-1)
 
     @abstractmethod
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
-        """One draw of targets for each output row."""
+        """Draw targets once for each output row."""
 
     @abstractmethod
     def mean(self, outputs: Tensor) -> Tensor:
-        """E[y | f]; class probabilities for a classification likelihood."""
+        """Return E[y | f]; class probabilities for a classification likelihood."""
 
     @abstractmethod
     def variance(self, outputs: Tensor) -> Tensor:
-        """Var[y | f], entry by entry, shaped as `mean`."""
+        """Return Var[y | f], entry by entry, shaped as `mean`."""
 
     @abstractmethod
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Hessian of -log p(y | f) in f, (..., N, D, D) with D the flattened event; equals autodiff."""
+        """Return the Hessian of -log p(y | f) in f, (..., N, D, D) with D the flattened event."""
 
     @abstractmethod
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """Fisher information of f, (..., N, D, D) with D the flattened event; positive semi-definite.
+        """Return the Fisher information of f, (..., N, D, D) with D the flattened event; positive semi-definite.
 
-        `event_dims` says how many of the last axes of the outputs are the event, since there are no targets to
-        tell; None is what the likelihood usually has (one axis, or (C, *positions) for classes at positions).
+        `event_dims` is the number of last axes of the outputs that are the event; None is the usual one of the
+        likelihood (one axis, or (C, *positions) for classes at positions).
         """
 
     def output_root(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """Columns s_k, (K, ..., N, *event), with sum_k s_k s_k^T the Fisher information of each row of outputs."""
+        """Return columns s_k, (K, ..., N, *event), with sum_k s_k s_k^T the Fisher information of each row."""
         fisher = self.output_fisher(outputs, event_dims).to(torch.float64)
         diagonal = fisher.diagonal(dim1=-2, dim2=-1)
         if torch.equal(fisher, torch.diag_embed(diagonal)):
@@ -112,15 +110,15 @@ class Likelihood(ABC):
         return root.movedim(-1, 0).reshape(-1, *outputs.shape).to(outputs.dtype)
 
     def class_log_probs(self, outputs: Tensor) -> Tensor | None:
-        """Log probabilities (S, N, C, *event) of the classes at S draws of their logits; None without classes."""
+        """Return log probabilities (S, N, C, *event) of classes at S draws of their logits; None without classes."""
         return None
 
     def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
-        """E log p(y_n | f_n) (N,) for outputs of mean (N, *event) and variances (N, D), where it has a closed form."""
+        """Return E log p(y_n | f_n) (N,) in closed form, for outputs of mean (N, *event) and variances (N, D)."""
         raise TypeError(f"{type(self).__name__} has no expected log density in closed form. Average it over draws.")
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """P(Y <= y | f), entry by entry, shaped as `mean` of the outputs; targets broadcast against it."""
+        """Return P(Y <= y | f), entry by entry, shaped as `mean` of the outputs; targets broadcast against it."""
         raise TypeError(
             f"{type(self).__name__} has no distribution function in closed form, so no quantiles. "
             "Use sample(draws, key).quantile(p, dim=0)."
@@ -128,50 +126,50 @@ class Likelihood(ABC):
 
     @property
     def num_free(self) -> int:
-        """How many parameters of the likelihood itself are learnt."""
+        """Number of learnt parameters of the likelihood."""
         return 0
 
     def free(self, like: Tensor) -> Tensor:
-        """Raw values (num_free,) of the learnt parameters, with the dtype and device of `like`."""
+        """Return raw values (num_free,) of the learnt parameters, with the dtype and device of `like`."""
         return like.new_zeros(0)
 
     def free_from(self, other: "Likelihood", like: Tensor) -> Tensor:
-        """Raw values (..., num_free) that give this likelihood the parameters of `other`, where they are of a kind."""
+        """Return raw values (..., num_free) with the parameters of `other`, where it is of the same class."""
         return self.free(like)
 
     @property
     def num_members(self) -> int | None:
-        """M when a parameter differs by member, else None."""
+        """The number M of members where a parameter differs by member, else None."""
         return None
 
     def member(self, index: int) -> "Likelihood":
-        """The likelihood of one member (itself when all members share it)."""
+        """Return the likelihood of one member (itself when all members share it)."""
         return self
 
     def free_names(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the learnt raw parameters, in the order of `free`."""
+        """Return names and shapes of the learnt raw parameters, in the order of `free`."""
         return {}
 
     def with_free(self, raw: Tensor) -> "Likelihood":
-        """The likelihood with its learnt parameters at `raw` (..., num_free), still differentiable in raw."""
+        """Return the likelihood with its learnt parameters at `raw` (..., num_free), differentiable in raw."""
         return self
 
     def fixed(self, raw: Tensor) -> "Likelihood":
-        """The likelihood with its learnt parameters held at `raw` from now on."""
+        """Return the likelihood with its learnt parameters fixed at `raw`."""
         return self
 
     def free_log_prior(self, raw: Tensor) -> Tensor:
-        """Log density of the declared prior of the raw parameters, (..., num_free) -> (...)."""
+        """Return the log density of the prior of the raw parameters, (..., num_free) -> (...)."""
         return raw.new_zeros(raw.shape[:-1])
 
 
 def event_sum(entries: Tensor, event_dims: int) -> Tensor:
-    """Entries (..., N, *event) summed over their last `event_dims` axes, (..., N)."""
+    """Sum entries (..., N, *event) over their last `event_dims` axes, (..., N)."""
     return entries.sum(dim=tuple(range(-event_dims, 0))) if event_dims else entries
 
 
 def event_shape(name: str, outputs: Tensor, event_dims: int) -> tuple[torch.Size, int]:
-    """Shape (..., N) of the rows of outputs and size D of their event; a ValueError where no axis is left for rows."""
+    """Return the shape (..., N) of the rows of outputs and the size D of their event; refuse outputs without rows."""
     if outputs.dim() <= event_dims:
         raise ValueError(
             f"{name}.output_fisher needs outputs (..., N, *event) with {event_dims} event axes. Got outputs of shape "
@@ -182,6 +180,6 @@ def event_shape(name: str, outputs: Tensor, event_dims: int) -> tuple[torch.Size
 
 
 def diagonal_information(name: str, information: Tensor, event_dims: int) -> Tensor:
-    """Matrices (..., N, D, D) with the entries (..., N, *event) of independent outputs on their diagonals."""
+    """Return matrices (..., N, D, D) with the entries (..., N, *event) on their diagonals."""
     rows, size = event_shape(name, information, event_dims)
     return torch.diag_embed(information.reshape(*rows, size))

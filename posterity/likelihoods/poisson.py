@@ -18,7 +18,7 @@ class Poisson(Likelihood):
     targets are (N,), (N, D) or any (N, *event); mean and variance are exp(f). The Hessian of -log p in f is exp(f),
     whatever y is, so it equals the Fisher information.
 
-    **Limit**: exact; the variance equals the mean, so counts that scatter more widely than that look like surprises.
+    **Limit**: exact; the variance equals the mean, so overdispersed counts look like outliers.
     An exposure enters as its log, added to the output by the network.
 
     **Cost**: one pass over the outputs.
@@ -33,7 +33,7 @@ class Poisson(Likelihood):
     """
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Counts of any dtype, shaped as outputs (N, *event); (N,) becomes (N, 1). Given in the outputs' dtype."""
+        """Return counts with the shape and dtype of outputs (N, *event); (N,) becomes (N, 1)."""
         targets = shaped("Poisson", targets, outputs.shape)
         if targets.is_complex():
             raise BadData(f"Poisson: targets must be counts. Got {targets.dtype}. Give integers.")
@@ -47,7 +47,6 @@ class Poisson(Likelihood):
         return counts
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log probability of each row's counts, (..., N, *event) and (N, *event) -> (..., N)."""
         return event_sum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1.0), targets.dim() - 1)
 
     def sample(self, outputs: Tensor, key: Key) -> Tensor:
@@ -60,15 +59,12 @@ class Poisson(Likelihood):
         return outputs.exp()
 
     def output_hessian(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """exp(f) on the diagonal of each row's matrix, (..., N, D, D)."""
         return self.output_fisher(outputs, targets.dim() - 1)
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """exp(f) on the diagonal of each row's matrix, (..., N, D, D); by default the last axis is the event."""
         return diagonal_information("Poisson", outputs.exp(), 1 if event_dims is None else event_dims)
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """P(Y <= y | f), shaped as outputs: a step at every count, 0 below the first."""
         count = targets.floor()
         # P(Y <= k) is the upper incomplete gamma function of k + 1 at the rate.
         value: Tensor = torch.special.gammaincc((count + 1.0).clamp_min(1.0), outputs.exp())

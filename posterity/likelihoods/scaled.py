@@ -1,4 +1,4 @@
-"""What likelihoods of real targets with one scale, known or learnt, share."""
+"""The base of likelihoods of real targets with a scale, known or learnt."""
 
 import math
 from abc import abstractmethod
@@ -15,7 +15,7 @@ HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class Scaled(Likelihood):
-    """A density of (y - f) / scale, entry by entry. Subclasses are frozen dataclasses with (at least) these fields.
+    """A density of (y - f) / scale, entry by entry. Subclasses are frozen dataclasses with at least these fields.
 
     `scale` is one for all outputs or one for each, (D,). With `learn` it is the starting value of a parameter whose
     raw form is log(scale), with 1 or D entries; members of a batched run each have their own, (M, 1, 1) or (M, 1, D)
@@ -42,7 +42,8 @@ class Scaled(Likelihood):
             object.__setattr__(self, "scale", tuple(self.scale))
         else:
             positive(f"{name}.scale", self.scale, "or one for each output, (D,)")
-        if isinstance(self.scale, Tensor) and not self._has_good_shape(self.scale):
+        shape = self.scale.shape if isinstance(self.scale, Tensor) else ()
+        if len(shape) > 1 and (self.learn or len(shape) < 3 or shape[-2] != 1):
             raise ValueError(
                 f"{name}.scale must be a number, one for each output (D,), or, when it is not learnt, one for each "
                 f"member and output (M, 1, D). Got {shown(self.scale)}."
@@ -58,9 +59,6 @@ class Scaled(Likelihood):
             positive(f"{name}.log_scale_prior: the standard deviation", self.log_scale_prior[1])
             object.__setattr__(self, "log_scale_prior", tuple(self.log_scale_prior))
 
-    def _has_good_shape(self, scale: Tensor) -> bool:
-        return scale.dim() <= 1 or (not self.learn and scale.dim() >= 3 and scale.shape[-2] == 1)
-
     def _content(self) -> tuple[object, ...]:
         scale = torch.as_tensor(self.scale, dtype=torch.float64, device="cpu")
         others = (value for name, value in self.__getstate__().items() if name != "scale")
@@ -73,11 +71,10 @@ class Scaled(Likelihood):
         return hash(self._content())
 
     def __getstate__(self) -> dict[str, Any]:
-        kept: Any = self  # a dataclass, as every subclass is
-        return {field.name: getattr(self, field.name) for field in fields(kept)}  # casts stay with their device
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]  # not casts
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets shaped as outputs (N, *event); targets (N,) become (N, 1) for outputs (N, 1)."""
+        """Return targets shaped as outputs (N, *event); targets (N,) become (N, 1) for outputs (N, 1)."""
         name = type(self).__name__
         targets = real(name, targets, outputs.shape, outputs.dtype)
         if self._num_scales > 1 and outputs.shape[1:] != (self._num_scales,):
@@ -91,7 +88,7 @@ class Scaled(Likelihood):
         return outputs
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
-        """A multiple of I / scale^2 for each row, (..., N, D, D); by default the last axis is the event."""
+        """Return a multiple of I / scale^2 for each row, (..., N, D, D); by default the last axis is the event."""
         rows, size = event_shape(type(self).__name__, outputs, 1 if event_dims is None else event_dims)
         scale = self._cast(outputs)
         precision = scale**-2 if isinstance(scale, Tensor) else outputs.new_full((), scale**-2)
@@ -108,7 +105,7 @@ class Scaled(Likelihood):
         return torch.as_tensor(self.scale, dtype=torch.float64).log().reshape(-1).to(like)
 
     def free_from(self, other: Likelihood, like: Tensor) -> Tensor:
-        """log of the scale of another one of this class, where this one learns its own: (H,) or (M, H)."""
+        """Return the log scale of another likelihood of this class, where the scale is learnt: (H,) or (M, H)."""
         if not self.learn or not isinstance(other, type(self)) or other._num_scales not in (1, self.num_free):
             return self.free(like)
         scale = torch.as_tensor(other.scale, dtype=torch.float64)
@@ -129,17 +126,17 @@ class Scaled(Likelihood):
         return {"log_scale": (self.num_free,)} if self.learn else {}
 
     def with_free(self, raw: Tensor) -> Self:
-        """The likelihood of scale exp(raw): (H,) stays (H,), (..., M, H) becomes (..., M, 1, H)."""
+        """Return the likelihood with scale exp(raw): (H,) stays (H,), (..., M, H) becomes (..., M, 1, H)."""
         if not self.learn:
             return self
         # Runs at every step, so it skips the checks of the constructor: exp is positive.
         likelihood = object.__new__(type(self))
         scale = raw.exp() if raw.dim() == 1 else raw.exp().unsqueeze(-2)
-        likelihood.__dict__.update(self.__getstate__(), scale=scale, learn=False, log_scale_prior=None)
+        vars(likelihood).update(self.__getstate__(), scale=scale, learn=False, log_scale_prior=None)
         return likelihood
 
     def fixed(self, raw: Tensor) -> Self:
-        """The likelihood held at scale exp(raw): a number or tuple for raw (H,), a tensor when members differ."""
+        """Return the likelihood with fixed scale exp(raw): a number or tuple for raw (H,), a tensor for (M, H)."""
         if not self.learn:
             return self
         scale = raw.detach().double().exp()
@@ -149,7 +146,7 @@ class Scaled(Likelihood):
         return self._held(float(scale[0]) if shared else tuple(scale.tolist()))
 
     def free_log_prior(self, raw: Tensor) -> Tensor:
-        """Log density of `log_scale_prior` at raw, summed; zero for the flat prior. (..., num_free) -> (...)."""
+        """Return the log density of `log_scale_prior` at raw, zero for the flat prior: (..., num_free) -> (...)."""
         if self.log_scale_prior is None:
             return raw.new_zeros(raw.shape[:-1])
         mean, deviation = self.log_scale_prior
@@ -165,7 +162,7 @@ class Scaled(Likelihood):
         return len(self.scale) if isinstance(self.scale, tuple) else 1
 
     def _cast(self, outputs: Tensor) -> float | Tensor:
-        """The scale as a number, or as a tensor with the dtype and device of outputs."""
+        """Return the scale as a number, or as a tensor with the dtype and device of outputs."""
         scale = self.scale
         if isinstance(scale, (int, float)):
             return scale
@@ -174,20 +171,21 @@ class Scaled(Likelihood):
         ):
             return scale.to(outputs)
         # Copied to the device once: a copy at every step would be slow, and cannot be captured in a CUDA graph.
-        casts: dict[tuple[torch.dtype, torch.device], Tensor] = self.__dict__.setdefault("_casts", {})
+        casts: dict[tuple[torch.dtype, torch.device], Tensor] = vars(self).setdefault("_casts", {})
         key = (outputs.dtype, outputs.device)
         if key not in casts:
             cast = torch.as_tensor(scale, dtype=outputs.dtype, device=outputs.device)
-            # One made under a torch.func transform, a trace or inference mode must not outlive it.
-            if type(cast) is not Tensor or cast.is_inference() or torch._C._functorch.is_functorch_wrapped_tensor(cast):
+            # A tensor made under a torch.func transform, a trace or inference mode must not outlive it.
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
+            if type(cast) is not Tensor or cast.is_inference() or wrapped(cast):
                 return cast
             casts[key] = cast
         return casts[key]
 
     def _aligned(self, outputs: Tensor) -> float | Tensor:
-        """The scale, broadcasting against outputs (..., N, *event).
+        """Return the scale so that it broadcasts against outputs (..., N, *event).
 
-        A scale of members (*members, 1, H) names the axes before the rows, so the axes after them are the event.
+        A scale (*members, 1, H) determines the axes before the rows, so the axes after them are the event.
         """
         scale = self._cast(outputs)
         if not isinstance(scale, Tensor) or scale.dim() < 3:

@@ -1,4 +1,4 @@
-"""Student-t observation noise: regression that forgives outliers."""
+"""Student-t observation noise, for regression that is robust to outliers."""
 
 import math
 from dataclasses import dataclass
@@ -60,7 +60,6 @@ class StudentT(Scaled):
         return (self.degrees + 1.0) / (self.degrees + 3.0)
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log density of each row, (..., N, *event) and (N, *event) -> (..., N)."""
         scale, nu = self._aligned(outputs), self.degrees
         log_scale = scale.log() if isinstance(scale, Tensor) else math.log(scale)
         constant = math.lgamma(0.5 * (nu + 1.0)) - math.lgamma(0.5 * nu) - 0.5 * math.log(nu * math.pi)
@@ -76,7 +75,6 @@ class StudentT(Scaled):
         return outputs + self._aligned(outputs) * t.to(outputs.dtype)
 
     def variance(self, outputs: Tensor) -> Tensor:
-        """scale^2 nu / (nu - 2), shaped as outputs; infinite for nu <= 2."""
         ratio = self.degrees / (self.degrees - 2.0) if self.degrees > 2.0 else math.inf
         return torch.zeros_like(outputs) + ratio * self._aligned(outputs) ** 2
 
@@ -87,30 +85,25 @@ class StudentT(Scaled):
         return diagonal_information("StudentT", entries, targets.dim() - 1)
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return _cdf(((targets - outputs) / self._aligned(outputs)).double(), self.degrees).to(outputs.dtype)
-
-
-def _cdf(z: Tensor, nu: float) -> Tensor:
-    """Distribution function of Student's t, from a table of its tail; to about 1e-14."""
-    step, table = _tail_table(nu)
-    place = (math.sqrt(nu) / step * torch.asinh(z.abs() / math.sqrt(nu))).clamp(max=float(len(table)))
-    cell = place.floor().nan_to_num(0.0).clamp(max=len(table) - 1.0).long()
-    coefficients = torch.from_numpy(table).to(z.device)[cell].unbind(-1)
-    t = place - cell
-    tail = coefficients[-1]
-    for coefficient in reversed(coefficients[:-1]):
-        tail = coefficient + t * tail
-    return torch.where(z < 0, tail, 1.0 - tail)
+        """Interpolate a table of the tail, to about 1e-14."""
+        z, root = ((targets - outputs) / self._aligned(outputs)).double(), math.sqrt(self.degrees)
+        step, table = _tail_table(self.degrees)
+        position = (root / step * torch.asinh(z.abs() / root)).clamp(max=float(len(table)))
+        cell = position.floor().nan_to_num(0.0).clamp(max=len(table) - 1.0).long()
+        *coefficients, tail = torch.from_numpy(table).to(z.device)[cell].unbind(-1)
+        for coefficient in reversed(coefficients):  # Horner's rule
+            tail = coefficient + (position - cell) * tail
+        return torch.where(z < 0, tail, 1.0 - tail).to(outputs.dtype)
 
 
 @lru_cache(maxsize=16)
 def _tail_table(nu: float) -> tuple[float, NDArray[np.float64]]:
-    """The tail P(T > t) at t = sqrt(nu) sinh(w / sqrt(nu)) as polynomials in w on cells of one step.
+    """Tabulate the tail P(T > t) at t = sqrt(nu) sinh(w / sqrt(nu)) by quintic Hermite polynomials in w.
 
-    Gives the step and the coefficients (cells, 6), lowest first, of the place within the cell, 0 to 1: the polynomials
-    of degree 5 that have the right values, slopes and second derivatives at both ends. In w the density is
-    proportional to cosh(w / sqrt(nu))^-nu: smooth on the scale min(1, sqrt(nu)) whatever nu, and falling at least
-    exponentially, so few cells do. The table ends where the density is e^-70 of that at 0.
+    Returns the step and the coefficients (cells, 6), lowest first, in the position within a cell, 0 to 1; values,
+    slopes and second derivatives are exact at both ends. In w the density is proportional to cosh(w / sqrt(nu))^-nu,
+    smooth on the scale min(1, sqrt(nu)) for every nu, and falls at least exponentially, so few cells are needed. The
+    table ends where the density is e^-70 of its value at 0.
     """
     root = math.sqrt(nu)
     end = root * (math.acosh(math.exp(70.0 / nu)) if nu > 0.1 else 70.0 / nu + math.log(2.0))

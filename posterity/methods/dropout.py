@@ -20,7 +20,7 @@ from posterity.numerics.random import Key
 from posterity.optim import Adam, Constant, Optimizer, Schedule
 from posterity.posteriors.dropout import Dropout
 from posterity.priors.normal import Normal
-from posterity.special.functions import coin_entropy
+from posterity.special.functions import binary_entropy
 
 NAME = "rate_logit"
 
@@ -78,7 +78,7 @@ def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, .
             own = slice(one.weight.offset, one.weight.offset + one.weight.size)
             moved[..., own] = weights[..., own] * (1.0 + logit.exp()).sqrt()  # 1 / (1 - p) = 1 + exp(logit)
             moved[..., one.logit.offset] = 0.0
-            entropy = entropy + one.units * coin_entropy(logit.squeeze(-1))
+            entropy = entropy + one.units * binary_entropy(logit.squeeze(-1))
         value = joint.bound_prior.log_prob(moved)
         for one in rates:  # the log density of a logit at 0, which is no part of a flat prior
             value = value + 0.5 * torch.log(2.0 * math.pi * variance[..., one.logit.offset])

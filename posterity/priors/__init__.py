@@ -4,16 +4,14 @@ Penalties are in `penalties`; fitting a prior scale to data is in `evidence`.
 """
 
 from posterity.priors.correlated import Correlated
-from posterity.priors.edge_of_chaos import EdgeOfChaos
-from posterity.priors.fan import FanIn, Glorot, He, ScaleRule
+from posterity.priors.fan import EdgeOfChaos, FanIn, Glorot, He, ScaleRule
 from posterity.priors.group_lasso import GroupLasso
-from posterity.priors.heavy_tailed import Cauchy, Horseshoe, Logistic, StudentT
+from posterity.priors.heavy_tailed import Cauchy, Horseshoe, Logistic, ScaleMixture, StudentT
 from posterity.priors.hierarchical import HalfCauchy, Hierarchical, LogNormal, ScalePrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.layerwise import Layerwise, around
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
-from posterity.priors.scale_mixture import ScaleMixture
 from posterity.priors.tabulated import Tabulated
 
 __all__ = [

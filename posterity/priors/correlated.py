@@ -1,4 +1,4 @@
-"""A Gaussian prior with a structured precision matrix: what earlier data have left to know."""
+"""A Gaussian prior with a structured precision matrix, such as the posterior of earlier data."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _LOG_TWO_PI = math.log(2.0 * math.pi)
 
 @dataclass(frozen=True, eq=False)
 class Correlated(Prior):
-    """Jointly normal weights, correlated as a precision matrix says: mostly the posterior of earlier data.
+    """Jointly normal weights with a precision matrix, such as the posterior of earlier data.
 
     **Math**: w ~ N(mean, Lambda^-1), log p = -(w - mean)^T Lambda (w - mean) / 2 + log det(Lambda) / 2
     - P log(2 pi) / 2. `mean` is (P,), or (M, P) with a `PerMember` precision; `matrix` is Lambda in any structure.
@@ -55,8 +55,8 @@ class Correlated(Prior):
         good = isinstance(self.mean, Tensor) and tuple(self.mean.shape) == wanted
         if not good or not bool(torch.isfinite(self.mean).all()):
             raise ValueError(f"Correlated.mean must be finite, of shape {wanted}. Got {shown(self.mean)}.")
-        # What is kept for later is made now: under a transform or in inference mode it could not be used again.
-        self._log_normaliser, self._variance, self.matrix.matvec(self._mean)
+        # Compute the cached values now: made under a transform or in inference mode they could not be used again.
+        _ = self._log_normaliser, self._variance, self.matrix.matvec(self._mean)
 
     def _content(self) -> tuple[object, ...]:
         tensors: dict[str, Tensor] = {}
@@ -70,7 +70,6 @@ class Correlated(Prior):
         return hash(self._content())
 
     def bound(self, layout: Layout) -> "Correlated":
-        """Itself, once the layout is known to have as many weights."""
         if layout.size != self.matrix.size:
             raise ValueError(
                 f"Correlated: the prior is for {self.matrix.size} weights. Got tensors of {layout.size}. "
@@ -102,7 +101,7 @@ class Correlated(Prior):
         return (self._log_normaliser - 0.5 * (away * self._times(away)).sum(-1)).to(theta.dtype)
 
     def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta) and -Lambda (theta - mean), as new tensors and without a graph."""
+        """Return log p(theta) and -Lambda (theta - mean), as new tensors and without a graph."""
         with torch.no_grad():
             away = self._away(theta)
             slope = self._times(away)
@@ -120,7 +119,6 @@ class Correlated(Prior):
         return (self._mean + drawn).to(like)
 
     def variance(self, like: Tensor) -> Tensor:
-        """Diagonal of Lambda^-1, shaped as theta `like` (..., P)."""
         self._check(like.shape)
         return torch.zeros_like(like) + self._variance.to(like)
 
@@ -129,7 +127,7 @@ class Correlated(Prior):
         return torch.zeros_like(theta) + self.matrix.diagonal().to(theta)
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """-E log p(w) = -log p(mean) + sum of Lambda_ii scale_i^2 / 2."""
+        """Return -log p(mean) + sum of Lambda_ii scale_i^2 / 2."""
         spread = 0.5 * (self.matrix.diagonal() * scale.to(torch.float64).square()).sum(-1)
         return spread.to(mean.dtype) - self.log_prob(mean)
 
@@ -138,11 +136,10 @@ class Correlated(Prior):
         return theta.to(torch.float64) - self._mean
 
     def _times(self, away: Tensor) -> Tensor:
-        """Lambda times vectors (..., P); those of members may have further axes before theirs."""
+        """Multiply vectors (..., P) by Lambda; (..., M, P) where members differ."""
         if self.num_members is None or away.dim() == 2:
             return self.matrix.matvec(away)
-        rows = away.reshape(-1, *away.shape[-2:])
-        return torch.stack([self.matrix.matvec(row) for row in rows]).reshape(away.shape)
+        return torch.stack([self.matrix.matvec(v) for v in away.flatten(0, -3)]).reshape(away.shape)
 
     def _check(self, shape: tuple[int, ...]) -> None:
         members = self.num_members

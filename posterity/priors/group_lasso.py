@@ -13,16 +13,7 @@ from posterity.errors import shown
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import group_threshold
-from posterity.priors.independent import (
-    Parametric,
-    check_members,
-    column,
-    count_members,
-    in_double,
-    log,
-    of_member,
-    row,
-)
+from posterity.priors.independent import Parametric, check_members, column, in_double, log, row
 from posterity.priors.prior import ENTROPY_FORMULA, times
 from posterity.special.functions import expected_norm
 
@@ -31,7 +22,7 @@ Grouping = Literal["rows", "columns", "channels"]
 
 @dataclass(frozen=True, eq=False)
 class GroupLasso(Parametric):
-    """Groups of weights with a density of their length alone.
+    """Groups of weights whose density depends on their length alone.
 
     **Math**: p(w_g) = exp(-rate ||w_g||) / Z_n for each group of n weights, with
     log Z_n = log 2 + (n / 2) log pi - lgamma(n / 2) + lgamma(n) - n log rate. The length is Gamma(n, rate), the
@@ -44,7 +35,7 @@ class GroupLasso(Parametric):
 
     "columns" and "channels" agree for dense layers. Each entry of a bias, or any other tensor of one axis, is a group
     of its own, n = 1, and has the density of `Laplace(1 / rate)`. A transposed convolution stores (in, out, *kernel),
-    so its rows are what are columns elsewhere.
+    so its rows are the columns of an ordinary one.
 
     `layout` is set by `bound`. `cross_entropy` needs E||w_g|| under a normal, a one-dimensional integral over the
     characteristic function of ||w_g||^2.
@@ -73,6 +64,7 @@ class GroupLasso(Parametric):
     layout: Layout | None = None
 
     degree = 1
+    per_member = "rate"
 
     def __post_init__(self) -> None:
         check_members("GroupLasso.rate", self.rate)
@@ -82,19 +74,11 @@ class GroupLasso(Parametric):
     def bound(self, layout: Layout) -> "GroupLasso":
         return replace(self, layout=layout)
 
-    @property
-    def num_members(self) -> int | None:
-        return count_members(self.rate)
-
-    def member(self, index: int) -> "GroupLasso":
-        return replace(self, rate=of_member(self.rate, index))
-
     def rescaled(self, factor: Any) -> "GroupLasso":
         return replace(self, rate=in_double(self.rate) / factor)
 
     @property
     def log_scale(self) -> Tensor:
-        """-log rate."""
         return -torch.as_tensor(self.rate, dtype=torch.float64).log()
 
     @property
@@ -110,13 +94,12 @@ class GroupLasso(Parametric):
         return f"{times(float(self.rate))}E||w_g|| + log Z - n {ENTROPY_FORMULA} for each group of n weights"
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        """-rate sum over g of ||w_g||, less the log normaliser: (..., P) -> (...)."""
         norms = [torch.linalg.vector_norm(groups, dim=-1).sum(-1) for groups in self._groups(theta)]
         return self._penalised(norms, theta)
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        """Lengths from Gamma(n, rate), directions from normalised normals."""
-        rate = column(self, "rate", shape, like)
+        """Draw lengths from Gamma(n, rate) and directions as normalised normal vectors."""
+        rate = column(self, shape, like)
         pieces = []
         for part in self._layout:
             size = (*shape[:-1], part.size // self.group_size(part.shape), self.group_size(part.shape))  # (..., G, n)
@@ -128,12 +111,11 @@ class GroupLasso(Parametric):
         return torch.cat(pieces, dim=-1) / rate
 
     def variance(self, like: Tensor) -> Tensor:
-        rate = column(self, "rate", like.shape, like)
+        rate = column(self, like.shape, like)
         sizes = [like.new_full((part.size,), self.group_size(part.shape) + 1.0) for part in self._layout]
         return torch.zeros_like(like) + torch.cat(sizes) / rate**2
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """rate sum over g of E||w_g||, plus the log normaliser: (..., P) -> (...)."""
         groups = zip(self._groups(mean), self._groups(scale), strict=True)
         return -self._penalised([expected_norm(m, s).sum(-1) for m, s in groups], mean)
 
@@ -145,8 +127,8 @@ class GroupLasso(Parametric):
         return self.log_prob(theta), torch.zeros_like(theta)
 
     def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
-        """Each group shortened, or zero: by rate * step where that is one number for the group."""
-        threshold = step * column(self, "rate", theta.shape, theta)
+        """Shorten each group by rate * step, or set it to zero (see `group_threshold` for a step for each weight)."""
+        threshold = step * column(self, theta.shape, theta)
         if isinstance(threshold, Tensor) and threshold.dim() and threshold.shape[-1] > 1:
             thresholds: Sequence[float | Tensor] = self._groups(threshold.expand_as(theta))
         else:
@@ -156,13 +138,13 @@ class GroupLasso(Parametric):
         return torch.cat([self._ungrouped(group_threshold(z, a), part) for z, a, part in groups], dim=-1)
 
     def precision(self, theta: Tensor) -> Tensor:
-        """rate (1 - (w_i / ||w_g||)^2) / ||w_g||, the diagonal of the Hessian of -log p; inf where a group is zero."""
+        """Return rate (1 - (w_i / ||w_g||)^2) / ||w_g||; inf where a group is zero."""
         pieces = []
         for groups, part in zip(self._groups(theta), self._layout, strict=True):
             norm = torch.linalg.vector_norm(groups, dim=-1, keepdim=True)
             share = groups / norm.clamp_min(torch.finfo(groups.dtype).tiny)
             pieces.append(self._ungrouped((1.0 - share.square()) / norm, part))
-        return torch.cat(pieces, dim=-1) * column(self, "rate", theta.shape, theta)
+        return torch.cat(pieces, dim=-1) * column(self, theta.shape, theta)
 
     @property
     def _layout(self) -> Layout:
@@ -173,8 +155,8 @@ class GroupLasso(Parametric):
         return self.layout
 
     def _penalised(self, norms: Sequence[Tensor], theta: Tensor) -> Tensor:
-        """-rate times the sum of `norms` (one (...) for each tensor), less the log normaliser of all groups."""
-        rate = row(column(self, "rate", theta.shape, theta))
+        """Return -rate times the sum of `norms` ((...) for each tensor), less the log normaliser of all groups."""
+        rate = row(column(self, theta.shape, theta))
         return -rate * torch.stack(tuple(norms)).sum(0) - (self._log_normaliser - theta.shape[-1] * log(rate))
 
     @cached_property
@@ -183,22 +165,21 @@ class GroupLasso(Parametric):
         total = 0.0
         for part in self._layout:
             n = self.group_size(part.shape)
-            each = math.log(2.0) + 0.5 * n * math.log(math.pi) - math.lgamma(0.5 * n) + math.lgamma(n)
-            total += part.size // n * each
+            log_z = math.log(2.0) + 0.5 * n * math.log(math.pi) - math.lgamma(0.5 * n) + math.lgamma(n)
+            total += part.size // n * log_z
         return total
 
     def group_size(self, shape: tuple[int, ...]) -> int:
-        """n, the number of weights in each group of a tensor of this shape."""
+        """Return the number n of weights in each group of a tensor of this shape."""
         if len(shape) < 2:
             return 1
         out, inputs, size = shape[0], shape[1], math.prod(shape)
         return {"rows": size // out, "columns": out, "channels": size // inputs}[self.over]
 
     def _groups(self, theta: Tensor) -> list[Tensor]:
-        """The groups (..., G, n) of each tensor, views of theta (..., P) where possible."""
-        grouped = []
+        """Return the groups (..., G, n) of each tensor, as views of theta (..., P) where possible."""
+        grouped, lead = [], theta.shape[:-1]
         for view, part in zip(self._layout.views(theta), self._layout, strict=True):
-            lead = theta.shape[:-1]
             if len(part.shape) < 2:
                 grouped.append(view.reshape(*lead, part.size, 1))
             elif self.over == "rows":
@@ -211,7 +192,7 @@ class GroupLasso(Parametric):
         return grouped
 
     def _ungrouped(self, groups: Tensor, part: Slice) -> Tensor:
-        """The flat tensor (..., size) of its groups (..., G, n)."""
+        """Flatten the groups (..., G, n) of a tensor to (..., size), the inverse of `_groups`."""
         lead = groups.shape[:-2]
         if len(part.shape) >= 2 and self.over == "columns":
             groups = groups.transpose(-1, -2)

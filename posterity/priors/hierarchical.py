@@ -1,4 +1,4 @@
-"""Priors over the scales of priors."""
+"""Hierarchical priors, whose scale has a prior of its own."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from torch import Tensor
 from posterity.errors import positive, shown
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.priors.layerwise import Layerwise
+from posterity.priors.layerwise import Layerwise, bound_by_tensor
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
 
@@ -20,36 +20,36 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class ScalePrior(ABC):
-    """A density of s > 0, stated for log s, in which it must be log-concave."""
+    """A density of a scale s > 0, stated for log s, in which it must be log-concave."""
 
     @abstractmethod
     def log_density(self, log_scale: Tensor) -> Tensor:
-        """Log density of log s, entry by entry."""
+        """Return the log density of log s, entry by entry."""
 
     @abstractmethod
     def slope(self, log_scale: Tensor) -> Tensor:
-        """Derivative of `log_density`."""
+        """Return the derivative of `log_density`."""
 
     @abstractmethod
     def curvature(self, log_scale: Tensor) -> Tensor:
-        """Minus the second derivative of `log_density`; it is not negative."""
+        """Return minus the second derivative of `log_density`, which is not negative."""
 
     @property
     @abstractmethod
     def peak(self) -> float:
-        """Where `log_density` is highest."""
+        """The maximiser of `log_density`."""
 
     @property
     @abstractmethod
     def second_moment(self) -> float:
-        """E s^2; nan where not even E s is finite."""
+        """The moment E s^2; nan where E s is infinite."""
 
     has_inverse_moments: ClassVar[bool]
     """Whether E s^-n is finite for every n."""
 
     @abstractmethod
     def sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """Draws of s in float64."""
+        """Draw s in float64."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class LogNormal(ScalePrior):
 
     **Limit**: the tails are light on both sides of log s, so that weights keep all moments.
 
-    **Cost**: none to speak of; one number a tensor.
+    **Cost**: negligible; one number for each tensor.
 
     **References**: Johnson, Kotz and Balakrishnan (1994), Continuous Univariate Distributions 1, chapter 14.
 
@@ -102,14 +102,14 @@ class LogNormal(ScalePrior):
 
 @dataclass(frozen=True)
 class HalfCauchy(ScalePrior):
-    """A scale that may be anything, from zero to far above `scale`.
+    """A scale of any size, from zero to far above `scale`.
 
     **Math**: p(s) = 2 / (pi scale (1 + (s / scale)^2)), so that log s - log scale has density sech / pi, and `scale` is
     the median.
 
     **Limit**: s has no mean, so weights have no variance; s may be zero, so the weights' density is infinite at zero.
 
-    **Cost**: none to speak of; one number a tensor.
+    **Cost**: negligible; one number for each tensor.
 
     **References**: Gelman (2006), Prior distributions for variance parameters in hierarchical models; Polson and Scott
     (2012), On the half-Cauchy prior for a global scale parameter.
@@ -150,9 +150,9 @@ class HalfCauchy(ScalePrior):
 
 
 _POINTS = 251  # nodes of the trapezoid rule over log s
-_SECTIONS, _ROUNDS = 128, 3  # how the peak is found: each round divides its bracket by 128
-_TAIL = 30.0  # how far beyond both peaks the rule reaches, in log s
-_WIDEST = 8.0  # the most that a flat peak spreads the nodes
+_SECTIONS, _ROUNDS = 128, 3  # of the search for the peak: each round divides its bracket by 128
+_TAIL = 30.0  # reach of the rule beyond both peaks, in log s
+_WIDEST = 8.0  # largest width of a flat peak
 _LARGEST = 80.0  # exp(-exp(80)) is zero; the clamp keeps infinities out of the gradient
 
 
@@ -201,33 +201,30 @@ class Hierarchical(Prior):
             _degree(self.inner)
 
     def bound(self, layout: Layout) -> "Hierarchical":
-        """The prior for exactly these tensors, one scale for each."""
         prior = replace(self, layout=layout)
         prior._parts  # noqa: B018  refuse now what does not fit the tensors
         return prior
 
     @property
     def num_members(self) -> int | None:
-        """M when the inner prior differs by member, else None."""
         return self.inner.num_members
 
     def member(self, index: int) -> "Hierarchical":
         return replace(self, inner=self.inner.member(index))
 
     def log_prob(self, theta: Tensor) -> Tensor:
-        return self._total(self._integrate(theta)).to(theta.dtype)
+        return self._integrate(theta).log_prob.to(theta.dtype)
 
     def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta) and its gradient, that of the inner prior times E[s^-k] for each tensor, without a graph."""
+        """Return log p(theta) and its gradient, E[s^-k] times the inner gradient of each tensor, without a graph."""
         with torch.no_grad():
             state = self._integrate(theta.detach())
+            means = state.power_moments()[0].unbind(-1)
             grads = [
-                prior.value_and_grad(piece)[1] * power.unsqueeze(-1).to(theta.dtype)
-                for prior, piece, power in zip(
-                    self._parts, self._pieces(theta.detach()), state.power_moments()[0].unbind(-1), strict=True
-                )
+                prior.value_and_grad(piece)[1] * mean.unsqueeze(-1).to(theta.dtype)
+                for (prior, piece), mean in zip(self._pieces(theta.detach()), means, strict=True)
             ]
-            return self._total(state).to(theta.dtype), torch.cat(grads, dim=-1)
+            return state.log_prob.to(theta.dtype), torch.cat(grads, dim=-1)
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
         pieces = []
@@ -238,27 +235,25 @@ class Hierarchical(Prior):
         return torch.cat(pieces, dim=-1)
 
     def variance(self, like: Tensor) -> Tensor:
-        """E s^2 times the inner variance, shaped as theta `like` (..., P); nan where s has no mean."""
-        pieces = zip(self._parts, self._pieces(like), strict=True)
-        return torch.cat([prior.variance(piece) for prior, piece in pieces], dim=-1) * self.scale.second_moment
+        """Return E s^2 times the inner variance, shaped as theta `like` (..., P); nan where s has no mean."""
+        return torch.cat([p.variance(piece) for p, piece in self._pieces(like)], dim=-1) * self.scale.second_moment
 
     @property
     def has_cross_entropy(self) -> bool:
         return False
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> NoReturn:
-        """Refused with a TypeError: E log p of a common scale is no one-dimensional integral."""
         raise TypeError(
             "Hierarchical has no cross-entropy: the weights of a tensor share one scale, so E log p is no sum over "
             "weights. Average -prior.log_prob(mean + scale * noise) over draws instead (a Monte Carlo KL)."
         )
 
     def precision(self, theta: Tensor) -> Tensor:
-        """Diagonal of the Hessian of -log p: E[s^-k] A_ii - Var[s^-k] A_i^2 over s given the weights of the tensor."""
+        """Return E[s^-k] A_ii - Var[s^-k] A_i^2 over s given the weights of each tensor."""
         with torch.no_grad():
             means, variances = self._integrate(theta.detach()).power_moments()  # (..., T) each
             pieces = []
-            for index, (prior, piece) in enumerate(zip(self._parts, self._pieces(theta.detach()), strict=True)):
+            for index, (prior, piece) in enumerate(self._pieces(theta.detach())):
                 mean, variance = (value[..., index, None].to(theta.dtype) for value in (means, variances))
                 pieces.append(mean * prior.precision(piece) - variance * prior.value_and_grad(piece)[1].square())
             return torch.cat(pieces, dim=-1)
@@ -283,25 +278,17 @@ class Hierarchical(Prior):
             )
         for prior in priors:
             _degree(prior)
-        alone = zip(priors, self._layout, strict=True)
-        return tuple(prior.bound(Layout.of({part.name: part.shape})) for prior, part in alone)
+        return bound_by_tensor(priors, self._layout)
 
-    def _pieces(self, theta: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(theta, [part.size for part in self._layout], dim=-1)
-
-    def _total(self, state: "_Integrand") -> Tensor:
-        """log p(theta) in float64, (...)."""
-        values = torch.logsumexp(state.exponents, dim=-1)  # (..., T)
-        if not self.scale.has_inverse_moments:
-            values = values.masked_fill(state.penalty == 0.0, math.inf)
-        return (state.offset + values).sum(-1)
+    def _pieces(self, theta: Tensor) -> list[tuple[Prior, Tensor]]:
+        """Pair the inner prior of each tensor with its slice of theta."""
+        pieces = torch.split(theta, [part.size for part in self._layout], dim=-1)
+        return list(zip(self._parts, pieces, strict=True))
 
     def _integrate(self, theta: Tensor) -> "_Integrand":
-        """The integrand over log s at its nodes, for each tensor."""
+        """Evaluate the integrand over log s at its nodes, for each tensor."""
         power = _degree(self._parts[0])
-        offsets, penalties = zip(
-            *(prior.penalty(piece) for prior, piece in zip(self._parts, self._pieces(theta), strict=True)), strict=True
-        )
+        offsets, penalties = zip(*(prior.penalty(piece) for prior, piece in self._pieces(theta)), strict=True)
         offset, total = torch.stack(offsets, dim=-1), torch.stack(penalties, dim=-1)  # (..., T)
         sizes = torch.stack([total.new_full((), part.size) for part in self._layout])
         known = total.detach().clamp_min(1e-300)
@@ -313,26 +300,28 @@ class Hierarchical(Prior):
             - sizes.unsqueeze(-1) * nodes
             - (total / known).unsqueeze(-1) * relative
         )
-        return _Integrand(offset, total, exponents, relative / known.unsqueeze(-1))
+        values = torch.logsumexp(exponents, dim=-1)  # (..., T)
+        if not self.scale.has_inverse_moments:
+            values = values.masked_fill(total == 0.0, math.inf)
+        return _Integrand((offset + values).sum(-1), exponents, relative / known.unsqueeze(-1))
 
 
 class _Integrand(NamedTuple):
-    """log p(w) = offset + logsumexp of exponents over the nodes, for each of T tensors, in float64."""
+    """The integral over log s by quadrature, for T tensors, in float64."""
 
-    offset: Tensor  # log p_inner(0), (..., T)
-    penalty: Tensor  # A, (..., T)
-    exponents: Tensor  # (..., T, points)
+    log_prob: Tensor  # log p(theta), (...)
+    exponents: Tensor  # log of weight times integrand at the nodes, (..., T, points)
     powers: Tensor  # s^-k at the nodes, (..., T, points)
 
     def power_moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of s^-k given the weights of each tensor, (..., T) each."""
+        """Return mean and variance of s^-k given the weights of each tensor, (..., T) each."""
         shares = torch.softmax(self.exponents, dim=-1)
         mean = (shares * self.powers).sum(-1, keepdim=True)
         return mean.squeeze(-1), (shares * (self.powers - mean).square()).sum(-1)
 
 
 def _degree(prior: Prior) -> int:
-    """k of a prior of mode zero whose -log p(w) + log p(0) is homogeneous in w of degree k."""
+    """Return the degree k of log p(0) - log p(w), or refuse a prior that has none or whose mode is not zero."""
     if prior.degree is not None and not torch.as_tensor(prior.centred()[1]).any():
         return prior.degree
     raise ValueError(
@@ -342,7 +331,7 @@ def _degree(prior: Prior) -> int:
 
 
 def _nodes(scale: ScalePrior, log_penalty: Tensor, sizes: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """Nodes u and log weights of a trapezoid rule for exp(-n u - A e^(-k u)) p(u), (..., T, points) each.
+    """Return nodes u and log weights of a trapezoid rule for exp(-n u - A e^(-k u)) p(u), (..., T, points) each.
 
     The exponent is concave, so its slope has one root, which lies between the peaks of its two factors.
     """

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posterity.errors import shown
 from posterity.numerics.random import Key
 from posterity.optim.shrinkage import soft_threshold
 from posterity.priors.independent import Independent, column
@@ -23,7 +22,7 @@ class Laplace(Independent):
     E|w| = s sqrt(2 / pi) exp(-m^2 / (2 s^2)) + m erf(m / (s sqrt(2))), so `cross_entropy` is in closed form.
 
     **Limit**: exact. The mode under it is L1-penalised maximum likelihood with penalty |w| / scale. Its second
-    derivative is 0 wherever there is one, so `precision` is zero: a Laplace approximation sees no curvature from it.
+    derivative is 0 wherever it exists, so `precision` is zero: a Laplace approximation sees no curvature from it.
     Weights are exactly at the mean of the mode that `MAP(proximal=True)` finds.
 
     **Cost**: one pass over theta for the value, one for the gradient.
@@ -47,11 +46,6 @@ class Laplace(Independent):
 
     degree = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.mean, (int, float)) or isinstance(self.mean, bool) or not math.isfinite(self.mean):
-            raise ValueError(f"Laplace.mean must be a finite number. Got {shown(self.mean)}.")
-
     def centred(self) -> tuple["Laplace", float]:
         return replace(self, mean=0.0), self.mean
 
@@ -73,8 +67,8 @@ class Laplace(Independent):
         return self.log_prob(theta), torch.zeros_like(theta)
 
     def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
-        """Moved towards the mean by step / scale, and no further."""
-        return soft_threshold(theta, step / column(self, "scale", theta.shape, theta), self.mean)
+        """Move theta towards the mean by at most step / scale."""
+        return soft_threshold(theta, step / column(self, theta.shape, theta), self.mean)
 
     def standard_log_prob(self, x: Tensor) -> Tensor:
         return -x.abs() - math.log(2.0)
@@ -83,17 +77,13 @@ class Laplace(Independent):
         return torch.zeros_like(x)
 
     def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """By inversion: -sign(u) log(1 - 2 |u|) for u uniform on (-1/2, 1/2)."""
+        """Draw by inversion: -sign(u) log(1 - 2 |u|) for u uniform on (-1/2, 1/2)."""
         uniform = key.uniform(shape, torch.float64, device).clamp_min(2.0**-54) - 0.5
         return -uniform.sign() * torch.log1p(-2.0 * uniform.abs())
 
     @property
     def standard_variance(self) -> float:
         return 2.0
-
-    @property
-    def standard_width(self) -> float:
-        return 0.0
 
     def standard_cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
         return expected_absolute(mean, scale) + math.log(2.0)

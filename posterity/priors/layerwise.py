@@ -1,4 +1,4 @@
-"""A prior for each layer, and priors around pretrained weights."""
+"""Priors by layer, and priors around pretrained weights."""
 
 import fnmatch
 import glob
@@ -26,10 +26,10 @@ class Layerwise(Prior):
     pattern matches the tensor's name. A `ScaleRule` (`FanIn`, `Glorot`, `He`) gives N(0, variance of the fans); a
     tensor `<module>.bias` takes the fans of `<module>.weight`.
 
-    **Limit**: exact. Every tensor must be matched, and every pattern must decide something (a last `*` may find
-    nothing left).
+    **Limit**: exact. Every tensor must be matched, and every pattern must be the first match of a tensor (except a
+    last `*`).
 
-    **Cost**: that of one `Normal` when all are normal, since they are fused into one; else one call a tensor.
+    **Cost**: normal priors are fused into one `Normal`; else one call for each tensor.
 
     **References**: Neal (1996), Bayesian Learning for Neural Networks, section 2.1.
 
@@ -65,22 +65,30 @@ class Layerwise(Prior):
 
     @classmethod
     def of(cls, rule: Prior | ScaleRule) -> "Layerwise":
-        """The same prior or scale rule for every tensor."""
+        """Return a `Layerwise` with one prior or scale rule for every tensor."""
         return cls({"*": rule})
 
     def bound(self, layout: Layout) -> Prior:
-        """One `Normal` over all tensors where every prior is normal, else a prior that goes tensor by tensor."""
-        alone = zip(self.by_tensor(layout), layout, strict=True)
-        priors = [prior.bound(Layout.of({part.name: part.shape})) for prior, part in alone]
+        """Return one `Normal` over all tensors where every prior is normal, else a prior that calls each of them."""
+        priors = bound_by_tensor(self.by_tensor(layout), layout)
         normals = [prior for prior in priors if isinstance(prior, Normal)]
-        if len(normals) == len(priors):
-            return _fused(normals, [part.size for part in layout])
-        return _Blocks(layout, tuple(priors))
+        return (
+            _fused(normals, [part.size for part in layout]) if len(normals) == len(priors) else _Blocks(layout, priors)
+        )
 
     def by_tensor(self, layout: Layout) -> tuple[Prior, ...]:
-        """The prior of each tensor, as its rule states it."""
         chosen = [self._pattern(part) for part in layout]
-        self._refuse_idle_patterns(layout, chosen)
+        for pattern in self.rules:
+            if pattern in chosen or pattern == "*":
+                continue
+            if layout.matching(pattern):
+                raise ValueError(
+                    f"Layerwise: every tensor that '{pattern}' matches is taken by an earlier pattern. "
+                    "The first match wins, so put the narrower pattern first."
+                )
+            raise ValueError(
+                f"Layerwise: every pattern must match a tensor. {unknown('pattern', pattern, layout.names)}"
+            )
         return tuple(self._prior(pattern, part, layout) for pattern, part in zip(chosen, layout, strict=True))
 
     def rescaled(self, factor: Any) -> "Layerwise":
@@ -102,54 +110,28 @@ class Layerwise(Prior):
             'Add a rule for it, or a last one "*" for all that is left.'
         )
 
-    def _refuse_idle_patterns(self, layout: Layout, chosen: Sequence[str]) -> None:
-        for pattern in self.rules:
-            if pattern in chosen or pattern == "*":
-                continue
-            if layout.matching(pattern):
-                raise ValueError(
-                    f"Layerwise: every tensor that '{pattern}' matches is taken by an earlier pattern. "
-                    "The first match wins, so put the narrower pattern first."
-                )
-            raise ValueError(
-                f"Layerwise: every pattern must match a tensor. {unknown('pattern', pattern, layout.names)}"
-            )
-
     def _prior(self, pattern: str, part: Slice, layout: Layout) -> Prior:
         rule = self.rules[pattern]
         if isinstance(rule, Layerwise):
             return rule.by_tensor(Layout.of({part.name: part.shape}))[0]
         if isinstance(rule, Prior):
             return rule
-        found = fans(part, layout)
-        if found is None:
+        sizes = fans(part, layout)
+        if sizes is None:
             module = part.name.rpartition(".")[0]
             example = f"{module}.*" if module else part.name
             raise ValueError(
                 f"Layerwise: {rule} needs fans, and tensor '{part.name}' of shape {part.shape} has none. "
                 f'Give it a prior of its own before that rule, such as {{"{example}": Normal(1.0)}}.'
             )
-        return Normal(sqrt(rule.variance(*found)))
+        return Normal(sqrt(rule.variance(*sizes)))
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *args: Any, **options: Any) -> NoReturn:
         raise RuntimeError(
             "Layerwise must know the names and shapes of the tensors first. Give it to a Joint, or call bound(layout)."
         )
 
-    def log_prob(self, theta: Tensor) -> Tensor:
-        self._refuse()
-
-    def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        self._refuse()
-
-    def variance(self, like: Tensor) -> Tensor:
-        self._refuse()
-
-    def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        self._refuse()
-
-    def precision(self, theta: Tensor) -> Tensor:
-        self._refuse()
+    log_prob = sample = variance = cross_entropy = precision = _refuse
 
 
 @dataclass(frozen=True)
@@ -180,8 +162,7 @@ class _Blocks(Prior):
         return _total([prior.log_prob(piece) for prior, piece in self._pieces(theta)])
 
     def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        values, grads = zip(*(prior.value_and_grad(piece) for prior, piece in self._pieces(theta)), strict=True)
-        return _total(values), torch.cat(grads, dim=-1)
+        return _joined([prior.value_and_grad(piece) for prior, piece in self._pieces(theta)])
 
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
         draws = [
@@ -210,9 +191,7 @@ class _Blocks(Prior):
         return any(prior.nonsmooth for prior in self.priors)
 
     def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        pairs = (prior.smooth_value_and_grad(piece) for prior, piece in self._pieces(theta))
-        values, grads = zip(*pairs, strict=True)
-        return _total(values), torch.cat(grads, dim=-1)
+        return _joined([prior.smooth_value_and_grad(piece) for prior, piece in self._pieces(theta)])
 
     def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
         pieces = self._pieces(theta)
@@ -233,6 +212,17 @@ def _total(values: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(values)).sum(0)
 
 
+def _joined(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Join the values and gradients of the tensors to the value (...) and gradient (..., P) of the whole."""
+    values, grads = zip(*pairs, strict=True)
+    return _total(values), torch.cat(grads, dim=-1)
+
+
+def bound_by_tensor(priors: Sequence[Prior], layout: Layout) -> tuple[Prior, ...]:
+    """Bind each prior to its own tensor of the layout."""
+    return tuple(prior.bound(Layout.of({part.name: part.shape})) for prior, part in zip(priors, layout, strict=True))
+
+
 def _common_members(priors: Iterable[Prior]) -> int | None:
     counts = {prior.num_members for prior in priors} - {None}
     if len(counts) > 1:
@@ -244,34 +234,34 @@ def _common_members(priors: Iterable[Prior]) -> int | None:
 
 
 def _fused(priors: Sequence[Normal], sizes: Sequence[int]) -> Normal:
-    """The one normal prior over all tensors: scale (1, P) or (M, P), and mean a number, (P,) or (M, P)."""
+    """Return one normal prior over all tensors: scale (1, P) or (M, P), and mean a number, (P,) or (M, P)."""
     _common_members(priors)
-    scale = _joined([_per_weight(prior.scale, size, axis=-1) for prior, size in zip(priors, sizes, strict=True)])
+    scale = _per_weight([prior.scale for prior in priors], sizes, axis=-1)
     means = [prior.mean for prior in priors]
     if not any(isinstance(mean, Tensor) for mean in means) and len(set(means)) == 1:
         return Normal(scale, means[0])
-    mean = _joined([_per_weight(mean, size, axis=0) for mean, size in zip(means, sizes, strict=True)])
+    mean = _per_weight(means, sizes, axis=0)
     return Normal(scale, mean if len(mean) > 1 else mean[0])
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors (1, size) or (M, size) side by side, (1, P) or (M, P)."""
+def _per_weight(values: Sequence[float | Tensor], sizes: Sequence[int], axis: int) -> Tensor:
+    """Return the hyper-parameters of all weights as float64 (1, P) or (M, P).
+
+    A vector gains `axis`: that of the weights for scales (M,), that of the members for means (size,).
+    """
+    parts = []
+    for value, size in zip(values, sizes, strict=True):
+        part = torch.as_tensor(value, dtype=torch.float64, device="cpu")
+        part = part.unsqueeze(axis) if part.dim() == 1 else part
+        parts.append(part.expand(len(part) if part.dim() else 1, size))
     rows = max(len(part) for part in parts)
     return torch.cat([part.expand(rows, -1) for part in parts], dim=-1)
-
-
-def _per_weight(value: float | Tensor, size: int, axis: int) -> Tensor:
-    """A hyper-parameter as float64 (1, size) or (M, size); a vector gains `axis`, that of the weights or members."""
-    tensor = torch.as_tensor(value, dtype=torch.float64, device="cpu")
-    if tensor.dim() == 1:
-        tensor = tensor.unsqueeze(axis)
-    return tensor.expand(len(tensor) if tensor.dim() else 1, size)
 
 
 def around(
     weights: Mapping[str, Tensor] | Tensor, scale: float = 1.0, others: Prior | ScaleRule | None = None
 ) -> Prior:
-    """A normal prior with pretrained weights for its mean.
+    """Return a normal prior whose mean is pretrained weights.
 
     - `weights`: flat theta (P,), as `q.point()` gives it, or tensors by name, as `dict(module.named_parameters())`.
     - `scale`: standard deviation of how far the weights may go from there.

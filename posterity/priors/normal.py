@@ -1,4 +1,4 @@
-"""The normal prior: independent weights, the Bayesian reading of weight decay."""
+"""The normal prior over independent weights, the Bayesian reading of weight decay."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
-from posterity.numerics.layout import Layout
+from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
-from posterity.priors.independent import Parametric, is_transient
+from posterity.priors.independent import Parametric, in_double, is_transient
 from posterity.priors.prior import over
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class _Constants(NamedTuple):
-    """The hyper-parameters as one dtype and device needs them; tensors broadcast against theta (..., P)."""
+    """The hyper-parameters in one dtype and on one device; tensors broadcast against theta (..., P)."""
 
     mean: float | Tensor  # number, (P,) or (M, P)
     scale: float | Tensor  # number, (M, 1), (P,) or (M, P)
@@ -65,36 +65,37 @@ class Normal(Parametric):
             good = isinstance(self.mean, (int, float)) and not isinstance(self.mean, bool) and math.isfinite(self.mean)
         if not good:
             raise ValueError(f"Normal.mean must be a finite number, (P,) or (M, P). Got {shown(self.mean)}.")
-        if len(self._sizes(0)) > 1 or len(self._sizes(1)) > 1:
+        if any(len(sizes) > 1 for sizes in self._sizes):
             raise ValueError(
                 "Normal: scale (M,), (1, P) or (M, P) and mean (P,) or (M, P) must agree on M and P. "
                 f"Got scale {shown(self.scale)} and mean {shown(self.mean)}."
             )
 
-    def _sizes(self, axis: int) -> set[int]:
-        """What scale and mean say about the number of members (axis 0) or of weights (axis 1)."""
-        scale = tuple(self.scale.shape) if isinstance(self.scale, Tensor) else ()
-        mean = tuple(self.mean.shape) if isinstance(self.mean, Tensor) else ()
-        if axis == 1:
-            return {*scale[1:], *mean[-1:]}
-        return {*(scale if len(scale) == 1 else ()), *(s[0] for s in (scale, mean) if len(s) == 2 and s[0] > 1)}
+    @cached_property
+    def _sizes(self) -> tuple[set[int], set[int]]:
+        """The numbers of members and of weights that scale and mean state."""
+        scale, mean = (tuple(v.shape) if isinstance(v, Tensor) else () for v in (self.scale, self.mean))
+        members = {*(scale if len(scale) == 1 else ()), *(s[0] for s in (scale, mean) if len(s) == 2 and s[0] > 1)}
+        return members, {*scale[1:], *mean[-1:]}
+
+    @cached_property
+    def _counts(self) -> tuple[int | None, int | None]:
+        """M and P, None where the hyper-parameters are for any number."""
+        members, weights = self._sizes
+        return next(iter(members), None), next(iter(weights), None)
+
+    @property
+    def num_members(self) -> int | None:
+        return self._counts[0]
 
     def bound(self, layout: Layout) -> "Normal":
-        """Itself, once the layout is known to have as many weights as the hyper-parameters."""
-        if self._num_weights not in (None, layout.size):
+        num_weights = self._counts[1]
+        if num_weights not in (None, layout.size):
             raise ValueError(
-                f"Normal: the hyper-parameters are for {self._num_weights} weights. Got tensors of {layout.size}. "
+                f"Normal: the hyper-parameters are for {num_weights} weights. Got tensors of {layout.size}. "
                 "Give one value for each weight, or use Layerwise for one prior a tensor."
             )
         return self
-
-    @cached_property
-    def num_members(self) -> int | None:
-        return next(iter(self._sizes(0)), None)
-
-    @cached_property
-    def _num_weights(self) -> int | None:
-        return next(iter(self._sizes(1)), None)
 
     def member(self, index: int) -> "Normal":
         scale, mean = self.scale, self.mean
@@ -112,7 +113,7 @@ class Normal(Parametric):
         return -0.5 * whitened.square().sum(-1) - _log_normaliser(theta, constants)
 
     def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta) and -(theta - mean) / scale^2, as new tensors and without a graph."""
+        """Return log p(theta) and -(theta - mean) / scale^2, as new tensors and without a graph."""
         with torch.no_grad():
             constants = self._constants(theta.shape, theta)
             inverse, centred = constants.inverse_scale, _centred(theta, constants)
@@ -142,7 +143,7 @@ class Normal(Parametric):
         return True
 
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """-E log p(w) = sum of ((mean - mean0)^2 + scale^2) / (2 scale0^2) + log scale0 + log(2 pi) / 2."""
+        """Return the sum of ((mean - mean0)^2 + scale^2) / (2 scale0^2) + log scale0 + log(2 pi) / 2."""
         constants = self._constants(mean.shape, mean)
         inverse = constants.inverse_scale
         squares = (_centred(mean, constants) * inverse).square() + (scale * inverse).square()
@@ -167,10 +168,10 @@ class Normal(Parametric):
             return 0.5 * squares + _log_normaliser(mean, constants)
 
     def kl(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """KL(N(mean, scale^2) || this prior), summed over weights: (..., P) -> (...).
+        """Return KL(N(mean, scale^2) || this prior), summed over weights: (..., P) -> (...).
 
         With e = 2 log(scale / scale0) it is the sum of (expm1(e) - e) / 2 + (mean - mean0)^2 / (2 scale0^2), exactly
-        zero at the prior and free of the cancellation of cross-entropy minus entropy near it.
+        zero at the prior and without the cancellation of cross-entropy minus entropy near it.
         """
         constants = self._constants(mean.shape, mean)
         exponent = 2.0 * (scale / constants.scale).log()
@@ -178,15 +179,15 @@ class Normal(Parametric):
         return 0.5 * (exponent.expm1() - exponent + shift).sum(-1)
 
     def by_tensor(self, layout: Layout) -> tuple["Normal", ...]:
-        """Slices of the scales and means that differ by weight."""
-        return tuple(
-            Normal(_sliced(self.scale, part.offset, part.size, 2), _sliced(self.mean, part.offset, part.size, 1))
-            for part in layout
-        )
+        def sliced(value: float | Tensor, part: Slice, least: int) -> float | Tensor:
+            if isinstance(value, Tensor) and value.dim() >= least:  # scales (M,) have no axis of weights
+                return value[..., part.offset : part.offset + part.size]
+            return value
+
+        return tuple(Normal(sliced(self.scale, part, 2), sliced(self.mean, part, 1)) for part in layout)
 
     def rescaled(self, factor: Any) -> "Normal":
-        scale = self.scale.double() if isinstance(self.scale, Tensor) else self.scale
-        return replace(self, scale=scale * factor)
+        return replace(self, scale=in_double(self.scale) * factor)
 
     def rescaled_each(self, factors: Tensor) -> "Normal":
         scale = torch.as_tensor(self.scale, dtype=torch.float64, device=factors.device) * factors.unsqueeze(0)  # (1, n)
@@ -218,33 +219,35 @@ class Normal(Parametric):
         return name if mean == 0.0 else f"({name} {'-' if mean > 0.0 else '+'} {abs(mean):.6g})"
 
     def _constants(self, shape: tuple[int, ...], like: Tensor) -> _Constants:
-        """The hyper-parameters for theta of `shape` with the dtype and device of `like`, made once."""
-        members = self.num_members
+        """Return the hyper-parameters for theta of `shape` with the dtype and device of `like`, made once."""
+        members, weights = self._counts
         if members is not None and (len(shape) < 2 or shape[-2] != members):
             raise ValueError(
                 f"Normal: the hyper-parameters are for {members} members, so theta must be (..., {members}, P). "
                 f"Got theta of shape {tuple(shape)}. Use prior.member(i) for one member."
             )
-        if self._num_weights not in (None, shape[-1]):
+        if weights not in (None, shape[-1]):
             raise ValueError(
-                f"Normal: the hyper-parameters are for {self._num_weights} weights. Got theta of shape {tuple(shape)}. "
+                f"Normal: the hyper-parameters are for {weights} weights. Got theta of shape {tuple(shape)}. "
                 "Give one value for each weight, or one number for all."
             )
-        cache: dict[tuple[torch.dtype, torch.device], _Constants] = self.__dict__.setdefault("_cache", {})
-        key = (like.dtype, like.device)
+        cache, key = self._cache, (like.dtype, like.device)
         if key not in cache:
             constants = _cast(self.scale, self.mean, like)
-            # A hyper-parameter that is being learnt needs its graph anew each time.
-            if any(isinstance(value, Tensor) and value.requires_grad for value in (self.scale, self.mean)):
-                return constants
-            if any(isinstance(value, Tensor) and is_transient(value) for value in constants):
+            # A hyper-parameter that is being learnt needs a new graph at every call.
+            learnt = any(isinstance(value, Tensor) and value.requires_grad for value in (self.scale, self.mean))
+            if learnt or any(isinstance(value, Tensor) and is_transient(value) for value in constants):
                 return constants
             cache[key] = constants
         return cache[key]
 
+    @cached_property
+    def _cache(self) -> dict[tuple[torch.dtype, torch.device], _Constants]:
+        return {}
+
 
 def _cast(scale: float | Tensor, mean: float | Tensor, like: Tensor) -> _Constants:
-    """The constants, worked out in float64 and then rounded once."""
+    """Compute the constants in float64, then round once."""
     if isinstance(mean, Tensor):
         mean = (mean[0] if mean.dim() == 2 and len(mean) == 1 else mean).to(like)
     if not isinstance(scale, Tensor):
@@ -257,15 +260,8 @@ def _cast(scale: float | Tensor, mean: float | Tensor, like: Tensor) -> _Constan
     return _Constants(mean, scale.to(like), scale.reciprocal().to(like), scale.log().mean(-1).to(like))
 
 
-def _sliced(value: float | Tensor, offset: int, size: int, least: int) -> float | Tensor:
-    """A hyper-parameter of some weights, where it has their axis, as it does from `least` axes on."""
-    if not isinstance(value, Tensor) or value.dim() < least:
-        return value
-    return value[..., offset : offset + size]
-
-
 def _number(values: Tensor) -> float | Tensor:
-    """The one number where all are equal."""
+    """Return the common value of equal entries as a number, else a copy."""
     first = float(values.reshape(-1)[0])
     return first if bool((values == first).all()) else values.clone()
 
@@ -276,10 +272,10 @@ def _centred(theta: Tensor, constants: _Constants) -> Tensor:
 
 
 def _square_norm(vectors: Tensor) -> Tensor:
-    """|v|^2 over the last axis, without a temporary of the size of v."""
+    """Return |v|^2 over the last axis, without a temporary of the size of v."""
     return torch.dot(vectors, vectors) if vectors.dim() == 1 else torch.linalg.vector_norm(vectors, dim=-1).square()
 
 
 def _log_normaliser(theta: Tensor, constants: _Constants) -> float | Tensor:
-    """Sum over the weights of log(scale) + log(2 pi) / 2: number, () or (M,)."""
+    """Return the sum over weights of log(scale) + log(2 pi) / 2: a number, () or (M,)."""
     return theta.shape[-1] * (constants.average_log_scale + _HALF_LOG_TWO_PI)

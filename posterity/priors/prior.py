@@ -1,4 +1,4 @@
-"""What every prior over weights can do."""
+"""The interface of priors over weights."""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,53 +23,53 @@ class Prior(ABC):
     """
 
     degree: ClassVar[int | None] = None
-    """k where A(w) = log p(mode) - log p(mode + w) is homogeneous, A(w / s) = A(w) / s^k; None elsewhere.
+    """Degree k of A(w) = log p(mode) - log p(mode + w) where it is homogeneous, A(w / s) = A(w) / s^k; else None.
 
     With n weights and every scale multiplied by s, p is const tau^(n / k) exp(-tau A(w)) for tau = s^-k, so that the
     best scale for given weights has a closed form.
     """
 
     def bound(self, layout: Layout) -> "Prior":
-        """The prior for exactly these named tensors (itself where names and shapes do not matter)."""
+        """Return the prior for these named tensors (itself where names and shapes do not matter)."""
         return self
 
     @property
     def num_members(self) -> int | None:
-        """M when a hyper-parameter differs by member, else None."""
+        """The number M of members where a hyper-parameter differs by member, else None."""
         return None
 
     def member(self, index: int) -> "Prior":
-        """The prior of one member (itself when all members share it)."""
+        """Return the prior of one member (itself when all members share it)."""
         return self
 
     @abstractmethod
     def log_prob(self, theta: Tensor) -> Tensor:
-        """log p(theta), normalised, (..., P) -> (...)."""
+        """Return log p(theta), normalised, (..., P) -> (...)."""
 
     @abstractmethod
     def sample(self, shape: tuple[int, ...], key: Key, like: Tensor) -> Tensor:
-        """Draws of `shape` (..., P) with the dtype and device of `like`."""
+        """Draw weights of `shape` (..., P) with the dtype and device of `like`."""
 
     @abstractmethod
     def variance(self, like: Tensor) -> Tensor:
-        """Variance of each weight, shaped as theta `like` (..., P); inf or nan where there is none."""
+        """Return the variance of each weight, shaped as theta `like` (..., P); inf or nan where there is none."""
 
     @abstractmethod
     def cross_entropy(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """-E log p(w) for independent w ~ N(mean, scale^2), summed over weights: (..., P) -> (...)."""
+        """Return -E log p(w) for independent w ~ N(mean, scale^2), summed over weights: (..., P) -> (...)."""
 
     @property
     def has_cross_entropy(self) -> bool:
-        """Whether `cross_entropy` can be had; where not, average -log_prob over draws."""
+        """Whether `cross_entropy` is available; where not, average -log_prob over draws."""
         return True
 
     @property
     def factorises(self) -> bool:
-        """Whether weights are independent under it: `cross_entropy` then holds for any w of these marginals."""
+        """Whether weights are independent: `cross_entropy` then holds for any joint density with these marginals."""
         return False
 
     def cross_entropy_and_grad(self, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The cross-entropy (...) and its gradients in mean and scale, as new tensors (..., P)."""
+        """Return the cross-entropy (...) and its gradients in mean and scale, as new tensors (..., P)."""
         leaves = [value.detach().requires_grad_() for value in (mean, scale)]
         with torch.enable_grad():
             value = self.cross_entropy(*leaves)
@@ -79,18 +79,18 @@ class Prior(ABC):
     def add_cross_entropy_grad(
         self, mean: Tensor, scale: Tensor, grad_mean: Tensor, grad_scale: Tensor, factor: float | Tensor
     ) -> Tensor:
-        """The cross-entropy (...); `factor` (a number or (M, 1)) times its gradients is added to those given."""
+        """Return the cross-entropy (...); add `factor` (a number or (M, 1)) times its gradients to those given."""
         value, *grads = self.cross_entropy_and_grad(mean, scale)
         for total, grad in zip((grad_mean, grad_scale), grads, strict=True):
             total.add_(grad.mul_(factor))
         return value
 
     def kl(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """KL(N(mean, scale^2) || this prior), cross-entropy minus entropy summed over weights: (..., P) -> (...)."""
+        """Return KL(N(mean, scale^2) || this prior), cross-entropy minus entropy: (..., P) -> (...)."""
         return self.cross_entropy(mean, scale) - (scale.log() + _HALF_LOG_TWO_PI_E).sum(-1)
 
     def value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta) and its gradient, as new tensors."""
+        """Return log p(theta) and its gradient, as new tensors."""
         leaf = theta.detach().requires_grad_()
         with torch.enable_grad():
             value = self.log_prob(leaf)
@@ -99,41 +99,41 @@ class Prior(ABC):
 
     @property
     def nonsmooth(self) -> bool:
-        """Whether -log p has kinks, at which a mode may lie exactly: what `proximal` steps by."""
+        """Whether -log p has kinks, at which a mode may lie exactly; `proximal` steps by them."""
         return False
 
     def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(theta), whole, and the gradient of its part without kinks, as new tensors."""
+        """Return log p(theta) and the gradient of its smooth part, as new tensors."""
         return self.value_and_grad(theta)
 
     def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
-        """argmin over w of sum of (w - theta)^2 / (2 step) - log p_k(w), where p_k is the part of p with kinks.
+        """Return argmin over w of sum of (w - theta)^2 / (2 step) - log p_k(w), where p_k is the part with kinks.
 
-        `step` is a number, (M, 1), or (..., P) with one for each weight; theta is (..., P). Where p has no kinks
-        that is theta itself: its gradient goes with the data's.
+        `step` is a number, (M, 1), or (..., P) with one for each weight; theta is (..., P). Without kinks the
+        minimiser is theta itself, and the gradient of log p is added to that of the likelihood.
         """
         return theta
 
     @abstractmethod
     def precision(self, theta: Tensor) -> Tensor:
-        """Diagonal of the Hessian of -log p at theta, (..., P) -> (..., P)."""
+        """Return the diagonal of the Hessian of -log p at theta, (..., P) -> (..., P)."""
 
     def by_tensor(self, layout: Layout) -> tuple["Prior", ...]:
-        """The prior of each tensor alone, not bound."""
+        """Return the unbound prior of each tensor."""
         return tuple(self for _ in layout)
 
     def rescaled(self, factor: Any) -> "Prior":
-        """The same density with every scale multiplied by a number or by (M,), not bound."""
+        """Return the unbound prior with every scale multiplied by a number or by (M,)."""
         raise TypeError(
             f"{type(self).__name__} has no scale that a factor multiplies. Use Normal, Laplace or GroupLasso."
         )
 
     def rescaled_each(self, factors: Tensor) -> "Prior":
-        """The prior of one tensor with a factor for each of its n weights (n,), which may differ for `Normal` only."""
+        """Return the prior of one tensor with scales multiplied by factors (n,), which may differ for `Normal` only."""
         return self if bool((factors == 1.0).all()) else self.rescaled(float(factors[0]))
 
     def centred(self) -> tuple["Prior", float | Tensor]:
-        """The prior with its mode moved to zero, and the mode: a number, (P,) or (M, P)."""
+        """Return the prior with its mode moved to zero, and the mode: a number, (P,) or (M, P)."""
         return self, 0.0
 
     @property
@@ -142,10 +142,10 @@ class Prior(ABC):
         raise TypeError(f"{type(self).__name__} has no scale of its own.")
 
     def penalty(self, away: Tensor, spread: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """log p(0) and A(w) of a prior with a `degree` and mode zero, (..., n) -> (...) each, in float64.
+        """Return log p(0) and A(w) of a prior with a `degree` and mode zero, (..., n) -> (...) each, in float64.
 
-        With `spread` it is E A for independent w ~ N(away, spread^2). A is taken at w / r, where r makes the two terms
-        comparable, and multiplied by r^k: the difference keeps its digits for weights far below the prior's scale.
+        With `spread` the second is E A for independent w ~ N(away, spread^2). A is evaluated at w / r and multiplied
+        by r^k, with r such that both terms are comparable: no digits are lost for weights far below the prior's scale.
         """
         assert self.degree is not None
         with torch.no_grad():
@@ -153,28 +153,28 @@ class Prior(ABC):
             squares = squares.sum(-1, keepdim=True) / self.variance(away).sum(-1, keepdim=True)
             ratio = torch.where(squares > 0.0, squares.sqrt(), torch.ones_like(squares))  # (..., 1)
             highest = self.log_prob(torch.zeros_like(away))
-        there = away / ratio
-        value = self.log_prob(there) if spread is None else -self.cross_entropy(there, spread / ratio)
+        near = away / ratio
+        value = self.log_prob(near) if spread is None else -self.cross_entropy(near, spread / ratio)
         return highest.double(), (highest - value).double() * ratio.squeeze(-1).double() ** self.degree
 
     @property
     def description(self) -> str:
-        """The usual name of the prior, with its numbers."""
+        """The usual name of the prior, with its hyper-parameters."""
         return "without a name, by a table"
 
     @property
     def formula(self) -> str | None:
-        """p(w) of one weight as text; None where it has no closed form."""
+        """The density p(w) of one weight as text; None where it has no closed form."""
         return None
 
     @property
     def kl_formula(self) -> str:
-        """KL(N(mu, sigma^2) || this prior) of one weight as text."""
+        """The divergence KL(N(mu, sigma^2) || this prior) of one weight as text."""
         return f"-E log p(w) - {ENTROPY_FORMULA}, the expectation by quadrature"
 
 
 def times(number: float) -> str:
-    """A factor in a formula, before what it multiplies; nothing for 1.
+    """Write a factor before the term that it multiplies; the empty string for 1.
 
     >>> times(0.5) + "mu^2", times(1.0) + "mu^2"
     ('0.5 mu^2', 'mu^2')
@@ -183,5 +183,5 @@ def times(number: float) -> str:
 
 
 def over(number: float) -> str:
-    """A divisor in a formula, after what it divides; nothing for 1."""
+    """Write a divisor after the term that it divides; the empty string for 1."""
     return "" if f"{number:.6g}" == "1" else f" / {number:.6g}"

@@ -1,8 +1,9 @@
-"""A prior known by a table of its log density: what has no name."""
+"""A prior given by a table of its log density, for densities without a name."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,21 +14,21 @@ from posterity.numerics.random import Key
 from posterity.optim.shrinkage import soft_threshold
 from posterity.priors.independent import Independent, column
 
-_DEPTH = 1e5  # nats below the mode where a table may end: posteriors reach far below what draws do
+_DEPTH = 1e5  # nats below the mode where a table may end: posteriors reach much lower densities than draws
 _FARTHEST = 20.0  # asinh of the farthest node, in widths, for tails that fall as a power
 _FEWEST = 13
-_FIRST = [-25.0, 48.0, -36.0, 16.0, -3.0]  # weights of 12 times the slope at the first of five equidistant values
+_FIRST = [-25.0, 48.0, -36.0, 16.0, -3.0]  # 12 times the finite-difference slope at the first of five values
 
 
 class _Table(NamedTuple):
-    """What the interpolation needs, in float64 on one device; t = asinh(x / width)."""
+    """The interpolation in t = asinh(x / width), in float64 on one device."""
 
     pieces: Tensor  # (G - 1, 4), coefficients of 1, u, u^2, u^3 in each cell, normalised
     cumulated: Tensor  # (G,), the mass below each node
 
 
 class _Sums(NamedTuple):
-    """Integrals of exp(log_density), by a quadrature rule in t and with the tails in closed form."""
+    """Integrals of exp(log_density), by quadrature in t and in closed form in the tails."""
 
     log_mass: float
     below: float  # the share of the mass below the first node
@@ -37,13 +38,13 @@ class _Sums(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tabulated(Independent):
-    """Independent weights with a density that is given by a table.
+    """Independent weights with a tabulated density.
 
     **Math**: w = mean + scale x. `log_density` (G,) is log p0(x) up to a constant at the nodes x = width sinh(t), for t
     equidistant between -`reach` and `reach`; between them it is a piecewise cubic in t with continuous slope, beyond
     them linear in t, which is a power of |x|. With `kink` the slope may jump at x = 0; where it falls there, the part
-    of log p with a kink, by which `MAP(proximal=True)` steps, is -c |x| with c half the jump. The constant that makes
-    it integrate to 1 is found here. `scale` is a number or (M,) with one for each member.
+    of log p with a kink, by which `MAP(proximal=True)` steps, is -c |x| with c half the jump. The density is normalised
+    here. `scale` is a number or (M,) with one for each member.
 
     **Limit**: the density is exact at the nodes up to its constant, and in error by the fourth power of their distance
     between them (1e-9 for a log density of curvature 1 and 2001 nodes). Features narrower than `width` and away from
@@ -52,7 +53,7 @@ class Tabulated(Independent):
 
     **Cost**: a table look-up for each weight; `cross_entropy` makes 401 of them, and its gradient as many again.
 
-    **References**: none; it is what `posterity.penalties.to_prior` gives where a prior has no name.
+    **References**: none; `posterity.penalties.to_prior` returns it where a prior has no name.
 
     **Example**:
 
@@ -83,9 +84,7 @@ class Tabulated(Independent):
                 f"Tabulated.log_density must be finite values (G,), at least {_FEWEST} and one more "
                 f"than a multiple of 4. Got {shown(values)}."
             )
-        if not isinstance(self.mean, (int, float)) or isinstance(self.mean, bool) or not math.isfinite(self.mean):
-            raise ValueError(f"Tabulated.mean must be a finite number. Got {shown(self.mean)}.")
-        first, last = self._end_slopes()
+        first, last = self._end_slopes
         if not (first > 1.0 and last < -1.0):
             raise ValueError(
                 "Tabulated.log_density must fall faster than -log|x| at both ends, or it does not integrate. "
@@ -104,20 +103,18 @@ class Tabulated(Independent):
         kink: bool = False,
         points: int = 2001,
     ) -> "Tabulated":
-        """The prior of a log density, a function of weights (G,) in float64 on the CPU, tabulated as far as it
-        matters.
+        """Tabulate a log density, a function of weights (G,) in float64 on the CPU.
 
-        `width` is the distance over which it varies, `mean` where it is centred; a ValueError where it does not
-        integrate.
+        `width` is the distance over which it varies and `mean` its centre. A ValueError where it does not integrate.
         """
         positive("Tabulated.width", width)
         grid = torch.linspace(0.0, _FARTHEST, 401, dtype=torch.float64, device="cpu")
         sides = torch.stack([log_density(mean + sign * width * grid.sinh()) for sign in (-1.0, 1.0)])  # (2, 401)
         sides = torch.where(torch.isnan(sides), -math.inf, sides)
         shallow = (sides >= sides.max() - _DEPTH) * torch.arange(len(grid), device="cpu")
-        ends = grid[(shallow.amax(1) + 1).clamp_max(len(grid) - 1)]  # (2,), from where on each side is deep enough
+        ends = grid[(shallow.amax(1) + 1).clamp_max(len(grid) - 1)]  # (2,), where each side becomes deep enough
         reach = float(ends.max())
-        # A wave has any slope at the last node: over many e-folds of |x| it must fall as well.
+        # An oscillating density may have any slope at the last node: it must also fall over many e-folds of |x|.
         falls = (sides[:, -100:].mean(-1) - sides[:, -200:-100].mean(-1)) / float(grid[100])
         if bool(((falls > -1.0) & (shallow[:, -1] > 0)).any()):
             raise ValueError(
@@ -127,7 +124,7 @@ class Tabulated(Independent):
         nodes = torch.linspace(-1.0, 1.0, points, dtype=torch.float64, device="cpu") * reach
         values = log_density(mean + width * nodes.clamp(-float(ends[0]), float(ends[1])).sinh())
         values = (values - values.max()).clamp_min(-1e9)
-        for end in ends.flip(0):  # a side that is deep before the other goes on as a power, from there
+        for end in ends.flip(0):  # the side that ends first continues as a power
             last = int((nodes <= end).nonzero()[-1])
             beyond = torch.arange(points - last, device="cpu")
             values[last:] = values[last] + beyond * (values[last] - values[last - 1])
@@ -142,25 +139,25 @@ class Tabulated(Independent):
 
     @property
     def nonsmooth(self) -> bool:
-        return self._kink_slopes()[0] > 0.0
+        return self._kink_slopes[0] > 0.0
 
     def smooth_value_and_grad(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         value, grad = self.value_and_grad(theta)
-        half_jump, middle = self._kink_slopes()
+        half_jump, middle = self._kink_slopes
         if half_jump <= 0.0:
             return value, grad
-        away, scale = theta - self.mean, column(self, "scale", theta.shape, theta)
+        away, scale = theta - self.mean, column(self, theta.shape, theta)
         return value, torch.where(away == 0, middle / scale, grad + half_jump / scale * away.sign())
 
     def proximal(self, theta: Tensor, step: float | Tensor) -> Tensor:
-        """Moved towards the mean by step c / scale, and no further."""
-        half_jump, _ = self._kink_slopes()
+        """Move theta towards the mean by at most step c / scale."""
+        half_jump, _ = self._kink_slopes
         if half_jump <= 0.0:
             return theta
-        return soft_threshold(theta, step * half_jump / column(self, "scale", theta.shape, theta), self.mean)
+        return soft_threshold(theta, step * half_jump / column(self, theta.shape, theta), self.mean)
 
     def standard_precision(self, x: Tensor) -> Tensor:
-        """Minus the second derivative of log p0, by the chain rule from that in t."""
+        """Apply the chain rule to the second derivative in t."""
         cell, position, beyond = self._located(x)
         piece = self._table(x.device).pieces[cell]
         within = beyond == 0.0
@@ -173,13 +170,13 @@ class Tabulated(Independent):
         return -second.to(x.dtype)
 
     def standard_sample(self, shape: tuple[int, ...], key: Key, device: torch.device) -> Tensor:
-        """By inversion of the distribution function, which is taken as linear in t within each cell."""
+        """Invert the distribution function, taken as linear in t within each cell."""
         uniform = key.uniform(shape, torch.float64, device).clamp_min(2.0**-54)
         mass = self._table(device).cumulated
         cell = torch.searchsorted(mass, uniform, right=True).clamp(1, len(mass) - 1) - 1
         share = (uniform - mass[cell]) / (mass[cell + 1] - mass[cell]).clamp_min(1e-300)
         nodes = (cell + share.clamp(0.0, 1.0)) * self.spacing - self.reach
-        first, last = self._end_slopes()
+        first, last = self._end_slopes
         sums = self._sums
         below = -self.reach + (uniform / max(sums.below, 1e-300)).log() / (first - 1.0)
         above = self.reach - ((1.0 - uniform) / max(sums.above, 1e-300)).clamp_min(1e-300).log() / (-last - 1.0)
@@ -188,7 +185,7 @@ class Tabulated(Independent):
 
     @property
     def standard_variance(self) -> float:
-        """Var x, by quadrature; inf where a tail falls no faster than |x|^-3."""
+        """Variance of x by quadrature; inf where a tail falls no faster than |x|^-3."""
         return self._sums.variance
 
     @property
@@ -197,115 +194,103 @@ class Tabulated(Independent):
 
     @property
     def log_mass(self) -> float:
-        """log of the integral of exp(log_density) over x."""
+        """Log of the integral of exp(log_density) over x."""
         return self._sums.log_mass
 
     @property
     def spacing(self) -> float:
-        """The distance of the nodes in t."""
+        """Distance of neighbouring nodes in t."""
         return 2.0 * self.reach / (len(self.log_density) - 1)
 
     def _located(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The cell of each x, the position in it between 0 and 1, and how far t lies beyond the table."""
-        place = torch.asinh(x.double() / self.width)
-        inside = place.clamp(-self.reach, self.reach)
+        """Return the cell of each x, the position in it between 0 and 1, and the distance of t from the table."""
+        t = torch.asinh(x.double() / self.width)
+        inside = t.clamp(-self.reach, self.reach)
         steps = (inside + self.reach) / self.spacing
         cell = steps.detach().floor().long().clamp(0, len(self.log_density) - 2)
-        return cell, steps - cell, place - inside
+        return cell, steps - cell, t - inside
 
     def _outer_slope(self, beyond: Tensor) -> Tensor:
-        """d log p0 / dt beyond the table; 0 within, where the slopes there would only add rounding."""
-        first, last = self._end_slopes()
+        """Return d log p0 / dt beyond the table, and 0 within, where it would only add rounding."""
+        first, last = self._end_slopes
         return first * (beyond < 0.0) + last * (beyond > 0.0)
 
+    @cached_property
     def _end_slopes(self) -> tuple[float, float]:
-        """d log p0 / dt at the first and at the last node."""
-        cached: tuple[float, float] | None = self.__dict__.get("_slopes")
-        if cached is None:
-            values = self.log_density.double().cpu()
-            cached = _end_slope(values[:5]) / self.spacing, -_end_slope(values[-5:].flip(0)) / self.spacing
-            self.__dict__["_slopes"] = cached
-        return cached
+        """Slopes d log p0 / dt at the first and at the last node."""
+        values = self.log_density.double().cpu()
+        return _end_slope(values[:5]) / self.spacing, -_end_slope(values[-5:].flip(0)) / self.spacing
 
+    @cached_property
     def _kink_slopes(self) -> tuple[float, float]:
-        """Half of the jump of -d log p0 / dx at 0, and the mean of its slopes on both sides; zeros without a kink."""
-        cached: tuple[float, float] | None = self.__dict__.get("_kinks")
-        if cached is None:
-            values, centre = self.log_density.double().cpu(), len(self.log_density) // 2
-            step = self.spacing * self.width  # dx at 0
-            right = _end_slope(values[centre : centre + 5]) / step
-            left = -_end_slope(values[centre - 4 : centre + 1].flip(0)) / step
-            cached = self.__dict__["_kinks"] = (0.5 * (left - right), 0.5 * (left + right)) if self.kink else (0.0, 0.0)
-        return cached
+        """Half of the jump of -d log p0 / dx at 0, and the mean of the slopes on both sides; zeros without a kink."""
+        if not self.kink:
+            return 0.0, 0.0
+        values, centre = self.log_density.double().cpu(), len(self.log_density) // 2
+        step = self.spacing * self.width  # dx at 0
+        right = _end_slope(values[centre : centre + 5]) / step
+        left = -_end_slope(values[centre - 4 : centre + 1].flip(0)) / step
+        return 0.5 * (left - right), 0.5 * (left + right)
 
-    @property
+    @cached_property
     def _sums(self) -> _Sums:
-        cached: _Sums | None = self.__dict__.get("_integrals")
-        if cached is None:
-            cached = self.__dict__["_integrals"] = _integrals(self)
-        return cached
+        points, density, highest = self._measure()
+        weights = torch.full_like(points, self.spacing)
+        if self.kink:  # Simpson's rule on either side of it, where the trapezoid rule is only of second order
+            weights *= 2.0 / 3.0
+            weights[1::2] *= 2.0
+        weights[[0, -1]] *= 0.5
+        first, last = self._end_slopes
+        # Beyond the last node the density is as x^slope, so that E x^k is a power's integral.
+        tails = [
+            [
+                float(density[end]) * float(points[end]) ** k / (rate - 1.0 - k) if rate > 1.0 + k else math.inf
+                for k in range(3)
+            ]
+            for end, rate in ((0, first), (-1, -last))
+        ]
+        moments = [float((weights * density * points**k).sum()) + tails[0][k] + tails[1][k] for k in range(3)]
+        mass = moments[0]
+        variance = moments[2] / mass - (moments[1] / mass) ** 2 if all(map(math.isfinite, moments)) else math.inf
+        return _Sums(math.log(mass) + highest, tails[0][0] / mass, tails[1][0] / mass, variance)
+
+    def _measure(self) -> tuple[Tensor, Tensor, float]:
+        """Return x and the density times dx/dt at the nodes, both (G,), and the highest log density."""
+        values = self.log_density.detach().double().cpu()
+        nodes = torch.linspace(-self.reach, self.reach, len(values), dtype=torch.float64, device="cpu")
+        highest = float(values.max())
+        return self.width * nodes.sinh(), (values - highest).exp() * self.width * nodes.cosh(), highest
+
+    @cached_property
+    def _tables(self) -> dict[torch.device, _Table]:
+        return {}
 
     def _table(self, device: torch.device) -> _Table:
-        """The table on a device, made once and outside of any inference mode."""
-        tables: dict[torch.device, _Table] = self.__dict__.setdefault("_tables", {})
-        if device not in tables:
+        """Return the table on a device, made once and outside of any inference mode."""
+        if device not in self._tables:
             with torch.inference_mode(False), torch.no_grad():
-                made = _Table(*(part.to(device) for part in _tabulate(self)))
-            if any(type(part) is not Tensor for part in made):
-                return made  # made under a trace: it must not outlive it
-            tables[device] = made
-        return tables[device]
+                values = self.log_density.detach().double().cpu() - self.log_mass
+                middle = len(values) // 2
+                segments = [values[: middle + 1], values[middle:]] if self.kink else [values]
+                pieces = torch.cat([_hermite_pieces(segment) for segment in segments])
+                _, density, highest = self._measure()
+                density = density * math.exp(highest - self.log_mass)
+                cells = 0.5 * self.spacing * (density[1:] + density[:-1])
+                cumulated = torch.cat([cells.new_zeros(1), cells.cumsum(0)]) + self._sums.below
+                table = _Table(pieces.to(device), cumulated.to(device))
+            if any(type(part) is not Tensor for part in table):
+                return table  # made under a trace, which it must not outlive
+            self._tables[device] = table
+        return self._tables[device]
 
 
 def _end_slope(values: Tensor) -> float:
-    """The slope at the first of five values at unit distance."""
+    """Return the slope at the first of five values at unit distance."""
     return float((torch.tensor(_FIRST, dtype=torch.float64, device="cpu") * values).sum()) / 12.0
 
 
-def _measure(prior: Tabulated) -> tuple[Tensor, Tensor, float]:
-    """x and the density times dx/dt at the nodes, both (G,), and the highest log density."""
-    values = prior.log_density.detach().double().cpu()
-    nodes = torch.linspace(-prior.reach, prior.reach, len(values), dtype=torch.float64, device="cpu")
-    highest = float(values.max())
-    return prior.width * nodes.sinh(), (values - highest).exp() * prior.width * nodes.cosh(), highest
-
-
-def _integrals(prior: Tabulated) -> _Sums:
-    points, density, highest = _measure(prior)
-    weights = torch.full_like(points, prior.spacing)
-    if prior.kink:  # Simpson's rule on either side of it, where the trapezoid rule is only of second order
-        weights *= 2.0 / 3.0
-        weights[1::2] *= 2.0
-    weights[[0, -1]] *= 0.5
-    first, last = prior._end_slopes()
-    # Beyond the last node the density is as x^slope, so that E x^k is a power's integral.
-    tails = [
-        [
-            float(density[end]) * float(points[end]) ** k / (rate - 1.0 - k) if rate > 1.0 + k else math.inf
-            for k in range(3)
-        ]
-        for end, rate in ((0, first), (-1, -last))
-    ]
-    moments = [float((weights * density * points**k).sum()) + tails[0][k] + tails[1][k] for k in range(3)]
-    mass = moments[0]
-    variance = moments[2] / mass - (moments[1] / mass) ** 2 if all(map(math.isfinite, moments)) else math.inf
-    return _Sums(math.log(mass) + highest, tails[0][0] / mass, tails[1][0] / mass, variance)
-
-
-def _tabulate(prior: Tabulated) -> tuple[Tensor, Tensor]:
-    """The cubic pieces (G - 1, 4) of the normalised log density, and the mass below each node (G,)."""
-    values = prior.log_density.detach().double().cpu() - prior.log_mass
-    middle = len(values) // 2
-    segments = [values[: middle + 1], values[middle:]] if prior.kink else [values]
-    pieces = torch.cat([_hermite_pieces(segment) for segment in segments])
-    _, density, highest = _measure(prior)
-    density = density * math.exp(highest - prior.log_mass)
-    cells = 0.5 * prior.spacing * (density[1:] + density[:-1])
-    return pieces, torch.cat([cells.new_zeros(1), cells.cumsum(0)]) + prior._sums.below
-
-
 def _hermite_pieces(values: Tensor) -> Tensor:
-    """Cubics through values at unit distance, with slopes from five of them: (n,) -> (n - 1, 4)."""
+    """Return cubics through values at unit distance, with slopes by five-point stencils: (n,) -> (n - 1, 4)."""
     slopes = torch.empty_like(values)
     slopes[2:-2] = (values[:-4] - 8.0 * values[1:-3] + 8.0 * values[3:-1] - values[4:]) / 12.0
     for index, weights in enumerate((_FIRST, [-3.0, -10.0, 18.0, -6.0, 1.0])):

@@ -26,9 +26,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The function of an activation given by name, or as a function of tensors, which is tried out.
+    """Return the function of an activation given by name, or check one given as a function of tensors.
 
-    It is for tensors on the CPU: of a module it is a copy there.
+    The function is for tensors on the CPU; a module is copied there.
 
     >>> activation_function("relu")(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
@@ -44,25 +44,25 @@ def activation_function(activation: str | Callable[[Tensor], Tensor]) -> Callabl
         )
     if isinstance(activation, nn.Module):
         activation = deepcopy(activation).cpu()
-    places = torch.tensor([[-1.5, 0.5, 1.0]], dtype=torch.float64, device="cpu")
+    probe = torch.tensor([[-1.5, 0.5, 1.0]], dtype=torch.float64, device="cpu")
     try:
         with torch.no_grad():
-            values = activation(places.clone())
+            values = activation(probe.clone())
     except RuntimeError as error:
         raise ValueError(
             f"An activation must take tensors of float64 on the CPU. Got an error: {str(error).splitlines()[0]} "
             "Give a module with parameters as module.double()."
         ) from error
-    if not isinstance(values, Tensor) or values.shape != places.shape or not values.isfinite().all():
+    if not isinstance(values, Tensor) or values.shape != probe.shape or not values.isfinite().all():
         raise ValueError(
             "An activation must give a finite number for each entry of its input. "
-            f"Got {shown(values)} for an input of shape {tuple(places.shape)}."
+            f"Got {shown(values)} for an input of shape {tuple(probe.shape)}."
         )
     return activation
 
 
 def slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The derivative, entry by entry, of a function that works entry by entry.
+    """Return the derivative of a function that works entry by entry.
 
     >>> slope_of(torch.square)(torch.tensor([1.0, -2.0]))
     tensor([ 2., -4.])
@@ -70,8 +70,8 @@ def slope_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
 
     def slope(values: Tensor) -> Tensor:
         with torch.inference_mode(False), torch.enable_grad():
-            leaf = values.detach().clone().requires_grad_()  # a copy, since one made in inference mode has no graph
-            outputs = function(leaf.clone())  # a copy, since it may work in place
+            leaf = values.detach().clone().requires_grad_()  # a tensor made in inference mode has no graph
+            outputs = function(leaf.clone())  # the function may work in place
             if not outputs.requires_grad:
                 return torch.zeros_like(values)
             (grad,) = torch.autograd.grad(outputs.sum(), leaf)

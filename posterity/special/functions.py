@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import functional as F
 
 _NODES = 128  # of the Gauss-Legendre rule on each side of the mode
-_STEPS = 60  # bisection alone would be done by then; Newton takes about five
+_STEPS = 60  # bisection alone would converge by then; Newton takes about five
 _BUDGET = 2**20  # numbers held at once
 
 
 def beta_quantile(p: float, a: Tensor, b: Tensor) -> Tensor:
-    """The x with P(X <= x) = p for X ~ Beta(a, b), entry by entry: tensors (...) of at least 1 -> (...), in float64.
+    """Return the p-quantile of Beta(a, b), entry by entry: tensors (...) of at least 1 -> (...), in float64.
 
     In u = logit x the density exp(a u - (a + b) log(1 + e^u)) / B(a, b) is smooth and log-concave for all a and b, so
-    a Gauss-Legendre rule from where its mass begins gives the distribution function to rounding, and Newton steps kept
-    inside a bracket invert it.
+    a Gauss-Legendre rule over its mass gives the distribution function to rounding, and safeguarded Newton steps invert
+    it.
 
     >>> beta_quantile(0.25, torch.tensor([1.0, 2.0]), torch.tensor(1.0))  # x = p and x^2 = p
     tensor([0.2500, 0.5000], dtype=torch.float64)
@@ -35,12 +35,12 @@ def _quantile(p: float, a: Tensor, b: Tensor) -> Tensor:
     nodes, weights = (values.to(a.device)[:, None] for values in _rule())
 
     def height(u: Tensor) -> Tensor:
-        """Density of u, up to a constant: 1 at the mode."""
-        rest = torch.nn.functional.softplus(u) - torch.nn.functional.softplus(mode)
+        """Return the density of u, up to a constant: 1 at the mode."""
+        rest = F.softplus(u) - F.softplus(mode)
         return (a * (u - mode) - (a + b) * rest).exp()
 
     def area(u: Tensor) -> Tensor:
-        """Integral of `height` from the mode to u."""
+        """Integrate `height` from the mode to u."""
         return (weights * height(mode + nodes * (u - mode))).sum(0) * (u - mode)
 
     scale = (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()
@@ -55,42 +55,41 @@ def _quantile(p: float, a: Tensor, b: Tensor) -> Tensor:
         step = u - miss / height(u)
         new = torch.where((step >= low) & (step <= high), step, 0.5 * (low + high))
         moved, u = (new - u).abs(), new
-        if bool((moved <= 1e-7 * scale).all()):  # the error is now about the square of that
+        if bool((moved <= 1e-7 * scale).all()):  # the error is about the square of this
             break
     return torch.sigmoid(u)
 
 
 @cache
 def _rule() -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the Gauss-Legendre rule on (0, 1)."""
+    """Return nodes and weights of the Gauss-Legendre rule on (0, 1)."""
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     return torch.from_numpy(0.5 * (nodes + 1.0)), torch.from_numpy(0.5 * weights)
 
 
-def coin_entropy(logit: Tensor) -> Tensor:
-    """-p log p - (1 - p) log(1 - p) in nats, for p = sigmoid(logit); finite at any logit.
+def binary_entropy(logit: Tensor) -> Tensor:
+    """Return -p log p - (1 - p) log(1 - p) in nats, for p = sigmoid(logit); finite at any logit.
 
-    >>> coin_entropy(torch.tensor([0.0, 200.0])).abs()
+    >>> binary_entropy(torch.tensor([0.0, 200.0])).abs()
     tensor([0.6931, 0.0000])
     """
-    heads = torch.sigmoid(logit)
-    return -(heads * functional.logsigmoid(logit) + (1.0 - heads) * functional.logsigmoid(-logit))
+    p = torch.sigmoid(logit)
+    return -(p * F.logsigmoid(logit) + (1.0 - p) * F.logsigmoid(-logit))
 
 
 def complex_expm1(real: Tensor, imaginary: Tensor) -> Tensor:
-    """exp(x + i y) - 1, complex, from the two parts.
+    """Return exp(x + i y) - 1, complex, from the real and imaginary parts.
 
     >>> complex_expm1(torch.tensor(0.0), torch.tensor(1e-6)).real
     tensor(-5.0000e-13)
     """
-    shrunk = torch.expm1(real)
-    return torch.complex(
-        shrunk * imaginary.cos() - 2.0 * (0.5 * imaginary).sin().square(), (shrunk + 1.0) * imaginary.sin()
-    )
+    growth = torch.expm1(real)
+    cosine = growth * imaginary.cos() - 2.0 * (0.5 * imaginary).sin().square()
+    return torch.complex(cosine, (growth + 1.0) * imaginary.sin())
 
 
 def complex_log1p(values: Tensor) -> Tensor:
-    """log(1 + z), complex, with its digits near z = 0; at z = -1, where it is infinite, the log of 1e-150.
+    """Return log(1 + z), complex, accurate near z = 0; at z = -1, where it is infinite, the log of 1e-150.
 
     >>> complex_log1p(torch.tensor(1e-9j)).imag
     tensor(1.0000e-09)
@@ -109,7 +108,7 @@ _DEPTH = 30  # of the fraction: its error is below 1e-13 at the border
 
 
 def scaled_exponential_integral(values: Tensor, order: int = 1) -> Tensor:
-    """G_n(x) = e^x E_n(x) = integral over s > 0 of e^(-x s) (1 + s)^(-n), for x >= 0 and order n >= 1.
+    """Return G_n(x) = e^x E_n(x) = integral over s > 0 of e^(-x s) (1 + s)^(-n), for x >= 0 and order n >= 1.
 
     G_1 is infinite at 0, where it behaves as -log x - 0.5772, and falls as 1 / x. It is computed in float64 to a
     relative error of 1e-12 and differentiable to any order: G_1' = G_1 - 1/x, and G_n' = G_n - G_(n-1).
@@ -122,7 +121,7 @@ def scaled_exponential_integral(values: Tensor, order: int = 1) -> Tensor:
 
 
 class _Scaled(torch.autograd.Function):
-    """G_n with derivatives that keep their digits at both ends."""
+    """The function G_n with derivatives that are accurate near zero and at infinity."""
 
     generate_vmap_rule = True
 
@@ -149,7 +148,7 @@ class _Scaled(torch.autograd.Function):
 
 
 def _near(values: Tensor, order: int) -> Tensor:
-    """E_1(x) = -gamma - log x + sum over k of (-1)^(k+1) x^k / (k k!), then (n - 1) E_n = e^-x - x E_(n-1)."""
+    """Sum E_1(x) = -gamma - log x + sum over k of (-1)^(k+1) x^k / (k k!); then (n - 1) E_n = e^-x - x E_(n-1)."""
     total = torch.zeros_like(values)
     for k in range(_SERIES_TERMS, 0, -1):
         total.add_((-1.0) ** (k + 1) / (k * math.factorial(k))).mul_(values)
@@ -161,7 +160,7 @@ def _near(values: Tensor, order: int) -> Tensor:
 
 
 def _far(values: Tensor, order: int) -> Tensor:
-    """G_n(x) = 1 / (x + n - 1 n / (x + n + 2 - 2 (n + 1) / (x + n + 4 - ...)))."""
+    """Evaluate the continued fraction G_n(x) = 1 / (x + n - 1 n / (x + n + 2 - 2 (n + 1) / (x + n + 4 - ...)))."""
     tail = values + (order + 2 * _DEPTH)
     for k in range(_DEPTH, 0, -1):
         tail.reciprocal_().mul_(-k * (order + k - 1)).add_(values).add_(order + 2 * (k - 1))
@@ -169,7 +168,7 @@ def _far(values: Tensor, order: int) -> Tensor:
 
 
 _FADDEEVA_TERMS = 12  # of each sum: the first that is left out is below 1e-16
-_STEP = math.sqrt(math.pi / _FADDEEVA_TERMS)  # where the errors of step and truncation are alike
+_FADDEEVA_STEP = math.sqrt(math.pi / _FADDEEVA_TERMS)  # where the errors of step and truncation are alike
 
 
 def faddeeva(values: Tensor) -> Tensor:
@@ -181,7 +180,7 @@ def faddeeva(values: Tensor) -> Tensor:
 
     **Math**: w(z) = (2 i z / pi) times the integral of e^(-t^2) / (z^2 - t^2) over t > 0, by the trapezoid or the
     midpoint rule of step h, whose error is known: near the real axis it is the residue at the pole t = z, which is
-    added. Of the two rules the one whose nodes are farther from z is taken.
+    added. The rule whose nodes are farther from z is used.
 
     **References**: Al Azah and Chandler-Wilde (2021), Computation of the complex error function using modified
     trapezoidal rules.
@@ -194,7 +193,7 @@ def faddeeva(values: Tensor) -> Tensor:
 
 
 class _Faddeeva(torch.autograd.Function):
-    """w with its derivative, which is made of w."""
+    """The function w with its derivative, which is computed from w."""
 
     generate_vmap_rule = True
 
@@ -204,11 +203,11 @@ class _Faddeeva(torch.autograd.Function):
         upper = torch.where(exact.imag < 0.0, -exact, exact)
         # w(-conj z) = conj w(z): the first quadrant is enough
         quadrant = torch.complex(upper.real.abs(), upper.imag)
-        found = _first_quadrant(quadrant)
-        found = torch.where(upper.real < 0.0, found.conj(), found)
-        reflected = 2.0 * torch.exp(-exact.square()) - found
-        kind = torch.complex64 if values.dtype in (torch.float32, torch.complex64) else torch.complex128
-        return torch.where(exact.imag < 0.0, reflected, found).to(kind)
+        result = _first_quadrant(quadrant)
+        result = torch.where(upper.real < 0.0, result.conj(), result)
+        reflected = 2.0 * torch.exp(-exact.square()) - result
+        dtype = torch.complex64 if values.dtype in (torch.float32, torch.complex64) else torch.complex128
+        return torch.where(exact.imag < 0.0, reflected, result).to(dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -223,42 +222,41 @@ class _Faddeeva(torch.autograd.Function):
 
 
 def _first_quadrant(values: Tensor) -> Tensor:
-    """w at z = x + i y with x, y >= 0."""
+    """Return w at z = x + i y with x, y >= 0."""
     x, y = values.real, values.imag
-    place = (x / _STEP) % 1.0
-    plain = y >= torch.clamp(x, min=math.pi / _STEP)
-    trapezoid = ~plain & (y < x) & (place >= 0.25) & (place <= 0.75)
-    # Each rule is evaluated everywhere, at a harmless point where another one holds.
+    offset = (x / _FADDEEVA_STEP) % 1.0
+    plain = y >= torch.clamp(x, min=math.pi / _FADDEEVA_STEP)
+    trapezoid = ~plain & (y < x) & (offset >= 0.25) & (offset <= 0.75)
+    # Each rule is evaluated everywhere, at a harmless point where another rule applies.
     safe = torch.full_like(values, complex(0.0, 1.0))
     at_midpoints, at_nodes = torch.where(trapezoid, safe, values), torch.where(trapezoid, values, safe)
     midpoint = _sum(at_midpoints, 0.5) + torch.where(plain, torch.zeros_like(values), _residue(at_midpoints, 1.0))
-    even = 1.0j * _STEP / (math.pi * at_nodes) + _sum(at_nodes, 1.0) + _residue(at_nodes, -1.0)
+    even = 1.0j * _FADDEEVA_STEP / (math.pi * at_nodes) + _sum(at_nodes, 1.0) + _residue(at_nodes, -1.0)
     return torch.where(trapezoid, even, midpoint)
 
 
 def _sum(values: Tensor, first: float) -> Tensor:
-    """(2 i h z / pi) sum over k of e^(-t_k^2) / (z^2 - t_k^2) at t_k = (k + first) h."""
+    """Return (2 i h z / pi) sum over k of e^(-t_k^2) / (z^2 - t_k^2) at t_k = (k + first) h."""
     squares, total = values.square(), torch.zeros_like(values)
     for k in range(_FADDEEVA_TERMS):
-        node = ((k + first) * _STEP) ** 2
+        node = ((k + first) * _FADDEEVA_STEP) ** 2
         total = total + math.exp(-node) / (squares - node)
-    return (2.0j * _STEP / math.pi) * values * total
+    return (2.0j * _FADDEEVA_STEP / math.pi) * values * total
 
 
 def _residue(values: Tensor, sign: float) -> Tensor:
-    """2 e^(-z^2) / (1 + sign e^(-2 pi i z / h)), with the exponentials of a large y kept from overflowing."""
-    phase = 2.0j * math.pi * values / _STEP  # Re <= 0
-    turned = phase.exp()
-    return 2.0 * torch.exp(phase - values.square()) / (turned + sign)
+    """Return 2 e^(-z^2) / (1 + sign e^(-2 pi i z / h)), without overflow at large y."""
+    phase = 2.0j * math.pi * values / _FADDEEVA_STEP  # Re <= 0
+    return 2.0 * torch.exp(phase - values.square()) / (phase.exp() + sign)
 
 
-_START, _STOP, _NODE_STEP = -7.5, 11.0, 0.25  # nodes v = log(u r) of the rule in `expected_norm`
+_START, _STOP, _STEP = -7.5, 11.0, 0.25  # nodes v = log(u r) of the rule in `expected_norm`
 
 
 def expected_absolute(mean: Tensor, scale: Tensor) -> Tensor:
-    """E|w| for w ~ N(mean, scale^2), entry by entry.
+    """Return E|w| for w ~ N(mean, scale^2), entry by entry.
 
-    It is scale sqrt(2 / pi) exp(-mean^2 / (2 scale^2)) + mean erf(mean / (scale sqrt(2))).
+    The formula is scale sqrt(2 / pi) exp(-mean^2 / (2 scale^2)) + mean erf(mean / (scale sqrt(2))).
 
     >>> expected_absolute(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 0.1]))
     tensor([0.7979, 3.0000])
@@ -269,7 +267,7 @@ def expected_absolute(mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def expected_norm(mean: Tensor, scale: Tensor) -> Tensor:
-    """E||w|| for independent w_i ~ N(mean_i, scale_i^2), over the last axis: (..., n) and (..., n) -> (...).
+    """Return E||w|| for independent w_i ~ N(mean_i, scale_i^2), over the last axis: (..., n) and (..., n) -> (...).
 
     From ||w|| = (1 / sqrt(pi)) integral over u > 0 of (1 - exp(-u^2 ||w||^2)) / u^2, with
     M(t) = E exp(-t ||w||^2) = product over i of (1 + 2 t scale_i^2)^(-1/2) exp(-t mean_i^2 / (1 + 2 t scale_i^2)) and
@@ -289,14 +287,18 @@ def expected_norm(mean: Tensor, scale: Tensor) -> Tensor:
 
 
 class _ExpectedNorm(torch.autograd.Function):
-    """The integral and its gradient, each by one pass over the nodes; higher derivatives are autograd's."""
+    """The integral and its gradient, each by one pass over the nodes; higher derivatives by autograd."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(mean: Tensor, scale: Tensor) -> Tensor:
-        pieces = [_value(*piece) for piece in _rows(mean, scale)]
-        return torch.cat(pieces).reshape(mean.shape[:-1]).to(mean.dtype)
+        values = []
+        for m, s in _rows(mean, scale):
+            root, distances, _, transform = _transform(m, s)
+            difference = torch.exp(-_nodes(mean).mul(2.0).exp()) - transform
+            values.append(root.squeeze(-1) + (difference / distances).sum(-1) * (_STEP / math.sqrt(math.pi)))
+        return torch.cat(values).reshape(mean.shape[:-1]).to(mean.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -313,7 +315,7 @@ class _ExpectedNorm(torch.autograd.Function):
 
 
 def _rows(mean: Tensor, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Both as float64 (rows, n), in pieces."""
+    """Reshape both to float64 (rows, n), in pieces of bounded memory."""
     size = mean.shape[-1]
     rows = max(1, _BUDGET // (size * len(_nodes(mean))))
     means, scales = (torch.split(value.reshape(-1, size).double(), rows) for value in (mean, scale))
@@ -321,12 +323,12 @@ def _rows(mean: Tensor, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _nodes(like: Tensor) -> Tensor:
-    """Equidistant v."""
-    return torch.arange(_START, _STOP, _NODE_STEP, dtype=torch.float64, device=like.device)
+    """Return equidistant nodes v."""
+    return torch.arange(_START, _STOP, _STEP, dtype=torch.float64, device=like.device)
 
 
 def _transform(mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """r (rows, 1), u (rows, nodes), 1 + 2 t scale^2 (rows, nodes, n) and M(t) (rows, nodes), all with t = u^2."""
+    """Return r (rows, 1), u (rows, nodes), 1 + 2 t scale^2 (rows, nodes, n) and M(t) (rows, nodes), with t = u^2."""
     root = (mean.square() + scale.square()).sum(-1, keepdim=True).sqrt().clamp_min(1e-100)
     distances = _nodes(mean).exp() / root
     times = distances.square().unsqueeze(-1)
@@ -335,18 +337,11 @@ def _transform(mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor, Ten
     return root, distances, widths, exponents.sum(-1).exp()
 
 
-def _value(mean: Tensor, scale: Tensor) -> Tensor:
-    """E||w|| of each row."""
-    root, distances, _, transform = _transform(mean, scale)
-    difference = torch.exp(-_nodes(mean).mul(2.0).exp()) - transform
-    return root.squeeze(-1) + (difference / distances).sum(-1) * (_NODE_STEP / math.sqrt(math.pi))
-
-
 def _slopes(mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of E||w|| in mean and scale, (rows, n) each, less what r alone would give, which is known."""
+    """Return the gradients of E||w|| in mean and scale, (rows, n) each; the term r is differentiated in closed form."""
     root, distances, widths, transform = _transform(mean, scale)
     limit = torch.exp(-_nodes(mean).mul(2.0).exp()).unsqueeze(-1)
-    times, factor = distances.square().unsqueeze(-1), distances.unsqueeze(-1) * (2.0 * _NODE_STEP / math.sqrt(math.pi))
+    times, factor = distances.square().unsqueeze(-1), distances.unsqueeze(-1) * (2.0 * _STEP / math.sqrt(math.pi))
     damped = transform.unsqueeze(-1) / widths
     in_mean = ((damped - limit) * factor).sum(-2)
     in_scale = ((damped * (1.0 - 2.0 * times * mean.square().unsqueeze(-2) / widths) - limit) * factor).sum(-2)

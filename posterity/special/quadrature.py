@@ -14,7 +14,7 @@ _BUDGET = 2**20  # function values held at once
 def normal_expectation(
     function: Callable[[Tensor], Tensor], mean: Tensor, scale: Tensor, points: int = 401, width: float | None = None
 ) -> Tensor:
-    """E f(w) for w ~ N(mean, scale^2), entry by entry: tensors (...) and (...) -> (...).
+    """Return E f(w) for w ~ N(mean, scale^2), entry by entry: tensors (...) and (...) -> (...).
 
     The trapezoid rule with `points` nodes over mean +- 9 scale, whose error falls faster than any power of the
     spacing for smooth f. Without `width` the nodes are equidistant: for f that varies over distances of `scale`
@@ -24,8 +24,8 @@ def normal_expectation(
     order.
 
     It is computed in float64, in pieces of bounded memory, and is differentiable in mean and scale to any order
-    through E[f(w) He_n((w - mean) / scale)], so that f itself need not be. Nothing that f holds is differentiated:
-    let hyper-parameters enter through mean and scale. The value at scale 0 is f(mean); the gradient there is nan.
+    through E[f(w) He_n((w - mean) / scale)], so f itself need not be. Parameters inside f are not differentiated: let
+    hyper-parameters enter through mean and scale. The value at scale 0 is f(mean); the gradient there is nan.
 
     >>> normal_expectation(torch.cos, torch.tensor(0.0), torch.tensor(1.0)), torch.tensor(-0.5).exp()
     (tensor(0.6065), tensor(0.6065))
@@ -36,7 +36,7 @@ def normal_expectation(
 
 
 class _HermiteMoments(torch.autograd.Function):
-    """I_n = E[f(w) He_n(z)] with z = (w - mean) / scale, for each of `orders`: (...) and (...) -> (orders, ...).
+    """The moments I_n = E[f(w) He_n(z)], z = (w - mean) / scale, for each order n: (...) and (...) -> (orders, ...).
 
     With D = d/dw, I_n = scale^n E[D^n f], hence dI_n / dmean = I_{n+1} / scale and
     dI_n / dscale = (n I_n + I_{n+2}) / scale (the heat equation).
@@ -55,9 +55,15 @@ class _HermiteMoments(torch.autograd.Function):
     ) -> Tensor:
         rows = max(1, _BUDGET // points)
         means, scales = (torch.split(value.reshape(-1, 1).double(), rows) for value in (mean, scale))
-        pieces = [
-            _moments(function, m, s, orders, points, width) for m, s in zip(means, scales, strict=True)
-        ]  # each (orders, rows)
+        pieces = []  # (orders, rows) each
+        for m, s in zip(means, scales, strict=True):
+            deviations, weights = _equidistant(m, points) if width is None else crowded_nodes(m, s, points, width)
+            weights = weights / weights.sum(-1, keepdim=True)  # a constant has its expectation to the last bit
+            values = function(m + s * deviations)  # (rows, points)
+            average = (weights * values).sum(-1, keepdim=True)
+            centred = weights * (values - average)  # E He_n = 0 for n > 0: the average would only add rounding
+            moments = [(centred * _hermite(n, deviations)).sum(-1) if n else average.squeeze(-1) for n in orders]
+            pieces.append(torch.stack(moments))
         return torch.cat(pieces, dim=-1).reshape(len(orders), *mean.shape).to(mean.dtype)
 
     @staticmethod
@@ -70,8 +76,8 @@ class _HermiteMoments(torch.autograd.Function):
         mean, scale = ctx.saved_tensors
         function, orders, points, width = ctx.rest
         wanted = tuple(sorted({n for n in orders if n} | {n + 1 for n in orders} | {n + 2 for n in orders}))
-        found: Tensor = _HermiteMoments.apply(mean, scale, function, wanted, points, width)  # type: ignore[no-untyped-call]
-        moments = dict(zip(wanted, found, strict=True))
+        values: Tensor = _HermiteMoments.apply(mean, scale, function, wanted, points, width)  # type: ignore[no-untyped-call]
+        moments = dict(zip(wanted, values, strict=True))
         grad_mean, grad_scale = torch.zeros_like(mean), torch.zeros_like(scale)
         for n, grad in zip(orders, grads[0], strict=True):
             grad_mean = grad_mean + grad * moments[n + 1]
@@ -79,31 +85,14 @@ class _HermiteMoments(torch.autograd.Function):
         return grad_mean / scale, grad_scale / scale, None, None, None, None
 
 
-def _moments(
-    function: Callable[[Tensor], Tensor],
-    mean: Tensor,
-    scale: Tensor,
-    orders: Sequence[int],
-    points: int,
-    width: float | None,
-) -> Tensor:
-    """I_n for each order n at mean (rows, 1) and scale (rows, 1), (orders, rows), by one call of `function`."""
-    deviations, weights = _equidistant(mean, points) if width is None else crowded_nodes(mean, scale, points, width)
-    weights = weights / weights.sum(-1, keepdim=True)  # a constant has its expectation to the last bit
-    values = function(mean + scale * deviations)  # (rows, points)
-    average = (weights * values).sum(-1, keepdim=True)
-    centred = weights * (values - average)  # E He_n = 0 for n > 0: the average would only add rounding
-    return torch.stack([(centred * _hermite(n, deviations)).sum(-1) if n else average.squeeze(-1) for n in orders])
-
-
 def _equidistant(mean: Tensor, points: int) -> tuple[Tensor, Tensor]:
-    """Standardised nodes z and their weights, (1, points) each."""
+    """Return standardised nodes z and their weights, (1, points) each."""
     deviations = torch.linspace(-_REACH, _REACH, points, dtype=mean.dtype, device=mean.device).unsqueeze(0)
     return deviations, torch.exp(-0.5 * deviations.square())
 
 
 def crowded_nodes(mean: Tensor, scale: Tensor, points: int, width: float) -> tuple[Tensor, Tensor]:
-    """Standardised nodes z of w = width sinh(t), equidistant in t, and their weights: from (..., 1) to (..., points).
+    """Return standardised nodes z of w = width sinh(t), equidistant in t, and weights: (..., 1) -> (..., points).
 
     E f(w) is the sum of the weights times f(mean + scale z), over the sum of the weights; see `normal_expectation`.
     """
@@ -113,14 +102,14 @@ def crowded_nodes(mean: Tensor, scale: Tensor, points: int, width: float) -> tup
     nodes = ends[0] + (ends[1] - ends[0]) * grid  # t, (..., points)
     deviations = (widths * nodes.sinh() - mean) / scale
     weights = torch.exp(-0.5 * deviations.square()) * nodes.cosh()
-    # Where t hardly varies the nodes are equidistant in w as well, and the difference above would lose its digits.
+    # Where t hardly varies the nodes are equidistant in w as well, and the difference above would cancel.
     narrow = _REACH * scale < 1e-4 * torch.hypot(mean, widths)
     flat_deviations, flat_weights = _equidistant(mean, points)
     return torch.where(narrow, flat_deviations, deviations), torch.where(narrow, flat_weights, weights)
 
 
 def _hermite(order: int, values: Tensor) -> Tensor:
-    """The probabilists' Hermite polynomial He_order."""
+    """Evaluate the probabilists' Hermite polynomial He_order."""
     before, polynomial = torch.zeros_like(values), torch.ones_like(values)
     for n in range(order):
         before, polynomial = polynomial, values * polynomial - n * before

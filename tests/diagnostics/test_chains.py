@@ -15,7 +15,7 @@ from posterity import diagnostics
 from posterity.numerics import Key
 
 FLOAT64 = torch.float64
-shared = import_module("posterity.diagnostics.rhat")
+shared = import_module("posterity.diagnostics.chains")
 
 
 ARVIZ = json.loads((Path(__file__).parent / "arviz_gold.json").read_text())

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor
 
-from posterity.diagnostics.rhat import rhat
+from posterity.diagnostics.chains import rhat
 from posterity.errors import positive_whole, whole
 from posterity.inference.method import Method, Traits
 from posterity.model.problem import Problem
