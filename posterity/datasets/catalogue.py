@@ -32,7 +32,7 @@ class Published:
     """A published data set: the folder name that is searched for, and its files with their SHA-256, where known.
 
     With `unpacked`, the sums are of the decompressed gzip files. `plain` has files, with their sums, that may replace
-    the ones of the same name and `.xz`. `base` is the address under which the files are published, or the archive of
+    files of the same name and `.xz`. `base` is the address under which the files are published, or the archive of
     the plain files; empty where none is known. `loader` is the call that reads the data set.
     """
 
@@ -45,7 +45,7 @@ class Published:
     base: str = ""
     plain: tuple[tuple[str, str], ...] = ()
 
-    def found(self, folder: Path, file: str) -> tuple[str, str | None]:
+    def stored_file(self, folder: Path, file: str) -> tuple[str, str | None]:
         """Return the name and sum of the file in `folder` that is read for `file`: itself, or the plain one."""
         plain, sums = file.removesuffix(".xz"), dict(self.plain)
         if plain in sums and not (folder / file).exists() and (folder / plain).exists():
@@ -100,7 +100,7 @@ def locate(entry: Published, *, check: bool = False) -> Found:
     folder = next((root / entry.folder for root in data_places() if (root / entry.folder).is_dir()), None)
     if folder is None:
         return Found("missing", folder)
-    files = [entry.found(folder, file) for file, _ in entry.files]
+    files = [entry.stored_file(folder, file) for file, _ in entry.files]
     missing = tuple(file for file, _ in files if not (folder / file).is_file())
     if len(missing) == len(files):
         return Found("missing", folder)

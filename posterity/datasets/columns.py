@@ -271,14 +271,7 @@ def class_labels(column: Column, kind: Kind, decimal: str) -> list[str | None]:
     `1`, `1.0` and `01` are one class, and so are `yes` and `Yes` where the target is boolean.
     """
     if kind == "number":
-        return [
-            value
-            if value is None
-            else str(int(value))
-            if value.is_integer() and abs(value) < LARGEST_WHOLE
-            else repr(value)
-            for value in column.numbers(decimal)
-        ]
+        return [None if value is None else _number_name(value) for value in column.numbers(decimal)]
     fields = [None if field in MISSING else field for field in column.fields]
     return [field and field.casefold() for field in fields] if kind == "boolean" else fields
 
@@ -287,3 +280,7 @@ def class_names(labels: Iterable[str | None], kind: Kind) -> tuple[str, ...]:
     """Return the distinct labels in order: numbers by size, booleans false first, text alphabetically."""
     present = {label for label in labels if label is not None}
     return tuple(sorted(present, key=float)) if kind == "number" else tuple(sorted(present))
+
+
+def _number_name(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < LARGEST_WHOLE else repr(value)

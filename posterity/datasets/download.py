@@ -24,7 +24,7 @@ from posterity.storage import disk
 TIMEOUT = 30.0
 """Seconds without an answer after which a download fails."""
 
-_LIMIT = 1 << 29  # bytes in one file: well above the largest published one, so that no server can fill the disk
+_LIMIT = 1 << 29  # most bytes of a file, well above all published ones, so that no server can fill the disk
 _CHUNK = 1 << 16
 _STEP = 1 << 25  # bytes between two lines of progress in one file
 
@@ -104,7 +104,7 @@ def download(
             f"{folder}: cannot be written: {error.strerror or error}. Make room there, or choose another folder."
         ) from error
     finally:
-        # The readers stop at the first place that has the folder, so no empty one is left up to `root`.
+        # Readers take the first folder of this name that they find, so no empty one may stay.
         with contextlib.suppress(OSError):  # not empty
             empty = folder
             while empty != root:
@@ -152,7 +152,7 @@ def _fetch(unit: _Unit, folder: Path, base: str, progress: Callable[[str], None]
 
 def _fetch_archived(entry: Published, folder: Path, base: str, progress: Callable[[str], None]) -> list[str]:
     """Fetch the missing files from the published archive; from a source without it, fetch them one by one."""
-    read = {packed: entry.found(folder, packed) for packed, _ in entry.files}
+    read = {packed: entry.stored_file(folder, packed) for packed, _ in entry.files}
     lacking = [
         packed
         for packed, (file, wanted) in read.items()

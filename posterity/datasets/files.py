@@ -16,7 +16,7 @@ def content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:  # a name that no file can have, as one with a NUL in it
+    except ValueError as error:  # a name that no file can have, such as one with a NUL
         raise BadData(f"{shown(str(path))}: cannot be read: {error}.") from error
 
 

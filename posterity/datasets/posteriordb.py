@@ -27,7 +27,7 @@ _DRAWS_SUMS = {
 }
 # File and SHA-256 of the reference draws of each posterior.
 _DRAWS = {name: (f"reference_draws/{name}.json.zip", digest) for name, digest in _DRAWS_SUMS.items()}
-# These are not part of posteriordb: 10,000 draws by importance sampling, whose error is that of independent draws.
+# Not part of posteriordb: 10,000 draws by importance sampling, with the error of independent draws.
 _DRAWS["nes_logit_data-nes_logit_model"] = (
     "computed_reference/nes_logit_data-nes_logit_model.json.zip",
     "d1fd4e63e02a3e31945287d09db3fd6cc195ddbb24b80219e6808ffb5857bdba",

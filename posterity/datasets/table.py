@@ -42,7 +42,7 @@ class Roles:
 class Table:
     """The columns of a file, as written; their `roles` if it was read with a target.
 
-    `header` has the names of all columns of the file, including dropped ones, and `named` says whether the file gives
+    `header` has the names of all columns of the file, dropped columns included, and `named` says whether the file gives
     them. `decimal` is the decimal mark if it was given. `notes` are sentences about what had to be decided.
     """
 

@@ -152,8 +152,8 @@ class RunFolder:
             try:
                 entries = self._entries()
                 if part not in entries:
-                    there = ", ".join(sorted(entries)) or "none"
-                    raise BadFolder(f"Run folder {self._shown} has no part {part!r}. Parts there: {there}.")
+                    known = ", ".join(sorted(entries)) or "none"
+                    raise BadFolder(f"Run folder {self._shown} has no part {part!r}. Parts there: {known}.")
                 return self._unpacked(part, entries[part])
             except BadFolder as error:
                 if self._stamp() == stamp:
@@ -199,8 +199,8 @@ class RunFolder:
             os.replace(draft, self._manifest)
         except OSError:
             with suppress(OSError, BadFolder):  # give the space back, but touch nothing that either manifest names
-                there = self._entries() if os.path.lexists(self._manifest) else {}
-                self._sweep({entry.folder for entry in (*old.values(), *there.values())})
+                present = self._entries() if os.path.lexists(self._manifest) else {}
+                self._sweep({entry.folder for entry in (*old.values(), *present.values())})
             raise
         disk.sync(self.path)
         self._sweep({entry.folder for entry in new.values()})
