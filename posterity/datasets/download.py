@@ -1,4 +1,4 @@
-"""Fetching the files of a published data set: checked as the readers check them before they get their names."""
+"""Downloads of published data sets: files are checked before they get their names."""
 
 import contextlib
 import gzip
@@ -9,40 +9,39 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 
-from posterity.datasets import images as idx
-from posterity.datasets import uci
+from posterity.datasets import images, uci
 from posterity.datasets.catalogue import Published, is_sound
 from posterity.datasets.files import cache_folder, check_sum, content
 from posterity.errors import BadData, PosterityError, shown
 from posterity.storage import disk
 
 TIMEOUT = 30.0
-"""Seconds without an answer after which a download is given up."""
+"""Seconds without an answer after which a download fails."""
 
-_LIMIT = 1 << 29  # bytes in one file: well above the largest published one, so that no server can fill the disk
+_LIMIT = 1 << 29  # most bytes of a file, well above all published ones, so that no server can fill the disk
 _CHUNK = 1 << 16
 _STEP = 1 << 25  # bytes between two lines of progress in one file
 
 
 class Unreachable(PosterityError):
-    """A file could not be fetched from where it should be."""
+    """A file could not be fetched from its address."""
 
 
 class _Absent(Unreachable):
-    """The place answers, but does not have the file."""
+    """The server answers, but does not have the file."""
 
 
 @dataclass(frozen=True)
 class Downloaded:
-    """Where the files of a data set are, which were fetched, and which were already there and right.
+    """The folder of a data set, and the names of the files that were fetched and that were intact already.
 
-    `without_sum` are those of them whose SHA-256 is not known: only that they fit the table was checked.
+    `without_sum` are the files whose SHA-256 is not known: they were only checked against the table.
     """
 
     folder: Path
@@ -53,17 +52,23 @@ class Downloaded:
 
 @dataclass(frozen=True)
 class _Unit:
-    """Files that can only be checked together, and the check of them in a folder: BadData if they are wrong."""
+    """Files that can only be checked together, and their check in a folder, which raises BadData."""
 
     files: tuple[str, ...]
     check: Callable[[Path], object]
 
-    def is_right(self, folder: Path) -> bool:
+    def is_intact(self, folder: Path) -> bool:
         try:
             self.check(folder)
         except BadData:
             return False
         return True
+
+    def check_fetched(self, scratch: Path, source: str) -> None:
+        try:
+            self.check(scratch)
+        except BadData as error:  # users know the source, not the scratch folder
+            raise BadData(str(error).replace(str(scratch), source.rstrip("/"))) from error
 
 
 def download(
@@ -73,11 +78,11 @@ def download(
     source: str = "",
     progress: Callable[[str], None] = lambda line: None,
 ) -> Downloaded:
-    """Fetch the files of a data set into the folder `into` of data sets, the user's cache by default.
+    """Fetch the files of a data set into the folder `into` of data sets, by default the user's cache.
 
-    `source` is a folder or an address (http, https, file) that holds the files, or the archive of them; the published
-    one by default. Files that are there and right are not fetched. BadData for files that are not the published ones,
-    `Unreachable` for those that cannot be had; neither leaves anything under the name of a file that was not right.
+    `source` is a folder or an address (http, https, file) that holds the files or their archive; by default the
+    published one. Intact files are not fetched again. Raises BadData for files that are not the published ones,
+    `Unreachable` for files that cannot be fetched; in neither case a file that failed its check gets its name.
     """
     base = _base(source or entry.base, entry.name)
     root = cache_folder() if into is None else Path(into).expanduser()
@@ -91,7 +96,7 @@ def download(
             fetched = [
                 file
                 for unit in _units(entry, folder)
-                if not unit.is_right(folder)
+                if not unit.is_intact(folder)
                 for file in _fetch(unit, folder, base, progress)
             ]
     except OSError as error:
@@ -99,29 +104,24 @@ def download(
             f"{folder}: cannot be written: {error.strerror or error}. Make room there, or choose another folder."
         ) from error
     finally:
-        _remove_empty(folder, root)
+        # Readers take the first folder of this name that they find, so no empty one may stay.
+        with contextlib.suppress(OSError):  # not empty
+            empty = folder
+            while empty != root:
+                empty.rmdir()
+                empty = empty.parent
     kept = tuple(name for name in names if not {name, name.removesuffix(".xz")} & set(fetched))
     without = tuple(PurePosixPath(file).name for file, wanted in entry.files if wanted is None)
     return Downloaded(folder, tuple(fetched), kept, without)
 
 
-def _remove_empty(folder: Path, root: Path) -> None:
-    """Remove the folders up to `root` that are empty: the readers stop at the first place that has the folder."""
-    with contextlib.suppress(OSError):  # one that is not empty
-        while folder != root:
-            folder.rmdir()
-            folder = folder.parent
-
-
 def _units(entry: Published, folder: Path) -> Iterator[_Unit]:
     for file, wanted in entry.files:
         if wanted is not None:
-            name = PurePosixPath(file).name
-            yield _Unit((name,), partial(_check, entry, name, wanted))
+            yield _file(entry, PurePosixPath(file).name, wanted)
     if entry.folder == "uci":
         known = uci._REGRESSION[entry.name]
-        first = content(folder / "data.txt").split(b"\n", 1)[0]  # fetched or found right by now
-        columns = len(first.split())
+        columns = len(content(folder / "data.txt").split(b"\n", 1)[0].split())  # the file is intact by now
         files = ("index_features.txt", "index_target.txt")
         yield _Unit(files, partial(uci._columns, known=known, count=columns))
         for split in range(known.splits):
@@ -129,17 +129,21 @@ def _units(entry: Published, folder: Path) -> Iterator[_Unit]:
             yield _Unit(files, partial(uci._split, known=known, split=split))
 
 
-def _check(entry: Published, name: str, wanted: str, folder: Path) -> None:
-    path = folder / name
-    data = idx._unpacked(path) if entry.unpacked else content(path)
-    check_sum(data, wanted, path, entry.name, "of the uncompressed data" if entry.unpacked else "")
+def _file(entry: Published, name: str, wanted: str) -> _Unit:
+    """Return the unit of a single file, which is checked by its SHA-256."""
+
+    def check(folder: Path) -> None:
+        data = images._unpacked(folder / name) if entry.unpacked else content(folder / name)
+        check_sum(data, wanted, folder / name, entry.name, "of the uncompressed data" if entry.unpacked else "")
+
+    return _Unit((name,), check)
 
 
 def _fetch(unit: _Unit, folder: Path, base: str, progress: Callable[[str], None]) -> tuple[str, ...]:
     with _scratch(folder) as scratch:
         for name in unit.files:
             _save(_join(base, name), scratch / name, progress)
-        _checked(unit, scratch, base)
+        unit.check_fetched(scratch, base)
         for name in unit.files:
             os.replace(scratch / name, folder / name)
     disk.sync(folder)
@@ -147,15 +151,15 @@ def _fetch(unit: _Unit, folder: Path, base: str, progress: Callable[[str], None]
 
 
 def _fetch_archived(entry: Published, folder: Path, base: str, progress: Callable[[str], None]) -> list[str]:
-    """Fetch what is lacking out of the published archive; from a place without it, the files themselves."""
-    lacking = []
-    for packed, _ in entry.files:
-        file, wanted = entry.found(folder, packed)
-        if wanted is None or not is_sound(folder / file, wanted, entry.unpacked):
-            lacking.append(packed)
+    """Fetch the missing files from the published archive; from a source without it, fetch them one by one."""
+    read = {packed: entry.stored_file(folder, packed) for packed, _ in entry.files}
+    lacking = [
+        packed
+        for packed, (file, wanted) in read.items()
+        if wanted is None or not is_sound(folder / file, wanted, entry.unpacked)
+    ]
     if not lacking:
         return []
-    sums = dict(entry.plain)
     archive = base if base.endswith(".tar.gz") else _join(base, PurePosixPath(entry.base).name)
     with _scratch(folder) as scratch:
         try:
@@ -167,36 +171,28 @@ def _fetch_archived(entry: Published, folder: Path, base: str, progress: Callabl
         names = [packed.removesuffix(".xz") for packed in lacking]
         _unpack(scratch / "archive", archive, scratch, names)
         for name in names:
-            _checked(_Unit((name,), partial(_check, entry, name, sums[name])), scratch, archive)
+            _file(entry, name, dict(entry.plain)[name]).check_fetched(scratch, archive)
         for packed, name in zip(lacking, names, strict=True):
             os.replace(scratch / name, folder / name)
-            (folder / packed).unlink(missing_ok=True)  # it is damaged, and would be read before the plain file
+            (folder / packed).unlink(missing_ok=True)  # damaged, and would be read before the plain file
     disk.sync(folder)
     return names
 
 
 def _fetch_either(entry: Published, packed: str, folder: Path, base: str, progress: Callable[[str], None]) -> str:
-    """Fetch the packed file, or the plain one where only that is to be had; give the name of what came."""
+    """Fetch the packed file, or the plain one where only that exists; returns the name of the fetched file."""
     plain = packed.removesuffix(".xz")
-    wanted = dict(entry.files)[packed] or ""
     try:
-        _fetch(_Unit((packed,), partial(_check, entry, packed, wanted)), folder, base, progress)
+        _fetch(_file(entry, packed, dict(entry.files)[packed] or ""), folder, base, progress)
     except _Absent:
-        _fetch(_Unit((plain,), partial(_check, entry, plain, dict(entry.plain)[plain])), folder, base, progress)
+        _fetch(_file(entry, plain, dict(entry.plain)[plain]), folder, base, progress)
         (folder / packed).unlink(missing_ok=True)  # as above
         return plain
     return packed
 
 
-def _checked(unit: _Unit, scratch: Path, source: str) -> None:
-    try:
-        unit.check(scratch)
-    except BadData as error:  # people know the source, not the scratch folder
-        raise BadData(str(error).replace(str(scratch), source.rstrip("/"))) from error
-
-
 def _unpack(path: Path, source: str, into: Path, names: list[str]) -> None:
-    """Write the members of a tar archive that have these names into a folder; none is written by the path it gives."""
+    """Extract the members with these names from a tar archive into a folder, whatever their paths in the archive."""
     lacking = set(names)
     try:
         with tarfile.open(path, "r:gz") as archive:
@@ -209,7 +205,7 @@ def _unpack(path: Path, source: str, into: Path, names: list[str]) -> None:
                 if safe.size > _LIMIT:
                     raise BadData(f"{source}: {name} must have at most {_LIMIT} bytes. Got {safe.size}.")
                 with stream:
-                    _write(into / name, iter(partial(stream.read, _CHUNK), b""))
+                    disk.write(into / name, iter(partial(stream.read, _CHUNK), b""))
                 lacking.remove(name)
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise BadData(f"{source}: not a sound tar.gz archive: {error}. Fetch it again, or from elsewhere.") from error
@@ -219,7 +215,7 @@ def _unpack(path: Path, source: str, into: Path, names: list[str]) -> None:
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A folder for unchecked files on the same disk, gone afterwards."""
+    """Make a folder for unchecked files on the same disk, and remove it at the end."""
     scratch = disk.temporary(folder)
     scratch.mkdir()
     try:
@@ -230,18 +226,11 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 def _save(address: str, path: Path, progress: Callable[[str], None]) -> None:
     with contextlib.closing(_chunks(address, progress)) as chunks:
-        _write(path, chunks)
-
-
-def _write(path: Path, chunks: Iterable[bytes]) -> None:
-    with open(path, "xb") as file:
-        file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
+        disk.write(path, chunks)
 
 
 def _chunks(address: str, progress: Callable[[str], None]) -> Generator[bytes, None, None]:
-    """The bytes at an address, which must be as many as it says."""
+    """Yield the bytes at an address; raises BadData unless their number is as announced."""
     got, told = 0, 0
     try:
         with _opened(address) as (read, size):
@@ -260,8 +249,6 @@ def _chunks(address: str, progress: Callable[[str], None]) -> Generator[bytes, N
         raise kind(_failure(address, f"the server answered {error.code} {error.reason}")) from error
     except FileNotFoundError as error:
         raise _Absent(_failure(address, "there is no such file")) from error
-    except TimeoutError as error:
-        raise Unreachable(_failure(address, f"no answer within {TIMEOUT:g} seconds")) from error
     except (OSError, HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, TimeoutError):
@@ -297,7 +284,7 @@ def _join(base: str, name: str) -> str:
 
 
 def _base(source: str, name: str) -> str:
-    """Where the files are: an address of the web as it is, else a path."""
+    """Return the source of the files: a web address unchanged, or a path."""
     if not source:
         raise ValueError(
             f"download: no address is known that has the files of '{name}' as they are read. "

@@ -1,4 +1,4 @@
-"""Where data files are looked for, and how they are opened."""
+"""Folders of data files, and reading with a check of the SHA-256."""
 
 import hashlib
 import os
@@ -7,31 +7,31 @@ from pathlib import Path
 from posterity.errors import BadData, shown
 
 HOST = "cpu"
-"""Where what is read from files goes, whatever torch's default device is; who fits moves it."""
+"""Device of tensors read from files, whatever torch's default device is; `infer` moves them."""
 
 
 def content(path: Path) -> bytes:
-    """All bytes of a file; BadData that names it when it is missing, a folder, or may not be read."""
+    """Return all bytes of a file; raises BadData that names it when it is missing, a folder, or not readable."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:  # a name that no file can have, as one with a NUL in it
+    except ValueError as error:  # a name that no file can have, such as one with a NUL
         raise BadData(f"{shown(str(path))}: cannot be read: {error}.") from error
 
 
 def check_sum(data: bytes, wanted: str, path: Path, name: str, what: str = "") -> None:
-    """BadData unless the SHA-256 of `data`, which `path` holds, is `wanted`; `what` says of which bytes it is."""
-    found = hashlib.sha256(data).hexdigest()
-    if found != wanted:
+    """Raise BadData unless `data`, the content of `path`, has the SHA-256 `wanted`; `what` describes the bytes."""
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != wanted:
         raise BadData(
             f"{path}: not the published file of '{name}'. "
-            f"Its SHA-256{what and ' ' + what} must be {wanted}. Got {found}. Fetch the file again."
+            f"Its SHA-256{what and ' ' + what} must be {wanted}. Got {digest}. Fetch the file again."
         )
 
 
 def cache_folder() -> Path:
-    """The user's cache of this library; it need not exist."""
+    """Return the folder of this library in the user's cache; it need not exist."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(given):  # the XDG standard says to ignore relative paths
         return Path(given) / "posterity"
@@ -43,20 +43,24 @@ def cache_folder() -> Path:
 
 
 def data_places() -> tuple[Path, ...]:
-    """Where folders of data sets are looked for, in order: POSTERITY_DATA, if it is set, and the user's cache."""
+    """Return the folders that are searched for data sets, in order: POSTERITY_DATA, if set, and the user's cache."""
     given = os.environ.get("POSTERITY_DATA", "")
     return (Path(given).expanduser(), cache_folder()) if given else (cache_folder(),)
 
 
 def data_folder(name: str) -> Path:
-    """The folder of the data set `name`: in POSTERITY_DATA, else in the user's cache; BadData when in neither."""
-    given, places = os.environ.get("POSTERITY_DATA", ""), data_places()
-    for place in places:
-        if (place / name).is_dir():
-            return place / name
-    looked = " and ".join(str(place) for place in places)
+    """Return the folder of the data set `name` in POSTERITY_DATA or the user's cache; raises BadData if in neither."""
+    for folder in data_places():
+        if (folder / name).is_dir():
+            return folder / name
+    unset = "" if os.environ.get("POSTERITY_DATA", "") else " (POSTERITY_DATA is not set)"
     raise BadData(
-        f"Data set '{name}' was not found. Looked for a folder '{name}' in {looked}"
-        f"{'' if given else ' (POSTERITY_DATA is not set)'}. "
+        f"Data set '{name}' was not found. "
+        f"Looked for a folder '{name}' in {' and '.join(map(str, data_places()))}{unset}. "
         f"Put its files there, or set POSTERITY_DATA to the folder that holds '{name}'."
     )
+
+
+def root_folder(name: str, root: str | Path | None, below: str = "") -> Path:
+    """Return `root` if it is given, else the folder `below` in the folder of the data set `name`."""
+    return data_folder(name) / below if root is None else Path(root)

@@ -1,4 +1,4 @@
-"""MNIST and its kin from IDX files, CIFAR-10 from its batches."""
+"""Images: MNIST, Fashion-MNIST and KMNIST from IDX files, CIFAR-10 from its batches."""
 
 import gzip
 import lzma
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posterity.datasets.dataset import DataSet, LabelledData
-from posterity.datasets.files import HOST, check_sum, content, data_folder
+from posterity.datasets.files import HOST, check_sum, content, root_folder
 from posterity.errors import BadData, unknown
 
 _TYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
-# SHA-256 of what the published files hold, uncompressed: some packages have the same values gzipped anew.
+# SHA-256 of the uncompressed data: some packages have gzipped the same values again.
 _SUMS = {
     "mnist": {
         "train-images-idx3-ubyte.gz": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -38,48 +38,35 @@ _SUMS = {
     },
 }
 
-_CLASSES = {
-    "mnist": tuple("0123456789"),
-    "fashion-mnist": (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    ),
-}
+_GARMENTS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_CLASSES = {"mnist": tuple("0123456789"), "fashion-mnist": _GARMENTS}
 
 
 def read_idx(path: str | Path) -> Tensor:
-    """The uint8 array in an idx file, gzipped or plain; BadData when the file is not a whole and sound one."""
+    """Return the uint8 array in an idx file, gzipped or plain; raises BadData for a damaged or truncated file."""
     return _decode(_unpacked(Path(path)), Path(path))
 
 
 def mnist(root: str | Path | None = None, name: str = "mnist") -> DataSet:
-    """MNIST, or Fashion-MNIST under `name="fashion-mnist"`: images (N, 1, 28, 28) in [0, 1] and labels (N,).
+    """Return MNIST, or with `name="fashion-mnist"` Fashion-MNIST: images (N, 1, 28, 28) in [0, 1] and labels (N,).
 
-    `root` is the folder with the four published gzip files; without it the folder is looked for by
-    `data_folder(name)`. What they hold, uncompressed, is checked against the published SHA-256.
+    `root` is the folder with the four published gzip files, by default `data_folder(name)`. The uncompressed data are
+    checked against the published SHA-256.
     """
     if name in _SUMS and name not in _CLASSES:
         raise ValueError(f"mnist: only the test part of '{name}' is known. Use mnist_test('{name}').")
     if name not in _CLASSES:
         raise ValueError(unknown("data set", name, _CLASSES))
-    folder = data_folder(name) if root is None else Path(root)
+    folder = root_folder(name, root)
     train, test = _idx_part(folder, name, "train"), _idx_part(folder, name, "t10k")
     return DataSet(name, "classification", train, test, _CLASSES[name])
 
 
 def mnist_test(name: str = "mnist", root: str | Path | None = None) -> LabelledData:
-    """The 10,000 test images and labels of "mnist", "fashion-mnist" or "kmnist", as `mnist` gives them."""
+    """Return the 10,000 test images and labels of "mnist", "fashion-mnist" or "kmnist", in the form of `mnist`."""
     if name not in _SUMS:
         raise ValueError(unknown("data set", name, _SUMS))
-    return _idx_part(data_folder(name) if root is None else Path(root), name, "t10k")
+    return _idx_part(root_folder(name, root), name, "t10k")
 
 
 def _idx_part(folder: Path, name: str, part: str) -> LabelledData:
@@ -95,7 +82,7 @@ def _published(folder: Path, name: str, file: str) -> Tensor:
 
 
 def _unpacked(path: Path) -> bytes:
-    """The bytes of a file, out of its gzip wrapping where it has one."""
+    """Return the bytes of a file, decompressed if it is gzipped."""
     data = content(path)
     if data[:2] != b"\x1f\x8b":
         return data
@@ -108,7 +95,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _decode(data: bytes, path: Path) -> Tensor:
-    """The array that the bytes of an idx file describe: 00 00, type, rank, sizes (big-endian), values."""
+    """Return the array of an idx file: 00 00, type, rank, sizes (big-endian), values."""
     if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] not in _TYPES or data[3] == 0:
         raise BadData(
             f"{path}: not an idx file. It must begin with 00 00, a type and a rank. "
@@ -141,7 +128,7 @@ _TRAIN = {
 }
 _TEST = {"test_batch.bin.xz": "47afd35b180ae1d1534ec8278db54aed9f7ea19a82d1191dfd274ce510d97595"}
 
-# SHA-256 of what they hold, which is what the published archive holds as plain files.
+# SHA-256 of the decompressed files, which are the plain files of the published archive.
 _PLAIN = {
     "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
     "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
@@ -157,23 +144,18 @@ _RECORD = 1 + 3 * 32 * 32
 
 
 def cifar10(root: str | Path | None = None) -> DataSet:
-    """CIFAR-10: 50,000 training and 10,000 test images (N, 3, 32, 32) in [0, 1], float32, and labels (N,).
+    """Return CIFAR-10: 50,000 training and 10,000 test images (N, 3, 32, 32) in [0, 1], float32, and labels (N,).
 
-    `root` is the folder with the six files; without it the folder is looked for by `data_folder("cifar-10")`. Each is
-    a `.bin.xz`, unpacked in memory in about two seconds, or else a plain `.bin`; all are checked against their SHA-256.
-    The images take 700 MB.
+    `root` is the folder with the six files, by default `data_folder("cifar-10")`. Each is a `.bin.xz`, decompressed in
+    memory in about two seconds, or a plain `.bin`; all are checked against their SHA-256. The images take 700 MB.
     """
-    folder = _folder(root)
+    folder = root_folder("cifar-10", root)
     return DataSet("cifar-10", "classification", _cifar_part(folder, _TRAIN), _cifar_part(folder, _TEST), CLASSES)
 
 
 def cifar10_test(root: str | Path | None = None) -> LabelledData:
-    """The 10,000 test images and labels alone, as `cifar10` gives them."""
-    return _cifar_part(_folder(root), _TEST)
-
-
-def _folder(root: str | Path | None) -> Path:
-    return data_folder("cifar-10") if root is None else Path(root)
+    """Return the 10,000 test images and labels alone, in the form of `cifar10`."""
+    return _cifar_part(root_folder("cifar-10", root), _TEST)
 
 
 def _cifar_part(folder: Path, sums: dict[str, str]) -> LabelledData:

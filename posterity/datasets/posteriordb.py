@@ -9,56 +9,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.datasets.files import HOST, check_sum, content, data_folder
+from posterity.datasets.files import HOST, check_sum, content, root_folder
 from posterity.errors import BadData, unknown
 
-# Of each posterior the file of its draws, with its SHA-256. Those of the last one are no part of posteriordb: they are
-# 10,000 draws by importance sampling, whose error is that of independent draws.
-_DRAWS = {
-    "sblrc-blr": (
-        "reference_draws/sblrc-blr.json.zip",
-        "44f876cf35a038fcd1fd13fb19bbadf04b4308618ad41390050ae8b014a4592d",
-    ),
-    "sblri-blr": (
-        "reference_draws/sblri-blr.json.zip",
-        "4e1f20dc9ccc45e1b05d0b67ee83b9a2ffdd21c90ca576549571940b5c4369e8",
-    ),
-    "kidiq-kidscore_momiq": (
-        "reference_draws/kidiq-kidscore_momiq.json.zip",
-        "ee5deb23bf2dad804393c682b308da720825f9b099c37d774526c3a5a590e8d7",
-    ),
-    "kidiq-kidscore_interaction": (
-        "reference_draws/kidiq-kidscore_interaction.json.zip",
-        "acac3c394dfeb65ced6f14ddf20b5a5c075d7a80ae663d1d71f904c16d207065",
-    ),
-    "nes2000-nes": (
-        "reference_draws/nes2000-nes.json.zip",
-        "1b62971bd0ee49024afd2e77a3e0e2a10729a6b0ecf5d801f51233481b48cd74",
-    ),
-    "diamonds-diamonds": (
-        "reference_draws/diamonds-diamonds.json.zip",
-        "2745f4857ceb358ff6c692ba1dd1fd9d01cf8bc5ac456ae87e3c957fd51c4aae",
-    ),
-    "arK-arK": ("reference_draws/arK-arK.json.zip", "7ddb947e6c1ac5380f9c1e1fa101833a1236ef03de30f2cf5ece7b5b71841530"),
-    "eight_schools-eight_schools_noncentered": (
-        "reference_draws/eight_schools-eight_schools_noncentered.json.zip",
-        "0858641e630c877103dba2b78beaf6bc1f39435fc43d2894c4dff5d609c7a264",
-    ),
-    "low_dim_gauss_mix-low_dim_gauss_mix": (
-        "reference_draws/low_dim_gauss_mix-low_dim_gauss_mix.json.zip",
-        "422de750b20aef29c7b86f6bfa88dd9759050b6ffeb3588c004d6a4861c1e776",
-    ),
-    "gp_pois_regr-gp_regr": (
-        "reference_draws/gp_pois_regr-gp_regr.json.zip",
-        "df89f5011d9518b06c95a631c258ce03f4818b78deb40ed069cfd1d70074c8bb",
-    ),
-    "nes_logit_data-nes_logit_model": (
-        "computed_reference/nes_logit_data-nes_logit_model.json.zip",
-        "d1fd4e63e02a3e31945287d09db3fd6cc195ddbb24b80219e6808ffb5857bdba",
-    ),
+# SHA-256 of the reference draws of each posterior in posteriordb.
+_DRAWS_SUMS = {
+    "sblrc-blr": "44f876cf35a038fcd1fd13fb19bbadf04b4308618ad41390050ae8b014a4592d",
+    "sblri-blr": "4e1f20dc9ccc45e1b05d0b67ee83b9a2ffdd21c90ca576549571940b5c4369e8",
+    "kidiq-kidscore_momiq": "ee5deb23bf2dad804393c682b308da720825f9b099c37d774526c3a5a590e8d7",
+    "kidiq-kidscore_interaction": "acac3c394dfeb65ced6f14ddf20b5a5c075d7a80ae663d1d71f904c16d207065",
+    "nes2000-nes": "1b62971bd0ee49024afd2e77a3e0e2a10729a6b0ecf5d801f51233481b48cd74",
+    "diamonds-diamonds": "2745f4857ceb358ff6c692ba1dd1fd9d01cf8bc5ac456ae87e3c957fd51c4aae",
+    "arK-arK": "7ddb947e6c1ac5380f9c1e1fa101833a1236ef03de30f2cf5ece7b5b71841530",
+    "eight_schools-eight_schools_noncentered": "0858641e630c877103dba2b78beaf6bc1f39435fc43d2894c4dff5d609c7a264",
+    "low_dim_gauss_mix-low_dim_gauss_mix": "422de750b20aef29c7b86f6bfa88dd9759050b6ffeb3588c004d6a4861c1e776",
+    "gp_pois_regr-gp_regr": "df89f5011d9518b06c95a631c258ce03f4818b78deb40ed069cfd1d70074c8bb",
 }
+# File and SHA-256 of the reference draws of each posterior.
+_DRAWS = {name: (f"reference_draws/{name}.json.zip", digest) for name, digest in _DRAWS_SUMS.items()}
+# Not part of posteriordb: 10,000 draws by importance sampling, with the error of independent draws.
+_DRAWS["nes_logit_data-nes_logit_model"] = (
+    "computed_reference/nes_logit_data-nes_logit_model.json.zip",
+    "d1fd4e63e02a3e31945287d09db3fd6cc195ddbb24b80219e6808ffb5857bdba",
+)
 
-# Of each data set the SHA-256 of its file.
+# SHA-256 of the file of each data set.
 _DATA = {
     "sblrc": "81990278b8762ac79244afcd470861560c7b28e34e411ce6da814e6f632a1b81",
     "sblri": "e975f6641b5e08d65cb1e3519f1d0370939afbc82bfbeb3c1f5a07e5bbd717a7",
@@ -78,27 +53,27 @@ POSTERIORS = tuple(_DRAWS)
 
 
 def posteriordb_data(name: str, root: str | Path | None = None) -> dict[str, Tensor]:
-    """The data set of posteriordb named so, or of the posterior named so: lists and numbers by name, in float64.
+    """Return the data set `name` of posteriordb, or the data of the posterior `name`: tensors by name, in float64.
 
-    `root` is the folder of posteriordb; without it that is looked for in `data_folder("posteriordb")`. The file is
-    checked against its SHA-256.
+    `root` is the folder of posteriordb, by default `data_folder("posteriordb")`. The file is checked against its
+    SHA-256.
     """
     data = name.split("-")[0]
     if data not in _DATA:
         raise ValueError(unknown("data set of posteriordb", data, _DATA))
-    found = _unpacked(_folder(root) / "data" / f"{data}.json.zip", _DATA[data], data)
-    return {key: torch.tensor(value, dtype=torch.float64, device=HOST) for key, value in found.items()}
+    entries = _unpacked(root_folder("posteriordb", root) / "data" / f"{data}.json.zip", _DATA[data], data)
+    return {key: torch.tensor(value, dtype=torch.float64, device=HOST) for key, value in entries.items()}
 
 
 def posteriordb_draws(name: str, root: str | Path | None = None) -> dict[str, Tensor]:
-    """The reference draws of a posterior: each parameter (10, 1000), or (10, 1000, K) where it has K entries.
+    """Return the reference draws of a posterior: each parameter (10, 1000), or (10, 1000, K) where it has K entries.
 
     `root` and the check are as in `posteriordb_data`. Entries "beta[1]", "beta[2]" ... of the file are "beta" here.
     """
     if name not in _DRAWS:
         raise ValueError(unknown("posterior", name, _DRAWS))
     file, wanted = _DRAWS[name]
-    chains = _unpacked(_folder(root) / file, wanted, name)
+    chains = _unpacked(root_folder("posteriordb", root) / file, wanted, name)
     entries: dict[str, list[Tensor]] = {}
     for entry in chains[0]:
         draws = torch.tensor([chain[entry] for chain in chains], dtype=torch.float64, device=HOST)  # (10, 1000)
@@ -107,12 +82,8 @@ def posteriordb_draws(name: str, root: str | Path | None = None) -> dict[str, Te
     return {key: torch.stack(parts, -1) if key in several else parts[0] for key, parts in entries.items()}
 
 
-def _folder(root: str | Path | None) -> Path:
-    return data_folder("posteriordb") if root is None else Path(root)
-
-
 def _unpacked(path: Path, wanted: str, name: str) -> Any:
-    """What the one file in a zip archive says as JSON."""
+    """Return the JSON in the single file of a zip archive."""
     packed = content(path)
     check_sum(packed, wanted, path, name)
     try:
@@ -135,16 +106,16 @@ class ReferenceMoments(NamedTuple):
 
 
 def german_credit_reference(root: str | Path | None = None) -> ReferenceMoments:
-    """Moments of the 24 weights and the bias (25,), as the inference gym of TensorFlow Probability has them.
+    """Return moments of the 24 weights and the bias (25,), from the inference gym of TensorFlow Probability.
 
     Inputs are standardised over all 1000 rows (population standard deviation), bad is class 1, and weights and bias
-    have N(0, 1) priors. `root` is the folder of the file, which is checked against its SHA-256; without it that is
-    looked for in `data_folder("uci-classification")`.
+    have N(0, 1) priors. `root` is the folder of the file, which is checked against its SHA-256; by default
+    "german-credit" in `data_folder("uci-classification")`.
     """
-    path = (data_folder("uci-classification") / "german-credit" if root is None else Path(root)) / FILE
+    path = root_folder("uci-classification", root, "german-credit") / FILE
     data = content(path)
     check_sum(data, _SUM, path, "german-credit")
-    found = json.loads(data)["logistic"]
+    stored = json.loads(data)["logistic"]
     return ReferenceMoments(
-        *(torch.tensor(found[key], dtype=torch.float64, device=HOST) for key in ("mean", "mean_standard_error", "sd"))
+        *(torch.tensor(stored[key], dtype=torch.float64, device=HOST) for key in ("mean", "mean_standard_error", "sd"))
     )

@@ -1,4 +1,4 @@
-"""From a table to tensors: encodings of inputs and targets, stored with the run."""
+"""Preprocessing of tables into tensors: encodings of inputs and targets, stored with the run."""
 
 import difflib
 import math
@@ -27,17 +27,17 @@ from posterity.datasets.table import Table, split, with_values
 from posterity.errors import BadData, shown
 
 FEWEST_IDS = 10
-"""Whole numbers that all differ are said to look like numbers of the rows from this many rows on."""
+"""Fewest rows from which distinct whole numbers are noted to look like row numbers."""
 
 
 @dataclass(frozen=True)
 class InputColumn:
-    """How a column becomes inputs.
+    """The encoding of a column as inputs.
 
-    Numbers, and truth values as 0 and 1 (`categories` holds their two words), give (value - `mean`) / `scale`;
-    `fill`, the median of the training rows, stands in for missing ones. Categories give 1 in their place among
-    `categories` and 0 elsewhere; one that no training row has gives zeros only. With `has_indicator`, which is
-    so if values were missing in the training rows, one more input is 1 where the value is missing.
+    Numbers, and booleans as 0 and 1 (`categories` holds their two words), give (value - `mean`) / `scale`; `fill`,
+    the median of the training rows, replaces missing values. Categories are one-hot; a category that no training row
+    has gives zeros only. With `has_indicator`, set where the training rows had missing values, one more input is 1
+    where the value is missing.
     """
 
     name: str
@@ -50,7 +50,7 @@ class InputColumn:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of the inputs that it gives.
+        """Names of the inputs.
 
         >>> InputColumn("size", "category", categories=("L", "S"), has_indicator=True).features
         ('size=L', 'size=S', 'size missing')
@@ -59,14 +59,13 @@ class InputColumn:
         return (values if self.kind == "category" else (self.name,)) + (f"{self.name} missing",) * self.has_indicator
 
     def encode(self, column: Column, decimal: str, notes: list[str]) -> Tensor:
-        """The inputs (N, width) of a column in float32; what the training rows did not have is added to `notes`."""
+        """Return the inputs (N, width) of a column in float32; notes what the training rows did not have."""
         missing = torch.tensor([field in MISSING for field in column.fields], dtype=torch.bool, device=HOST)
         if self.kind == "category":
             values = self._one_hot(column, notes)
-        elif self.kind == "boolean":
-            values = standardised(column, column.truths(self.categories), self.mean, self.scale, self.fill)
         else:
-            values = standardised(column, column.numbers(decimal), self.mean, self.scale, self.fill)
+            numbers = column.truths(self.categories) if self.kind == "boolean" else column.numbers(decimal)
+            values = standardised(column, numbers, self.mean, self.scale, self.fill)
         if self.has_indicator:
             return torch.cat((values, missing[:, None].float()), dim=1)
         if missing.any():
@@ -78,12 +77,12 @@ class InputColumn:
         return values
 
     def _one_hot(self, column: Column, notes: list[str]) -> Tensor:
-        places = {category: place for place, category in enumerate(self.categories)}
-        values = torch.zeros(len(column.fields), len(places), dtype=torch.float32, device=HOST)  # (N, C)
+        slots = {category: slot for slot, category in enumerate(self.categories)}
+        values = torch.zeros(len(column.fields), len(slots), dtype=torch.float32, device=HOST)  # (N, C)
         unseen: Counter[str] = Counter()
         for row, field in enumerate(column.fields):
-            if field in places:
-                values[row, places[field]] = 1.0
+            if field in slots:
+                values[row, slots[field]] = 1.0
             elif field not in MISSING:
                 unseen[field] += 1
         if unseen:
@@ -97,7 +96,7 @@ class InputColumn:
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """How the target becomes targets: (value - `mean`) / `scale` in regression, else its place among `classes`."""
+    """The encoding of the target: (value - `mean`) / `scale` in regression, else the index among `classes`."""
 
     name: str
     kind: Literal["number", "boolean", "category"]
@@ -106,38 +105,37 @@ class TargetColumn:
     classes: tuple[str, ...] = ()
 
     def encode(self, column: Column, decimal: str) -> Tensor:
-        """The targets of a column without missing values: (N, 1) float32, or (N,) int64 places of classes."""
+        """Return the targets of a column without missing values: (N, 1) float32, or (N,) int64 class indices."""
         if not self.classes:
             return standardised(column, column.numbers(decimal), self.mean, self.scale)
-        places = {label: place for place, label in enumerate(self.classes)}
         labels = class_labels(column, self.kind, decimal)
         for row, label in enumerate(labels):
-            if label not in places:
+            if label not in self.classes:
                 raise BadData(
                     f"{column.at(row)}: {shown(column.fields[row])} is not a class of the training rows, which are "
                     f"{shown(self.classes)}. Correct it, or fit with rows of every class."
                 )
-        return torch.tensor([places[label] for label in labels if label is not None], dtype=torch.int64, device=HOST)
+        indices = [self.classes.index(label) for label in labels if label is not None]
+        return torch.tensor(indices, dtype=torch.int64, device=HOST)
 
 
 def fit_input(column: Column, kind: Kind, decimal: str, notes: list[str]) -> InputColumn | None:
-    """What these rows of a column teach; None, and a note, where they have no values or a single one."""
-    name = shown(column.name)
-    if all(field in MISSING for field in column.fields):
-        notes.append(f"Column {name} has no values and was dropped.")
+    """Fit the encoding of a column to its rows; None, with a note, where they have no values or a single one."""
+    if column.missing == len(column.fields):
+        notes.append(f"Column {shown(column.name)} has no values and was dropped.")
         return None
-    found = None
+    encoding = None
     if kind == "category":
-        found = _fit_category(column, notes)
+        encoding = _fit_category(column, notes)
     elif kind in ("number", "boolean"):
-        found = _fit_numbers(column, kind, decimal, notes)
-    if found is None:
-        notes.append(f"Column {name} is constant and was dropped.")
-    return found
+        encoding = _fit_numbers(column, kind, decimal, notes)
+    if encoding is None:
+        notes.append(f"Column {shown(column.name)} is constant and was dropped.")
+    return encoding
 
 
 def fit_target(column: Column, kind: Kind, task: Task, decimal: str) -> TargetColumn:
-    """What these rows of the target teach; BadData where they are all the same."""
+    """Fit the encoding of the target to its rows; raises BadData where they are all the same."""
     assert kind in ("number", "boolean", "category")
     if task == "classification":
         classes = class_names(class_labels(column, kind, decimal), kind)
@@ -155,7 +153,7 @@ def fit_target(column: Column, kind: Kind, task: Task, decimal: str) -> TargetCo
 def standardised(
     column: Column, values: list[float | None], mean: float, scale: float, fill: float = math.nan
 ) -> Tensor:
-    """(value - mean) / scale (N, 1) in float32, `fill` for None; BadData where that is beyond float32."""
+    """Return (value - mean) / scale (N, 1) in float32, with `fill` for None; raises BadData on overflow."""
     filled = torch.tensor([fill if value is None else value for value in values], dtype=torch.float64, device=HOST)
     result = ((filled - mean) / scale).float()
     beyond = torch.nonzero(~result.isfinite())
@@ -208,10 +206,10 @@ def _fit_numbers(
 
 
 def _moments(values: list[float]) -> tuple[float, float]:
-    """Mean and standard deviation (of the population), the latter 0 if no two values differ by what it can show."""
+    """Return mean and population standard deviation, which is 0 where the values do not differ in float64."""
     if min(values) == max(values):
         return values[0], 0.0
-    unit = 2.0 ** (math.frexp(max(map(abs, values)))[1] - 1)  # or squares of large numbers overflow
+    unit = 2.0 ** (math.frexp(max(map(abs, values)))[1] - 1)  # squares of large numbers would overflow
     scaled = [value / unit for value in values]
     mean = math.fsum(scaled) / len(scaled)
     variance = math.fsum((value - mean) ** 2 for value in scaled) / len(scaled)
@@ -228,10 +226,10 @@ class Transformed(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model that was fitted to a table needs in order to read another: plain values, stored with it.
+    """The encodings that a model fitted to one table needs to read another: plain values, stored with the model.
 
     `columns` are the names of all columns of the training file, in order, and `named` says whether the file gave
-    them; `decimal` is its decimal mark. `notes` are sentences about what became of the columns.
+    them; `decimal` is its decimal mark. `notes` are sentences about how the columns were encoded.
     """
 
     inputs: tuple[InputColumn, ...]
@@ -244,10 +242,10 @@ class Preprocessing:
 
     @classmethod
     def fit(cls, table: Table, rows: Tensor | Sequence[int] | None = None) -> "Preprocessing":
-        """Means, scales, medians, categories and classes of these rows (or all) of a table read with a target.
+        """Fit means, scales, medians, categories and classes to these rows (or all) of a table read with a target.
 
-        A column with a single value in these rows is dropped, with a note. One of whole numbers that all differ,
-        as those that number the rows do, is kept, with a note.
+        A column with a single value in these rows is dropped, with a note. A column of distinct whole numbers, which
+        may number the rows, is kept, with a note.
         """
         if (roles := table.roles) is None:
             raise ValueError("Preprocessing.fit: the table must be read with a target. Give read_table a target.")
@@ -269,16 +267,15 @@ class Preprocessing:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The names of the D inputs."""
+        """Names of the D inputs."""
         return tuple(name for column in self.inputs for name in column.features)
 
     def transform(self, table: Table, targets: bool | None = None) -> Transformed:
-        """The inputs of the rows of a table, whose columns are found by name, and their targets.
+        """Encode the rows of a table, whose columns are found by name, as inputs and targets.
 
-        Targets are given if the table was read with one, unless `targets` says otherwise; rows without a target
-        are then left out, with a note, and else each row has its inputs. BadData where a column is missing or
-        holds what cannot be of its kind; columns that the model does not know, and categories that no training
-        row has, give a note.
+        Targets are returned if the table was read with one, unless `targets` says otherwise; rows without a target
+        are then left out, with a note. Raises BadData where a column is missing or a field has the wrong kind;
+        unknown columns, and categories that no training row has, give a note.
         """
         self._check_columns(table)
         notes: list[str] = []
@@ -290,8 +287,8 @@ class Preprocessing:
         if further:
             notes.append(f"Columns that the model was fitted without are not used: {', '.join(map(shown, further))}.")
         blocks = [column.encode(table.column(column.name), decimal, notes) for column in self.inputs]
-        found = self.target.encode(table.column(self.target.name), decimal) if wanted else None
-        return Transformed(torch.cat(blocks, dim=1), found, tuple(notes))
+        encoded = self.target.encode(table.column(self.target.name), decimal) if wanted else None
+        return Transformed(torch.cat(blocks, dim=1), encoded, tuple(notes))
 
     def _decimal(self, table: Table, with_target: bool) -> str:
         numbers = [column.name for column in self.inputs if column.kind == "number"]
@@ -305,7 +302,7 @@ class Preprocessing:
                 f"{table.path}: line {table.columns[0].lines[0]} is data, but the model was fitted with named columns. "
                 f"Name them in the first line: {', '.join(map(shown, self.columns))}."
             )
-        if not self.named and not table.named:  # columns without names are known by their place alone
+        if not self.named and not table.named:  # unnamed columns are identified by their position
             count, whole = len(table.header), len(self.columns)
             if count != whole and not (count == whole - 1 and self.columns[-1] == self.target.name):
                 raise BadData(
@@ -323,7 +320,7 @@ class Preprocessing:
 
 
 class PreparedTable(NamedTuple):
-    """A table made ready for inference: the data set, how it was made, which rows it has, and all notes."""
+    """A table prepared for inference: the data set, its preprocessing, its training and test rows, and all notes."""
 
     data: DataSet
     preprocessing: Preprocessing

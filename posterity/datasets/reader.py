@@ -1,4 +1,4 @@
-"""Text files read into fields, and whether they have a header."""
+"""Reading text files into records of fields, and detecting a header."""
 
 import codecs
 import csv
@@ -14,13 +14,13 @@ from posterity.datasets.files import content
 from posterity.errors import BadData, shown, unknown
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "whitespace": " "}
-"""The separators by name; "whitespace" is any run of spaces and tabs."""
+"""Separators by name; "whitespace" is any run of spaces and tabs."""
 
 SPACES = " \t\u00a0"
-"""What may surround a field without being part of it."""
+"""Characters stripped from both ends of a field."""
 
 _TOKEN = re.compile(r'[ \t]*(?:"((?:[^"]|"")*)"|([^ \t"\r\n][^ \t\r\n]*))(?=[ \t\r\n]|$)')
-_MARKS = (  # the mark of UTF-32 begins with that of UTF-16, so it comes first
+_MARKS = (  # byte order marks; UTF-32 before UTF-16, whose mark is a prefix
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -50,15 +50,17 @@ class Records:
 
 
 def read_records(path: str | Path, separator: str | None = None, encoding: str | None = None) -> Records:
-    """The records of a text file of separated fields; BadData, with the line, when it cannot be read exactly.
+    """Read the records of a text file of separated fields; raises BadData, with the line, for an ambiguous file.
 
-    `separator` is one of `SEPARATORS`, by name or by sign. Without it the file is read with each sign that
-    occurs in it, and taken if exactly one gives all records the same number of fields, two or more; whitespace
-    is tried only where no other sign occurs. `encoding` is the name of one; without it a byte order mark
-    decides, then UTF-8, then Latin-1. Fields may be quoted by `"`, doubled inside; blank lines do not count.
+    `separator` is one of `SEPARATORS`, by name or by sign. Without it the file is parsed with each sign that occurs
+    in it, and exactly one must give all records the same number of fields, two or more; whitespace is tried only
+    where no other sign occurs. Without `encoding` a byte order mark decides, then UTF-8, then Latin-1. Fields may be
+    quoted by `"`, doubled inside; blank lines do not count.
     """
     path = Path(path)
-    given = _sign(separator)
+    given = None if separator is None else SEPARATORS.get(separator, separator)
+    if given is not None and given not in SEPARATORS.values():
+        raise ValueError(unknown("separator", given, SEPARATORS))
     text, notes = _text(content(path), path, encoding)
     parse = _parsed(text, given) if given else _detected(text, path)
     _check(parse, path)
@@ -67,14 +69,6 @@ def read_records(path: str | Path, separator: str | None = None, encoding: str |
     if parse.blanks:
         notes.append(f"{parse.blanks} blank line{'s' * (parse.blanks > 1)} between the rows did not count.")
     return Records(path, parse.separator, parse.rows, parse.lines, notes)
-
-
-def _sign(separator: str | None) -> str | None:
-    if separator is None or separator in SEPARATORS.values():
-        return separator
-    if separator not in SEPARATORS:
-        raise ValueError(unknown("separator", separator, SEPARATORS))
-    return SEPARATORS[separator]
 
 
 def _text(data: bytes, path: Path, encoding: str | None) -> tuple[str, list[str]]:
@@ -105,12 +99,11 @@ def _text(data: bytes, path: Path, encoding: str | None) -> tuple[str, list[str]
 
 
 def _is_utf8(data: bytes, path: Path) -> bool:
-    """Whether bytes without a mark are UTF-8; BadData where some letters are and some bytes are not."""
+    """Return whether bytes without a mark are UTF-8; raises BadData where only some non-ASCII bytes are."""
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        letters = data.decode(errors="ignore")
-        if not letters.isascii():
+        if not data.decode(errors="ignore").isascii():
             line = data[: error.start].count(b"\n") + 1
             raise BadData(
                 f"{path}: line {line}: byte {data[error.start]:02x} is not UTF-8, as the file is elsewhere. "
@@ -122,7 +115,7 @@ def _is_utf8(data: bytes, path: Path) -> bool:
 
 @dataclass(eq=False)
 class _Parse:
-    """What one separator makes of the text; `problem` is why its quotes do not work out."""
+    """The text parsed with one separator; `problem` says which quotes are wrong."""
 
     separator: str
     rows: list[list[str]] = field(default_factory=list)
@@ -131,23 +124,14 @@ class _Parse:
     problem: str = ""
     rivals: list[str] = field(default_factory=list)
 
-    def add(self, fields: list[str], line: int) -> None:
-        self.rows.append([value.strip(SPACES) for value in fields])
-        self.lines.append(line)
-
     @property
     def usual(self) -> tuple[int, int]:
-        """The commonest number of fields, and how many records have it."""
+        """The most common number of fields, and how many records have it."""
         return Counter(map(len, self.rows)).most_common(1)[0] if self.rows else (0, 0)
 
     @property
-    def fits(self) -> bool:
-        count, times = self.usual
-        return not self.problem and count > 1 and times == len(self.rows)
-
-    @property
-    def promise(self) -> float:
-        """How near it is to fitting: the share of records with the commonest number of fields."""
+    def share(self) -> float:
+        """Share of records with the most common number of fields; 0 where that is 1."""
         count, times = self.usual
         return times / len(self.rows) if count > 1 else 0.0
 
@@ -155,18 +139,17 @@ class _Parse:
 def _detected(text: str, path: Path) -> _Parse:
     signs = [sign for sign in SEPARATORS.values() if sign != " " and sign in text] or [" "]
     parses = [_parsed(text, sign) for sign in signs]
-    fitting = [parse for parse in parses if parse.fits]
+    fitting = [parse for parse in parses if not parse.problem and parse.share == 1]
     if len(fitting) > 1:
         names = " and by ".join(_said(parse.separator) for parse in fitting)
         raise BadData(f"{path}: the fields can be separated by {names}. Say by which (--separator).")
-    best = fitting[0] if fitting else max(parses, key=lambda parse: parse.promise)
+    best = fitting[0] if fitting else max(parses, key=lambda parse: parse.share)
     best.rivals = [_said(sign) for sign in signs if sign != best.separator]
     return best
 
 
 def _parsed(text: str, separator: str) -> _Parse:
-    parse = _Parse(separator)
-    blanks = 0
+    parse, blanks = _Parse(separator), 0
     source = _spaced(text, parse) if separator == " " else _separated(text, separator, parse)
     for fields, line in source:
         if not fields or (len(fields) == 1 and not fields[0].strip(SPACES)):
@@ -175,7 +158,8 @@ def _parsed(text: str, separator: str) -> _Parse:
         if parse.rows:
             parse.blanks += blanks
         blanks = 0
-        parse.add(fields, line)
+        parse.rows.append([value.strip(SPACES) for value in fields])
+        parse.lines.append(line)
     return parse
 
 
@@ -187,7 +171,12 @@ def _separated(text: str, separator: str, parse: _Parse) -> Iterator[tuple[list[
             yield fields, line
             line = reader.line_num + 1
     except csv.Error as error:
-        parse.problem = f"line {line}: {_quotes(str(error))}"
+        problem = f'{error}. Is a quote (") never closed?'
+        if "end of data" in str(error):
+            problem = 'a quote (") is opened and never closed.'
+        elif "expected after" in str(error):
+            problem = 'text follows a closing quote ("). Quote whole fields, and double the quotes inside them.'
+        parse.problem = f"line {line}: {problem}"
 
 
 def _spaced(text: str, parse: _Parse) -> Iterator[tuple[list[str], int]]:
@@ -200,14 +189,6 @@ def _spaced(text: str, parse: _Parse) -> Iterator[tuple[list[str], int]]:
             parse.problem = f"line {line}: the quotes do not fit. Quote whole fields, and double quotes inside them."
             return
         yield fields, line
-
-
-def _quotes(error: str) -> str:
-    if "end of data" in error:
-        return 'a quote (") is opened and never closed.'
-    if "expected after" in error:
-        return 'text follows a closing quote ("). Quote whole fields, and double the quotes inside them.'
-    return f'{error}. Is a quote (") never closed?'
 
 
 def _check(parse: _Parse, path: Path) -> None:
@@ -250,11 +231,11 @@ _NUMBERED = re.compile(r"x[1-9][0-9]*")
 
 
 def take_header(records: Records, header: bool | None, target: str | None) -> tuple[tuple[str, ...], bool, list[str]]:
-    """The names of the columns, whether the first record gives them, and what was decided in sentences.
+    """Return the names of the columns, whether the first record gives them, and notes on what was decided.
 
     Without `header`, the first record names the columns if it has no number in it while the rest of some column
-    is all numbers. Where no column is all numbers, it does unless the target is called like a column without
-    a name (x1, x2, ...). Names that are empty become x1, x2, ... by position; names used twice are refused.
+    is all numbers. Where no column is all numbers, it does unless the target is named like a column without a name
+    (x1, x2, ...). Empty names become x1, x2, ... by position; duplicate names are refused.
     """
     first = records.rows[0]
     notes: list[str] = []
@@ -268,7 +249,13 @@ def take_header(records: Records, header: bool | None, target: str | None) -> tu
     for index, name in enumerate(first, start=1):
         if not name:
             notes.append(f"Column {index} has no name and is called 'x{index}'.")
-    _refuse_twice(names, records)
+    seen: dict[str, int] = {}
+    for index, name in enumerate(names, start=1):
+        if seen.setdefault(name, index) != index:
+            raise BadData(
+                f"{records.path}: line {records.lines[0]}: columns {seen[name]} and {index} have the same name "
+                f"{shown(name)}. Give every column its own."
+            )
     for row, line in zip(records.rows[1:], records.lines[1:], strict=True):
         if row == first:
             raise BadData(f"{records.path}: line {line} names the columns again. Remove it.")
@@ -291,19 +278,8 @@ def _is_header(records: Records, target: str | None) -> bool:
 
 
 def _numbers_below(name: str, index: int, rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a column begins with text and then has numbers only, and at least one."""
+    """Return whether a column begins with text and then has numbers only, at least one."""
     if name in MISSING:
         return False
     values = [row[index] for row in rows if row[index] not in MISSING]
     return bool(values) and all(map(looks_numeric, values))
-
-
-def _refuse_twice(names: Sequence[str], records: Records) -> None:
-    seen: dict[str, int] = {}
-    for index, name in enumerate(names, start=1):
-        if name in seen:
-            raise BadData(
-                f"{records.path}: line {records.lines[0]}: columns {seen[name]} and {index} have the same name "
-                f"{shown(name)}. Give every column its own."
-            )
-        seen[name] = index

@@ -1,4 +1,4 @@
-"""Tables in text files (CSV, TSV and their kin): columns as written, the kind of each, the task of the target."""
+"""Tables in text files (CSV, TSV and similar): columns as written, their kinds, and the task of the target."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from posterity.errors import BadData, shown, unknown
 from posterity.numerics.random import Key
 
 MOST_CLASSES = 10
-"""A target of whole numbers with at most this many different ones is taken as classes, unless the task is given."""
+"""A target with at most this many distinct whole numbers is read as classes, unless the task is given."""
 
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """What was settled for a table that was read with a target: its task, the kinds by column, the decimal mark."""
+    """The target of a table, its task, the kinds of the columns by name, and the decimal mark."""
 
     target: str
     task: Task
@@ -42,7 +42,7 @@ class Roles:
 class Table:
     """The columns of a file, as written; their `roles` if it was read with a target.
 
-    `header` has the names of all columns of the file, dropped ones too, and `named` says whether the file gives
+    `header` has the names of all columns of the file, dropped columns included, and `named` says whether the file gives
     them. `decimal` is the decimal mark if it was given. `notes` are sentences about what had to be decided.
     """
 
@@ -65,14 +65,14 @@ class Table:
         return tuple(column.name for column in self.columns)
 
     def column(self, name: str) -> Column:
-        """The column of this name; BadData with the nearest name when there is none."""
+        """Return the column of this name; raises BadData with the nearest name when there is none."""
         if name not in self.names:
             nameless = "" if self.named else " The first line was taken as data; if it names the columns, say --header."
             raise BadData(f"{self.path}: {unknown('column', name, self.names)}{nameless}")
         return self.columns[self.names.index(name)]
 
     def rows(self, index: Sequence[int]) -> "Table":
-        """The table with these rows only; roles stay as they are."""
+        """Return the table with these rows only; roles stay as they are."""
         return replace(self, columns=tuple(column.rows(index) for column in self.columns))
 
 
@@ -88,22 +88,22 @@ def read_table(
     header: bool | None = None,
     encoding: str | None = None,
 ) -> Table:
-    """The table in a text file, exactly as written; BadData that names the line or column when it is not sound.
+    """Read a table from a text file, exactly as written; raises BadData that names the line or column at fault.
 
-    With a `target` the kind of every column is settled, and columns that cannot be inputs (text, dates, numbers
+    With a `target` the kind of every column is inferred, and columns that cannot be inputs (text, dates, numbers
     that a float64 cannot hold, numbers mixed with text) are refused by name; rows without a target are left out.
-    Without one, fields are only read: what `Preprocessing.transform` needs to predict.
+    Without a target, fields are only read, which is what `Preprocessing.transform` needs to predict.
 
     `drop` names columns to leave out, `category` columns whose values are categories whatever they look like.
     `separator` ("comma", "semicolon", "tab", "pipe", "whitespace"), `decimal` ("." or ","), `header` (whether
-    the first line names the columns) and `encoding` are found out where they are not given; what is not the
-    usual is said in `notes`.
+    the first line names the columns) and `encoding` are inferred where they are not given; `notes` says what is
+    unusual.
 
     A field is missing if it is empty or exactly NA, N/A, n/a, NaN, nan, null, NULL, None or ?. Spaces around fields
     do not count. A column is boolean if it has both words of true/false, yes/no or t/f, in any case, and no other.
 
-    The task "auto" is classification for a target of text, truth values, or whole numbers of which at most
-    `MOST_CLASSES` differ and some repeat; else regression.
+    The task "auto" is classification for a target of text, booleans, or at most `MOST_CLASSES` distinct whole numbers
+    of which some repeat; else regression.
     """
     if decimal not in (None, ".", ","):
         raise ValueError(f"read_table: decimal must be '.', ',' or None. Got {shown(decimal)}.")
@@ -137,7 +137,7 @@ def _without(table: Table, drop: Collection[str], target: str | None) -> Table:
 
 
 def with_values(table: Table, target: str, notes: list[str]) -> Table:
-    """The rows that have a value in the target column; how many have none is added to `notes`."""
+    """Return the rows with a value in the target column; notes how many have none."""
     column = table.column(target)
     present = [row for row, field in enumerate(column.fields) if field not in MISSING]
     if not present:
@@ -161,7 +161,9 @@ def _settled(table: Table, target: str, task: str, category: frozenset[str]) -> 
         decimal = infer_decimal((c for c in table.columns if c.name not in category), table.separator)
         if decimal == ",":
             notes.append("Numbers have a decimal comma.")
-    kinds = {column.name: infer_kind(column, decimal, column.name in category) for column in table.columns}
+    kinds: dict[str, Kind] = {
+        column.name: infer_kind(column, decimal, column.name in category) for column in table.columns
+    }
     column = table.column(target)
     labels = class_names(class_labels(column, kinds[target], decimal), kinds[target])
     if len(labels) == 1:
@@ -169,13 +171,15 @@ def _settled(table: Table, target: str, task: str, category: frozenset[str]) -> 
             f"{table.path}: the target {shown(target)} has the value {shown(labels[0])} in every row. "
             "There is nothing to learn: name another target."
         )
-    found = _task(column, kinds[target], labels, task, notes)
-    return replace(table, roles=Roles(target, found, kinds, decimal), notes=tuple(notes))
+    roles = Roles(target, _task(column, kinds[target], labels, task, notes), kinds, decimal)
+    return replace(table, roles=roles, notes=tuple(notes))
 
 
 def _task(column: Column, kind: Kind, labels: tuple[str, ...], task: str, notes: list[str]) -> Task:
     name = shown(column.name)
-    if task == "regression" and kind != "number":
+    if task == "regression":
+        if kind == "number":
+            return "regression"
         raise BadData(
             f"{column.path}: the target {name} of a regression must be numbers. Got {kind} values such as "
             f"{shown(column.fields[0])}. Use the task classification (--task)."
@@ -185,8 +189,6 @@ def _task(column: Column, kind: Kind, labels: tuple[str, ...], task: str, notes:
             f"{column.path}: the target {name} of a classification may have {MOST_CATEGORIES} different values. "
             f"Got {len(labels)}. Use the task regression (--task)."
         )
-    if task == "regression":
-        return "regression"
     if task == "classification" or kind != "number":
         return "classification"
     few = len(labels) <= MOST_CLASSES and len(labels) < len(column.fields)
@@ -200,7 +202,7 @@ def _task(column: Column, kind: Kind, labels: tuple[str, ...], task: str, notes:
 
 
 def split(table: Table, test_fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """The rows for training and for testing of a table with a target: two sorted int64 tensors, by the seed.
+    """Split a table with a target into training and test rows by the seed: two sorted int64 tensors.
 
     For classification each class is split in this proportion, as near as whole rows allow, and keeps at least
     one row for training.
@@ -210,14 +212,14 @@ def split(table: Table, test_fraction: float, seed: int = 0) -> tuple[Tensor, Te
     labels = torch.zeros(len(table), dtype=torch.int64, device=HOST)
     if table.roles.task == "classification":
         target, kind = table.roles.target, table.roles.kinds[table.roles.target]
-        found = class_labels(table.column(target), kind, table.roles.decimal)
-        places = {label: place for place, label in enumerate(class_names(found, kind))}
-        labels = torch.tensor([places[label] for label in found if label is not None], device=HOST)
+        words = class_labels(table.column(target), kind, table.roles.decimal)
+        classes = class_names(words, kind)
+        labels = torch.tensor([classes.index(word) for word in words if word is not None], device=HOST)
     return stratified(labels, test_fraction, seed)
 
 
 def stratified(labels: Tensor, test_fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Training and test rows (sorted int64) with `test_fraction` of each label in the test rows, by the seed."""
+    """Draw training and test rows (sorted int64) by the seed, with `test_fraction` of each label in the test rows."""
     if not isinstance(test_fraction, (int, float)) or not 0 < test_fraction < 1:
         raise ValueError(f"split: test_fraction must be between 0 and 1. Got {shown(test_fraction)}.")
     counts = torch.bincount(labels).tolist()

@@ -1,4 +1,4 @@
-"""Toy data sets made on the spot, by name."""
+"""Synthetic toy data sets by name."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ LINE_BIAS = -0.5
 
 
 def two_moons(num_data: int = 500, noise: float = 0.2, seed: int = 0, test: int = 2000) -> DataSet:
-    """Two interleaved half circles of radius 1, one a class, blurred by N(0, noise^2) in each coordinate.
+    """Two interleaved half circles of radius 1, one per class, with N(0, noise^2) noise in each coordinate.
 
     >>> two_moons().train.inputs.shape
     torch.Size([500, 2])
     """
-    _check("two_moons", num_data, noise, test, least=2)
+    keys = _keys("two_moons", num_data, noise, seed, test, least=2)
 
     def part(count: int, key: Key) -> LabelledData:
         labels = _labels(count, 2, key)
@@ -31,87 +31,83 @@ def two_moons(num_data: int = 500, noise: float = 0.2, seed: int = 0, test: int 
         upper = torch.stack((angle.cos(), angle.sin()), dim=1)  # (N, 2)
         lower = torch.stack((1 - angle.cos(), 0.5 - angle.sin()), dim=1)
         clean = torch.where(labels[:, None] == 0, upper, lower)
-        return LabelledData(_blurred(clean, noise, key), labels)
+        return LabelledData(_noisy(clean, noise, key), labels)
 
-    train, held_out = part(num_data, _key("two_moons", seed, "train")), part(test, _key("two_moons", seed, "test"))
+    train, held_out = map(part, (num_data, test), keys)
     return DataSet("two-moons", "classification", train, held_out, ("upper", "lower"))
 
 
 def blobs(num_data: int = 300, noise: float = 0.6, seed: int = 0, test: int = 2000) -> DataSet:
-    """Three round Gaussian clouds of standard deviation `noise`, one a class, centred on a circle of radius 2."""
-    _check("blobs", num_data, noise, test, least=3)
+    """Three isotropic Gaussians of standard deviation `noise`, one per class, centred on a circle of radius 2."""
+    keys = _keys("blobs", num_data, noise, seed, test, least=3)
     direction = math.pi / 2 + 2 * math.pi / 3 * torch.arange(3, dtype=torch.float64)
     centres = 2 * torch.stack((direction.cos(), direction.sin()), dim=1)  # (3, 2)
 
     def part(count: int, key: Key) -> LabelledData:
         labels = _labels(count, 3, key)
-        return LabelledData(_blurred(centres[labels], noise, key), labels)
+        return LabelledData(_noisy(centres[labels], noise, key), labels)
 
-    train, held_out = part(num_data, _key("blobs", seed, "train")), part(test, _key("blobs", seed, "test"))
+    train, held_out = map(part, (num_data, test), keys)
     return DataSet("blobs", "classification", train, held_out, ("top", "left", "right"))
 
 
 def sine(num_data: int = 100, noise: float = 0.3, seed: int = 0, test: int = 500) -> DataSet:
-    """y = sin(x) + x + N(0, noise^2), seen on [-4, -1] and [1, 4], tested on an even grid over [-6, 6].
+    """y = sin(x) + x + N(0, noise^2) with x in [-4, -1] and [1, 4], tested on an even grid over [-6, 6].
 
-    The test rows ask for the gap in the middle and for both ends, where only a model that knows what it does
-    not know does well.
+    The test rows cover the gap in the middle and extrapolate at both ends, where epistemic uncertainty matters.
     """
-    _check("sine", num_data, noise, test, least=1)
+    key, test_key = _keys("sine", num_data, noise, seed, test, least=1)
 
     def part(x: Tensor, key: Key) -> LabelledData:
-        return LabelledData(x.float(), _blurred(x.sin() + x, noise, key))
+        return LabelledData(x.float(), _noisy(x.sin() + x, noise, key))
 
-    key = _key("sine", seed, "train")
     distance = 1 + 3 * key.fold("distance").uniform((num_data, 1), dtype=torch.float64)
     side = 1 - 2 * _labels(num_data, 2, key)[:, None]  # both sides of the gap have the same number of rows
     grid = torch.linspace(-6, 6, test, dtype=torch.float64)[:, None]
-    return DataSet("sine", "regression", part(side * distance, key), part(grid, _key("sine", seed, "test")))
+    return DataSet("sine", "regression", part(side * distance, key), part(grid, test_key))
 
 
 def line(num_data: int = 50, noise: float = 0.5, seed: int = 0, test: int = 500) -> DataSet:
     """y = LINE_WEIGHT * x + LINE_BIAS + N(0, noise^2) for x uniform on [-2, 2): the exact posterior is known."""
-    _check("line", num_data, noise, test, least=1)
+    keys = _keys("line", num_data, noise, seed, test, least=1)
 
     def part(count: int, key: Key) -> LabelledData:
         x = 4 * key.fold("position").uniform((count, 1), dtype=torch.float64) - 2
-        return LabelledData(x.float(), _blurred(LINE_WEIGHT * x + LINE_BIAS, noise, key))
+        return LabelledData(x.float(), _noisy(LINE_WEIGHT * x + LINE_BIAS, noise, key))
 
-    return DataSet(
-        "line", "regression", part(num_data, _key("line", seed, "train")), part(test, _key("line", seed, "test"))
-    )
+    train, held_out = map(part, (num_data, test), keys)
+    return DataSet("line", "regression", train, held_out)
 
 
-def _check(name: str, num_data: int, noise: float, test: int, least: int) -> None:
+def _keys(name: str, num_data: int, noise: float, seed: int, test: int, least: int) -> tuple[Key, Key]:
+    """Check the arguments of a toy data set, and return the keys of its training and test rows."""
     for argument, value in (("num_data", num_data), ("test", test)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}: {argument} must be a whole number of at least {least}. Got {shown(value)}.")
     if not isinstance(noise, (int, float)) or not math.isfinite(noise) or noise < 0:
         raise ValueError(f"{name}: noise must be a standard deviation, 0 or more. Got {shown(noise)}.")
-
-
-def _key(name: str, seed: int, part: str) -> Key:
-    return Key(seed).fold(name).fold(part)
+    key = Key(seed).fold(name)
+    return key.fold("train"), key.fold("test")
 
 
 def _labels(count: int, num_classes: int, key: Key) -> Tensor:
-    """Labels (N,) in random order whose counts differ by at most one."""
+    """Return labels (N,) in random order whose counts differ by at most one."""
     return (torch.arange(count) % num_classes)[key.fold("order").permutation(count)]
 
 
-def _blurred(clean: Tensor, noise: float, key: Key) -> Tensor:
-    """`clean` in float64 plus normal noise, as float32."""
+def _noisy(clean: Tensor, noise: float, key: Key) -> Tensor:
+    """Add normal noise to `clean` in float64; returns float32."""
     return (clean + noise * key.fold("noise").normal(tuple(clean.shape), dtype=torch.float64)).float()
 
 
 TOYS: Mapping[str, Callable[..., DataSet]] = MappingProxyType(
     {"two-moons": two_moons, "sine": sine, "line": line, "blobs": blobs}
 )
-"""The toy data sets by name; each function takes a number of rows, a seed and its noise."""
+"""The toy data sets by name; each function takes a number of rows, the noise and a seed."""
 
 
 def load(name: str, seed: int = 0) -> DataSet:
-    """The toy data set of this name, of its usual size.
+    """Return the toy data set `name` at its default size.
 
     >>> load("blobs").classes
     ('top', 'left', 'right')

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.datasets.dataset import DataSet, LabelledData
-from posterity.datasets.files import HOST, check_sum, content, data_folder
+from posterity.datasets.files import HOST, check_sum, content, root_folder
 from posterity.datasets.table import stratified
 from posterity.errors import BadData, shown, unknown
 
@@ -25,7 +25,7 @@ class _Classification(NamedTuple):
     file: str
     separator: str | None  # None: whitespace
     label: int  # column
-    classes: tuple[tuple[str, str], tuple[str, str]]  # (field, name) of class 0 and of class 1
+    classes: tuple[tuple[str, str], tuple[str, str]]  # (field, name) of classes 0 and 1
     unused: tuple[int, ...]  # columns that are neither input nor label
     sum: str
 
@@ -75,25 +75,23 @@ UCI_CLASSIFICATION = tuple(_CLASSIFICATION)
 
 
 def num_splits(name: str) -> int:
-    """How many standard splits the regression set `name` has."""
+    """Return the number of standard splits of the regression set `name`."""
     if name not in _REGRESSION:
         raise ValueError(unknown("regression set", name, _REGRESSION))
     return _REGRESSION[name].splits
 
 
 def uci_regression(name: str, split: int = 0, root: str | Path | None = None) -> DataSet:
-    """A UCI regression set under one of its standard splits (20, protein 5), not standardised, in float64.
+    """Return a UCI regression set under one of its standard splits (20, protein 5), not standardised, in float64.
 
-    `root` is the folder `<name>/data` with `data.txt` and the index files; without it they are looked for in
-    `data_folder("uci")`. The table is checked against its SHA-256; the splits are those of Hernandez-Lobato and
-    Adams (2015): inputs (N, D) and targets (N, 1).
+    `root` is the folder with `data.txt` and the index files, by default `<name>/data` in `data_folder("uci")`. The
+    table is checked against its SHA-256. Hernandez-Lobato and Adams (2015) published the splits. Inputs are (N, D),
+    targets (N, 1).
     """
-    if name not in _REGRESSION:
-        raise ValueError(unknown("regression set", name, _REGRESSION))
-    known = _REGRESSION[name]
-    if not isinstance(split, int) or isinstance(split, bool) or not 0 <= split < known.splits:
-        raise ValueError(f"uci_regression: split of '{name}' must be from 0 to {known.splits - 1}. Got {shown(split)}.")
-    folder = data_folder("uci") / name / "data" if root is None else Path(root)
+    count = num_splits(name)
+    if not isinstance(split, int) or isinstance(split, bool) or not 0 <= split < count:
+        raise ValueError(f"uci_regression: split of '{name}' must be from 0 to {count - 1}. Got {shown(split)}.")
+    known, folder = _REGRESSION[name], root_folder("uci", root, f"{name}/data")
     path = folder / "data.txt"
     data = content(path)
     check_sum(data, known.sum, path, name)
@@ -105,16 +103,16 @@ def uci_regression(name: str, split: int = 0, root: str | Path | None = None) ->
 
 
 def uci_classification(name: str, test_fraction: float = 0.2, seed: int = 0, root: str | Path | None = None) -> DataSet:
-    """A UCI set with two classes, not standardised, in float64: inputs (N, D) and labels (N,).
+    """Return a UCI set with two classes, not standardised, in float64: inputs (N, D) and labels (N,).
 
-    There are no standard splits: the test rows are drawn by the seed, the same fraction of each class. `root` is
-    the folder of the file; without it that is looked for in `data_folder("uci-classification")`. The file is
-    checked against its SHA-256. In "german-credit" bad is class 1; the id of "wdbc" is no input.
+    There are no standard splits: the seed draws the test rows, the same fraction of each class. `root` is the folder
+    of the file, by default `<name>` in `data_folder("uci-classification")`. The file is checked against its SHA-256.
+    In "german-credit" bad is class 1; the id of "wdbc" is no input.
     """
     if name not in _CLASSIFICATION:
         raise ValueError(unknown("classification set", name, _CLASSIFICATION))
     known = _CLASSIFICATION[name]
-    path = (data_folder("uci-classification") / name if root is None else Path(root)) / known.file
+    path = root_folder("uci-classification", root, name) / known.file
     data = content(path)
     check_sum(data, known.sum, path, name)
     fields = [line.split(known.separator) for line in data.decode().split("\n") if line.strip()]
@@ -122,7 +120,7 @@ def uci_classification(name: str, test_fraction: float = 0.2, seed: int = 0, roo
     labels = torch.tensor([marks.index(row[known.label].strip()) for row in fields], device=HOST)
     skipped = {known.label, *known.unused}
     inputs = torch.tensor(
-        [[float(field) for place, field in enumerate(row) if place not in skipped] for row in fields],
+        [[float(field) for index, field in enumerate(row) if index not in skipped] for row in fields],
         dtype=torch.float64,
         device=HOST,
     )
@@ -132,7 +130,7 @@ def uci_classification(name: str, test_fraction: float = 0.2, seed: int = 0, roo
 
 
 def _columns(folder: Path, known: _Regression, count: int) -> tuple[Tensor, Tensor]:
-    """Which of the `count` columns are inputs, and which one is the target."""
+    """Return the indices of the inputs and of the target among `count` columns."""
     features, target = (_indices(folder / f"index_{part}.txt", count) for part in ("features", "target"))
     if len(features) != known.inputs or len(target) != 1 or target[0] in features:
         raise BadData(
@@ -143,7 +141,7 @@ def _columns(folder: Path, known: _Regression, count: int) -> tuple[Tensor, Tens
 
 
 def _split(folder: Path, known: _Regression, split: int) -> tuple[Tensor, Tensor]:
-    """The training rows and the test rows of a split, which share out all rows."""
+    """Return the training and the test rows of a split, which partition all rows."""
     train, test = (_indices(folder / f"index_{part}_{split}.txt", known.rows) for part in ("train", "test"))
     if not torch.equal(torch.cat((train, test)).sort().values, torch.arange(known.rows, device=HOST)):
         raise BadData(
@@ -154,7 +152,7 @@ def _split(folder: Path, known: _Regression, split: int) -> tuple[Tensor, Tensor
 
 
 def _indices(path: Path, count: int) -> Tensor:
-    """The whole numbers in a file, each below `count`."""
+    """Return the whole numbers in a file, each below `count`."""
     fields = content(path).split()
     try:
         numbers = [float(field) for field in fields]

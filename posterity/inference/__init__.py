@@ -1,4 +1,4 @@
-"""The one loop over steps: `infer`, the protocol `Method`, traces, callbacks, checkpoints, plans and executors.
+"""Inference: `infer` with its loop over steps, the protocol `Method`, traces, callbacks, checkpoints, plans, executors.
 
 Algorithms are in `methods`. Nothing else in the library loops over steps.
 """

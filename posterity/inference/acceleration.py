@@ -1,4 +1,4 @@
-"""Quicker steps: potentials compiled to machine code, steps recorded as CUDA graphs."""
+"""Accelerated steps: potentials compiled to machine code, steps recorded as CUDA graphs."""
 
 import logging
 import threading
@@ -24,19 +24,18 @@ from posterity.storage import clone, leaves, mapped
 logger = logging.getLogger("posterity")
 
 BUDGET = 2**30  # bytes of activations at once on the CPU
-_SHARE = 0.25  # of the memory of a GPU
+_SHARE = 0.25  # of the memory of a GPU for activations
 
-
-Chunk: TypeAlias = tuple[Batch | None, float]  # rows, and their share of all
+Chunk: TypeAlias = tuple[Batch | None, float]  # rows, and their share of all rows
 
 
 class _Own(threading.local):
-    """What each thread has for itself: runs side by side may have one problem, and different rows for it."""
+    """The state of each thread: concurrent runs may share a problem, and have different rows."""
 
     def __init__(self) -> None:
         self.effort: Effort = "none"
-        self.shared: dict[object, Compiled] = {}  # of functions that no density is part of
-        self.known: WeakKeyDictionary[Problem, dict[int, Potential]] = WeakKeyDictionary()  # by the number of chains
+        self.shared: dict[object, Compiled] = {}  # of functions that do not depend on a density
+        self.known: WeakKeyDictionary[Problem, dict[int, Potential]] = WeakKeyDictionary()  # by number of chains
 
 
 _OWN = _Own()
@@ -44,7 +43,7 @@ _OWN = _Own()
 
 @contextmanager
 def accelerated(effort: Effort) -> Iterator[None]:
-    """Work handed to `Potential.run` inside `with` is recorded as CUDA graphs, or compiled as well."""
+    """Record work handed to `Potential.run` inside the context as CUDA graphs, or compile it as well."""
     before, _OWN.effort = _OWN.effort, effort
     try:
         yield
@@ -55,8 +54,8 @@ def accelerated(effort: Effort) -> Iterator[None]:
 class Potential:
     """The log density (C,) and its gradient (C, P) at theta (C, P) over all rows of `batch`, exact.
 
-    Networks run in evaluation mode. Rows go in chunks whose activations, for all chains, stay within `limit` bytes
-    (None: 1 GiB on the CPU, a quarter of the memory of a GPU).
+    Networks run in evaluation mode. Rows are processed in chunks whose activations, for all chains, stay within
+    `limit` bytes (None: 1 GiB on the CPU, a quarter of the memory of a GPU).
 
     >>> import torch, posterity as po
     >>> density = po.Density(lambda x: -0.5 * x.square().sum(), {"x": (2,)})
@@ -66,23 +65,21 @@ class Potential:
     """
 
     def __init__(self, joint: Problem, batch: Batch | None, chains: int, limit: int | None = None) -> None:
-        """Look how many rows fit at once."""
-        self.chains = chains
-        self._limit = limit
-        self._joint = ref(joint)  # which goes when nobody else has it, and its potential with it
+        self.chains, self._limit = chains, limit
+        self._joint = ref(joint)  # weak: a problem is freed together with its potential
         self._compiled: dict[object, Compiled] = {}
         self.take(batch)
 
     def take(self, batch: Batch | None) -> None:
-        """Go on with these rows in place of those before; what was compiled serves rows of the same shapes."""
+        """Continue with these rows; what was compiled serves rows of the same shapes."""
         joint: Any = self._joint()
         self.batch = batch
         self._chunks = [(batch, 1.0)] if batch is None else _chunks(joint, batch, self.chains, self._limit)
         self._tensors: tuple[Tensor, ...] = () if batch is None else batch_tensors(batch)
-        self._names = () if batch is None else (batch.per_member, *batch.tensors)  # what the tensors stand for
+        self._names = () if batch is None else (batch.per_member, *batch.tensors)  # the meaning of the tensors
 
     def __call__(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and gradient."""
+        """Return value and gradient."""
         value, grad = self._at(theta, *self._chunks[0])
         for chunk in self._chunks[1:]:
             more, slope = self._at(theta, *chunk)
@@ -96,11 +93,11 @@ class Potential:
 
     @property
     def accelerated(self) -> bool:
-        """Whether work is recorded or compiled now."""
+        """Whether work is currently recorded or compiled."""
         return _OWN.effort != "none"
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """`function(*arguments)`, compiled where that is wanted."""
+        """Return `function(*arguments)`, recorded or compiled inside `accelerated`."""
         if not self.accelerated:
             return function(*arguments)
         own = any(argument is self for argument in arguments)
@@ -112,12 +109,12 @@ class Potential:
         return table[kind](self._tensors, *arguments) if own else table[kind](*arguments)
 
     def doubt(self) -> None:
-        """Look whether what was compiled is still what the problem says, at its next calls."""
+        """Compare compiled work with the problem again at its next calls."""
         for compiled in self._compiled.values():
             compiled.doubt()
 
     def _with_rows(self, function: Callable[..., Any], tensors: tuple[Tensor, ...], *arguments: Any) -> Any:
-        """The function's result where the rows are made of these tensors."""
+        """Call the function with the rows replaced by these tensors."""
         chunks, given = self._chunks, iter(tensors)
         first = chunks[0][0]
         if self.batch is None or first is None:
@@ -130,13 +127,13 @@ class Potential:
 
 
 def budget(joint: Problem) -> int:
-    """Bytes that the activations of a gradient may take."""
+    """Return the bytes that the activations of a gradient may take."""
     memory = device_memory(joint.device)
     return int(_SHARE * memory) if joint.device.type == "cuda" and memory else BUDGET
 
 
 def potential(joint: Problem, batch: Batch | None, chains: int) -> Potential:
-    """The potential of the problem on these rows, made once."""
+    """Return the potential of the problem on these rows, which is made once."""
     table = _OWN.known.setdefault(joint, {})
     known = table.get(chains)
     if known is None:
@@ -147,16 +144,16 @@ def potential(joint: Problem, batch: Batch | None, chains: int) -> Potential:
 
 
 def doubt(joint: Problem) -> None:
-    """Look at the next calls whether what was compiled for the problem is still what it says.
+    """Compare what was compiled for the problem with the problem again, at the next calls.
 
-    A density reads what it likes: variables of a notebook may have other values in the next run.
+    A density may read global variables, which may have changed since the last run.
     """
     for known in _OWN.known.get(joint, {}).values():
         known.doubt()
 
 
 def _chunks(joint: Joint, batch: Batch, chains: int, limit: int | None) -> list[Chunk]:
-    """Pieces of the batch that fit, each with its share of the rows."""
+    """Split the batch into chunks that fit into memory, each with its share of the rows."""
     allowed = budget(joint) if limit is None else limit
     # The backward pass makes as much again; members of the joint are its chains.
     row = 2 * chains * activation_bytes(joint, TensorData(batch), 1) // (joint.num_members or 1)
@@ -167,7 +164,7 @@ def _chunks(joint: Joint, batch: Batch, chains: int, limit: int | None) -> list[
 
 
 def _pieces(batch: Batch, size: int) -> list[Chunk]:
-    """The batch in pieces of so many rows, each with its share of them."""
+    """Split the batch into chunks of `size` rows, each with its share of the rows."""
     if size >= batch.size:
         return [(batch, 1.0)]
     axis = 1 if batch.per_member else 0
@@ -179,7 +176,7 @@ def _pieces(batch: Batch, size: int) -> list[Chunk]:
 
 
 def shapes(value: Any) -> tuple[object, ...]:
-    """What a recording depends on: the shapes of all that a state or batch holds, and what is no number or tensor."""
+    """Return what a recording depends on: shape, dtype and device of all tensors, and leaves that are not numbers."""
     return tuple((path, _shape(leaf)) for path, leaf in leaves(value).items())
 
 
@@ -194,15 +191,15 @@ def _is_count(leaf: Any) -> bool:
 
 
 class Graph:
-    """A step from a state of certain shapes, on a batch of certain shapes, recorded to be played again.
+    """A CUDA graph of a step, for states and batches of fixed shapes.
 
-    The graph reads and writes fixed memory: the tensors of the state it is made from, into which it puts the next
-    state where that has the same shapes. Whole numbers in the state, which count steps, are tensors inside the graph
-    and numbers outside. Random numbers come from generators that are seeded before each play.
+    The graph reads and writes fixed memory: the tensors of the state it is made from, into which it writes the next
+    state where the shapes agree. Whole numbers in the state, which count steps, are tensors inside the graph and
+    numbers outside. Random numbers come from generators that are seeded before each replay.
     """
 
     def __init__(self, method: Method, joint: Problem, state: Any, batch: Batch, key: Key) -> None:
-        """Record the step from `state`, which is not taken by that."""
+        """Record the step from `state`, without taking it."""
         device = joint.device
         given = leaves(state)
         self._counts = {path: leaf for path, leaf in given.items() if _is_count(leaf)}
@@ -214,7 +211,7 @@ class Graph:
         lifted = mapped(lambda _: next(inputs), state)
         self._batch = clone(batch)
         self._last_batch: Batch | None = None
-        # A plain step on copies tells which random numbers are drawn, and by how much the counts rise.
+        # A plain step on copies shows which random numbers are drawn, and by how much the counts rise.
         with Streams(key) as streams, nothing_read():
             after, _ = method.step(joint, clone(lifted), self._batch, key)
         self._streams = streams.asked
@@ -240,72 +237,65 @@ class Graph:
             self._numbers = torch.stack(tensors) if tensors else None
 
     def _settle(self) -> None:
-        """Put the next state into the memory of the one before, where it fits."""
+        """Write the next state into the memory of the last one, where shapes and dtypes agree."""
         tensors = {path: leaf for path, leaf in self._inputs.items() if isinstance(leaf, Tensor) and leaf.numel()}
         own = {leaf.untyped_storage().data_ptr(): path for path, leaf in tensors.items()}
         self._result: dict[str, Any] = {}
         for path, leaf in leaves(self._after).items():
-            place = self._inputs.get(path)
-            if isinstance(leaf, Tensor) and leaf is not place:
+            target = self._inputs.get(path)
+            if isinstance(leaf, Tensor) and leaf is not target:
                 if leaf.numel() and own.get(leaf.untyped_storage().data_ptr(), path) != path:
                     raise RuntimeError(f"the next state has {path} in the memory of another tensor of the last one")
-                if isinstance(place, Tensor) and place.shape == leaf.shape and place.dtype == leaf.dtype:
-                    leaf = place.copy_(leaf)
+                if isinstance(target, Tensor) and target.shape == leaf.shape and target.dtype == leaf.dtype:
+                    leaf = target.copy_(leaf)
             self._result[path] = leaf
 
     def play(self, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
-        """The step from `state` on `batch`; what it gives is good until the next play."""
+        """Replay the step from `state` on `batch`; the result is valid until the next replay."""
         for path, leaf in leaves(state).items():
-            place = self._inputs[path]
+            target = self._inputs[path]
             if _is_count(leaf):
                 if self._counts[path] != leaf:
-                    place.fill_(leaf)
+                    target.fill_(leaf)
                 self._counts[path] = leaf
-            elif leaf is not place and isinstance(leaf, Tensor):
-                place.copy_(leaf)
+            elif leaf is not target and isinstance(leaf, Tensor):
+                target.copy_(leaf)
         if batch is not self._last_batch:
-            for place, leaf in zip(leaves(self._batch).values(), leaves(batch).values(), strict=True):
+            for target, leaf in zip(leaves(self._batch).values(), leaves(batch).values(), strict=True):
                 if isinstance(leaf, Tensor):
-                    place.copy_(leaf)
+                    target.copy_(leaf)
             self._last_batch = batch
         seed(self._streams, self._generators, key)
         self._graph.replay()
-        return self._next_state(), self._info()
-
-    def _next_state(self) -> Any:
         for path, rise in self._rises.items():
             self._counts[path] += rise
-        return self._with_counts(self._after, self._result)
+        info: dict[str, Tensor | float] = dict(self._fixed)
+        if self._numbers is not None:
+            info.update(zip(self._names, self._numbers.clone().unbind(0), strict=True))
+        return self._with_counts(self._after, self._result), info
 
     def _with_counts(self, state: Any, parts: Mapping[str, Any]) -> Any:
-        """The state, made of these parts, with its counts as numbers."""
+        """Return the state made of these parts, with its counts as numbers."""
         each = iter([self._counts[path] if path in self._rises else leaf for path, leaf in parts.items()])
         return mapped(lambda _: next(each), state)
-
-    def _info(self) -> Info:
-        if self._numbers is None:
-            return self._fixed
-        return {**self._fixed, **dict(zip(self._names, self._numbers.clone().unbind(0), strict=True))}
 
 
 Acceleration: TypeAlias = Literal["auto", "off"]
 
-_PLAIN = 3  # steps of each kind before it is recorded: libraries set themselves up in the first
-_MOST_KINDS = 4  # kinds of steps, by the shapes of state and batch; more are not worth their memory
+_PLAIN = 3  # plain steps of each kind before it is recorded: libraries initialise themselves in the first
+_MOST_KINDS = 4  # most kinds of steps, by the shapes of state and batch, since each graph takes memory
 
 
 class Stepper:
-    """The steps of a run, recorded and played where the method and the device allow, else called.
+    """The steps of a run, replayed as CUDA graphs where the method and the device allow, else called.
 
     Takes the method, the problem and `accelerate`: "auto" records on CUDA and lets samplers compile, "off" never does.
-    A step that cannot be
-    recorded is called from then on, which is said once with the reason. The numbers are those of plain steps, up to
-    the rounding of kernels that add up in another order each time. A recording cannot see memory of the CPU that a
-    kernel reads (batched solvers of cuBLAS pass pointers that way): switch it off for modules that solve equations.
+    A step that cannot be recorded is called from then on, with one warning that gives the reason. The numbers equal
+    plain steps up to the rounding of kernels with a random order of summation. A graph does not see CPU memory
+    that a kernel reads (batched solvers of cuBLAS pass pointers so): use "off" for modules that solve equations.
     """
 
     def __init__(self, method: Method, joint: Problem, accelerate: Acceleration) -> None:
-        """Nothing recorded yet."""
         self._method, self._joint = method, joint
         traits, auto = method.traits, accelerate == "auto"
         self._wanted = auto and traits.recordable and joint.device.type == "cuda"
@@ -313,10 +303,10 @@ class Stepper:
         doubt(joint)
         self._seen: dict[object, int] = {}
         self._graphs: dict[object, Graph] = {}
-        self._last: tuple[Any, object] = (None, None)  # a state that came out of a graph, and its shapes
+        self._last: tuple[Any, object] = (None, None)  # a state returned by a graph, and its shapes
 
     def __call__(self, state: Any, batch: Batch, key: Key) -> tuple[Any, Info]:
-        """`method.step`."""
+        """Return `method.step(joint, state, batch, key)`."""
         if self._effort is not None and (effort := self._effort(self._joint, state)) != "none":
             with accelerated(effort):
                 return self._method.step(self._joint, state, batch, key)
@@ -337,7 +327,7 @@ class Stepper:
         return state, info
 
     def _recorded(self, kind: object, state: Any, batch: Batch, key: Key) -> Graph | None:
-        """The graph of a step, or None with a word about the reason, which ends all recording."""
+        """Record a step and return its graph; None, with a warning, ends all recording."""
         if len(self._graphs) == _MOST_KINDS:
             reason = f"states and batches come in more than {_MOST_KINDS} shapes"
         else:
@@ -345,7 +335,7 @@ class Stepper:
                 graph = self._graphs[kind] = Graph(self._method, self._joint, state, batch, key)
                 logger.info("the steps are recorded as a CUDA graph")
                 return graph
-            except Exception as error:  # whatever a user's module does; the plain step raises it if it is at fault
+            except Exception as error:  # any error of a user's module; the plain step raises it again if it is real
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         self._wanted = False
         logger.warning("the steps are not recorded as a CUDA graph, and run one kernel at a time: %s", reason)

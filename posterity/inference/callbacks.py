@@ -1,4 +1,4 @@
-"""What can be done after every step of a run."""
+"""Callbacks of a run: validation, early stopping, a progress bar."""
 
 import math
 import sys
@@ -11,41 +11,39 @@ from posterity.storage import clone
 
 
 class Callback:
-    """Called by `infer` around the steps of a run; every hook may be left out.
+    """Hooks that `infer` calls around the steps of a run; each may be left out.
 
-    A callback that goes by the past keeps it in `state`, which checkpoints store and hand back to `restore`.
+    A callback that depends on earlier steps returns that memory from `state`; checkpoints store it for `restore`.
     """
 
     def start(self, run: Run) -> None:
-        """Before the first step of this session, after a resume."""
+        """Called before the first step, or after a resume."""
 
     def after_step(self, run: Run) -> None:
-        """After every step."""
+        """Called after every step."""
 
     def end(self, run: Run) -> None:
-        """After the last step, before the posterior is made; also when the run fails."""
+        """Called after the last step, before the posterior is made; also when the run fails."""
 
     def state(self) -> Any:
-        """What a resumed run needs to go on exactly (a nest of tensors and numbers); None if there never is any."""
+        """Return what an exact resume needs, as nested tensors and numbers; None for a callback without memory."""
         return None
 
     def template(self, run: Run) -> Any:
-        """What a stored `state` looks like: its NamedTuples, and where its tensors are. Before `restore`."""
+        """Return the structure of a stored `state`: its NamedTuples and the devices of its tensors."""
         return self.state()
 
     def restore(self, state: Any) -> None:
-        """Take up a stored `state`."""
+        """Continue from a stored `state`."""
 
 
 class Validation(Callback):
-    """Records "validation_nll", the mean negative log-likelihood of the validation rows, `every` so many steps.
+    """Records "validation_nll", the mean negative log-likelihood of the validation rows, every `every` steps.
 
-    The last step is recorded too, also that of a run that ends of its own accord. A run with members has one number for
-    each.
+    The last step is recorded too, also where a run stops early. A run with members has a number for each.
     """
 
     def __init__(self, every: int) -> None:
-        """Look every so many steps."""
         positive_whole("Validation.every", every)
         self.every = every
 
@@ -57,29 +55,26 @@ class Validation(Callback):
             run.trace.record(run.step, {"validation_nll": run.validate(run.latest())})
 
 
-class EarlyStopping(Callback):
-    """Stops when "validation_nll" has not improved for `patience` looks, and goes back to the best state.
+_NO_VALIDATION = {"best": math.inf, "best_step": 0, "looks": 0, "best_state": None}
 
-    Takes the number of looks to wait and the least improvement, in nats per row, that counts.
+
+class EarlyStopping(Callback):
+    """Stops when "validation_nll" has not improved for `patience` validations, and restores the best state.
+
+    An improvement counts if it is larger than `least` nats per row.
     """
 
     def __init__(self, patience: int = 10, least: float = 0.0) -> None:
-        """Wait `patience` looks for an improvement of more than `least`."""
         positive_whole("EarlyStopping.patience", patience)
         if not math.isfinite(least) or least < 0:
             raise ValueError(f"EarlyStopping.least must be a finite number of at least 0. Got {least!r}.")
-        self.patience = patience
-        self.least = least
-        self._begin()
-
-    def _begin(self) -> None:
-        self._best, self._best_step, self._looks = math.inf, 0, 0
-        self._best_state: Any = None
+        self.patience, self.least = patience, least
+        self._memory: dict[str, Any] = _NO_VALIDATION
 
     def start(self, run: Run) -> None:
         _needs_validation(self, run)
-        if run.step == 0:  # what an earlier run left behind is not this run's
-            self._begin()
+        if run.step == 0:  # the callback may have served an earlier run
+            self._memory = _NO_VALIDATION
 
     def after_step(self, run: Run) -> None:
         if run.trace.last_step("validation_nll") != run.step:
@@ -91,34 +86,31 @@ class EarlyStopping(Callback):
                 "Fit them one by one, or leave it out."
             )
         value = float(latest)
-        if value < self._best - self.least:
-            self._best, self._best_step, self._looks = value, run.step, 0
-            self._best_state = clone(run.state)
+        if value < self._memory["best"] - self.least:
+            self._memory = {"best": value, "best_step": run.step, "looks": 0, "best_state": clone(run.state)}
         else:
-            self._looks += 1
-            if self._looks >= self.patience:
-                run.stopped = f"validation did not improve after step {self._best_step}"
+            self._memory = {**self._memory, "looks": self._memory["looks"] + 1}
+            if self._memory["looks"] >= self.patience:
+                run.stopped = f"validation did not improve after step {self._memory['best_step']}"
 
     def end(self, run: Run) -> None:
-        if self._best_state is not None:
-            run.state = self._best_state
+        if self._memory["best_state"] is not None:
+            run.state = self._memory["best_state"]
 
     def state(self) -> Any:
-        return {"best": self._best, "best_step": self._best_step, "looks": self._looks, "best_state": self._best_state}
+        return self._memory
 
     def template(self, run: Run) -> Any:
-        return {**self.state(), "best_state": run.state}
+        return {**self._memory, "best_state": run.state}
 
     def restore(self, state: Any) -> None:
-        self._best, self._best_step, self._looks = state["best"], state["best_step"], state["looks"]
-        self._best_state = state["best_state"]
+        self._memory = state
 
 
 class ProgressBar(Callback):
-    """A bar on standard error with the loss and the time left. Needs `rich`; refreshes ten times a second."""
+    """Shows a bar on standard error with the loss and the remaining time, ten times a second. Needs `rich`."""
 
     def __init__(self) -> None:
-        """A bar that is drawn when the run starts."""
         self._progress: Any = None
         self._shown = 0.0
 
@@ -139,9 +131,8 @@ class ProgressBar(Callback):
         self._task = self._progress.add_task(type(run.method).__name__, total=run.steps, completed=run.step, loss="")
 
     def after_step(self, run: Run) -> None:
-        """Move on, at most ten times a second: reading the loss waits for the device."""
         now = time.monotonic()
-        if now - self._shown < 0.1 and run.step < run.steps:
+        if now - self._shown < 0.1 and run.step < run.steps:  # reading the loss waits for the device
             return
         self._shown = now
         loss = f"loss {float(run.trace.recent('loss', 1).mean()):.4f}" if "loss" in run.trace else ""

@@ -1,4 +1,4 @@
-"""Runs that survive a kill: the whole state of a run in a folder, taken up again to the bit."""
+"""Checkpoints: the state of a run in a folder, from which an interrupted run resumes bit for bit."""
 
 import os
 import time
@@ -18,10 +18,10 @@ from posterity.storage import Part, RunFolder, flatten, mapped, restore
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often a run is stored: after `steps` steps, or when `seconds` have passed, whichever is set.
+    """The folder of a run, and how often it is stored: every `steps` steps, every `seconds` seconds, or both.
 
-    Takes the folder. The run is also stored at its end and, at the end of the present step, on Ctrl-C. A state that is
-    not finite (of an ensemble: in no member) is never stored: a run that diverges leaves the last good one.
+    The run is also stored at its end and, after the current step, on Ctrl-C. A state that is not finite (for an
+    ensemble: finite in no member) is never stored: a run that diverges leaves its last good state.
     """
 
     path: str | os.PathLike[str]
@@ -38,28 +38,33 @@ class Checkpoint:
 
 
 class Checkpointer:
-    """Writes a run and its callbacks into their folder and takes them up again.
+    """Writes a run and its callbacks into their folder, and resumes them.
 
-    Each commit adds the states kept since the last one as a part of their own, so that long chains are written once.
-    `identity` is all that the numbers of the run depend on; a folder with another identity is refused.
+    Each commit adds the states kept since the last one as a new part, so long chains are written once. `identity` is
+    everything that the numbers of the run depend on; a folder with another identity is refused.
     """
 
     def __init__(self, checkpoint: Checkpoint, callbacks: Sequence[Callback], identity: Part) -> None:
-        """Nothing is written or read yet."""
         self.checkpoint = checkpoint
         self.folder = RunFolder(checkpoint.path)
-        self._callbacks = _with_state(callbacks)
+        self._callbacks: dict[str, Callback] = {}  # by names that do not depend on callbacks without a state
+        count: Counter[str] = Counter()
+        for callback in callbacks:
+            if callback.state() is not None:
+                kind = type(callback).__name__
+                self._callbacks[f"{kind}-{count[kind]}"] = callback
+                count[kind] += 1
         self._identity = Part({**identity.config, "callbacks": list(self._callbacks)}, identity.tensors)
-        self._written = 0  # kept states already in the folder
+        self._written = 0  # number of kept states in the folder
         self._last_time, self._last_step = time.monotonic(), 0
 
     @property
     def stored(self) -> int | None:
-        """The step after which the stored state was, None where there is none yet."""
+        """The step of the stored state, None if there is none yet."""
         return self._last_step or None
 
     def resume(self, run: Run) -> None:
-        """Bring `run` and the callbacks to where the folder says, if it holds this run."""
+        """Restore `run` and the callbacks from the folder, if it holds this run."""
         if not self.folder.exists() or "state" not in self.folder.parts():
             # A folder that cannot be written is refused before the first step.
             self.folder.commit({"run": self._identity})
@@ -88,11 +93,11 @@ class Checkpointer:
         self._last_step = run.step
 
     def after_step(self, run: Run, now: bool) -> None:
-        """Store the run if it is time, or in any case `now`."""
+        """Store the run if it is due, or `now`."""
         due_steps = self.checkpoint.steps is not None and run.step - self._last_step >= self.checkpoint.steps
         due_time = self.checkpoint.seconds is not None and time.monotonic() - self._last_time >= self.checkpoint.seconds
         if now or due_steps or due_time or run.step == run.steps or run.stopped:
-            # On a GPU the loss is looked at once in a while; and the last update has not been seen by any loss.
+            # On a GPU the loss is checked only now and then, and no loss covers the last update.
             traits = run.method.traits
             check_loss(run.joint, run.trace, run.state, run.step - self._last_step, traits.row)
             part = run.state if traits.accountable is None else traits.accountable(run.state)
@@ -100,7 +105,7 @@ class Checkpointer:
             self.write(run)
 
     def write(self, run: Run) -> None:
-        """Store the run now, in one atomic commit."""
+        """Store the run in one atomic commit."""
         state = {
             "step": run.step,
             "stopped": run.stopped,
@@ -118,33 +123,21 @@ class Checkpointer:
 
 @contextmanager
 def last_good(keeper: Checkpointer | None, run: Run) -> Iterator[None]:
-    """Add to what is said of a run that diverges where its last good state is, and what it has kept."""
+    """Add to the error of a run that diverges where its last good state is, and the posterior of its kept states."""
     try:
         yield
     except Diverged as error:
         error.stored = None if keeper is None else keeper.stored
         where = "" if keeper is None else repr(os.fspath(keeper.checkpoint.path))
         if error.stored is not None:
-            said = f"The last good state, after step {error.stored}, is in {where}."
+            note = f"The last good state, after step {error.stored}, is in {where}."
         elif keeper is not None:
-            said = f"No state is in {where} yet: it broke before the first was due."
+            note = f"No state is in {where} yet: it broke before the first was due."
         else:
-            said = "No state was stored: with checkpoint= the last good one would be."
-        # A loss is not looked at after every step on a GPU, so that the run may have gone on.
+            note = "No state was stored: with checkpoint= the last good one would be."
+        # On a GPU the loss is not checked after every step, so the run may be past the error.
         error.posterior = run.so_far(error.step if error.step < run.step else run.step + 1)
         if error.posterior is not None:
-            said += " The posterior of what it had kept is in the error (error.posterior)."
-        error.args = (f"{error} {said}",)
+            note += " The posterior of what it had kept is in the error (error.posterior)."
+        error.args = (f"{error} {note}",)
         raise
-
-
-def _with_state(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """The callbacks that keep a state, under names that do not depend on the others (a bar comes and goes)."""
-    count: Counter[str] = Counter()
-    named = {}
-    for callback in callbacks:
-        if callback.state() is not None:
-            kind = type(callback).__name__
-            named[f"{kind}-{count[kind]}"] = callback
-            count[kind] += 1
-    return named

@@ -1,4 +1,4 @@
-"""A temperature chosen on validation rows."""
+"""The choice of a temperature on validation rows."""
 
 import dataclasses
 import logging
@@ -26,10 +26,10 @@ logger = logging.getLogger("posterity")
 
 @dataclass(frozen=True, eq=False)
 class ChosenTempering:
-    """The temperature with the least validation loss, and the loss of all that were tried.
+    """The temperature with the lowest validation loss, and the losses of all temperatures.
 
     `temperings` has a member for each of the M temperatures, `losses` (M,) in float64 the mean negative log-likelihood
-    of a validation row in nats, infinite where the fit failed; `posterior` is the chosen one, at `index` of these.
+    in nats per validation row, infinite where the fit failed; `posterior` is the fit of the chosen `index`.
     """
 
     temperings: Tempering
@@ -62,18 +62,17 @@ def choose_tempering(
     seed: int = 0,
     progress: bool | None = None,
 ) -> ChosenTempering:
-    """Fit the problem under each of the temperatures and keep the one with the least validation loss.
+    """Fit the problem under each temperature and keep the one with the lowest validation loss.
 
-    - `method`: one, or several of which each starts where the one before has come to, say MAP and mean field.
-    - `temperings`: M at once, such as `Tempering.tempered(torch.logspace(-3, 0, 7))`; they take the place of the
-      joint's own, and any family does: `cold`, `balanced`, `LITERATURE["zhang-2018"].grid(5)`.
-    - `validation`: rows that are not among `data`; they score predictions, whose likelihood is never tempered.
-    - `start`, `seed`, `progress`: as in `infer`; all temperatures share them, and so the order of the rows and the
-      noise.
+    - `method`: a method, or several that each start from the result of the one before, such as MAP and mean field.
+    - `temperings`: M at once, such as `Tempering.tempered(torch.logspace(-3, 0, 7))`; they replace the joint's own.
+      Any family works: `cold`, `balanced`, `LITERATURE["zhang-2018"].grid(5)`.
+    - `validation`: rows that are not in `data`; they score predictions, whose likelihood is never tempered.
+    - `start`, `seed`, `progress`: as in `infer`, shared by all temperatures, with the order of rows and the noise.
 
-    Temperatures step together as members where every method takes members, in groups for which there is memory, else
-    one after the other; either way each fit is what it would be alone. A group in which one fails is run in halves.
-    The evidence, or a bound on it, is no substitute: it is not comparable across temperatures.
+    Temperatures step together as members where every method takes members, in groups that fit into memory, else one
+    after the other; each fit is the same as alone. A group in which a fit fails is run in halves. The evidence, or a
+    bound on it, is no substitute: it is not comparable across temperatures.
 
     >>> import posterity as po
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
@@ -113,13 +112,11 @@ def choose_tempering(
                 results.append(result)
             else:
                 results += result
-    losses = torch.tensor(
-        [math.inf if isinstance(result, Exception) else result[1] for result in results], dtype=torch.float64
-    )
-    losses = losses.nan_to_num(nan=math.inf, posinf=math.inf)
+    scores = [math.inf if isinstance(result, Exception) else result[1] for result in results]
+    losses = torch.tensor(scores, dtype=torch.float64).nan_to_num(nan=math.inf, posinf=math.inf)
     index = int(losses.argmin())
     best = results[index]
-    if isinstance(best, Exception):  # then all of them are
+    if isinstance(best, Exception):  # then all are
         raise best
     if not math.isfinite(float(losses[index])):
         raise ValueError("choose_tempering: no temperature has a finite loss on the validation rows. Look at the data.")
@@ -128,10 +125,11 @@ def choose_tempering(
     return ChosenTempering(temperings, losses, index, best[0])
 
 
-def _checked(method: object, joint: object, temperings: object) -> tuple[Method, ...]:
-    """The methods in their order, or a one-line error for arguments that cannot be used."""
-    stages = tuple(method) if isinstance(method, Sequence) else (method,)
-    if not stages or not all(isinstance(stage, Method) for stage in stages):
+def _checked(method: object, joint: object, temperings: object) -> list[Method]:
+    """Return the methods in their order; raises an error for arguments that cannot be used."""
+    given = tuple(method) if isinstance(method, Sequence) else (method,)
+    stages = [stage for stage in given if isinstance(stage, Method)]
+    if not stages or len(stages) < len(given):
         raise TypeError(
             f"choose_tempering: the first argument must be a Method, or a list of them. Got {shown(method)}."
         )
@@ -150,10 +148,9 @@ def _checked(method: object, joint: object, temperings: object) -> tuple[Method,
 
 
 def _tempered(joint: Joint, temperings: Tempering, group: Sequence[int]) -> Joint:
-    """The joint under the temperatures of a group, as members; under a single one without."""
+    """Return the joint under the temperatures of a group, as members; without members for a single temperature."""
     if len(group) == 1:
         return dataclasses.replace(joint, tempering=temperings.member(group[0]))
     powers = (temperings.likelihood_power, temperings.prior_power)
-    return dataclasses.replace(
-        joint, tempering=Tempering(*(power[list(group)] if isinstance(power, Tensor) else power for power in powers))
-    )
+    chosen = (power[list(group)] if isinstance(power, Tensor) else power for power in powers)
+    return dataclasses.replace(joint, tempering=Tempering(*chosen))

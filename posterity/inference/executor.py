@@ -1,4 +1,4 @@
-"""Many fits behind one interface: in turn, side by side as members, or in processes."""
+"""Executors of many fits: one after the other, together as members, or in processes."""
 
 import logging
 import multiprocessing
@@ -32,36 +32,40 @@ logger = logging.getLogger("posterity")
 
 
 class Executor(ABC):
-    """Runs tasks, each one fit, and gives an outcome for each."""
+    """Runs tasks, each of them one fit, and returns an outcome for each."""
 
     def run(self, tasks: Sequence[Task], folder: str | os.PathLike[str] | None = None) -> list[Outcome]:
-        """The outcomes in the order of the tasks, whose names differ.
+        """Return the outcomes in the order of the tasks, whose names differ.
 
-        A task that fails has an outcome with its error, and the others go on. In `folder` each finished task has a
-        run folder of its own, written in one step: the same call does only what is missing, failed tasks among it.
+        A task that fails has an outcome with its error; the others continue. In `folder` each finished task has its
+        own run folder, written atomically: the same call runs only missing and failed tasks.
         """
-        tasks = list(tasks)
-        _refuse_bad_tasks(tasks)
-        by_name = {task.name: task for task in tasks}
+        by_name: dict[str, Task] = {}
+        for task in tasks:
+            if not isinstance(task, Task):
+                raise TypeError(f"run: tasks must be a list of Task. Got {shown(task)} in it.")
+            if task.name in by_name:
+                raise ValueError(f"run: tasks must have different names. Got {task.name!r} twice.")
+            by_name[task.name] = task
         paths = {} if folder is None else {name: Path(folder) / _file_name(name) for name in by_name}
-        there = {name: stored(by_name[name], path) for name, path in paths.items()}
-        outcomes = {name: outcome for name, outcome in there.items() if outcome is not None}
-        for outcome in self._outcomes([task for task in tasks if task.name not in outcomes]):
+        earlier = {name: stored(by_name[name], path) for name, path in paths.items()}
+        outcomes = {name: outcome for name, outcome in earlier.items() if outcome is not None}
+        for outcome in self._outcomes([task for name, task in by_name.items() if name not in outcomes]):
             outcomes[outcome.name] = outcome
             if outcome.error:
                 logger.warning("%s: %s", outcome.name, outcome.error)
             elif outcome.name in paths:
                 outcome.save(by_name[outcome.name], paths[outcome.name])
-        return [outcomes[task.name] for task in tasks]
+        return [outcomes[name] for name in by_name]
 
     @abstractmethod
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """The outcome of each task, as soon as it is there."""
+        """Yield the outcome of each task as soon as it finishes."""
 
 
 @dataclass(frozen=True)
 class Sequential(Executor):
-    """One task after the other, in this process.
+    """Runs one task after the other, in this process.
 
     >>> import posterity as po
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
@@ -78,20 +82,20 @@ class Sequential(Executor):
 
 @dataclass(frozen=True)
 class Batched(Executor):
-    """Tasks that share method, problem and data step together, as members; all others one after the other.
+    """Runs tasks that share method, problem and data together, as members; all others one after the other.
 
-    Members begin where their tasks do, and shuffle rows in memory by their tasks' seeds; noise of the method's steps is
-    that of the first task. So the outcomes are those of `Sequential` to rounding for methods that draw nothing but the
-    order of their rows. A batch that fails (one of it diverges, or memory has no room) is run in halves.
+    Members start and shuffle their rows as their tasks would alone; the noise of the steps comes from the first task's
+    seed. For methods that draw nothing but the order of rows, the outcomes equal `Sequential`'s up to rounding. A batch
+    that fails (a member diverges, or memory runs out) is run in halves.
     """
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         groups: dict[object, list[Task]] = {}
         for task in tasks:
             data = task.data if isinstance(task.data, (tuple, list)) else (task.data,)
-            alike = (repr(task.method), id(task.joint), tuple(map(id, data)), id(task.validation))
+            shared = (repr(task.method), id(task.joint), tuple(map(id, data)), id(task.validation))
             plain = task.method.traits.takes_members and (task.start is None or isinstance(task.start, Tensor))
-            groups.setdefault(alike if plain else id(task), []).append(task)
+            groups.setdefault(shared if plain else id(task), []).append(task)
         for group in groups.values():
             for tasks, result in in_halves(group, _together, Exception, logger.info):
                 if isinstance(result, Exception):
@@ -102,12 +106,12 @@ class Batched(Executor):
 
 @dataclass(frozen=True)
 class Processes(Executor):
-    """Tasks in `workers` processes, with the bits of `Sequential`.
+    """Runs tasks in `workers` processes, with the same bits as `Sequential`.
 
-    A worker starts afresh, with `threads` threads, or for None as many as this process has. When one is killed, what
-    was not done is begun again, `retries` times; after that each remaining task gets a process of its own, so that the
-    one that kills it is known. Tasks travel by pickle: modules and likelihoods must come from files, and a script must
-    start its work under `if __name__ == "__main__":`.
+    Workers are spawned with `threads` threads, or for None as many as this process has. When one is killed, unfinished
+    tasks are started again, `retries` times; then each remaining task gets its own process, which identifies the task
+    that kills it. Tasks are pickled: modules and likelihoods must come from files, and a script must start its work
+    under `if __name__ == "__main__":`.
     """
 
     workers: int
@@ -124,11 +128,11 @@ class Processes(Executor):
             yield Outcome(name, error=str(result)) if isinstance(result, Lost) else result
 
     def each(self, work: Mapping[str, Callable[[], T]]) -> Iterator[tuple[str, "T | Lost"]]:
-        """Do named work: gives what each returns as soon as it is there; an error in it is raised."""
+        """Do named work; yields each result as soon as it is there, and raises the errors of the work."""
         waiting: dict[str, bytes] = {}
         for name, item in work.items():
             try:
-                # Bytes, because tensors would go as handles of shared memory, of which a system has few.
+                # Bytes, because tensors would be sent as handles of shared memory, which are scarce.
                 waiting[name] = pickle.dumps(item)
             except Exception as error:
                 yield name, _unsent(error)
@@ -149,8 +153,8 @@ class Processes(Executor):
                 yield name, Lost(reason)
 
     def _done(self, waiting: dict[str, bytes], workers: int) -> Iterator[tuple[str, Any]]:
-        """Results of one pool, each taken from `waiting`. It ends early when a worker is killed."""
-        # A fork of a process in which torch has run threads may hang, so the workers start afresh.
+        """Yield the results of one pool, and remove each from `waiting`. Ends early when a worker is killed."""
+        # A fork of a process in which torch has run threads may hang, so workers are spawned.
         context = multiprocessing.get_context("spawn")
         setting = (self.threads or torch.get_num_threads(), torch.get_default_dtype())
         pool = ProcessPoolExecutor(min(workers, len(waiting)), context, _begin, setting)
@@ -167,9 +171,9 @@ class Processes(Executor):
 
 
 def in_processes(work: Mapping[str, Callable[[], T]], jobs: int) -> Iterator[T]:
-    """Do named work in `jobs` processes of one thread each; a single process or piece of work stays in this one.
+    """Do named work in `jobs` processes of one thread each; one job or one piece of work stays in this process.
 
-    Gives what each returns as soon as it is there; the first error ends it.
+    Yields each result as soon as it is there; the first error ends the work.
     """
     if jobs == 1 or len(work) <= 1:
         for item in work.values():
@@ -183,7 +187,7 @@ def in_processes(work: Mapping[str, Callable[[], T]], jobs: int) -> Iterator[T]:
 
 @contextmanager
 def named(fit: object) -> Iterator[None]:
-    """Say in which fit an expected error came up; made anew, for not every class of them travels between processes."""
+    """Prefix an expected error with the fit; raises PosterityError, since not every subclass can be pickled."""
     try:
         yield
     except PosterityError as error:
@@ -193,18 +197,18 @@ def named(fit: object) -> Iterator[None]:
 
 
 class Lost(PosterityError):
-    """Work that could not be sent to a process or back, or whose process was killed."""
+    """Work that could not be sent to or from a process, or whose process was killed."""
 
 
 def _begin(threads: int, dtype: torch.dtype) -> None:
-    """A worker like its parent, that shows no traceback of its own when the user interrupts."""
+    """Set up a worker like its parent, without a traceback of its own on Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
 
 
 def _work(item: bytes) -> bytes:
-    """What the work returns; a Lost where it cannot be read (a class of an interactive session) or sent back."""
+    """Do pickled work and return the pickled result; a Lost where either cannot be pickled (an interactive class)."""
     try:
         work = pickle.loads(item)
     except Exception as error:
@@ -223,7 +227,7 @@ def _unsent(error: Exception) -> Lost:
 def largest_group(
     items: Sequence[Item], most: int, room: Callable[[Sequence[Item]], bool], tell: Callable[[str], None]
 ) -> int:
-    """How many items run together: as many as memory has room for, halving from `most`."""
+    """Return how many items run together: as many as fit into memory, halving from `most`."""
     size = most
     while size > 1 and not room(items[:size]):
         size = (size + 1) // 2
@@ -238,7 +242,7 @@ def in_halves(
     failures: type[Exception] | tuple[type[Exception], ...],
     tell: Callable[[str], None],
 ) -> Iterator[tuple[Sequence[Item], T | Exception]]:
-    """Fit the items together, or where that fails in halves; gives each group with its result.
+    """Fit the items together, or in halves where that fails; yields each group with its result.
 
     The result of a single item that fails is its error.
     """
@@ -253,7 +257,7 @@ def in_halves(
         yield items, result
         return
     tell(f"{len(items)} fits go in halves, because together they failed: {why}")
-    if torch.cuda.is_available():  # the error is gone, and with it what it held of memory
+    if torch.cuda.is_available():  # the error is gone, and the memory that it held
         torch.cuda.empty_cache()
     half = (len(items) + 1) // 2
     yield from in_halves(items[:half], fit, failures, tell)
@@ -261,7 +265,7 @@ def in_halves(
 
 
 def _run(task: Task) -> Outcome:
-    """The outcome of one task, whatever happens in it."""
+    """Run one task; returns its outcome, whatever error it raises."""
     try:
         posterior, trace = task.run()
     except Exception as error:
@@ -270,68 +274,51 @@ def _run(task: Task) -> Outcome:
 
 
 def _together(tasks: Sequence[Task]) -> list[Outcome]:
-    """Outcomes of tasks that step together, as members of one run."""
-    if len(tasks) == 1:
-        return [Outcome(tasks[0].name, *tasks[0].run())]
-    posterior, trace = _joined(tasks).run()
-    return [
-        Outcome(task.name, posterior.member(index), _column(trace, index, len(tasks)))
-        for index, task in enumerate(tasks)
-    ]
-
-
-def _joined(tasks: Sequence[Task]) -> Task:
-    """One task with a member for each of several that differ in seed and start."""
+    """Run tasks that differ in seed and start as members of one run; returns their outcomes."""
     first = tasks[0]
+    if len(tasks) == 1:
+        return [Outcome(first.name, *first.run())]
     data = as_data(first.data)
     if not isinstance(data, TensorData) or first.joint.num_members is not None:
         raise TypeError("rows are not in memory, or the problem has members of its own")
     starts = [starting_point(t.method, t.joint, t.start, data, Key(t.seed).fold("start"))[1] for t in tasks]
     orders = OwnOrders(data, partial(_orders, tuple(task.seed for task in tasks)))
-    return replace(first, data=orders, start=torch.stack(starts))
+    posterior, trace = replace(first, data=orders, start=torch.stack(starts)).run()
+    return [
+        Outcome(task.name, posterior.member(index), _member_trace(trace, index, len(tasks)))
+        for index, task in enumerate(tasks)
+    ]
 
 
 def _orders(seeds: tuple[int, ...], key: Key) -> list[Key]:
-    """The keys by which runs with these seeds shuffle; of a method that folds the key, others as good."""
+    """Return the keys by which runs with these seeds shuffle; equivalent ones for a method that folds the key."""
     own = [Key(seed).fold("batches") for seed in seeds]
     return own if key == own[0] else [key.fold(index) for index in range(len(seeds))]
 
 
-def _column(trace: Trace, index: int, count: int) -> Trace:
-    """The trace of one member."""
-    tensors = {
-        name: tensor[:, index]
-        if name.startswith("value.") and tensor.dim() > 1 and tensor.shape[1] == count
-        else tensor
-        for name, tensor in trace.tensors().items()
-    }
+def _member_trace(trace: Trace, index: int, count: int) -> Trace:
+    """Return the trace of one of `count` members."""
+    tensors = trace.tensors()
+    for name, tensor in tensors.items():
+        if name.startswith("value.") and tensor.dim() > 1 and tensor.shape[1] == count:
+            tensors[name] = tensor[:, index]
     alone = Trace.from_tensors(tensors)
     alone.seconds = trace.seconds
     return alone
 
 
 def _line(error: Exception) -> str:
-    """An error on one line."""
+    """Return an error on one line."""
     kind = "" if isinstance(error, (Diverged, BadFolder)) else f"{type(error).__name__}: "
     return f"{kind}{' '.join(str(error).split())}"
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error, or its kind where it says nothing."""
+    """Return the first line of an error, or the name of its class where it has no message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _file_name(name: str) -> str:
-    """The name as a folder's: other names give other ones."""
+    """Return a folder name for a task; different tasks have different ones."""
     plain = re.sub(r"[^A-Za-z0-9._ =,+-]", "_", name).strip(". ")[:80]
     return plain if plain == name else f"{plain}-{Key(0).fold(name).seed:016x}"
-
-
-def _refuse_bad_tasks(tasks: Sequence[object]) -> None:
-    names = set()
-    for task in tasks:
-        if not isinstance(task, Task):
-            raise TypeError(f"run: tasks must be a list of Task. Got {shown(task)} in it.")
-        if task.name in names:
-            raise ValueError(f"run: tasks must have different names. Got {task.name!r} twice.")
-        names.add(task.name)

@@ -1,4 +1,4 @@
-"""What the numbers of a run depend on, and the refusal of a folder that holds another run."""
+"""Identities of runs: everything their numbers depend on, and the check that a folder holds the same run."""
 
 import os
 from dataclasses import is_dataclass
@@ -15,10 +15,10 @@ from posterity.storage import Part, present_names
 
 
 def identity(**depends: object) -> Part:
-    """All that the numbers of a run depend on, by name, as JSON and tensors.
+    """Return everything that the numbers of a run depend on, by name, as JSON and tensors.
 
-    Problems and posteriors are stored whole, data by their fingerprint, and methods, priors and likelihoods as they
-    print, so that a default that has changed is noticed.
+    Problems and posteriors are stored whole, data by their fingerprint, and methods, priors and likelihoods by their
+    `repr`, which shows a default that has changed.
 
     >>> from posterity.methods import MAP
     >>> identity(method=MAP(steps=5), seed=3).config["seed"]
@@ -57,7 +57,7 @@ def refuse_other(
     held: str = "another run",
     remedy: str = "Use another folder, or delete this one to begin anew.",
 ) -> None:
-    """Raise BadFolder unless the stored identity is the wanted one; say what differs, and what to do."""
+    """Raise BadFolder, which says what differs, unless the stored identity is the wanted one."""
     for name in dict.fromkeys((*wanted.config, *stored.config)):
         then, now = present_names(stored.config.get(name)), wanted.config.get(name)
         if then != now:
@@ -67,5 +67,4 @@ def refuse_other(
         before, after = stored.tensors.get(name), wanted.tensors.get(name)
         same_shape = before is not None and after is not None and before.shape == after.shape
         if not same_shape or not bool((before == after.cpu()).all()):  # type: ignore[union-attr]
-            differing = name.partition(".")[0]
-            raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {differing} differs. {remedy}")
+            raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {name.partition('.')[0]} differs. {remedy}")

@@ -1,4 +1,4 @@
-"""The one loop over steps: where it starts, how it is interrupted."""
+"""`infer`: the starting point of a run, its loop over steps, and interruption."""
 
 import dataclasses
 import logging
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import get_args
 
 import torch
@@ -35,10 +35,10 @@ from posterity.posteriors.posterior import Posterior
 def starting_point(
     method: Method, joint: Problem, start: Posterior | Tensor | None, data: Data, key: Key
 ) -> tuple[Problem, Tensor]:
-    """(joint, theta) to begin from; theta (P,) or (M, P) is a new tensor, which members may share (no copy for each).
+    """Return (joint, theta) to start from; theta (P,) or (M, P) is a new tensor, whose memory members may share.
 
-    A posterior brings all it knows: weights by name (those the joint freezes are frozen at its values), buffers, and
-    the fitted parameters of its likelihood. A single theta is repeated where the joint or the data have members.
+    A posterior gives its weights by name (also the values of weights that the joint freezes), its buffers, and the
+    fitted parameters of its likelihood. A single theta is repeated where the joint or the data have members.
     """
     if start is None:
         theta = method.initial(joint, key)
@@ -51,7 +51,10 @@ def starting_point(
         if isinstance(joint, Joint) and isinstance(start.joint, Joint):
             joint, theta = _from_posterior(joint, theta, start, start.joint)
     elif isinstance(start, Tensor):
-        theta = _with_noise(joint, _same_dtype(joint, start))
+        theta = _same_dtype(joint, start)
+        if isinstance(joint, Joint) and joint.likelihood.num_free and theta.shape[-1:] == (joint.num_weights,):
+            free = joint.likelihood.free(theta)  # only weights are given: start the likelihood's parameters here
+            theta = torch.cat([theta, free.expand(*theta.shape[:-1], -1)], dim=-1)
     else:
         raise TypeError(f"start must be a Posterior, a tensor (P,) or (M, P), or None. Got {shown(start)}.")
     return joint, _members(joint, theta, data)
@@ -61,14 +64,6 @@ def _same_dtype(joint: Problem, theta: Tensor) -> Tensor:
     if theta.dtype != joint.dtype:
         raise ValueError(f"start must have the model's dtype {joint.dtype}. Got {theta.dtype}. Convert one of them.")
     return theta.detach().to(joint.device)
-
-
-def _with_noise(joint: Problem, theta: Tensor) -> Tensor:
-    """theta with the likelihood's starting parameters appended, where only weights were given."""
-    if isinstance(joint, Joint) and joint.likelihood.num_free and theta.dim() and theta.shape[-1] == joint.num_weights:
-        free = joint.likelihood.free(theta)
-        theta = torch.cat([theta, free.expand(*theta.shape[:-1], -1)], dim=-1)
-    return theta
 
 
 def _from_posterior(joint: Joint, theta: Tensor, start: Posterior, origin: Joint) -> tuple[Joint, Tensor]:
@@ -95,13 +90,13 @@ def _from_posterior(joint: Joint, theta: Tensor, start: Posterior, origin: Joint
 
 
 def _shapes(joint: Joint) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the network, frozen or not."""
+    """Return the shapes of all parameters of the network, frozen ones included."""
     frozen = {name: tuple(value.shape) for name, value in joint.network.frozen.items()}
     return {**frozen, **{part.name: part.shape for part in joint.network.layout}}
 
 
 def _members(joint: Problem, theta: Tensor, data: Data) -> Tensor:
-    """theta, repeated for each member of the joint or the data where it has none of its own; its shape is checked."""
+    """Check theta, and repeat a single one for each member of the joint or the data."""
     if theta.dim() not in (1, 2) or theta.shape[-1] != joint.size or not theta.numel():
         raise ValueError(
             f"start must have {joint.size} entries, ({joint.size},) or (members, {joint.size}). "
@@ -133,12 +128,11 @@ logger = logging.getLogger("posterity")
 class Interrupt:
     """A context in which the first Ctrl-C only sets `came`; a second one interrupts at once.
 
-    A step overwrites its state in place, so a state stored in the middle of one could not be resumed exactly. Leaves
-    the signal alone where `wanted` is false, outside the main thread, and where somebody else handles it already.
+    A step overwrites its state in place, so a state stored in the middle of a step could not be resumed exactly. The
+    signal is left alone if `wanted` is false, outside the main thread, and if it has another handler already.
     """
 
     def __init__(self, wanted: bool) -> None:
-        """Nothing is changed before the context is entered."""
         self.came = False
         ours = wanted and threading.current_thread() is threading.main_thread()
         self._takes = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -148,9 +142,7 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._takes:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -161,8 +153,8 @@ class Interrupt:
         logger.warning("interrupted: this step is finished and the run stored; press again to stop at once")
 
 
-VALIDATIONS = 50  # looks at the validation data in a run
-CHECK_EVERY = 100  # steps between looks at the loss on a GPU, where every look waits for the device
+VALIDATIONS = 50  # validations in a run
+CHECK_EVERY = 100  # steps between checks of the loss on a GPU, where each waits for the device
 
 
 def infer(
@@ -178,16 +170,16 @@ def infer(
     progress: bool | None = None,
     accelerate: Acceleration = "auto",
 ) -> tuple[Posterior, Trace]:
-    """Run `method` on the problem `joint` with `data`; give the posterior and the trace of the run.
+    """Run `method` on the problem `joint` with `data`; returns the posterior and the trace of the run.
 
     - `data`: (inputs, targets[, weights]) tensors or arrays, a `Dataset`, a `DataLoader`; None for a `Density`.
-    - `start`: a Posterior, theta (P,) or (M, P); None begins where the method does, mostly at the module's own weights.
+    - `start`: a Posterior, theta (P,) or (M, P); None: the method's own start, mostly the module's own weights.
     - `validation`: data on which the negative log-likelihood is recorded during the run.
-    - `seed`: with it, the data and the method, every number of the run is fixed.
-    - `checkpoint`: a folder in which the run is kept; the same call takes an interrupted run up again, to the bit.
+    - `seed`: seed, data and method determine every number of the run.
+    - `checkpoint`: a folder in which the run is stored; the same call resumes an interrupted run, bit for bit.
     - `callbacks`: see `posterity.inference.callbacks`; `EarlyStopping` among them.
     - `accelerate`: "auto" records the step as a CUDA graph where device and method allow; "off" never does.
-    - `progress`: a bar on standard error; None shows one when that is a terminal.
+    - `progress`: whether to show a bar on standard error; None: if that is a terminal.
 
     >>> import torch, posterity as po
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
@@ -206,7 +198,7 @@ def infer(
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = joint.checked(rows.to(joint.device))
     if theta.dim() > 1:
-        # Rows of theta that the method makes of one problem (an ensemble, chains) are in its own count.
+        # The method itself counts rows of theta that it makes of one problem (an ensemble, chains).
         refuse_too_large(method, joint, rows, members=len(theta) if method.traits.takes_members else 1)
     theta = theta.contiguous()
     joint = method.prepared(joint, rows)
@@ -216,9 +208,13 @@ def infer(
     run = Run(method, joint, len(feed), 0, state, validate=validator)
     hooks = _hooks(callbacks, run, progress)
     keeper = None
-    if checkpoint is not None:
-        checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-    run.kept = _room_for_kept(run, None if checkpoint is None else checkpoint.path)
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    expected = sum(step <= run.steps for step in method.traits.kept_steps)
+    folder = None if checkpoint is None else checkpoint.path
+    if expected:
+        refuse_too_many(method.keep(run.state), expected, folder)
+    run.kept = Kept(expected, folder)
     if checkpoint is not None:
         if isinstance(rows, StreamData):
             rows.refuse_unrepeatable()
@@ -235,7 +231,7 @@ def _loop(
     run: Run, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Checkpointer | None, step: Stepper
 ) -> None:
     method, joint, traits = run.method, run.joint, run.method.traits
-    look = 1 if joint.device.type == "cpu" else CHECK_EVERY
+    interval = 1 if joint.device.type == "cpu" else CHECK_EVERY
     clock = time.perf_counter() - run.trace.seconds
     started: list[Callback] = []
     try:
@@ -248,8 +244,8 @@ def _loop(
                 run.step += 1
                 run.trace.record(run.step, info)
                 run.stopped = method.finished(run.state)
-                if run.step % look == 0 or run.step == run.steps or run.stopped:
-                    check_loss(joint, run.trace, run.state, look, traits.row)
+                if run.step % interval == 0 or run.step == run.steps or run.stopped:
+                    check_loss(joint, run.trace, run.state, interval, traits.row)
                 if run.step in traits.kept_steps:
                     run.kept.append(method.keep(run.state))
                 for hook in hooks:
@@ -267,14 +263,6 @@ def _loop(
             hook.end(run)
 
 
-def _room_for_kept(run: Run, folder: str | os.PathLike[str] | None) -> Kept:
-    """Where the states go that the run will keep; a refusal where there is no room for them."""
-    expected = sum(step <= run.steps for step in run.method.traits.kept_steps)
-    if expected:
-        refuse_too_many(run.method.keep(run.state), expected, folder)
-    return Kept(expected, folder)
-
-
 def _refuse_bad_arguments(method: object, joint: object, seed: object, callbacks: object) -> None:
     check_arguments("infer", method, joint)
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
@@ -288,11 +276,11 @@ def _refuse_bad_arguments(method: object, joint: object, seed: object, callbacks
 
 
 def _hooks(callbacks: Sequence[Callback], run: Run, progress: bool | None) -> list[Callback]:
-    """All callbacks in the order they run: validation before those that look at it, the bar last."""
-    looks = [hook for hook in callbacks if isinstance(hook, Validation)]
-    if run.validate is not None and not looks:
-        looks = [Validation(every=max(1, run.steps // VALIDATIONS) if run.method.traits.anytime else run.steps)]
-    hooks = [*looks, *(hook for hook in callbacks if not isinstance(hook, Validation))]
+    """Return all callbacks in the order they run: validation before its readers, the progress bar last."""
+    validations = [hook for hook in callbacks if isinstance(hook, Validation)]
+    if run.validate is not None and not validations:
+        validations = [Validation(every=max(1, run.steps // VALIDATIONS) if run.method.traits.anytime else run.steps)]
+    hooks = [*validations, *(hook for hook in callbacks if not isinstance(hook, Validation))]
     if progress or (progress is None and sys.stderr.isatty() and find_spec("rich") is not None):
         hooks.append(ProgressBar())
     return hooks

@@ -1,4 +1,4 @@
-"""The states that a run keeps for its posterior: in memory, or in a file where they are too many for it."""
+"""The states that a run keeps for its posterior, in memory or in a memory-mapped file."""
 
 import logging
 import os
@@ -18,22 +18,22 @@ from posterity.storage import clone, disk, leaves, mapped
 
 logger = logging.getLogger("posterity")
 
-SHARE = 4  # a quarter of the memory is for kept states; beyond it they go to a file
-UNKNOWN = 4 << 30  # bytes for them where the machine does not tell what it has
-BLOCK = 64  # states that wait on a GPU before they are moved together: each move stalls it
-WAITING = 1 << 28  # bytes of states that wait there at most
-LOOK = 1 << 24  # numbers that are looked at together for one that is not finite
-FEW = 16  # states for which there is room at first where nobody said how many will come
+SHARE = 4  # kept states that take more than a quarter of the memory go to a file
+UNKNOWN = 4 << 30  # bytes for kept states if the memory of the machine is unknown
+BLOCK = 64  # states that stay on a GPU before they are moved together, since each move stalls it
+WAITING = 1 << 28  # most bytes of states that stay there
+LOOK = 1 << 24  # numbers that are checked together for being finite
+FEW = 16  # states to allocate first if their number is unknown
 
 State = TypeVar("State")
 
 
 class Kept(Sequence[Any]):
-    """States of one shape, oldest first, each tensor a row of one on the CPU, so that `stacked` copies nothing.
+    """States of one shape, oldest first; each tensor is a row of a column on the CPU, so `stacked` copies nothing.
 
-    - `expected`: how many will come; more may.
-    - `folder`: where the file is made if a quarter of the machine's memory is less than they take; None: the folder
-      for temporary files. The file has no name, so that it goes with the last tensor on it, or with the process.
+    - `expected`: the expected number of states; there may be more.
+    - `folder`: where the file is made if the states take more than a quarter of the memory; None: the folder for
+      temporary files. The file has no name: it is freed with the last tensor on it, or with the process.
 
     >>> kept = Kept()
     >>> for value in (1.0, 2.0):
@@ -43,14 +43,13 @@ class Kept(Sequence[Any]):
     """
 
     def __init__(self, expected: int = 0, folder: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is allocated before the first state comes."""
         self._expected = expected
         self._folder = Path(tempfile.gettempdir() if folder is None else folder)
-        self._first: Any = None  # gives the structure
-        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}  # of its tensors, by path
+        self._first: Any = None  # for the structure
+        self._shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}  # of the tensors, by path
         self._columns: dict[str, Tensor] = {}  # by path, (room, *shape)
-        self._others: list[dict[str, Any]] = []  # of each state by path: what is no tensor
-        self._count = 0  # rows that are written
+        self._others: list[dict[str, Any]] = []  # leaves of each state that are not tensors, by path
+        self._count = 0  # rows written
         self._waiting: list[Any] = []
 
     def __len__(self) -> int:
@@ -75,7 +74,7 @@ class Kept(Sequence[Any]):
         return mapped(lambda _: next(values), self._first)
 
     def append(self, state: Any) -> None:
-        """Copy a state; one on a GPU waits there for others, and is moved with them."""
+        """Copy a state; states on a GPU are moved to the CPU in blocks."""
         own = leaves(state)
         tensors = {path: leaf for path, leaf in own.items() if isinstance(leaf, Tensor)}
         shapes = {path: (tensor.shape, tensor.dtype) for path, tensor in tensors.items()}
@@ -94,8 +93,7 @@ class Kept(Sequence[Any]):
             self._write([own])
             return
         self._waiting.append(clone(state))
-        most = max(1, WAITING // max(1, tensor_bytes(list(tensors.values()))))
-        if len(self._waiting) >= min(BLOCK, most):
+        if len(self._waiting) >= min(BLOCK, max(1, WAITING // max(1, tensor_bytes(list(tensors.values()))))):
             self._move()
 
     def _move(self) -> None:
@@ -116,7 +114,7 @@ class Kept(Sequence[Any]):
         self._count = high
 
     def _room(self, tensors: dict[str, Tensor], rows: int) -> None:
-        """Room for so many rows, with those that are there copied into it."""
+        """Allocate columns of this many rows, and copy the present rows into them."""
         total = rows * tensor_bytes(list(tensors.values()))
         on_disk = total > memory_for_kept()
         if on_disk:
@@ -133,7 +131,7 @@ class Kept(Sequence[Any]):
             self._columns[path] = new
 
     def stacked(self) -> Any:
-        """See the function of this name."""
+        """Return all states as one; see the function of this name."""
         self._move()
         columns = {path: column[: self._count] for path, column in self._columns.items()}
         others = {path: _joined([own[path] for own in self._others]) for path in (self._others or [{}])[0]}
@@ -141,7 +139,7 @@ class Kept(Sequence[Any]):
         return mapped(lambda _: next(values), self._first)
 
     def first(self, count: int) -> "Kept":
-        """The oldest `count` states, on the same memory."""
+        """Return the oldest `count` states, on the same memory."""
         self._move()
         part = Kept(count, self._folder)
         part._first, part._shapes = self._first, self._shapes
@@ -150,7 +148,7 @@ class Kept(Sequence[Any]):
         return part
 
     def num_finite(self) -> int:
-        """How many states come before the first with a number that is not finite."""
+        """Return the number of states before the first that is not finite."""
         self._move()
         columns = [column.flatten(1) for column in self._columns.values() if column.is_floating_point()]
         step = max(1, LOOK // max(1, sum(column.shape[1] for column in columns)))
@@ -163,10 +161,10 @@ class Kept(Sequence[Any]):
 
 
 def stacked(kept: Sequence[State]) -> State:
-    """States side by side as one: each tensor with a leading axis of states, numbers as tensors, None as it is.
+    """Stack states into one: each tensor gets a leading axis of states, numbers become tensors, None stays.
 
-    Those of a run share their memory with it, so that no draw is copied: `theta (D, C, P)` of a sampler's states is
-    `theta.transpose(0, 1)` of its `Samples`.
+    The kept states of a run are not copied: `theta (D, C, P)` of a sampler's states is `theta.transpose(0, 1)` of its
+    `Samples`.
 
     >>> stacked([(torch.zeros(2), 1), (torch.ones(2), 2)])
     (tensor([[0., 0.],
@@ -174,21 +172,21 @@ def stacked(kept: Sequence[State]) -> State:
     """
     if isinstance(kept, Kept):
         return kept.stacked()  # type: ignore[no-any-return]
-    each = [leaves(state) for state in kept]
-    values = iter([_joined([own[path] for own in each]) for path in each[0]])
+    columns = zip(*(leaves(state).values() for state in kept), strict=True)
+    values = iter([_joined(column) for column in columns])
     return mapped(lambda _: next(values), kept[0])
 
 
 def memory_for_kept() -> int:
-    """Bytes of memory that kept states may take before they go to a file: a quarter of what the machine has."""
-    there = device_memory(torch.device("cpu"))
-    return UNKNOWN if there is None else there // SHARE
+    """Return the bytes that kept states may take before they go to a file: a quarter of the memory."""
+    memory = device_memory(torch.device("cpu"))
+    return UNKNOWN if memory is None else memory // SHARE
 
 
 def kept_bytes(joint: Problem, chains: int, draws: int, statistics: int = 8) -> dict[str, int]:
-    """What the draws of chains take of the device's memory, for a footprint; a file takes what is too much for it.
+    """Return the bytes of the draws of chains in the device's memory, for a footprint; more go to a file.
 
-    Each draw has theta and as many `statistics` of 8 bytes. On a GPU only those count that wait to be moved.
+    Each draw has theta and this many `statistics` of 8 bytes. On a GPU only the draws that wait to be moved count.
     """
     each = chains * (joint.size * joint.dtype.itemsize + 8 * statistics)
     if joint.device.type != "cpu":
@@ -197,15 +195,15 @@ def kept_bytes(joint: Problem, chains: int, draws: int, statistics: int = 8) -> 
 
 
 def refuse_too_many(state: Any, expected: int, folder: str | os.PathLike[str] | None) -> None:
-    """A ValueError where as many states like this one fit neither memory nor disk, before the first is made."""
+    """Raise a ValueError if this many states fit neither into memory nor on disk, before the first is kept."""
     total = expected * tensor_bytes([leaf for leaf in leaves(state).values() if isinstance(leaf, Tensor)])
     if total > memory_for_kept():
         _refuse_small_disk(expected, total, Path(tempfile.gettempdir() if folder is None else folder))
 
 
 def _refuse_small_disk(rows: int, total: int, folder: Path) -> None:
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
     if total > free:
         raise ValueError(
             f"{rows:,} kept states take {human(total)}: more than the {human(memory_for_kept())} of memory for them, "
@@ -215,12 +213,12 @@ def _refuse_small_disk(rows: int, total: int, folder: Path) -> None:
 
 
 def _mapped_file(folder: Path, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor in a file without a name, of which the system keeps in memory what there is room for."""
+    """Return a tensor in a memory-mapped file without a name."""
     path = disk.temporary(folder)
     try:
         flat = torch.from_file(str(path), shared=True, size=torch.Size(shape).numel(), dtype=dtype, device="cpu")
     finally:
-        disk.remove(path)  # the mapping stays; where a file in use cannot be removed, the next commit there does it
+        disk.remove(path)  # the mapping stays; a file that cannot be removed in use goes with the next commit
     return flat.view(shape)
 
 

@@ -1,9 +1,7 @@
-"""How much memory a run takes, and what the machine has, before anything is allocated.
-
-A process that runs out of memory dies without a word.
-"""
+"""Plans: the memory that a run takes, and what the machine has, before anything is allocated."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,31 +16,26 @@ from posterity.optim.optimizer import Optimizer
 
 LATER = f"later, predictions at {PREDICTED_ROWS:,} rows"
 
-# Where Linux tells what a container may use, in its two versions of control groups.
+# Memory limits of a Linux container, in both versions of control groups.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of memory that the device has in all, or a container may use; None where that cannot be told."""
+    """Return the bytes of memory of the device, or the limit of the container; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, ValueError, OSError):  # not a POSIX system
         return None
-    return min([there, *(limit for path in LIMITS if (limit := _number(path)) is not None)])
-
-
-def _number(path: Path) -> int | None:
-    """The whole number in a file, None where there is none."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
+    for path in LIMITS:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int(path.read_text()))
+    return min(limits)
 
 
 def human(count: int) -> str:
-    """Bytes as people write them.
+    """Format a number of bytes for people.
 
     >>> human(2_300_000_000), human(512)
     ('2.3 GB', '512 B')
@@ -56,19 +49,19 @@ def human(count: int) -> str:
 
 
 def tensor_bytes(tensors: list[Tensor]) -> int:
-    """What the entries of the tensors take."""
+    """Return the bytes of the entries of the tensors."""
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
 def data_bytes(data: Data) -> int:
-    """Bytes of the rows that are in memory at once: all of them, or the first batch of a stream."""
+    """Return the bytes of the rows in memory at once: all of them, or the first batch of a stream."""
     return 0 if isinstance(data, NoData) else tensor_bytes(list(data.first().tensors.values()))
 
 
 def fit_bytes(
     optimizer: Optimizer, joint: Problem, data: Data, batch_size: int | None, size: int | None = None
 ) -> dict[str, int]:
-    """Bytes of the optimiser's state for a vector of this size (None: theta), and of a batch's forward and backward."""
+    """Return the bytes of the optimiser's state for this size (None: theta's), and of a batch's activations."""
     like = torch.empty(joint.size if size is None else size, dtype=joint.dtype, device="meta")
     return {
         "optimiser": (joint.num_members or 1) * tensor_bytes(list(optimizer.init(like))),
@@ -77,18 +70,21 @@ def fit_bytes(
 
 
 def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
-    """What a forward pass of this many rows (None: all) keeps for the backward pass.
+    """Return the bytes that a forward pass of this many rows (None: all) keeps for the backward pass.
 
-    It is found by running the network on two rows and on three.
+    They are measured by running the network on two rows and on three.
     """
     if joint.network is None:
         return 0
-    batch = data.first().member(0)
+    given, network = data.first().member(0).inputs, joint.network.member(0)
     count = min(data.num_data, data.num_data if rows is None else rows)
-    few = [_repeated(batch.inputs, number, joint.device) for number in (2, 3)]
-    network = joint.network.member(0)
+
+    def first_rows(number: int) -> Inputs:
+        indices = [index % num_rows(given) for index in range(number)]  # rows repeat where there are fewer
+        return map_inputs(lambda tensor: tensor[indices].to(joint.device), given)
+
     kept = []
-    for inputs in few:
+    for inputs in map(first_rows, (2, 3)):
         leaves = [view.detach().requires_grad_() for view in network.views(network.initial)]
         own = {leaf.untyped_storage().data_ptr() for leaf in leaves}
         seen: dict[int, int] = {}
@@ -105,19 +101,13 @@ def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
     return (joint.num_members or 1) * max(0, kept[1] - kept[0]) * count
 
 
-def _repeated(inputs: Inputs, number: int, device: torch.device) -> Inputs:
-    """As many rows, from the first on and again where there are fewer."""
-    places = [index % num_rows(inputs) for index in range(number)]
-    return map_inputs(lambda tensor: tensor[places].to(device), inputs)
-
-
 @dataclass(frozen=True)
 class Plan:
-    """Bytes that a run takes, by what they are for, and what the device has.
+    """The bytes of a run by purpose, and the memory of the device.
 
-    `method` says which method and settings it is about. `alternatives` are other settings for the same problem with
-    the bytes that they take in all, best first. `predictions` are the bytes of those at 1,024 rows, which come later
-    and are no part of the run. `memory` is None where the device does not tell.
+    `method` names the method and its settings. `alternatives` are other settings for the same problem with their
+    total bytes, best first. `predictions` are the bytes of later predictions at 1,024 rows, which are not part of the
+    run. `memory` is None if unknown.
     """
 
     method: str
@@ -129,12 +119,12 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """All parts together."""
+        """Bytes of all parts together."""
         return sum(self.parts.values())
 
     @property
     def fits(self) -> bool:
-        """Whether the device has as much; True where it does not tell."""
+        """Whether the run fits into the memory of the device; True if that is unknown."""
         return self.has_room(self.total)
 
     @property
@@ -143,32 +133,28 @@ class Plan:
         return tuple(name for name, needed in self.alternatives.items() if self.has_room(needed))
 
     def has_room(self, needed: int) -> bool:
-        """Whether the device has so many bytes."""
+        """Return whether the device has this many bytes; True if its memory is unknown."""
         return self.memory is None or needed <= self.memory
 
     def __str__(self) -> str:
         width = max(len(name) for name in (*self.parts, *self.alternatives, "memory of the device", LATER))
-        has = "unknown" if self.memory is None else human(self.memory)
-        lines = [f"{self.method} on {self.device}"]
-        lines += [f"  {name:<{width}}  {human(needed):>8}" for name, needed in self.parts.items()]
-        lines += [f"  {'total':<{width}}  {human(self.total):>8}  {'fits' if self.fits else 'does not fit'}"]
-        lines += [f"  {'memory of the device':<{width}}  {has:>8}"]
-        if self.predictions:
-            lines.append(f"  {LATER:<{width}}  {human(self.predictions):>8}")
-        if self.alternatives:
-            lines.append("in all with")
-        for name, needed in self.alternatives.items():
-            lines.append(
-                f"  {name:<{width}}  {human(needed):>8}  {'fits' if self.has_room(needed) else 'does not fit'}"
-            )
-        return "\n".join(lines)
+
+        def line(name: str, needed: int | None, judged: bool = False) -> str:
+            verdict = ("  fits" if self.has_room(needed or 0) else "  does not fit") if judged else ""
+            return f"  {name:<{width}}  {'unknown' if needed is None else human(needed):>8}{verdict}"
+
+        lines = [f"{self.method} on {self.device}", *(line(name, needed) for name, needed in self.parts.items())]
+        lines += [line("total", self.total, judged=True), line("memory of the device", self.memory)]
+        lines += [line(LATER, self.predictions)] if self.predictions else []
+        lines += ["in all with"] if self.alternatives else []
+        return "\n".join([*lines, *(line(name, needed, judged=True) for name, needed in self.alternatives.items())])
 
 
 def plan(method: Method, joint: Problem, data: object) -> Plan:
-    """What `infer(method, joint, data)` will take, within a factor of about two; nothing is run or allocated.
+    """Estimate the memory of `infer(method, joint, data)` within a factor of about two, without running it.
 
-    The network is run on a few rows to see how it uses its weights. Memory that torch and Python take for themselves,
-    some hundred MB, is not in it.
+    The network is run on a few rows to see how it uses its weights. The memory of torch and Python themselves, some
+    hundred MB, is not counted.
 
     >>> from posterity.likelihoods import Categorical
     >>> from posterity.methods import Laplace
@@ -192,16 +178,16 @@ def plan(method: Method, joint: Problem, data: object) -> Plan:
 
 
 def refuse_too_large(method: Method, joint: Problem, data: Data, members: int = 1) -> None:
-    """A ValueError where a run takes more than the device has, which names the best setting that fits.
+    """Raise a ValueError, which names the best setting that fits, if a run takes more memory than the device has.
 
-    `members` is how many weight vectors run at once, where they are not those of the joint, which counts its own.
+    `members` is the number of weight vectors that run at once, for a joint without members.
     """
-    there = device_memory(joint.device)
-    if there is None:
+    memory = device_memory(joint.device)
+    if memory is None:
         return
     footprint, held = method.footprint(joint, data), data_bytes(data)
     needed = held + (1 if joint.num_members is not None else members) * footprint.total
-    if needed <= there:
+    if needed <= memory:
         return
     what, remedy = footprint.words, "Use fewer weights, fewer rows or a smaller batch_size."
     if members > 1:
@@ -209,10 +195,10 @@ def refuse_too_large(method: Method, joint: Problem, data: Data, members: int = 
     else:
         for name, other in footprint.alternatives().items():
             less = held + other.footprint(joint, data).total
-            if less <= there:
+            if less <= memory:
                 remedy = f"Use {name}, which needs {_gigabytes(less)}."
                 break
-    has = f"{joint.device} has {_gigabytes(there)}"
+    has = f"{joint.device} has {_gigabytes(memory)}"
     raise ValueError(f"{what} needs about {_gigabytes(needed)}, and {has}. {remedy}")
 
 

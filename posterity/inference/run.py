@@ -1,4 +1,4 @@
-"""Where a run stands: its trace, its state, and whether both are finite."""
+"""The state of a run, its trace, and checks that both are finite."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from posterity.model.problem import Problem
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import clone, flatten
 
-BLOCK = 256  # rows that wait as tensors before they are moved to the CPU together
+BLOCK = 256  # rows that stay on their device before they are moved to the CPU together
 
 
 class Trace:
-    """What a run recorded: `trace["loss"]` (T,) or (T, M), at the steps `trace.steps("loss")`.
+    """The record of a run: `trace["loss"]` (T,) or (T, M), at the steps `trace.steps("loss")`.
 
-    Values wait on their device and are moved in blocks, so that recording does not stall a GPU. `seconds` is the wall
-    time of the run, all its resumptions included.
+    Values stay on their device and are moved in blocks, so that recording does not stall a GPU. `seconds` is the wall
+    time of the run, including all resumptions.
 
     >>> trace = Trace()
     >>> trace.record(1, {"loss": 2.0})
@@ -32,14 +32,13 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        """No columns yet."""
         self.seconds = 0.0
         self._done: dict[str, list[Tensor]] = {}
         self._steps: dict[str, list[int]] = {}
         self._waiting: dict[str, list[Tensor]] = {}
 
     def record(self, step: int, values: Mapping[str, Tensor | float]) -> None:
-        """Add one row at `step`. Tensors are read later: nobody may overwrite them."""
+        """Add one row at `step`. Tensors are read later, so they must not be overwritten."""
         for name, value in values.items():
             waiting = self._waiting.setdefault(name, [])
             waiting.append(value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64))
@@ -55,7 +54,7 @@ class Trace:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns, sorted."""
+        """Sorted names of the columns."""
         return tuple(sorted(self._steps))
 
     def __iter__(self) -> Iterator[str]:
@@ -65,7 +64,7 @@ class Trace:
         return name in self._steps
 
     def __getitem__(self, name: str) -> Tensor:
-        """The column `name`, in float64 on the CPU."""
+        """Return the column `name`, in float64 on the CPU."""
         self._known(name)
         self._move(name)
         if len(self._done[name]) > 1:
@@ -73,7 +72,7 @@ class Trace:
         return self._done[name][0]
 
     def recent(self, name: str, count: int) -> Tensor:
-        """The last `count` values of the column `name` (or as many as there are), without gathering the whole."""
+        """Return the last `count` values of the column `name` (or all), without gathering the whole column."""
         self._known(name)
         waiting = self._waiting.get(name, [])
         if len(waiting) >= count:
@@ -87,12 +86,12 @@ class Trace:
         return torch.cat(blocks)[-count:]
 
     def steps(self, name: str) -> Tensor:
-        """The steps at which the column `name` was recorded, counted from 1."""
+        """Return the steps at which the column `name` was recorded, counted from 1."""
         self._known(name)
         return torch.tensor(self._steps[name])
 
     def last_step(self, name: str) -> int:
-        """The last step at which the column `name` was recorded, 0 if never."""
+        """Return the last step at which the column `name` was recorded, 0 if never."""
         return self._steps[name][-1] if name in self._steps else 0
 
     def _known(self, name: str) -> None:
@@ -100,16 +99,15 @@ class Trace:
             raise KeyError(unknown("trace column", name, self._steps))
 
     def tensors(self) -> dict[str, Tensor]:
-        """All columns and their steps, for storing."""
-        return {
-            f"{kind}.{name}": self[name] if kind == "value" else self.steps(name)
-            for name in self._steps
-            for kind in ("value", "step")
-        }
+        """Return all columns and their steps, for storage."""
+        tensors: dict[str, Tensor] = {}
+        for name in self._steps:
+            tensors |= {f"value.{name}": self[name], f"step.{name}": self.steps(name)}
+        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Trace":
-        """The trace that `tensors` stored."""
+        """Return the trace that `tensors` stored."""
         trace = cls()
         for full in tensors:
             kind, _, name = full.partition(".")
@@ -122,19 +120,19 @@ class Trace:
 _REMEDY = "Use a smaller step size, standardise the inputs and targets, or look for extreme rows."
 _RAN_OFF = "The density may be improper, or the step size too large: look for a prior that is missing."
 _NO_DENSITY = "Mend the density there, or use a smaller step size."
-FAR = 1e15  # a position of a chain beyond this is on its way to infinity
+FAR = 1e15  # a chain with a position beyond this is diverging
 _ELSEWHERE = "Begin at other weights (start=), or take a prior that allows these."
 
 
 def check_loss(joint: Problem, trace: Trace, state: Any, count: int, row: str = "member") -> None:
-    """Raise `Diverged` if one of the last `count` values of the trace's "loss" is not finite.
+    """Raise `Diverged` if any of the last `count` values of the trace's "loss" is not finite.
 
-    `row` is what a row of theta (M, P) is called.
+    `row` is the meaning of a row of theta (M, P).
     """
     if "loss" not in trace:
         return
     recent = trace.recent("loss", count)
-    if math.isfinite(float(recent.sum())):  # one number to read; it may overflow where no loss does
+    if math.isfinite(float(recent.sum())):  # reads one number; the sum may overflow where no loss does
         return
     bad = ~torch.isfinite(recent).reshape(len(recent), -1).all(1)
     if not bool(bad.any()):
@@ -150,41 +148,37 @@ def check_loss(joint: Problem, trace: Trace, state: Any, count: int, row: str = 
         cause = " The KL to the prior is not finite: the prior has no density at such weights, or they are too large."
         remedy = _ELSEWHERE if step == 1 else _REMEDY
     tensor = tensor or "the log-likelihood of the batch"
-    where = _where(tensor, index, row)
-    raise Diverged(
-        f"The loss is not finite at step {step} (first seen in {where}).{cause} {remedy}", step=step, tensor=tensor
-    )
+    message = f"The loss is not finite at step {step} (first seen in {_where(tensor, index, row)}).{cause} {remedy}"
+    raise Diverged(message, step=step, tensor=tensor)
 
 
 def _refuse_chain(joint: Problem, state: Any, step: int, chain: int, loss: float) -> None:
-    """Raise `Diverged` for a chain that ran off, or came where the log density is no number."""
+    """Raise `Diverged` for a chain that ran off to infinity, or whose log density is not a number."""
     tables = {path.rpartition(".")[2]: tensor for path, tensor in _floating(state).items()}
     theta, density = tables.get("theta"), tables.get("log_density")
-    if theta is None or density is None:  # chains on mini-batches have no density to look at
+    if theta is None or density is None:  # chains on mini-batches record no density
         return
     size = theta[chain].abs().nan_to_num(torch.inf, torch.inf)
-    place = int(size.argmax())
-    if float(size[place]) >= FAR:
-        tensor = joint.layout.name_at(place)
-        message = f"Chain {chain} ran off at step {step}: '{tensor}' is {float(theta[chain, place]):.3g}. {_RAN_OFF}"
+    index = int(size.argmax())
+    if float(size[index]) >= FAR:
+        tensor = joint.layout.name_at(index)
+        message = f"Chain {chain} ran off at step {step}: '{tensor}' is {float(theta[chain, index]):.3g}. {_RAN_OFF}"
         raise Diverged(message, step=step, tensor=tensor)
     message = f"Chain {chain} came to a log density of {-loss} at step {step}. {_NO_DENSITY}"
     raise Diverged(message, step=step, tensor="the log density")
 
 
 def check_kept(joint: Problem, kept: Sequence[Any], step: int, row: str = "member") -> None:
-    """Raise `Diverged` if a posterior would be made of numbers that are not finite; see `check_loss`."""
-    if isinstance(kept, Kept):  # of many small states, which are looked at together
+    """Raise `Diverged` if kept states are not finite; see `check_loss`."""
+    if isinstance(kept, Kept):  # many small states are checked together
         kept = kept[kept.num_finite() :][:1]
-    # A state may have a few numbers on the CPU beside tensors on a GPU.
+    # A state on a GPU may have some numbers on the CPU.
     good = [torch.isfinite(tensor).all().cpu() for state in kept for tensor in _floating(state).values()]
     if not good or bool(torch.stack(good).all()):
         return
-    tensor, index = next(found for state in kept if (found := _first_bad(joint, state))[0])
-    where = _where(tensor, index, row)
-    raise Diverged(
-        f"The run is not finite after step {step} (first seen in {where}). {_REMEDY}", step=step, tensor=tensor
-    )
+    tensor, index = next(bad for state in kept if (bad := _first_bad(joint, state))[0])
+    message = f"The run is not finite after step {step} (first seen in {_where(tensor, index, row)}). {_REMEDY}"
+    raise Diverged(message, step=step, tensor=tensor)
 
 
 def _where(tensor: str, index: int | None, row: str) -> str:
@@ -196,9 +190,9 @@ def _floating(state: Any) -> dict[str, Tensor]:
 
 
 def _first_bad(joint: Problem, state: Any, row: int | None = None) -> tuple[str, int | None]:
-    """The first tensor with a number that is not finite, "" if there is none, and its row where theta has rows.
+    """Return the first tensor with an entry that is not finite, "" if there is none, and its row where theta has rows.
 
-    Entries of flat vectors go by the weights' names. With `row` no other row of theta is looked at.
+    Entries of flat vectors are named by their weights. With `row`, only that row of theta is checked.
     """
     for path, tensor in _floating(state).items():
         bad, itself = ~torch.isfinite(tensor), path in ("theta", "parameters")
@@ -206,10 +200,10 @@ def _first_bad(joint: Problem, state: Any, row: int | None = None) -> tuple[str,
             row = int(bad.nonzero()[0, 0]) if row is None else row
             bad = bad[row]
         if bool(bad.any()):
-            places = joint.random_indices
-            scaled = joint.size + (joint.num_weights if places is None else places.numel())  # means, then scales
+            random = joint.random_indices
+            scaled = joint.size + (joint.num_weights if random is None else random.numel())  # means, then scales
             length = tensor.shape[-1] if tensor.dim() else 0
-            more = path == "parameters" and length > scaled  # what else a covariance has comes behind these
+            more = path == "parameters" and length > scaled  # other parameters of a covariance follow these
             if not more and length not in (joint.size, joint.num_weights, scaled):
                 return path, row
             index = int(bad.nonzero()[0, -1])
@@ -217,8 +211,7 @@ def _first_bad(joint: Problem, state: Any, row: int | None = None) -> tuple[str,
                 return "the covariance", row
             if index >= joint.size:
                 index -= joint.size
-                name = joint.layout.name_at(index if places is None else int(places[index]))
-                return f"the scale of {name}", row
+                return f"the scale of {joint.layout.name_at(index if random is None else int(random[index]))}", row
             name = joint.layout.name_at(index)
             return name if itself else f"{path} of {name}", row
     return "", row
@@ -226,7 +219,7 @@ def _first_bad(joint: Problem, state: Any, row: int | None = None) -> tuple[str,
 
 @dataclass
 class Run:
-    """A run after `step` of `steps` steps. Callbacks may replace `state` and set `stopped` to a reason."""
+    """A run after `step` of `steps` steps. Callbacks may replace `state` and set `stopped` to the reason to stop."""
 
     method: Method
     joint: Problem
@@ -239,23 +232,23 @@ class Run:
     validate: Callable[[Posterior], float | Tensor] | None = None
 
     def posterior(self) -> Posterior:
-        """The posterior as it would be if the run ended here."""
+        """Return the posterior as if the run ended here."""
         return self._made(self.kept or [clone(self.method.keep(self.state))])
 
     def latest(self) -> Posterior:
-        """The posterior of the present state alone."""
+        """Return the posterior of the current state alone."""
         return self._made([clone(self.method.keep(self.state))])  # the next step overwrites the state
 
     def so_far(self, before: int) -> Posterior | None:
-        """The posterior of what was kept before step `before` or anything was not finite; None where nothing was."""
+        """Return the posterior of the finite states kept before step `before`; None if there are none."""
         kept = sum(step < before for step in self.method.traits.kept_steps)
         good = self.kept.first(min(self.kept.num_finite(), kept))
         try:
             return self.method.posterior(self.joint, good) if good else None
-        except (PosterityError, ArithmeticError, ValueError):  # a run that breaks has its own error to tell of
+        except (PosterityError, ArithmeticError, ValueError):  # the error of the run itself is raised instead
             return None
 
     def _made(self, kept: Sequence[Any]) -> Posterior:
-        # The last update may have broken what no loss has seen yet.
+        # No loss covers the last update, which may have diverged.
         check_kept(self.joint, kept, self.step, self.method.traits.row)
         return self.method.posterior(self.joint, kept)

@@ -1,4 +1,4 @@
-"""Fits of a grid, of which scores are kept and not posteriors: one small file a fit."""
+"""Sweeps: fits over a grid that keep scores instead of posteriors, one small file per fit."""
 
 import hashlib
 import json
@@ -25,14 +25,14 @@ from posterity.posteriors.posterior import Posterior
 from posterity.storage import Part
 from posterity.storage.disk import write_file
 
-SECONDS = 300.0  # between checkpoints of a group, which of many large networks are gigabytes
+SECONDS = 300.0  # between checkpoints of a group, which can take gigabytes
 
 
 class Cell(Protocol):
-    """A fit of a grid: a frozen dataclass of words and numbers, which prints as a few words."""
+    """A fit of a grid: a frozen dataclass of strings and numbers with a short `str`."""
 
     def path(self, folder: Path) -> Path:
-        """The file of its scores, in the folder of the whole grid."""
+        """Return the file of the scores in the folder of the grid."""
         ...
 
 
@@ -41,7 +41,7 @@ C = TypeVar("C", bound=Cell)
 
 @dataclass(frozen=True)
 class Result(Generic[C]):
-    """The scores of a cell, and the seconds that its fit took, or its share of the seconds of a group."""
+    """The scores of a cell, and the seconds of its fit, or its share of the seconds of a group."""
 
     cell: C
     scores: dict[str, float]
@@ -49,36 +49,36 @@ class Result(Generic[C]):
 
 
 def write_result(cell: C, folder: Path, identity: Part, scores: dict[str, float], seconds: float) -> Result[C]:
-    """Write the scores of a cell with all that they depend on, whole or not at all."""
+    """Write the scores of a cell with everything that they depend on, atomically."""
     document = {"identity": identity.config, "scores": scores, "seconds": seconds}
     write_file(cell.path(folder), (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
     return Result(cell, scores, seconds)
 
 
 def stored_results(cells: Sequence[C], folder: Path, identity: Callable[[C], Part]) -> Iterator[Result[C]]:
-    """The results of the cells that have one; BadFolder at a file that is damaged or depends on anything else."""
+    """Yield the stored results of the cells; raises BadFolder at a damaged file or one of other settings."""
+    remedy = "Use another folder, or delete the folder 'runs' in this one."
     for cell in cells:
         path = cell.path(folder)
         if not path.exists():
             continue
         try:
             content = json.loads(path.read_bytes())
-            kept, scores, seconds = content["identity"], content["scores"], content["seconds"]
-            whole = isinstance(kept, dict) and all(math.isfinite(value) for value in (*scores.values(), seconds))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            whole = False
-        if not whole:
-            raise BadFolder(f"'{path}' holds no result of the study. Delete it, and it is computed again.")
-        remedy = "Use another folder, or delete the folder 'runs' in this one."
-        refuse_other(path, identity(cell), Part(kept), "a fit with other settings", remedy)
+            known, scores, seconds = content["identity"], content["scores"], content["seconds"]
+            if not isinstance(known, dict) or not all(map(math.isfinite, (*scores.values(), seconds))):
+                raise ValueError("not a result")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            message = f"'{path}' holds no result of the study. Delete it, and it is computed again."
+            raise BadFolder(message) from error
+        refuse_other(path, identity(cell), Part(known), "a fit with other settings", remedy)
         yield Result(cell, scores, seconds)
 
 
 class Sweep(ABC, Generic[C]):
-    """Fits of a grid, each with a file of its scores.
+    """Fits over a grid, each with a file of its scores.
 
-    Cells step together, as members, in groups for which there is memory. A file has the scores of a cell and all that
-    they depend on, so that a sweep goes on where it stopped; an interrupted group goes on from its checkpoint.
+    Cells step together, as members, in groups that fit into memory. A file has the scores of a cell and everything
+    that they depend on, so an interrupted sweep resumes; an interrupted group resumes from its checkpoint.
     """
 
     folder: Path
@@ -87,34 +87,34 @@ class Sweep(ABC, Generic[C]):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What lines about the sweep begin with; empty where it is the only one."""
+        """Prefix of messages about the sweep; empty for a single sweep."""
 
     @abstractmethod
     def identity(self, cell: C) -> Part:
-        """All that the numbers of a cell depend on."""
+        """Return everything that the numbers of a cell depend on."""
 
     @abstractmethod
     def room(self, cells: Sequence[C]) -> bool:
-        """Whether there is memory for these fits at once."""
+        """Return whether these fits together fit into memory."""
 
     @abstractmethod
     def task(self, cells: Sequence[C]) -> Task:
-        """The fit of a cell, or of several as members."""
+        """Return the fit of a cell, or of several as members."""
 
     @abstractmethod
     def scores(self, cell: C, posterior: Posterior) -> dict[str, float]:
-        """The scores of a cell; Diverged where there are none, as its outputs are not finite."""
+        """Return the scores of a cell; raises Diverged where its outputs are not finite."""
 
     @abstractmethod
     def summary(self, scores: dict[str, float]) -> str:
-        """The scores that a line about a cell has."""
+        """Return the scores for a message about a cell."""
 
     def setting(self) -> AbstractContextManager[None]:
-        """What holds while fits run: nothing in particular."""
+        """Return the context in which fits run; by default an empty one."""
         return nullcontext()
 
     def results(self, cells: Sequence[C], most: int | None = None) -> tuple[list[Result[C]], list[C]]:
-        """The results of all cells, stored or fitted now; and the cells whose fits diverged."""
+        """Return the results of all cells, stored or fitted now, and the cells whose fits diverged."""
         results = self.stored(cells)
         failed: list[C] = []
         for group in self.groups(cells, [cell for cell in cells if cell not in results], most):
@@ -127,16 +127,16 @@ class Sweep(ABC, Generic[C]):
         return [results[cell] for cell in cells if cell in results], failed
 
     def stored(self, cells: Sequence[C]) -> dict[C, Result[C]]:
-        """The results that are there already; BadFolder at one that is damaged or of other settings."""
+        """Return the stored results by cell; raises BadFolder at a damaged file or one of other settings."""
         results = {result.cell: result for result in stored_results(cells, self.folder, self.identity)}
         if results:
             self._tell(f"{len(results)} of {len(cells)} fits are there already")
         return results
 
     def groups(self, cells: Sequence[C], missing: Sequence[C], most: int | None = None) -> Iterator[list[C]]:
-        """Groups of `cells` that step together, until none is `missing`: those begun earlier, then new ones.
+        """Yield groups of cells that step together until none is `missing`: interrupted groups, then new ones.
 
-        A new group has at most `most` cells, and no more than memory has room for.
+        A new group has at most `most` cells, and no more than fit into memory.
         """
         left = list(missing)
         for begun in self._begun(cells, missing):
@@ -148,9 +148,9 @@ class Sweep(ABC, Generic[C]):
             yield from (left[low : low + size] for low in range(0, len(left), size))
 
     def fitted(self, group: Sequence[C]) -> Iterator[tuple[C, Result[C] | None]]:
-        """Fit a group and store the scores that are missing; None for a cell that has none.
+        """Fit a group and store missing scores; yields None for a cell without scores.
 
-        A group that diverges, or for which there is no room after all, is fitted in halves.
+        A group that diverges or runs out of memory is fitted in halves.
         """
         for cells, result in in_halves(group, self._fit, (Diverged, torch.OutOfMemoryError), self._tell):
             if isinstance(result, torch.OutOfMemoryError):
@@ -160,13 +160,11 @@ class Sweep(ABC, Generic[C]):
                 yield cells[0], None
                 continue
             posterior, trace = result
-            seconds = trace.seconds / len(cells)  # those before an interruption count
+            seconds = trace.seconds / len(cells)  # includes the seconds before an interruption
             for index, cell in enumerate(cells):
-                there = next(stored_results([cell], self.folder, self.identity), None)
-                yield (
-                    cell,
-                    there or self._scored(cell, posterior.member(index) if len(cells) > 1 else posterior, seconds),
-                )
+                member = posterior.member(index) if len(cells) > 1 else posterior
+                earlier = next(stored_results([cell], self.folder, self.identity), None)
+                yield cell, earlier or self._scored(cell, member, seconds)
             shutil.rmtree(self._checkpoint(cells), ignore_errors=True)
 
     def _fit(self, cells: Sequence[C]) -> tuple[Posterior, Trace]:
@@ -183,7 +181,7 @@ class Sweep(ABC, Generic[C]):
             raise
 
     def _scored(self, cell: C, posterior: Posterior, seconds: float) -> Result[C] | None:
-        """Score and store a fit; None, and why, where its weights are finite and what they give is not."""
+        """Score and store a fit; returns None, and reports why, where its outputs are not finite."""
         scores: dict[str, float] = {}
         try:
             scores = self.scores(cell, posterior)
@@ -198,13 +196,13 @@ class Sweep(ABC, Generic[C]):
         return result
 
     def remove_checkpoints(self) -> None:
-        """Remove what is left of checkpoints."""
+        """Remove all checkpoints of the sweep."""
         shutil.rmtree(self._checkpoints, ignore_errors=True)
-        with suppress(OSError):  # checkpoints of other sweeps
+        with suppress(OSError):  # other sweeps have checkpoints there
             self._checkpoints.parent.rmdir()
 
     def _begun(self, cells: Sequence[C], missing: Sequence[C]) -> Iterator[list[C]]:
-        """Groups with a checkpoint of these settings and a missing cell; other checkpoints are of no use."""
+        """Yield groups with a checkpoint of these settings and a missing cell; remove other checkpoints."""
         known = {json.dumps(asdict(cell), sort_keys=True): cell for cell in cells}  # type: ignore[call-overload]
         for path in sorted(self._checkpoints.glob("*")):
             try:
@@ -218,7 +216,7 @@ class Sweep(ABC, Generic[C]):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _checkpoint(self, group: Sequence[C]) -> Path:
-        """The folder of a group's checkpoint, named after all that its fits depend on."""
+        """Return the folder of a group's checkpoint, named by a hash of everything its fits depend on."""
         text = json.dumps([self.identity(cell).config for cell in group], sort_keys=True)
         return self._checkpoints / hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""A fit by name, what came of it, and how both are stored."""
+"""Named fits, their outcomes, and how these are stored."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from posterity.storage import Part, RunFolder
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A fit by name: method, problem, data, and what else `infer` takes."""
+    """A named fit: method, problem, data, and the other arguments of `infer`."""
 
     name: str
     method: Method
@@ -37,7 +37,7 @@ class Task:
             raise ValueError(f"Task.name must be a word or more. Got {shown(self.name)}.")
 
     def identity(self) -> Part:
-        """All that the numbers of the fit depend on."""
+        """Return everything that the numbers of the fit depend on."""
         return identity(
             start=self.start,
             method=self.method,
@@ -49,7 +49,7 @@ class Task:
         )
 
     def run(self, checkpoint: Checkpoint | None = None) -> tuple[Posterior, Trace]:
-        """Fit now; an interrupted fit is taken up from its checkpoint."""
+        """Run the fit; an interrupted fit resumes from its checkpoint."""
         return infer(
             self.method,
             self.joint,
@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What came of a task: a posterior and the trace of its run, or the error, on one line."""
+    """The outcome of a task: a posterior and the trace of its run, or the error on one line."""
 
     name: str
     posterior: Posterior | None = None
@@ -72,7 +72,7 @@ class Outcome:
     error: str = ""
 
     def save(self, task: Task, path: Path) -> None:
-        """Write it into a run folder, in one step."""
+        """Write the outcome into a run folder, atomically."""
         assert self.posterior is not None
         assert self.trace is not None
         trace = Part({"seconds": self.trace.seconds}, self.trace.tensors())
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def stored(task: Task, path: Path) -> Outcome | None:
-    """The outcome of the task in this run folder, None where there is none; BadFolder where it is of another task."""
+    """Return the outcome of the task in this run folder, None if it has none; raises BadFolder for another task's."""
     folder = RunFolder(path)
     if not folder.exists():
         return None

@@ -1,4 +1,4 @@
-"""Scores of a run's posterior on held-out rows."""
+"""Validation: the score of a posterior on held-out rows."""
 
 import torch
 from torch import Tensor
@@ -8,17 +8,17 @@ from posterity.model.data import Batch, TensorData, as_data
 from posterity.model.problem import Problem
 from posterity.posteriors.posterior import Posterior
 
-ROWS = 1024  # at a time: bounds the memory
+ROWS = 1024  # rows predicted at a time, which bounds the memory
 
 
 class Validator:
-    """The mean negative log-likelihood, in nats per row, of a posterior's predictions at the validation rows.
+    """The mean negative log-likelihood (nats per row) of a posterior's predictions on the validation rows.
 
-    Takes the problem and (inputs, targets[, weights]) or what else `as_data` takes; weights make it a weighted mean.
+    Takes the problem and (inputs, targets[, weights]) or whatever else `as_data` takes; with weights the mean is
+    weighted. The rows are checked against the model at once.
     """
 
     def __init__(self, joint: Problem, validation: object) -> None:
-        """The rows are checked against the model now, not at the first look."""
         self._joint = joint = joint.as_joint("validation", "Leave validation out.")
         self._data = as_data(validation).to(joint.device)
         if isinstance(self._data, TensorData) and self._data.rows.per_member:
@@ -30,14 +30,14 @@ class Validator:
             raise BadData("validation: the weights of the rows are all 0. Give at least one row a weight.")
 
     def fingerprint(self) -> str:
-        """A short text that differs when the rows differ."""
+        """Return a hash of the rows."""
         return self._data.fingerprint()
 
     def __call__(self, posterior: Posterior) -> float | Tensor:
-        """One number, or one for each member (M,)."""
+        """Return the score, or one for each member (M,)."""
         if posterior.num_members is not None:
-            each = [self._score(posterior.member(index)) for index in range(posterior.num_members)]
-            return torch.tensor(each, dtype=torch.float64)
+            scores = [self._score(posterior.member(index)) for index in range(posterior.num_members)]
+            return torch.tensor(scores, dtype=torch.float64)
         return self._score(posterior)
 
     def _score(self, posterior: Posterior) -> float:

@@ -1,6 +1,6 @@
 """Run folders on disk: values and states as JSON and safetensors, replaced all at once, never pickled.
 
-The one table from old names to new ones is in `values`. What a run depends on is decided in `inference`.
+The table from old names of types to new ones is in `values`. `inference` decides what a run depends on.
 """
 
 from posterity.storage.folder import RunFolder

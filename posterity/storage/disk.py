@@ -1,4 +1,4 @@
-"""Durable writes, folder locks and temporary names: what an atomic change is built from."""
+"""Durable writes, folder locks and temporary names, from which atomic changes are built."""
 
 import errno
 import logging
@@ -20,7 +20,7 @@ try:
 except ImportError:  # not a POSIX platform: writers there must not overlap
     fcntl = None
 
-_PIECE = 1 << 24  # bytes that are read at a time
+_PIECE = 1 << 24  # bytes read at a time
 _TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _NO_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}  # file systems that keep names in order by themselves
@@ -28,34 +28,33 @@ _logger = logging.getLogger(__name__)
 
 
 def temporary(folder: Path) -> Path:
-    """A fresh name in `folder` that `is_temporary` knows again."""
+    """Return a fresh path in `folder` that `is_temporary` recognises."""
     return folder / f".tmp-{secrets.token_hex(8)}"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `temporary` made this name."""
+    """Return whether `temporary` made this name."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def write(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write a new file, one piece after the other, and wait until its bytes are on the disk."""
+    """Write a new file piece by piece, and wait until its bytes are on the disk."""
     with open(path, "xb") as file:
-        for piece in pieces:
-            file.write(piece)
+        file.writelines(pieces)
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, some at a time."""
+    """Yield the bytes of a file in pieces."""
     with open(path, "rb") as file:
         while piece := file.read(_PIECE):
             yield piece
 
 
 def sync(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk."""
-    if not hasattr(os, "O_DIRECTORY"):  # such platforms cannot open a folder
+    """Wait until the file names in `folder` are on the disk."""
+    if not hasattr(os, "O_DIRECTORY"):  # the platform cannot open a folder
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -68,7 +67,7 @@ def sync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder with its content, as far as that is possible."""
+    """Delete a file, or a folder with its content; failures are ignored."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -77,7 +76,7 @@ def remove(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, making its folder where needed; a reader sees the old file or the new, never half."""
+    """Write `data` to `path` atomically: a reader sees the old file or the new one. Makes the folder where needed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = temporary(path.parent)
@@ -92,16 +91,31 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def locked(path: Path, seconds: float) -> Iterator[None]:
-    """Hold the lock file `path` alone. Waits for another holder; BadFolder after `seconds`.
+    """Hold an exclusive lock on the file `path`. Waits for another holder; raises BadFolder after `seconds`.
 
-    The operating system frees the lock of a process that dies, so a lock file left behind blocks nobody.
+    The operating system frees the lock of a process that dies, so a stale lock file blocks nobody.
     """
     if fcntl is None:
         yield
         return
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), time.monotonic() + seconds
     try:
-        _wait(fcntl, handle, path, time.monotonic() + seconds)
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise BadFolder(
+                        f"Run folder {str(path.parent)!r} is being written by another process. "
+                        "Wait until it has finished, or save to another folder."
+                    ) from None
+                time.sleep(0.02)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                _logger.warning("No file locks at %s (%s): only one process may write there.", path, error.strerror)
+                break
         try:
             yield
         finally:
@@ -109,22 +123,3 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
                 fcntl.flock(handle, fcntl.LOCK_UN)  # closing alone would not free it while a forked child lives
     finally:
         os.close(handle)
-
-
-def _wait(fcntl: ModuleType, handle: int, path: Path, deadline: float) -> None:
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise BadFolder(
-                    f"Run folder {str(path.parent)!r} is being written by another process. "
-                    "Wait until it has finished, or save to another folder."
-                ) from None
-            time.sleep(0.02)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            _logger.warning("No file locks at %s (%s): only one process may write there.", path, error.strerror)
-            return

@@ -1,4 +1,4 @@
-"""Run folders: a manifest, and parts replaced all at once."""
+"""Run folders: a manifest and parts, replaced atomically."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from posterity.errors import BadFolder
 from posterity.storage import disk
 from posterity.storage.part import CONFIG, FILES, JSON, TENSORS, Part, json_bytes, pack, unpack
 
-FORMAT = 2  # of 0.2.0, which names types by the folders of today; 1 is that of 0.1.0, and both are read
+FORMAT = 2  # since 0.2.0, which names types by their present folders; format 1 (0.1.0) is read too
 LIBRARY = "posterity"
 AGAIN = "Restore the folder from a copy, or save the run again to a new folder."
 
@@ -32,7 +32,7 @@ class Seal:
 
     @classmethod
     def of(cls, pieces: Iterable[bytes]) -> "Seal":
-        """The seal of a file that these pieces make up."""
+        """Return the seal of a file with this content."""
         digest, size = hashlib.sha256(), 0
         for piece in pieces:
             digest.update(piece)
@@ -42,14 +42,14 @@ class Seal:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where the files of one part lie, and their seals."""
+    """The folder of one part, and the seals of its files."""
 
     folder: str
     seals: Mapping[str, Seal]
 
     @classmethod
     def of(cls, part: str, files: Mapping[str, Iterable[bytes]]) -> "Entry":
-        """The entry of a part with these files; its folder is named after their names and bytes."""
+        """Return the entry of a part with these files; the folder name has a hash of their names and bytes."""
         if not _NAME.fullmatch(part):
             raise ValueError(
                 f"A part's name must be letters, digits, '.', '_' or '-', with a letter or digit first. Got {part!r}."
@@ -59,13 +59,8 @@ class Entry:
         return cls(f"{part}-{hashlib.sha256(content.encode()).hexdigest()[:12]}", seals)
 
 
-def is_part_folder(name: str) -> bool:
-    """Whether `Entry.of` could have given a folder this name."""
-    return _FOLDER.fullmatch(name) is not None
-
-
 def render(entries: Mapping[str, Entry]) -> bytes:
-    """The bytes of manifest.json for these parts."""
+    """Return the bytes of manifest.json for these parts."""
     parts: dict[str, JSON] = {
         part: {
             "folder": entry.folder,
@@ -77,7 +72,7 @@ def render(entries: Mapping[str, Entry]) -> bytes:
 
 
 def parse(where: str, data: bytes) -> dict[str, Entry]:
-    """The parts that manifest.json names, or a BadFolder; `where` is the run folder, for messages."""
+    """Return the parts that manifest.json names, or raise BadFolder; `where` names the run folder in messages."""
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -98,35 +93,31 @@ def _entry(where: str, part: str, entry: object) -> Entry:
     match entry:
         case {"folder": str(folder), "files": dict(files)}:
             # Exact names, so that an edited manifest cannot point outside the run folder.
-            named = _NAME.fullmatch(part) and is_part_folder(folder) and folder[:-13] == part
-            seals = {name: _seal(seal) for name, seal in files.items()}
-            if named and seals.keys() == FILES and None not in seals.values():
-                return Entry(folder, {name: seal for name, seal in seals.items() if seal})
+            named = _NAME.fullmatch(part) and _FOLDER.fullmatch(folder) and folder[:-13] == part
+            seals: dict[str, Seal] = {}
+            for name, seal in files.items():
+                match seal:
+                    case {"sha256": str(digest), "bytes": int(size)} if _SHA256.fullmatch(digest):
+                        seals[name] = Seal(size, digest)
+            if named and seals.keys() == files.keys() == FILES:
+                return Entry(folder, seals)
     raise BadFolder(
         f"Run folder {where}: manifest.json was altered: part {part!r} must name its own folder and files "
         f"inside the run folder, with size and sha256. {AGAIN}"
     )
 
 
-def _seal(seal: object) -> Seal | None:
-    match seal:
-        case {"sha256": str(digest), "bytes": int(size)} if _SHA256.fullmatch(digest):
-            return Seal(size, digest)
-    return None
-
-
 _LOCK_SECONDS = 300.0  # longer than it takes to write the largest checkpoint
-_MAPPED = 1 << 28  # bytes of tensors beyond which they stay in their file: there may be more of them than memory
-_READS = 20  # a reader that loses this many races in a row gives up
+_MAPPED = 1 << 28  # bytes of tensors beyond which they stay in their file, memory-mapped
+_READS = 20  # lost races in a row after which a reader gives up
 
 
 class RunFolder:
     """Named parts of a run under one folder, as JSON and safetensors with a sha256 for each file.
 
     `manifest.json` names the subfolder of each part, `<part>-<12 hex of its content>`. A commit writes new
-    subfolders beside the old ones and then replaces the manifest in one step, so a process killed at any
-    instant leaves the old content or the new. Equal content gives equal bytes: nothing in the folder tells
-    when or where it was written.
+    subfolders beside the old ones and then replaces the manifest atomically, so a process killed at any
+    instant leaves the old content or the new. Equal content gives equal bytes: no times, no host names.
 
     >>> import tempfile, torch
     >>> folder = RunFolder(tempfile.mkdtemp() + "/run")
@@ -140,34 +131,34 @@ class RunFolder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Nothing is read or made before it is needed."""
         self.path = Path(path)
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
 
     def exists(self) -> bool:
-        """Whether the folder has a manifest."""
+        """Return whether the folder has a manifest."""
         return os.path.isfile(self._manifest)
 
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts, sorted."""
+        """Return the sorted names of the parts."""
         return tuple(sorted(self._entries()))
 
     def read(self, part: str) -> Part:
-        """The part of this name, with its tensors on the CPU, after the sha256 of each file was checked."""
+        """Check the sha256 of each file and return the part of this name, with tensors on the CPU."""
+        failure: BadFolder | None = None
         for _ in range(_READS):
             stamp = self._stamp()
             try:
                 entries = self._entries()
                 if part not in entries:
-                    there = ", ".join(sorted(entries)) or "none"
-                    raise BadFolder(f"Run folder {self._shown} has no part {part!r}. Parts there: {there}.")
+                    known = ", ".join(sorted(entries)) or "none"
+                    raise BadFolder(f"Run folder {self._shown} has no part {part!r}. Parts there: {known}.")
                 return self._unpacked(part, entries[part])
             except BadFolder as error:
                 if self._stamp() == stamp:
                     raise
-                failure = error  # a writer changed the folder meanwhile: what was read is not there any more
+                failure = error  # a writer has changed the folder meanwhile: read again
         raise BadFolder(f"Run folder {self._shown} changes too fast to be read. Try again later.") from failure
 
     def commit(self, parts: Mapping[str, Part], drop: Iterable[str] = ()) -> None:
@@ -201,20 +192,20 @@ class RunFolder:
     ) -> None:
         try:
             for folder, files in folders.items():
-                self._place(self.path / folder, files)
+                self._write_part(self.path / folder, files)
             disk.sync(self.path)
             draft = disk.temporary(self.path)
             disk.write(draft, [render(new)])
             os.replace(draft, self._manifest)
         except OSError:
             with suppress(OSError, BadFolder):  # give the space back, but touch nothing that either manifest names
-                there = self._entries() if os.path.lexists(self._manifest) else {}
-                self._sweep({entry.folder for entry in (*old.values(), *there.values())})
+                present = self._entries() if os.path.lexists(self._manifest) else {}
+                self._sweep({entry.folder for entry in (*old.values(), *present.values())})
             raise
         disk.sync(self.path)
         self._sweep({entry.folder for entry in new.values()})
 
-    def _place(self, final: Path, files: Mapping[str, Iterable[bytes]]) -> None:
+    def _write_part(self, final: Path, files: Mapping[str, Iterable[bytes]]) -> None:
         if _holds(final, files):
             return
         draft = disk.temporary(self.path)
@@ -227,34 +218,29 @@ class RunFolder:
         os.rename(draft, final)
 
     def _sweep(self, keep: set[str]) -> None:
-        """Delete what no manifest names: old versions, and leftovers of writers that were killed.
+        """Delete what no manifest names: old versions, and leftovers of killed writers.
 
-        What cannot be deleted stays for the next commit: it harms nobody. Folders with files of other kinds
-        in them are not ours, whatever their name.
+        What cannot be deleted stays until the next commit. Folders that hold other files are left alone.
         """
         with suppress(OSError):
             for path in list(self.path.iterdir()):
-                stale = is_part_folder(path.name) and path.name not in keep and path.is_dir()
+                stale = _FOLDER.fullmatch(path.name) and path.name not in keep and path.is_dir()
                 if disk.is_temporary(path.name) or (stale and FILES.issuperset(os.listdir(path))):
                     disk.remove(path)
 
     def _unpacked(self, part: str, entry: Entry) -> Part:
-        """The part in its files, once these are known to be what was saved."""
-        config = self._file(entry, CONFIG)
-        large = entry.seals[TENSORS].size > _MAPPED
-        tensors = self._checked(entry, TENSORS) if large else self._file(entry, TENSORS)
+        """Check the files of a part and return its content."""
+        config, tensors = self._file(entry, CONFIG), self.path / entry.folder / TENSORS
+        if entry.seals[TENSORS].size <= _MAPPED:
+            return unpack(f"Run folder {self._shown}: part {part!r}", config, self._file(entry, TENSORS))
+        self._compare(entry, TENSORS, Seal.of(self._pieces(entry, TENSORS)))
         return unpack(f"Run folder {self._shown}: part {part!r}", config, tensors)
 
     def _file(self, entry: Entry, name: str) -> bytes:
-        """The bytes of a file, which are those that were sealed."""
+        """Return the bytes of a file; raises BadFolder where they do not match its seal."""
         data = b"".join(self._pieces(entry, name))
         self._compare(entry, name, Seal.of([data]))
         return data
-
-    def _checked(self, entry: Entry, name: str) -> Path:
-        """The file itself, after a look at all its bytes."""
-        self._compare(entry, name, Seal.of(self._pieces(entry, name)))
-        return self.path / entry.folder / name
 
     def _pieces(self, entry: Entry, name: str) -> Iterator[bytes]:
         try:
@@ -265,16 +251,16 @@ class RunFolder:
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def _compare(self, entry: Entry, name: str, found: Seal) -> None:
+    def _compare(self, entry: Entry, name: str, seal: Seal) -> None:
         wanted, shown = entry.seals[name], f"Run folder {self._shown}: file '{entry.folder}/{name}'"
-        if found.size < wanted.size:
-            raise BadFolder(f"{shown} is truncated ({found.size} of {wanted.size} bytes). {AGAIN}")
-        if found != wanted:
+        if seal.size < wanted.size:
+            raise BadFolder(f"{shown} is truncated ({seal.size} of {wanted.size} bytes). {AGAIN}")
+        if seal != wanted:
             raise BadFolder(f"{shown} was altered after it was saved (its sha256 differs). {AGAIN}")
 
-    def _manifest_bytes(self) -> bytes:
+    def _entries(self) -> dict[str, Entry]:
         try:
-            return self._manifest.read_bytes()
+            return parse(self._shown, self._manifest.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
@@ -288,11 +274,8 @@ class RunFolder:
             "interrupted. Check the path, or save the run again."
         )
 
-    def _entries(self) -> dict[str, Entry]:
-        return parse(self._shown, self._manifest_bytes())
-
     def _stamp(self) -> tuple[int, int] | None:
-        """Differs between two manifests even if they say the same: the files may have been away in between."""
+        """Identify the manifest file: a rewritten one has another stamp, even with equal content."""
         try:
             status = os.stat(self._manifest)
         except OSError:
@@ -316,16 +299,14 @@ class RunFolder:
 
 def _holds(folder: Path, files: Mapping[str, Iterable[bytes]]) -> bool:
     try:
-        return all(_is(folder / name, pieces) for name, pieces in files.items())
+        for name, pieces in files.items():
+            with open(folder / name, "rb") as file:
+                if any(file.read(len(piece)) != piece for piece in pieces) or file.read(1):
+                    return False
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return False  # any other failure may pass, and is no reason to move a folder away that may be good
-
-
-def _is(path: Path, pieces: Iterable[bytes]) -> bool:
-    with open(path, "rb") as file:
-        return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
+        return False  # other failures may be temporary, and are no reason to replace a folder that may be intact
+    return True
 
 
 def _reason(error: OSError) -> str:
-    place = f" ({str(error.filename)!r})" if error.filename else ""
-    return f"{error.strerror or error}{place}"
+    return f"{error.strerror or error}" + (f" ({str(error.filename)!r})" if error.filename else "")

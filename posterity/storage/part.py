@@ -1,4 +1,4 @@
-"""A part of a run folder: JSON and tensors, large ones read where they lie."""
+"""A part of a run folder: JSON and tensors; large files are memory-mapped."""
 
 import json
 import struct
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from posterity.errors import BadFolder
 
-PIECE = 1 << 24  # bytes that are copied at a time
+PIECE = 1 << 24  # bytes copied at a time
 
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """The bytes of a safetensors file of these tensors, made anew each time one iterates.
+    """The bytes of a safetensors file of these tensors; each iteration makes them again.
 
-    Larger numbers come first, then names in order, so that equal tensors give equal bytes and none lies askew.
+    Wide dtypes come first, then names in order: equal tensors give equal bytes, and all are aligned.
 
     >>> data = b"".join(TensorFile({"x": torch.arange(3.0)}))
     >>> load(data)["x"]
@@ -47,7 +47,7 @@ class TensorFile:
 
 
 def _pieces(tensor: Tensor) -> Iterator[bytes]:
-    """The numbers in row-major order, whatever the order in memory."""
+    """Yield the entries in row-major order, whatever the strides."""
     if not tensor.numel():
         return
     if not tensor.dim() or tensor.numel() * tensor.itemsize <= PIECE:
@@ -61,7 +61,7 @@ def _pieces(tensor: Tensor) -> Iterator[bytes]:
 
 @cache
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """What the installed safetensors calls the dtype; None where it does not know it (releases differ)."""
+    """Return the name of the dtype in the installed safetensors; None where that does not support it."""
     try:
         data = save({"x": torch.zeros(1, dtype=dtype, device="cpu")})
         entry = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])["x"]
@@ -77,7 +77,7 @@ CONFIG = "config.json"
 TENSORS = "tensors.safetensors"
 FILES = frozenset({CONFIG, TENSORS})
 
-_RESERVED = "__metadata__"  # safetensors keeps this key of its header for itself
+_RESERVED = "__metadata__"  # a key of the header that safetensors reserves
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,26 +93,26 @@ class Part:
 
 
 def pack(name: str, part: Part) -> dict[str, Iterable[bytes]]:
-    """The files of a part by name, each in pieces that may be asked for again: equal parts give equal bytes.
+    """Return the files of a part by name, each in pieces that can be iterated again: equal parts give equal bytes.
 
-    TypeError or ValueError if it cannot be stored.
+    Raises TypeError or ValueError if it cannot be stored.
     """
     return {CONFIG: [_config_bytes(name, part.config)], TENSORS: _tensor_file(name, part.tensors)}
 
 
 def unpack(where: str, config_file: bytes, tensor_file: bytes | Path) -> Part:
-    """The part in these files, tensors on the CPU; `where` names it in a BadFolder.
+    """Return the part in these files, with tensors on the CPU; `where` names it in a BadFolder.
 
-    Tensors of a file that is given by its path stay in it, and are read when they are used.
+    Tensors of a file given by its path are memory-mapped.
     """
     try:
         config = json.loads(config_file)
         if isinstance(tensor_file, Path):
-            found = load_file(tensor_file)
+            stored = load_file(tensor_file)
         else:
             # Cloned into torch's own memory: some CPU kernels round differently on memory aligned differently.
-            found = {stored: tensor.clone() for stored, tensor in load(tensor_file).items()}
-        tensors = {_own_name(stored): tensor for stored, tensor in found.items()}
+            stored = {name: tensor.clone() for name, tensor in load(tensor_file).items()}
+        tensors = {name[:-1] if name.rstrip("/") == _RESERVED else name: t for name, t in stored.items()}
     except (OSError, KeyError, ValueError, RecursionError, SafetensorError) as error:
         raise BadFolder(f"{where} cannot be read ({_line(error)}). Save the run again.") from error
     if not isinstance(config, dict):
@@ -121,26 +121,21 @@ def unpack(where: str, config_file: bytes, tensor_file: bytes | Path) -> Part:
 
 
 def json_bytes(value: JSON) -> bytes:
-    """Standard JSON with sorted keys, so that equal values give equal bytes."""
+    """Return standard JSON with sorted keys, so that equal values give equal bytes."""
     return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
 
 
 def _config_bytes(name: str, config: Mapping[str, JSON]) -> bytes:
-    plain = dict(config)
+    plain, got = dict(config), "a tuple, or a key that is not a str"  # which json converts silently
     try:
         data = json_bytes(plain)
-        same = json.loads(data) == plain  # json turns tuples into lists and numbers as keys into strings, silently
+        if json.loads(data) == plain:
+            return data
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(_not_json(name, _line(error))) from error
-    if not same:
-        raise TypeError(_not_json(name, "a tuple, or a key that is not a str"))
-    return data
-
-
-def _not_json(name: str, came: str) -> str:
-    return (
+        got = _line(error)
+    raise TypeError(
         f"Part '{name}': config must be JSON (None, bool, int, finite float, str, list, dict with str keys). "
-        f"Got: {came}. Pass its values through posterity.storage.encode."
+        f"Got: {got}. Pass its values through posterity.storage.encode."
     )
 
 
@@ -151,25 +146,11 @@ def _tensor_file(name: str, tensors: Mapping[str, Tensor]) -> TensorFile:
                 f"Part '{name}': tensor {key!r} must be a dense tensor of a dtype that safetensors knows. "
                 f"Got {tensor.dtype}, {tensor.layout}, on {tensor.device}. Convert it first."
             )
-        if not _encodable(key):
-            raise ValueError(f"Part '{name}': tensor names must be valid Unicode. Got {key!r}. Rename it.")
-    return TensorFile({_stored_name(key): tensor for key, tensor in tensors.items()})
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _stored_name(name: str) -> str:
-    return f"{name}/" if name.rstrip("/") == _RESERVED else name
-
-
-def _own_name(stored: str) -> str:
-    return stored[:-1] if stored.rstrip("/") == _RESERVED else stored
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"Part '{name}': tensor names must be valid Unicode. Got {key!r}. Rename it.") from error
+    return TensorFile({f"{key}/" if key.rstrip("/") == _RESERVED else key: tensor for key, tensor in tensors.items()})
 
 
 def _line(error: BaseException) -> str:

@@ -3,11 +3,11 @@
 import math
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,36 +18,20 @@ from posterity.storage.part import JSON, Part
 
 _PACKAGE = "posterity"
 
-# Types that a release stored under another name: the one place that knows old names.
-_RENAMED = {
-    "model.Pruned": "pruning.Pruned",
-    "numerics.Adam": "optim.Adam",
-    "numerics.BlockDiagonal": "precisions.BlockDiagonal",
-    "numerics.Constant": "optim.Constant",
-    "numerics.Cosine": "optim.Cosine",
-    "numerics.Cycles": "optim.Cycles",
-    "numerics.Cyclic": "optim.Cyclic",
-    "numerics.Dense": "precisions.Dense",
-    "numerics.Diagonal": "precisions.Diagonal",
-    "numerics.Factor": "precisions.Factor",
-    "numerics.Kronecker": "precisions.Kronecker",
-    "numerics.LowRank": "precisions.LowRank",
-    "numerics.LowRankCovariance": "precisions.LowRankCovariance",
-    "numerics.Optimizer": "optim.Optimizer",
-    "numerics.PerMember": "precisions.PerMember",
-    "numerics.Precision": "precisions.Precision",
-    "numerics.SGD": "optim.SGD",
-    "numerics.Schedule": "optim.Schedule",
-    "numerics.Steps": "optim.Steps",
-    "numerics.Warmup": "optim.Warmup",
+# Types that a release stored under another name. No other module knows old names.
+_MOVED = {
+    "optim": "Adam Constant Cosine Cycles Cyclic Optimizer SGD Schedule Steps Warmup",
+    "precisions": "BlockDiagonal Dense Diagonal Factor Kronecker LowRank LowRankCovariance PerMember Precision",
 }
+_RENAMED = {f"numerics.{name}": f"{package}.{name}" for package, names in _MOVED.items() for name in names.split()}
+_RENAMED["model.Pruned"] = "pruning.Pruned"
 
-# Their fields that a release stored under another name, by the name of the type today: {type: {old: new}}.
+# Fields that a release stored under another name, by the present name of the type: {type: {old: new}}.
 _RENAMED_FIELDS: dict[str, dict[str, str]] = {}
 
 
 def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
-    """The JSON of a value; its tensors are put into `tensors` under their path, not copied.
+    """Return the JSON of a value; put its tensors into `tensors` under their paths, without copies.
 
     Takes None, bool, int, float, str, list, tuple, dict with str keys, torch.Tensor, torch.dtype, and the
     dataclasses that a subpackage of posterity exports. Anything else is a TypeError.
@@ -63,7 +47,9 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": str(float(value))}
     if isinstance(value, Tensor):
-        name = free_name(path, tensors)
+        name = path or "value"
+        while name in tensors:  # a dict key may hold dots
+            name += "~"
         tensors[name] = value.detach()
         return {"tensor": name}
     if isinstance(value, torch.dtype):
@@ -88,7 +74,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
 
 
 def decode(json: JSON, tensors: Mapping[str, Tensor]) -> object:
-    """The value that `encode` turned into `json` and `tensors`; BadFolder when they do not fit posterity.
+    """Return the value that `encode` turned into `json` and `tensors`; raises BadFolder for unknown types or forms.
 
     Imports nothing but subpackages of posterity. A field that the JSON lacks takes its default.
 
@@ -119,7 +105,7 @@ def decode(json: JSON, tensors: Mapping[str, Tensor]) -> object:
 
 
 def present_names(json: JSON) -> JSON:
-    """The JSON of a value, in which types stored by an older release have their present names."""
+    """Return the JSON of a value with the names of types stored by older releases replaced by their present ones."""
     if isinstance(json, list):
         return [present_names(item) for item in json]
     if not isinstance(json, dict):
@@ -131,20 +117,12 @@ def present_names(json: JSON) -> JSON:
 
 
 def join(path: str, name: str) -> str:
-    """The dotted path of the entry `name` under `path`."""
+    """Return the dotted path of the entry `name` under `path`."""
     return f"{path}.{name}" if path else name
 
 
-def free_name(path: str, tensors: Mapping[str, Tensor]) -> str:
-    """`path`, marked where another tensor has that name already (a dict key may hold dots)."""
-    name = path or "value"
-    while name in tensors:
-        name += "~"
-    return name
-
-
 def text_key(key: object, path: str) -> str:
-    """The key of a dict at `path`, which must be a str."""
+    """Return the key of a dict at `path`, which must be a str."""
     if type(key) is not str:
         raise TypeError(
             f"{path or 'The value'}: the keys of a stored dict must be str. Got {shown(key)}. Use str keys."
@@ -152,16 +130,14 @@ def text_key(key: object, path: str) -> str:
     return key
 
 
-def pairs(items: list[JSON]) -> list[tuple[str, JSON]]:
-    """The (key, value) pairs of a stored dict."""
-    found: list[tuple[str, JSON]] = []
+def pairs(items: list[JSON]) -> Iterator[tuple[str, JSON]]:
+    """Yield the (key, value) pairs of a stored dict."""
     for item in items:
         match item:
             case [str(key), value]:
-                found.append((key, value))
+                yield key, value
             case _:
                 raise _malformed(item)
-    return found
 
 
 def _malformed(json: object) -> BadFolder:
@@ -208,17 +184,13 @@ def _find(name: str) -> type:
         known = _exported(import_module(f"{_PACKAGE}.{subpackage}"))
         if kind in known:
             return known[kind]
-    raise BadFolder(f"{unknown('type', name, _known_types())} Upgrade posterity, or save the run again.")
-
-
-def _known_types() -> list[str]:
-    """The types of the subpackages imported so far; an error message is no reason to import the rest."""
-    return [
+    imported = [  # an error message is no reason to import the other subpackages
         f"{subpackage}.{kind}"
         for subpackage in _subpackages()
         if (module := sys.modules.get(f"{_PACKAGE}.{subpackage}"))
         for kind in _exported(module)
     ]
+    raise BadFolder(f"{unknown('type', name, imported)} Upgrade posterity, or save the run again.")
 
 
 @cache
@@ -228,7 +200,7 @@ def _subpackages() -> frozenset[str]:
 
 
 def _exported(module: ModuleType) -> dict[str, type]:
-    """The dataclasses that a subpackage defines and exports under their own names."""
+    """Return the dataclasses that a subpackage defines and exports under their own names."""
     return {
         name: kind
         for name, kind in vars(module).items()
@@ -243,9 +215,9 @@ State = TypeVar("State")
 
 
 def flatten(state: object) -> Part:
-    """A state as a part: tensors (not copied) under dotted paths, all else and the structure in the config.
+    """Return a state as a part: tensors (not copied) under dotted paths, the structure and the rest in the config.
 
-    Takes NamedTuples, tuples, lists and dicts with str keys, nested, of whatever `encode` takes. Any other
+    Takes nested NamedTuples, tuples, lists and dicts with str keys of whatever `encode` takes. Any other
     leaf is a TypeError that names its path.
 
     >>> import torch
@@ -264,12 +236,11 @@ def flatten(state: object) -> Part:
 
 
 def restore(part: Part, template: State, device: torch.device | str = "cpu") -> State:
-    """The state that `flatten` made `part` of, to the bit.
+    """Return the state that `flatten` stored in `part`, bit for bit.
 
     `template`, a fresh state of the same method, gives the NamedTuple classes and the device of each tensor
     (`device` where it has none); dtypes, shapes and numbers come from the part. A structure that differs is a
-    BadFolder that names the path. None and empty containers in the template fit anything of their kind, for
-    what a method only makes or collects later.
+    BadFolder that names the path. None in the template fits anything, an empty container any of its kind.
     """
     if "state" not in part.config:
         raise BadFolder("This part is no stored state. Give a part that was saved as a checkpoint.")
@@ -277,7 +248,7 @@ def restore(part: Part, template: State, device: torch.device | str = "cpu") -> 
 
 
 def clone(state: State) -> State:
-    """A copy of a nested state in which every tensor is a detached copy.
+    """Return a copy of a nested state in which every tensor is a detached copy.
 
     >>> import torch
     >>> first = (torch.zeros(1), [2])
@@ -289,7 +260,7 @@ def clone(state: State) -> State:
 
 
 def mapped(function: Callable[[Any], Any], state: State) -> State:
-    """The nested state with `function` of each leaf in its place: tensors, numbers, None and whatever else it holds.
+    """Apply `function` to each leaf of the nested state: tensors, numbers, None and whatever else it holds.
 
     >>> mapped(lambda leaf: leaf + 1, (1, {"two": [2]}))
     (2, {'two': [3]})
@@ -298,17 +269,17 @@ def mapped(function: Callable[[Any], Any], state: State) -> State:
 
 
 def leaves(state: object) -> dict[str, Any]:
-    """Each leaf of the nested state under its dotted path, in the order of `mapped`.
+    """Return the leaves of the nested state by their dotted paths, in the order of `mapped`.
 
     >>> leaves((1, {"two": [2]}))
     {'0': 1, '1.two.0': 2}
     """
-    found: dict[str, Any] = {}
-    _gather(state, "", found)
-    return found
+    gathered: dict[str, Any] = {}
+    _gather(state, "", gathered)
+    return gathered
 
 
-def _gather(value: Any, path: str, found: dict[str, Any]) -> None:
+def _gather(value: Any, path: str, gathered: dict[str, Any]) -> None:
     if type(value) is dict:
         items: Iterable[tuple[str, Any]] = value.items()
     elif _is_named(value):
@@ -316,10 +287,10 @@ def _gather(value: Any, path: str, found: dict[str, Any]) -> None:
     elif type(value) in (tuple, list):
         items = ((str(index), item) for index, item in enumerate(value))
     else:
-        found[path] = value
+        gathered[path] = value
         return
     for name, item in items:
-        _gather(item, join(path, name), found)
+        _gather(item, join(path, name), gathered)
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -351,7 +322,7 @@ def _flatten(value: Any, tensors: dict[str, Tensor], path: str) -> JSON:
 def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str, device: torch.device) -> Any:
     match node:
         case {"named": str(name), "fields": list(items)}:
-            stored = pairs(items)
+            stored = list(pairs(items))
             names = tuple(key for key, _ in stored)
             if not _is_named(template) or type(template).__name__ != name or template._fields != names:
                 raise _misfit(path, f"{name}({', '.join(names)})", template)
@@ -367,28 +338,13 @@ def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str
             return _items(items, tensors, template, path, list, device)
         case {"dict": list(items)}:
             entries = dict(pairs(items))
-            if not _is_kind(template, dict) or (template and template.keys() != entries.keys()):
+            if type(template) not in (dict, NoneType) or (template and template.keys() != entries.keys()):
                 raise _misfit(path, f"a dict of {', '.join(entries) or 'nothing'}", template)
             children = template or dict.fromkeys(entries)
             return {
                 key: _restore(item, tensors, children[key], join(path, key), device) for key, item in entries.items()
             }
-    return _leaf(decode(node, tensors), template, path, device)
-
-
-def _items(
-    items: list[JSON], tensors: Mapping[str, Tensor], template: Any, path: str, kind: type, device: torch.device
-) -> list[Any]:
-    if not _is_kind(template, kind) or (template and len(template) != len(items)):
-        raise _misfit(path, f"a {kind.__name__} of {len(items)}", template)
-    children = template or (None,) * len(items)
-    return [
-        _restore(item, tensors, child, join(path, str(index)), device)
-        for index, (item, child) in enumerate(zip(items, children, strict=True))
-    ]
-
-
-def _leaf(value: object, template: object, path: str, device: torch.device) -> object:
+    value = decode(node, tensors)
     if isinstance(value, Tensor) and (template is None or isinstance(template, Tensor)):
         return value.to(device if template is None else template.device)
     numbers = type(value) in (int, float) and type(template) in (int, float)
@@ -397,15 +353,23 @@ def _leaf(value: object, template: object, path: str, device: torch.device) -> o
     raise _misfit(path, f"a {type(value).__name__}", template)
 
 
-def _is_kind(template: object, kind: type) -> bool:
-    return template is None or type(template) is kind
+def _items(
+    items: list[JSON], tensors: Mapping[str, Tensor], template: Any, path: str, kind: type, device: torch.device
+) -> list[Any]:
+    if type(template) not in (kind, NoneType) or (template and len(template) != len(items)):
+        raise _misfit(path, f"a {kind.__name__} of {len(items)}", template)
+    children = template or (None,) * len(items)
+    return [
+        _restore(item, tensors, child, join(path, str(index)), device)
+        for index, (item, child) in enumerate(zip(items, children, strict=True))
+    ]
 
 
 def _is_named(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _misfit(path: str, came: str, template: Any) -> BadFolder:
+def _misfit(path: str, got: str, template: Any) -> BadFolder:
     if _is_named(template):
         wanted = f"{type(template).__name__}({', '.join(template._fields)})"
     elif type(template) is dict:
@@ -415,6 +379,6 @@ def _misfit(path: str, came: str, template: Any) -> BadFolder:
     else:
         wanted = f"a {type(template).__name__}"
     return BadFolder(
-        f"The stored state does not fit at '{path or 'state'}': the method wants {wanted}. Got {came}. "
+        f"The stored state does not fit at '{path or 'state'}': the method wants {wanted}. Got {got}. "
         "Resume with the method and options that wrote it."
     )
