@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.errors import check_batch_size, of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
+from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
     Factorised,
@@ -19,7 +20,6 @@ from posterity.methods.parts.gradients.estimator import (
     divergence,
     initial_log_scales,
 )
-from posterity.methods.parts.gradients.weight_sampling import WeightSampling
 from posterity.model import Batch, Buffers, Data, Feed, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
