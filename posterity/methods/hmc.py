@@ -67,8 +67,8 @@ class HMC(Sampler):
             steps = min(left, TOGETHER)
             end, last = target.run(_moved, target, place.position, tuning.scale, end, last, step_size, steps)
             left -= steps
-        found: tuple[Place, Move] = target.run(judged, origin, momentum, end, last, coins[0].log(), self.steps)
-        return clone(found)
+        move: tuple[Place, Move] = target.run(judged, origin, momentum, end, last, coins[0].log(), self.steps)
+        return clone(move)
 
 
 def _moved(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, random_walk
-from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning, in_whitened
+from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning
 from posterity.numerics.random import Key
 
 
@@ -51,4 +51,4 @@ class Metropolis(Sampler):
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, coins = self._noise(place, 1, key)
-        return in_whitened(random_walk, target, place, tuning.scale, noise, coins[0].log(), tuning.step_size)
+        return self._whitened(random_walk, target, place, tuning, noise, coins[0].log())

@@ -64,7 +64,7 @@ class NUTS(Sampler):
         positive_whole("NUTS.max_depth", self.max_depth)
 
     def posterior(self, joint: Problem, kept: Sequence[KeptDraw]) -> Samples:
-        """All that was kept, as samples that tell which trajectories were cut off at `max_depth`."""
+        """Samples whose statistics say which trajectories were cut off at `max_depth`."""
         q = super().posterior(joint, kept)
         return replace(q, statistics={**q.statistics, CUT_OFF: q.statistics["depth"] >= self.max_depth})
 
