@@ -75,8 +75,9 @@ class RMSprop(Preconditioner):
 
     V <- decay V + (1 - decay) grad^2, divided by 1 - decay^t after t steps, and G = num_data / (sqrt(V) + damping): a
     step along G grad / num_data is one of RMSprop on the mean loss. V is constant after the warm-up. (Li et al., 2016,
-    Algorithm 1, update it for ever and leave out the derivative of G: a bias that no step size removes.) `damping`, in units of the gradient of the whole log density, bounds the steps of weights that have no
-    gradient yet: under a prior N(0, 1) it is about 1 later.
+    Algorithm 1, update it for ever and leave out the derivative of G: a bias that no step size removes.) `damping`, in
+    units of the gradient of the whole log density, bounds the steps of weights that have no gradient yet: under a
+    prior N(0, 1) it is about 1 later.
 
     >>> rule, grad, step = RMSprop(damping=0.5), torch.tensor([[2.0, 0.0]]), torch.tensor(0.0)
     >>> known = rule.learn(rule.init(grad), grad, step, 10)
