@@ -256,10 +256,8 @@ class ContinuedChains(ExpectationRun):
 
 def _window_posterior(method: Any, joint: Joint, state: WindowState) -> Posterior:
     now = method.keep(state.chains)
-    draws = []
-    for row in range(state.kept):
-        values = iter([state.window[path][row] for path in leaves(now)])
-        draws.append(mapped(lambda _, values=values: next(values), now))
+    values = iter([state.window[path][row] for row in range(state.kept) for path in leaves(now)])
+    draws = [mapped(lambda _: next(values), now) for _ in range(state.kept)]
     posterior: Posterior = method.posterior(joint, draws or [now])
     return posterior
 
