@@ -107,7 +107,7 @@ class MCDropout(GradientFit):
     **Limit**: q is as wide as the rates say, whatever the number of data, unless they are learnt; the KL is exact for
     weights far from zero only (`evidence.dropout_divergence`).
 
-    **Cost**: that of MAP and of the random numbers; predictions take a forward pass for each draw.
+    **Cost**: the cost of MAP and of the random numbers; predictions take a forward pass for each draw.
 
     **References**: Gal and Ghahramani (2016), Dropout as a Bayesian approximation; Gal, Hron and Kendall (2017).
 

@@ -86,8 +86,8 @@ class Ensemble(Method):
     """`size` runs of `method` from fresh weights, as an equal mixture: a deep ensemble for MAP.
 
     **Math**: q(w) = (1/M) sum_m q_m(w), with q_m what `method` makes of member m. Members begin at weights that the
-    layers draw anew under keys of their own, and each shuffles rows in memory by a key of its own. All the rest of a
-    member's randomness is that of the run: member m is what `method` alone would give with the same seed, start and
+    layers draw anew under a key for each, and each shuffles rows in memory by its own key. All other randomness is
+    shared: member m is what `method` alone would give with the same seed, start and
     order of rows, to rounding. `start` (P,) lets all begin alike, (M, P) or an ensemble's posterior each at its own.
 
     **Limit**: as each member, around as many modes. Methods that draw noise draw the same for all members. Rows from a

@@ -42,11 +42,11 @@ class ExpectationMaximization(Method):
     **Math**: F(q, theta) = E_q log p(y, z | theta) - E_q log q <= log p(y | theta). Each step of the run is an E-step,
     q <- `expectation(values, latent)`, and an M-step, theta <- `maximisation(values, latent)`; `bound(values, latent)`
     is F. The problem is a `Density` that names the parameters ("values", a dict of tensors); `latent` is a dict of
-    tensors that says all that the M-step needs of q (responsibilities, or expected statistics), {} in the first
-    E-step and that of the round before later, for E-steps that improve a q step by step (`CoordinateAscent`). The trace
-    has "bound" after each E-step, where it touches log p(y | theta) if that is exact, and "bound_after_m"; both are
-    -inf for a restart that has failed. A run ends when the bound of each restart has changed by at most `tolerance` of
-    itself, or `absolute` nats, or after `rounds`.
+    tensors that holds all that the M-step needs of q (responsibilities, or expected statistics). The first E-step gets
+    {}, a later one the result of the round before, for E-steps that improve a q step by step (`CoordinateAscent`). The
+    trace has "bound" after each E-step, where it touches log p(y | theta) if that is exact, and "bound_after_m"; both
+    are -inf for a restart that has failed. A run ends when the bound of each restart has changed by at most `tolerance`
+    of itself, or `absolute` nats, or after `rounds`.
 
     `restarts` runs from `initial_values(key)` (a dict of values; None: standard normal theta) go together, or one from
     each row of `start`; the best is the posterior. With `batched` the functions take tensors with a leading axis of
@@ -55,7 +55,7 @@ class ExpectationMaximization(Method):
     **Limit**: a local maximum, or a saddle, of log p(y | theta) or of a bound on it. If the steps are `exact`, neither
     may lower the bound by more than rounding, 1e-10 of it (in float64): an error names the step that does.
 
-    **Cost**: that of the functions.
+    **Cost**: the cost of the functions.
 
     **References**: Dempster, Laird and Rubin (1977); Neal and Hinton (1998), A view of the EM algorithm, theorem 2.
 

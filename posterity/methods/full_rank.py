@@ -37,12 +37,12 @@ class FullRankState(NamedTuple):
 
 @dataclass(frozen=True)
 class FullRank(GradientFit):
-    """Variational inference with a Gaussian of full covariance: for few weights, or those of the last layer.
+    """Variational inference with a Gaussian of full covariance: for few weights, or a last layer.
 
     **Math**: q(w) = N(mean, L L^T) with L lower triangular, exp on its diagonal. At draws w = mean + L eps, ascent on
     lp log p(D | w) + pp log p(w) - log q(w) along pathwise gradients that leave out the score of q ("sticking the
     landing"): with h = d/dw of that sum, where -d log q / dw = L^-T eps, the gradients are h for the mean and the lower
-    triangle of h eps^T for L. The trace is that of `MeanField`, with a "kl" from the same draws.
+    triangle of h eps^T for L. The trace is as in `MeanField`, with a "kl" from the same draws.
 
     **Limit**: reaches the posterior itself where that is Gaussian, and then without noise; otherwise a local optimum.
     Members that train together draw the same noise.
@@ -96,18 +96,18 @@ class FullRank(GradientFit):
         parameters, buffers, size, count = state.parameters, state.buffers, joint.size, joint.num_random
         mean, log_diagonal = parameters[..., :size], parameters[..., size : size + count]
         factor = _factor(parameters[..., size:], count)
-        places = joint.random_indices
+        indices = joint.random_indices
         wide = torch.promote_types(mean.dtype, torch.float32)  # there are no triangular solves in half precision
         grad, grad_factor = torch.zeros_like(parameters), torch.zeros_like(factor)
         values, log_priors, log_densities = [], [], []
         for draw in range(self.draws):
             noise = key.fold(draw).normal((count,), torch.float32, mean.device).to(mean.dtype)
-            theta = shifted(mean, factor @ noise, places)
+            theta = shifted(mean, factor @ noise, indices)
             value, ascent, buffers = joint.value_and_grad(theta, batch, buffers)
             eps = noise.expand(*mean.shape[:-1], -1).unsqueeze(-1)
             score = torch.linalg.solve_triangular(factor.mT.to(wide), eps.to(wide), upper=True)  # -d log q / dw
-            ascent = shifted(ascent, score.squeeze(-1).to(mean.dtype), places)
-            random = ascent[..., :count] if places is None else ascent.index_select(-1, places)
+            ascent = shifted(ascent, score.squeeze(-1).to(mean.dtype), indices)
+            random = ascent[..., :count] if indices is None else ascent.index_select(-1, indices)
             grad[..., :size].add_(ascent, alpha=1.0 / self.draws)
             grad_factor.add_(random.unsqueeze(-1) * noise, alpha=1.0 / self.draws)
             values.append(value)

@@ -22,7 +22,7 @@ class HMC(Sampler):
     """Hamiltonian Monte Carlo: `steps` leapfrogs a transition, for all chains at once.
 
     **Math**: see `kernels.hamiltonian`. The step size of each transition is drawn from (1 - jitter, 1 + jitter) times
-    the one that is set by the warm-up (or given and held), lest trajectories come back to where they began. Warm-up,
+    the one that is set by the warm-up (or given and held), so that trajectories do not return to their start. Warm-up,
     `draws` and `thin` are as in `NUTS`.
 
     **Limit**: exact for smooth densities whose chains mix; the length of the trajectories is yours to choose.

@@ -81,7 +81,7 @@ class Laplace(Method):
     all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
     log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. `tuning` moves prior precision and Gaussian
     noise to the maximum of the log evidence afterwards; None leaves them. The log density there holds the prior of
-    every weight of theta, points included, and that of a learnt noise. `subset` chooses the weights.
+    every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights.
 
     **Limit**: exact for linear models with Gaussian noise; local: it sees nothing but the curvature at theta*, which
     must be a mode (start from MAP); the log names the distance where it is not. theta* stays where it is when the
@@ -373,9 +373,9 @@ def _places(rows: Rows) -> list[Place]:
     return list(survey(rows.joint.as_joint("Laplace"), rows.batch.inputs).places)
 
 
-def _order(places: Sequence[Place]) -> list[tuple[object, ...]]:
+def _order(layers: Sequence[Place]) -> list[tuple[object, ...]]:
     """Properties of the layers that must agree in all batches whose sums are added layer by layer."""
-    return [(place.block, place.kind, place.groups) for place in places]
+    return [(layer.block, layer.kind, layer.groups) for layer in layers]
 
 
 def _placed(state: LaplaceState) -> LaplaceState:

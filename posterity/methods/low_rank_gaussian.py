@@ -45,8 +45,8 @@ class LowRankGaussian(GradientFit):
     E_q[-log p(w)] + H(q) in (mean, log scale, F). The first term by pathwise gradients at `draws` of w = mean +
     scale * eps + F z; with g = d/dw they are g, g * eps and g z^T. The entropy is in closed form, H = sum log scale +
     log det A / 2 + const with A = I + F^T diag(scale^-2) F, whose gradient in F is diag(scale^-2) F A^-1. The
-    cross-entropy is that of the marginals for priors of independent weights, and otherwise comes from the same draws.
-    The trace is that of `MeanField`. F begins at random entries that double the variances of `initial_scales`.
+    cross-entropy is in closed form over the marginals for priors of independent weights, else from the same draws.
+    The trace is as in `MeanField`. F begins at random entries that double the variances of `initial_scales`.
 
     **Limit**: a local optimum of a bound, no lower than mean-field's at its best; the posterior itself where that is
     Gaussian with such a covariance, as it is at rank R. Members that train together draw the same noise.
@@ -116,8 +116,18 @@ class LowRankGaussian(GradientFit):
     def step(
         self, joint: Problem, state: LowRankGaussianState, batch: Batch, key: Key
     ) -> tuple[LowRankGaussianState, Info]:
-        parameters, buffers = state.parameters, state.buffers
-        size, count, places = joint.size, joint.num_random, joint.random_indices
+        parameters = state.parameters
+        grad, terms, buffers = self._ascent(joint, parameters, batch, state.buffers, key)
+        moments = self._ascended(joint, parameters, grad, state)
+        data_fit, kl = terms.data_fit / joint.num_data, terms.kl / joint.num_data
+        info = {"loss": -terms.bound / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
+        return LowRankGaussianState(parameters, moments, buffers, state.step + 1), info
+
+    def _ascent(
+        self, joint: Problem, parameters: Tensor, batch: Batch, buffers: Buffers, key: Key
+    ) -> tuple[Tensor, "_Terms", Buffers]:
+        """The gradient of the tempered ELBO in all parameters, its terms, and the buffers."""
+        size, count, indices = joint.size, joint.num_random, joint.random_indices
         mean, log_scale, factor = _split(parameters, size, count)
         scale = log_scale.exp()
         closed = not isinstance(joint, Joint) or joint.bound_prior.factorises
@@ -125,14 +135,12 @@ class LowRankGaussian(GradientFit):
         grad_mean, grad_scale, grad_factor = _split(grad, size, count)
         values, log_priors = [], []
         for draw in range(self.draws):
-            # The same noise for all members, drawn in float32 for every dtype.
-            noise = key.fold(draw).normal((count + self.rank,), torch.float32, mean.device).to(mean.dtype)
-            eps, z = noise[:count], noise[count:]  # (R,), (K,)
-            theta = shifted(mean, scale * eps + z @ factor, places)
+            eps, z = _noise(key.fold(draw), count, self.rank, mean)
+            theta = shifted(mean, scale * eps + z @ factor, indices)
             # The tempered log-likelihood alone where the prior's part is known, else with the tempered log prior.
             value_and_grad = joint.data_value_and_grad if closed else joint.value_and_grad
             value, ascent, buffers = value_and_grad(theta, batch, buffers)
-            random = ascent[..., :count] if places is None else ascent.index_select(-1, places)
+            random = ascent[..., :count] if indices is None else ascent.index_select(-1, indices)
             grad_mean.add_(ascent, alpha=1.0 / self.draws)
             grad_scale.addcmul_(random, eps, value=1.0 / self.draws)
             grad_factor.addcmul_(random.unsqueeze(-2), z.unsqueeze(-1), value=1.0 / self.draws)
@@ -148,7 +156,7 @@ class LowRankGaussian(GradientFit):
         if closed:
             log_marginal = marginal.log()
             pull = torch.zeros_like(marginal)
-            q = Factorised(mean, marginal, places)
+            q = Factorised(mean, marginal, indices)
             prior = divergence(joint, q, log_marginal, key, Gradients(grad_mean, pull), -1.0)
             cross_entropy = prior.kl + (log_marginal.sum(-1) + count * _HALF_LOG_TWO_PI_E)
             pull.div_(marginal)  # d marginal = (scale d scale + F d F) / marginal
@@ -160,11 +168,8 @@ class LowRankGaussian(GradientFit):
             data_value = value + prior_power * cross_entropy
         grad_scale.mul_(scale)  # d scale / d log scale
         _add_entropy_grad(root, scale, factor, grad_scale, grad_factor)
-        moments = self._ascended(joint, parameters, grad, state)
         bound = data_value - prior_power * cross_entropy + entropy
-        data_fit, kl = data_value / likelihood_power / joint.num_data, (cross_entropy - entropy) / joint.num_data
-        info = {"loss": -bound / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
-        return LowRankGaussianState(parameters, moments, buffers, state.step + 1), info
+        return grad, _Terms(data_value / likelihood_power, cross_entropy - entropy, bound), buffers
 
     def posterior(self, joint: Problem, kept: Sequence[LowRankGaussianState]) -> Gaussian:
         last = kept[-1]
@@ -172,6 +177,20 @@ class LowRankGaussian(GradientFit):
         theta = mean.clone()
         precision = LowRankCovariance((2.0 * log_scale.double()).exp(), factor.double())
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
+
+
+class _Terms(NamedTuple):
+    """E log p(D | w) and the KL, untempered, and the tempered ELBO, in nats over all data."""
+
+    data_fit: Tensor
+    kl: Tensor
+    bound: Tensor
+
+
+def _noise(key: Key, count: int, rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """eps (R,) and z (K,), the same for all members, drawn in float32 for every dtype."""
+    noise = key.normal((count + rank,), torch.float32, like.device).to(like.dtype)
+    return noise[:count], noise[count:]
 
 
 def _split(parameters: Tensor, size: int, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -67,7 +67,7 @@ class MAP(GradientFit):
     is minus the (batch estimate of the) log density in nats per datum. With a N(0, s^2) prior it is training with
     weight decay 1 / s^2 on the summed loss; the likelihood's learnt noise is fitted along with the weights.
 
-    Under `Laplace` and `GroupLasso` priors, and tables with a kink such as that of an elastic net (also as parts of
+    Under `Laplace` and `GroupLasso` priors, and tables with a kink, such as an elastic net (also as parts of
     `Layerwise`), the mode has weights that are exactly zero, which gradient steps only circle. With `proximal` each
     step goes along the gradient of all that is smooth, to z, and then to theta = argmin over w of sum of d_i (w_i -
     z_i)^2 / 2 - (pp / num_data) log p_k(w), p_k the part of the prior with kinks and 1 / d the optimiser's step size
@@ -80,7 +80,7 @@ class MAP(GradientFit):
     nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in `Adam`, step_size /
     epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring it there, step size by
     step size. Where batch norm follows a layer, the mode has hardly any length: its weights, all shorter, compute the
-    same (but for the norm's epsilon) under a higher prior density, so that what is found depends on step size and
+    same (but for the norm's epsilon) under a higher prior density, so that the result depends on step size and
     length of the run.
 
     **Cost**: one forward and one backward pass a step; two moments of the size of theta. A proximal step adds a few

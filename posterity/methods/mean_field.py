@@ -57,10 +57,10 @@ class MeanField(GradientFit):
     likelihood's learnt parameters, are trained points: their log prior is in "kl", with a minus. Scales begin at
     the standard deviations of `initial_scales`, means at the weights.
 
-    **Limit**: a local optimum of a bound; scales are those of conditionals, too small where weights are correlated.
+    **Limit**: a local optimum of a bound; scales are conditional, too small where weights are correlated.
     Members that train together draw the same noise.
 
-    **Cost**: that of `estimator`, and some passes over means and scales; two moments for each of them.
+    **Cost**: the cost of `estimator`, and some passes over means and scales; two moments for each of them.
 
     **References**: Graves (2011), Practical variational inference; Blundell et al. (2015), eq. 2-9.
 

@@ -63,7 +63,7 @@ class NaturalGradient(GradientFit):
     The term x^2 / 2 keeps precisions positive, whatever the noise of h. Without it (`bend=0`) the second line is the
     plain natural gradient of the ELBO: a moving average of h + e, for estimators whose h + e is positive. Weights that
     the joint does not have as random, and the likelihood's learnt parameters, are trained points, moved by `optimizer`.
-    `schedule` multiplies the steps of means and points. Trace and start are those of `MeanField`.
+    `schedule` multiplies the steps of means and points. Trace and start are as in `MeanField`.
 
     **Limit**: a local optimum of the bound. Where -log p(D, w) is quadratic, the exact estimates of `SecondOrder` on
     all rows with bend=0, beta1=0, beta2=0 and step_size=1 have the precisions of the optimum after one step, and its
@@ -76,7 +76,7 @@ class NaturalGradient(GradientFit):
     size of 0.1 and radius 0.1 did better there. Precisions fall by no more than 1 - beta2 a step: one that begins at a
     hundred times the fan-in takes log(100 fan-in) / (1 - beta2) steps to come to 1.
 
-    **Cost**: that of `estimator`, and some passes over means and precisions; one momentum.
+    **Cost**: the cost of `estimator`, and some passes over means and precisions; one momentum.
 
     **References**: Shen et al. (2024), Variational learning is effective for large deep networks, Algorithm 1; Khan and
     Rue (2023), The Bayesian learning rule, section 4; Lin, Schmidt and Khan (2020), Handling the positive-definite

@@ -53,7 +53,7 @@ class OnlineLaplace(Method):
     networks the curvature is taken as constant in theta while alpha and the noise move. A learnt noise of one
     scale is tuned here instead of being fitted along with the weights.
 
-    **Cost**: that of the fit, and `rounds` + 1 passes of `laplace`.
+    **Cost**: the fit, and `rounds` + 1 passes of `laplace`.
 
     **References**: Immer et al. (2021), Scalable marginal likelihood estimation for model selection in deep learning,
     Algorithm 1.

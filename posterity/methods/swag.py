@@ -42,7 +42,7 @@ class SWAGState(NamedTuple):
 class SWAG(Method):
     """Stochastic weight averaging, Gaussian: the mean and covariance of the weights that training wanders through.
 
-    **Math**: the steps of `fit`, mostly SGD at a constant or cyclic step size from a MAP start, go on; after the first
+    **Math**: the steps of `fit`, mostly SGD at a constant or cyclic step size from a MAP start; after the first
     `warmup` of them theta is collected `every` so many. With the running mean m_i of the first i thetas, the final mean
     m, the diagonal v = E[theta^2] - m^2 and the matrix D of the last K = `rank` deviations theta_i - m_i,
     q = N(m, scale^2 (diag(v) + D D^T / (K - 1)) / 2), drawn as m + scale (v^1/2 eps + D z / (K - 1)^1/2) / 2^1/2. Of
@@ -53,7 +53,7 @@ class SWAG(Method):
     `joint.random`, and learnt parameters of the likelihood, stay at their means. Batch norm: its statistics at the
     mean are recomputed by one pass over the data after the fit, and serve all draws (the paper has one pass a draw).
 
-    **Cost**: that of the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
+    **Cost**: the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
     the size of theta in memory.
 
     **References**: Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and

@@ -35,7 +35,7 @@ _KNOWN: "WeakKeyDictionary[Joint, _Known]" = WeakKeyDictionary()
 
 
 class HyperParameters(NamedTuple):
-    """Prior and likelihood as JSON with tensors; the text is "" while they are those of the problem.
+    """Prior and likelihood as JSON with tensors; the text is "" while they are unchanged.
 
     `held` (H,), on the CPU, are parameters that the likelihood would learn along with the weights and the run holds.
     """
@@ -99,7 +99,7 @@ _PASSES: "WeakKeyDictionary[Joint, dict[Joint, tuple[Any, Posterior]]]" = WeakKe
 class VariationalEMState(NamedTuple):
     """State and number of the E-steps, the hyper-parameters, the sums of the present pass, and the bounds.
 
-    `sums` are the fields of `Expected` over the `rows` seen; `bounds` has those of the last round. Draws of the passes
+    `sums` are the fields of `Expected` over the `rows` seen, `bounds` the bounds of the last round. Draws of the passes
     are keyed by `seed` and the number of `rounds` done. `still`: whether the last round changed the bound by little.
     """
 
@@ -125,11 +125,11 @@ class VariationalEM(Method):
     share (in closed form for `Conjugate`, and `Laplace` with Gaussian noise). The end has a pass, and no M-step.
 
     - `MAP`, `MeanField`, `FullRank`, `LowRankGaussian`, `NaturalGradient`: one run, in which the M-steps come at equal
-      distances after a share `burn_in` of its steps; the optimiser's state goes on.
-    - `Conjugate`, `Laplace`: each round is a complete run, for `Laplace` where `fit`, a MAP that goes on in between,
+      distances after a share `burn_in` of its steps; the optimiser keeps its state.
+    - `Conjugate`, `Laplace`: each round is a complete run, for `Laplace` where `fit`, a MAP that continues in between,
       has come to. The run ends when the bound has changed by at most `tolerance` of itself in a round (None: never).
-    - Samplers: after the warm-up the chains go on through all rounds. A round's posterior is what was kept since the
-      last M-step. The rounds share the first half of the draws, while step size and mass go on to adapt; the second
+    - Samplers: after the warm-up the chains continue through all rounds. A round's posterior is what was kept since the
+      last M-step. The rounds share the first half of the draws, while step size and mass keep adapting; the second
       half, at the last hyper-parameters, is what the posterior holds.
 
     The trace has for each round "bound" (for `Conjugate` and `Laplace` the log evidence, with what hyper-priors add;
@@ -140,10 +140,10 @@ class VariationalEM(Method):
 
     **Limit**: a local maximum of the bound, the evidence itself where q is the exact posterior. There (`Conjugate`) an
     E- or M-step that lowers the bound is an error that names it; bounds from draws only tell. EM is slow where q is
-    wide against the change that is wanted: `MacKayUpdate` goes faster. A poor q has the hyper-parameters of its own
+    wide against the change that is wanted: `MacKayUpdate` is faster. A poor q has the hyper-parameters of its own
     bound: a factorised one may prefer a prior under which weights are not used, and large noise.
 
-    **Cost**: that of `expectation`, and `rounds` + 1 passes of `draws` forward passes each.
+    **Cost**: the cost of `expectation`, and `rounds` + 1 passes of `draws` forward passes each.
 
     **References**: Neal and Hinton (1998), A view of the EM algorithm; MacKay (1992), Bayesian interpolation; Wei and
     Tanner (1990), A Monte Carlo implementation of the EM algorithm.

@@ -73,7 +73,7 @@ LEAST = 100  # draws from which that R-hat is telling
 ALMOST = 0.9  # acceptance above which a chain that never moved takes steps too small for its dtype, else too large
 
 
-def warn_of_doubtful(name: str, theta: Tensor, told: Mapping[str, Tensor]) -> None:
+def warn_of_doubtful(name: str, theta: Tensor, statistics: Mapping[str, Tensor]) -> None:
     """Log warnings for chains of theta (C, D, P) that never moved or still drift, and for transitions that diverged.
 
     Takes the sampler's name and the statistics (C, D) of the draws. `diagnostics.convergence` says more.
@@ -81,7 +81,7 @@ def warn_of_doubtful(name: str, theta: Tensor, told: Mapping[str, Tensor]) -> No
     chains, draws, _ = theta.shape
     still = [chain for chain in range(chains) if draws > 1 and bool((theta[chain] == theta[chain, :1]).all())]
     if still:
-        rate = float(told["accept"][still].float().mean())
+        rate = float(statistics["accept"][still].float().mean())
         change = "raise" if rate > ALMOST else "lower"
         which = f"all {chains} chains" if len(still) == chains else f"chains {', '.join(map(str, still[:6]))}"
         logger.warning(
@@ -90,15 +90,15 @@ def warn_of_doubtful(name: str, theta: Tensor, told: Mapping[str, Tensor]) -> No
         )
     if draws >= LEAST:
         half = draws // 2
-        halves = told["log_density"][:, : 2 * half].reshape(-1, 2, half)  # (C, 2, D / 2)
+        halves = statistics["log_density"][:, : 2 * half].reshape(-1, 2, half)  # (C, 2, D / 2)
         drifting = int((rhat(halves.permute(1, 2, 0)) > DRIFT).sum())  # NaN where a chain has one value only
         if drifting:
             logger.warning(
                 f"{name}: the log density of {drifting} of {chains} chains has not come to rest: raise warmup, begin "
                 "at a mode (start=), or look whether the density is proper. See diagnostics.convergence."
             )
-    count = int(told["divergent"].sum())
-    if count and bool((told["leapfrogs"] > 1).any()):  # a single proposal that is rejected loses no trajectory
+    count = int(statistics["divergent"].sum())
+    if count and bool((statistics["leapfrogs"] > 1).any()):  # a single proposal that is rejected loses no trajectory
         logger.warning(
             f"{name}: {count} of {chains * draws} transitions diverged, so that part of the target may be missing: "
             "raise target_accept, lower step_size, or reparametrise. See diagnostics.convergence."

@@ -29,7 +29,7 @@ class Fit(NamedTuple):
     theta: Tensor
     sums: Sums
     data: Tensor  # (3,)
-    slope: Tensor  # gradient of the log-likelihood in all weights (R,), or in those of the output layer
+    slope: Tensor  # gradient of the log-likelihood in all weights (R,), or in the output layer
     places: Sequence[Place]
     buffers: Buffers
 
@@ -92,7 +92,7 @@ def _warn_of_distance(joint: Joint, fit: Fit, precision: Precision) -> None:
     if fit.slope.numel() == prior_grad.numel():
         curvature = precision.diagonal()
     else:
-        (head,) = [place.block for place in fit.places if place.head]
+        (head,) = [layer.block for layer in fit.places if layer.head]
         prior_grad = head.gather(prior_grad)
         if isinstance(precision, BlockDiagonal):
             curvature = precision.parts[precision.blocks.index(head)].diagonal()

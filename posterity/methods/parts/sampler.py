@@ -125,7 +125,7 @@ def shared(values: Tensor, groups: int) -> Tensor:
 
 logger = logging.getLogger("posterity")
 
-LEAST_ACCEPT = 0.1  # a lower probability of acceptance counts as this, lest one chain decide for all
+LEAST_ACCEPT = 0.1  # a lower probability of acceptance counts as this, so that no single chain decides for all
 SMALLEST = 2.0**-25  # least uniform number, of multiples of 2^-24: 0 would accept every proposal, however bad
 LONG = 2000  # transitions that are worth some twenty seconds of compilation
 LOOK, MUCH = 20, 50_000  # after LOOK transitions: an expected number of leapfrogs that is worth it, too
@@ -248,8 +248,8 @@ class Sampler(Chains):
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SamplerState:
         theta = self.each_chain(joint, theta)
         none = torch.zeros_like(theta[:, 0])
-        told = {name: none for name in KeptDraw._fields if name != "theta"}
-        draw = KeptDraw(theta, **{**told, "divergent": none.bool()})
+        zeros = dict.fromkeys(KeptDraw._fields[1:], none) | {"divergent": none.bool()}
+        draw = KeptDraw(theta, **zeros)
         return SamplerState(draw, torch.zeros_like(theta), {}, {}, 0, 0)
 
     def step(self, joint: Problem, state: SamplerState, batch: Batch, key: Key) -> tuple[SamplerState, Info]:
@@ -262,8 +262,8 @@ class Sampler(Chains):
             theta = start + spread(tuning.scale, drawn.position)
             # A draw that is not kept hands its flag to the next.
             between = state.step > self.warmup and state.step not in self.kept_steps
-            told = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
-            draw = KeptDraw(theta, drawn.value, *told, tuning.step_size)
+            flagged = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
+            draw = KeptDraw(theta, drawn.value, *flagged, tuning.step_size)
             grad, adaptation = drawn.grad, state.adaptation
             if adaptation:
                 grad, tuning, adaptation = self._learnt(target, state, draw, grad, tuning, key)
@@ -331,13 +331,13 @@ class Sampler(Chains):
 
     def posterior(self, joint: Problem, kept: Sequence[KeptDraw]) -> Samples:
         draws: KeptDraw = stacked(kept)
-        told = {name: value.transpose(0, 1) for name, value in draws._asdict().items()}
-        theta = told.pop("theta")
+        statistics = {name: value.transpose(0, 1) for name, value in draws._asdict().items()}
+        theta = statistics.pop("theta")
         for name in ("leapfrogs", "depth"):
-            told[name] = told[name].long()
+            statistics[name] = statistics[name].long()
         if len(kept) == self.draws:
-            warn_of_doubtful(type(self).__name__, theta, told)
-        return Samples(joint, theta, told)
+            warn_of_doubtful(type(self).__name__, theta, statistics)
+        return Samples(joint, theta, statistics)
 
 
 def refuse_bad_start(joint: Problem, value: Tensor, grad: Tensor) -> None:

@@ -27,7 +27,7 @@ _LOGGED: WeakKeyDictionary[Network, set[str]] = WeakKeyDictionary()  # estimator
 class Use(NamedTuple):
     """A linear map or convolution: `operation(source, weight, bias)`, with channels along `axis` of source and output.
 
-    `names` are those of weight and bias, None for a tensor that is not tracked.
+    `names` are the names of weight and bias, None for a tensor that is not tracked.
     """
 
     operation: Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -161,8 +161,8 @@ class DrawnLayers(Estimator):
     def _replaceable(self, joint: Joint, batch: Batch) -> frozenset[str]:
         """Names of the tensors in layers that may be replaced; logs the others once for each network."""
         name, seen = type(self).__name__, survey(joint, batch.member(0).inputs)
-        matrices = [place for place in seen.places if place.kind == "matrix"]
-        names = frozenset(n for place in matrices if self._positions or place.positions == 1 for n in place.block.names)
+        matrices = [layer for layer in seen.places if layer.kind == "matrix"]
+        names = frozenset(n for layer in matrices if self._positions or layer.positions == 1 for n in layer.block.names)
         logged = _LOGGED.setdefault(joint.network, set())
         if name not in logged:
             logged.add(name)
@@ -177,7 +177,7 @@ def _reason(name: str, seen: Survey) -> str:
         return seen.explicit[name]
     if seen.times.get(name, 0) > 1:
         return "it is used more than once"
-    if any(name in place.block.names and place.kind == "matrix" for place in seen.places):
+    if any(name in layer.block.names and layer.kind == "matrix" for layer in seen.places):
         return "it acts at several positions of a row"
     return "its layer is neither linear nor a convolution"
 
@@ -198,7 +198,7 @@ class LocalReparameterisation(DrawnLayers):
     **Limit**: unbiased. A weight that acts at several positions of a row (convolutions, sequences) makes their outputs
     dependent: it is drawn too, unless `approximate` takes the positions as independent, which is biased.
 
-    **Cost**: twice the matrix products of a pass, on `draws` copies of the batch, which share those of the first layer.
+    **Cost**: twice the matrix products of a pass, on `draws` copies of the batch; the first layer runs once for all.
 
     **References**: Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
 
@@ -210,7 +210,7 @@ class LocalReparameterisation(DrawnLayers):
     >>> q = Factorised(torch.zeros(1), torch.ones(1), None)
     >>> batch = po.model.Batch(torch.ones(10_000, 1), torch.ones(10_000, 1))
     >>> term = LocalReparameterisation().data_term(joint, q, batch, {}, {}, po.Key(0))
-    >>> bool((term.grad_mean / 10_000 - 1.0).abs() < 0.05)  # every row has noise of its own
+    >>> bool((term.grad_mean / 10_000 - 1.0).abs() < 0.05)  # every row has other noise
     True
     """
 

@@ -17,7 +17,7 @@ class SecondOrder(Estimator):
     **Math**: lp E log p(D | w) ~ lp [log p(D | mean) - sum C_rr scale_r^2 / 2] with C the total of `curvature`; so
     d/dmean = lp d log p(D | mean) / dmean (the change of C with the mean is left out) and d/dscale = -lp C_rr scale_r.
 
-    **Limit**: exact for linear models with Gaussian noise, and without noise of its own; elsewhere as good as the
+    **Limit**: exact for linear models with Gaussian noise, and noiseless; elsewhere as good as the
     second order is, which is near a mode with narrow scales. `GaussNewton` is never negative, `Hessian` may be.
 
     **Cost**: a forward and backward pass, and the diagonal of the curvature: for `GaussNewton` as many backward passes
