@@ -10,7 +10,7 @@ from posterity.errors import fraction, positive_whole
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, whitened
 from posterity.kernels.hamiltonian import judged, leapfrog
-from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning
+from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.numerics.random import Key
 from posterity.storage import clone
 
@@ -53,8 +53,7 @@ class HMC(Sampler):
     cautious: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_counts()
-        check_tuning("HMC", self.step_size, self.target_accept, self.mass)
+        super().__post_init__()
         positive_whole("HMC.steps", self.steps)
         fraction("HMC.jitter", self.jitter)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, adjusted
-from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning
+from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.numerics.random import Key
 
 
@@ -40,10 +40,6 @@ class MALA(Sampler):
     step_size: float | None = None
     target_accept: float = 0.574
     mass: Mass = field(default_factory=DiagonalMass)
-
-    def __post_init__(self) -> None:
-        self._check_counts()
-        check_tuning("MALA", self.step_size, self.target_accept, self.mass)
 
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         # One leapfrog of size e is a Langevin step of size e^2 / 2.

@@ -4,7 +4,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -158,6 +158,18 @@ class Sampler(Chains):
     step_size: Any  # a number to hold, or None where the warm-up finds it
     target_accept: float
     mass: Mass
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        name, mass = type(self).__name__, cast(object, self.mass)
+        if self.step_size is not None:
+            positive(f"{name}.step_size", self.step_size, "or None")
+        fraction(f"{name}.target_accept", self.target_accept)
+        if self.target_accept == 0.0:
+            raise ValueError(f"{name}.target_accept must be above 0 and below 1. Got {self.target_accept}.")
+        if not isinstance(mass, Mass):
+            hint = f" Call it: {mass.__name__}()." if isinstance(mass, type) else ""
+            raise TypeError(f"{name}.mass must be a Mass, such as DiagonalMass(). Got {shown(mass)}.{hint}")
 
     @property
     def traits(self) -> Traits:
@@ -374,15 +386,3 @@ def _from_origin(
 ) -> tuple[Place, Move]:
     origin = Place(torch.zeros_like(place.position), place.value, place.grad)
     return kernel(whitened(target, place.position, scale), origin, *noise, step_size.unsqueeze(-1))
-
-
-def check_tuning(name: str, step_size: float | None, target_accept: float, mass: object) -> None:
-    """Raise an error for impossible settings of the warm-up."""
-    if step_size is not None:
-        positive(f"{name}.step_size", step_size, "or None")
-    fraction(f"{name}.target_accept", target_accept)
-    if target_accept == 0.0:
-        raise ValueError(f"{name}.target_accept must be above 0 and below 1. Got {target_accept}.")
-    if not isinstance(mass, Mass):
-        hint = f" Call it: {mass.__name__}()." if isinstance(mass, type) else ""
-        raise TypeError(f"{name}.mass must be a Mass, such as DiagonalMass(). Got {shown(mass)}.{hint}")
