@@ -1,6 +1,6 @@
 """Inference methods, one file an algorithm.
 
-What several methods share is in `parts`; the loop that runs them is in `inference`.
+Shared machinery is in `parts`; the loop that runs the methods is in `inference`.
 """
 
 from posterity.methods.conjugate import Conjugate

@@ -68,7 +68,7 @@ class Conjugate(Method):
         return data.passes(self.batch_size)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> ConjugateState:
-        """Zero sums, after a look at whether the problem is conjugate."""
+        """Check that the problem is conjugate, and return zero sums."""
         joint = joint.as_joint("Conjugate", "Use Laplace.")
         if not isinstance(joint.likelihood, GaussianNoise) or joint.likelihood.learn:
             raise ValueError("Conjugate needs a Joint with a Gaussian likelihood of fixed scale. Use Laplace.")
@@ -126,7 +126,7 @@ class Conjugate(Method):
 
 
 def _refuse_curved(joint: Joint, origin: Tensor, rows: Batch, jacobian: Tensor, outputs: Tensor) -> None:
-    """Refuse a network whose outputs at a random theta are not those of its linearisation at the origin."""
+    """Raise a ValueError if the outputs at a random theta differ from the linearisation at the origin."""
     direction = Key(0).normal((jacobian.shape[-1],), torch.float64, origin.device)
     index = joint.random_indices
     moved = direction.to(origin.dtype) if index is None else origin.index_copy(0, index, direction.to(origin.dtype))

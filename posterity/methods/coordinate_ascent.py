@@ -1,4 +1,4 @@
-"""The E-step of a factorised q: each factor in turn is made the best for the others."""
+"""Coordinate ascent for a factorised q: each factor in turn is updated to the optimum given the others."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ Latent = Mapping[str, Tensor]
 
 
 def fell(before: Tensor, after: Tensor) -> Tensor:
-    """Whether a bound that cannot fall has, by more than rounding: 1e-10 of it, or what its number type leaves.
+    """Whether a bound fell by more than rounding: 1e-10 of it, or 1,000 times the precision of its dtype.
 
     >>> fell(torch.tensor(-2.0, dtype=torch.float64), torch.tensor(-2.1, dtype=torch.float64))
     tensor(True)
@@ -90,11 +90,11 @@ class CoordinateAscent:
         hidden = len(every)
 
         def spread(name: str, factor: Tensor) -> Tensor:
-            """A factor with one axis for each hidden variable, of length 1 for those of other factors."""
+            """Return the factor with an axis for each hidden variable, of length 1 for variables of other factors."""
             axes = factors[name]
-            order = sorted(range(len(axes)), key=lambda place: axes[place])
+            order = [1 + axes.index(axis) for axis in sorted(axes)]
             shape = [factor.shape[1 + axes.index(axis)] if axis in axes else 1 for axis in range(hidden)]
-            return factor.permute(0, *(1 + place for place in order)).reshape(len(factor), *shape)
+            return factor.permute(0, *order).reshape(len(factor), *shape)
 
         def whole(latent: Latent) -> Tensor:
             product = torch.ones(())
@@ -104,15 +104,12 @@ class CoordinateAscent:
             return product
 
         def update(name: str, values: Values, latent: Latent) -> Tensor:
-            table, axes = log_joint(values), factors[name]
+            table, axes, present = log_joint(values), factors[name], list(range(hidden))
             others = {other: factor for other, factor in latent.items() if other != name}
             if others:
-                rest = whole(others)
+                rest, present = whole(others), sorted(axes)
                 dims = tuple(1 + axis for axis in range(hidden) if axis not in axes)
                 table = torch.where(rest == 0, 0.0, rest * table).sum(dims)
-                present = sorted(axes)
-            else:
-                present = list(range(hidden))
             table = table.permute(0, *(1 + present.index(axis) for axis in axes))
             return posterior(table, len(axes))
 
@@ -136,7 +133,7 @@ class CoordinateAscent:
         return cls(updates, bound, uniform, sweeps, tolerance)
 
     def __call__(self, values: Values, latent: Latent) -> dict[str, Tensor]:
-        """The factors after the last sweep, from those of the round before (none: from `start`)."""
+        """Return the factors after the last sweep, starting from `latent`, or from `start` where it is empty."""
         factors = dict(latent) if latent else dict(self.start(values))
         before = self.bound(values, factors)
         for sweep in range(self.sweeps):
@@ -151,8 +148,7 @@ class CoordinateAscent:
                         "It must be exp E log p(y, z) over the other factors."
                     )
                 before = after
-            if not bool(torch.isfinite(before)) or float(before - first) <= self.tolerance * max(
-                1.0, abs(float(before))
-            ):
+            small = self.tolerance * max(1.0, abs(float(before)))
+            if not bool(torch.isfinite(before)) or float(before - first) <= small:
                 break
         return factors

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import check_batch_size, of_kinds, positive, positive_whole
+from posterity.errors import of_kinds, positive
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Method
-from posterity.model import Batch, Buffers, Data, Feed, Joint, Problem
+from posterity.inference.method import Footprint, Info
+from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import map_inputs
 from posterity.model.dropout_sites import dropout_sites
 from posterity.numerics.dropout import KeyedMasks
@@ -22,11 +23,9 @@ from posterity.posteriors.dropout import Dropout
 from posterity.priors.normal import Normal
 from posterity.special.functions import binary_entropy
 
-NAME = "rate_logit"
-
 
 class LearntRate(NamedTuple):
-    """Where the logit of a rate and the weights behind it are in theta, and how many units it drops."""
+    """A learnt rate: the slices of theta with its logit and with the weights behind it, and its number of units."""
 
     name: str
     logit: Slice
@@ -35,12 +34,12 @@ class LearntRate(NamedTuple):
 
 
 def learnt_rates(joint: Joint) -> tuple[LearntRate, ...]:
-    """The rates of the `ConcreteDropout` layers that are in theta."""
+    """The rates of the `ConcreteDropout` layers, in the order of theta."""
     parts = {part.name: part for part in joint.network.layout}
-    found = []
+    rates = []
     for name, logit in parts.items():
         owner, _, last = name.rpartition(".")
-        if last != NAME:
+        if last != "rate_logit":
             continue
         weight = parts.get(f"{owner}.layer.weight" if owner else "layer.weight")
         if weight is None:
@@ -48,18 +47,8 @@ def learnt_rates(joint: Joint) -> tuple[LearntRate, ...]:
                 f"MCDropout: the rate '{name}' is learnt but the weights behind it are frozen, so they have no prior. "
                 "Freeze both or neither."
             )
-        found.append(LearntRate(owner, logit, weight, weight.shape[1]))
-    return tuple(found)
-
-
-def check_learnt_rates(joint: Joint) -> None:
-    """A ValueError where rates are learnt under a prior that is not a normal one around zero."""
-    prior = joint.bound_prior
-    if learnt_rates(joint) and not (isinstance(prior, Normal) and not bool(torch.as_tensor(prior.mean).any())):
-        raise ValueError(
-            f"MCDropout: learnt rates need normal priors with mean 0. Got {type(joint.prior).__name__}. Use Normal, or "
-            "Layerwise of scale rules, or torch.nn.Dropout with rates that are given."
-        )
+        rates.append(LearntRate(owner, logit, weight, weight.shape[1]))
+    return tuple(rates)
 
 
 def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, ...]) -> tuple[Tensor, Tensor]:
@@ -73,15 +62,15 @@ def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, .
         weights, raw = joint.split(leaf)
         moved, entropy = weights.clone(), torch.zeros((), dtype=leaf.dtype, device=leaf.device)
         variance = joint.bound_prior.variance(weights.detach())
-        for one in rates:
-            logit = weights[..., one.logit.offset : one.logit.offset + 1]
-            own = slice(one.weight.offset, one.weight.offset + one.weight.size)
+        for rate in rates:
+            logit = weights[..., rate.logit.offset : rate.logit.offset + 1]
+            own = slice(rate.weight.offset, rate.weight.offset + rate.weight.size)
             moved[..., own] = weights[..., own] * (1.0 + logit.exp()).sqrt()  # 1 / (1 - p) = 1 + exp(logit)
-            moved[..., one.logit.offset] = 0.0
-            entropy = entropy + one.units * binary_entropy(logit.squeeze(-1))
+            moved[..., rate.logit.offset] = 0.0
+            entropy = entropy + rate.units * binary_entropy(logit.squeeze(-1))
         value = joint.bound_prior.log_prob(moved)
-        for one in rates:  # the log density of a logit at 0, which is no part of a flat prior
-            value = value + 0.5 * torch.log(2.0 * math.pi * variance[..., one.logit.offset])
+        for rate in rates:  # the log density of a logit at 0, which is no part of a flat prior
+            value = value + 0.5 * torch.log(2.0 * math.pi * variance[..., rate.logit.offset])
         value = joint.powers[1] * (value + joint.likelihood.free_log_prior(raw)) + entropy
         grad = torch.autograd.grad(value.sum(), leaf)[0]
     return value.detach(), grad
@@ -101,7 +90,7 @@ class MCDropoutState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MCDropout(Method):
+class MCDropout(GradientFit):
     """Monte Carlo dropout: the network's own dropout is on while it trains, and in the draws of its predictions.
 
     **Math**: ascent on lp E_keep log p(D | f_{W, keep}) + pp log p(W), by one draw of the masks a step. It is `MAP` of
@@ -118,7 +107,7 @@ class MCDropout(Method):
     **Limit**: q is as wide as the rates say, whatever the number of data, unless they are learnt; the KL is exact for
     weights far from zero only (`evidence.dropout_divergence`).
 
-    **Cost**: that of MAP and of the random numbers; predictions take a forward pass for each draw.
+    **Cost**: the cost of MAP and of the random numbers; predictions take a forward pass for each draw.
 
     **References**: Gal and Ghahramani (2016), Dropout as a Bayesian approximation; Gal, Hron and Kendall (2017).
 
@@ -143,26 +132,27 @@ class MCDropout(Method):
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
-        positive_whole("MCDropout.steps", self.steps)
-        check_batch_size("MCDropout.batch_size", self.batch_size)
+        super().__post_init__()
         positive("MCDropout.temperature", self.temperature)
-        of_kinds(self, optimizer=Optimizer, schedule=Schedule, one_mask_a_batch=bool, one_mask_a_draw=bool)
+        of_kinds(self, one_mask_a_batch=bool, one_mask_a_draw=bool)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
-        """The same problem, once the network is seen to have dropout."""
+        """Check that the network has dropout, and that the prior of learnt rates is normal with mean zero."""
         joint = joint.as_joint("MCDropout", "Use MAP.")
         dropout_sites(joint.network.member(0), data.first().member(0).inputs)
-        check_learnt_rates(joint)
+        prior = joint.bound_prior
+        if learnt_rates(joint) and not (isinstance(prior, Normal) and not bool(torch.as_tensor(prior.mean).any())):
+            raise ValueError(
+                f"MCDropout: learnt rates need normal priors with mean 0. Got {type(joint.prior).__name__}. Use "
+                "Normal, or Layerwise of scale rules, or torch.nn.Dropout with rates that are given."
+            )
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        """As `MAP`, and the masks, which are no larger than the activations that a batch leaves."""
+        # Masks are no larger than the activations of a batch.
         fit = fit_bytes(self.optimizer, joint, data, self.batch_size)
         masks = {"activations of a batch, with masks": 2 * fit.pop("activations of a batch")}
         return super().footprint(joint, data).plus({**fit, **masks})
-
-    def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MCDropoutState:
         theta = theta.clone()
@@ -174,9 +164,8 @@ class MCDropout(Method):
         inputs = batch.member(0).inputs
         example = map_inputs(lambda t: torch.zeros_like(t[:1]), inputs) if state.example is None else state.example
         known = dropout_sites(joint.network, inputs)
-        masks = KeyedMasks(
-            key.fold("masks"), known.sites, shared=self.one_mask_a_batch, relaxed=self.temperature if rates else None
-        )
+        relaxed = self.temperature if rates else None
+        masks = KeyedMasks(key.fold("masks"), known.sites, shared=self.one_mask_a_batch, relaxed=relaxed)
         with joint.network.dropping(masks, training=known.training):
             if rates:
                 value, grad, buffers = joint.data_value_and_grad(theta, batch, state.buffers)
@@ -185,17 +174,11 @@ class MCDropout(Method):
             else:
                 value, grad, buffers = joint.value_and_grad(theta, batch, state.buffers)
         info = {f"rate.{rate.name}": torch.sigmoid(theta[..., rate.logit.offset]) for rate in rates}
-        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
-        optimizer = self.optimizer.ascend(theta, grad, state.optimizer, step_size, joint.num_data)
-        after = MCDropoutState(theta, optimizer, buffers, state.step + 1, example)
+        moments = self._ascended(joint, theta, grad, state)
+        after = MCDropoutState(theta, moments, buffers, state.step + 1, example)
         return after, {"loss": -value / joint.num_data, **info}
 
-    def keep(self, state: MCDropoutState) -> MCDropoutState:
-        """theta and the buffers; the moments are not needed any more."""
-        return state._replace(optimizer=None)
-
     def posterior(self, joint: Problem, kept: Sequence[MCDropoutState]) -> Dropout:
-        """The last theta under random masks, with the noise fitted in its joint."""
         joint = joint.as_joint("MCDropout")
         last = kept[-1]
         theta = last.theta.detach().clone()

@@ -24,7 +24,7 @@ from posterity.storage import flatten
 def finite_members(state: Any, size: int) -> Tensor:
     """Whether all numbers of each member of a state are finite, (M,) on the CPU.
 
-    Members are the rows of tensors with M of them and the entries of lists of that length.
+    Members are the rows of tensors of length M and the entries of lists of length M.
 
     >>> finite_members((torch.tensor([[1.0], [torch.nan]]), [{"sum": torch.zeros(3)}] * 2), 2)
     tensor([ True, False])
@@ -33,12 +33,12 @@ def finite_members(state: Any, size: int) -> Tensor:
     if own is not None:
         return own
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, (tuple, list)) else ()
-    found = [finite_members(part, size) for part in parts]
-    return torch.stack(found).all(0) if found else torch.ones(size, dtype=torch.bool, device="cpu")
+    finite = [finite_members(part, size) for part in parts]
+    return torch.stack(finite).all(0) if finite else torch.ones(size, dtype=torch.bool, device="cpu")
 
 
 def repaired(state: Any, alive: Tensor, size: int) -> Any:
-    """The state with the numbers of the first member that is alive in place of those of members that are not.
+    """Replace the members of a state that are not alive by the first that is.
 
     >>> repaired((torch.tensor([1.0, torch.nan]), 7), torch.tensor([True, False]), 2)
     (tensor([1., 1.]), 7)
@@ -57,7 +57,7 @@ def repaired(state: Any, alive: Tensor, size: int) -> Any:
 
 
 def _own_rows(value: Any, size: int) -> Tensor | None:
-    """Which members of a tensor or list are finite; None where it has no members."""
+    """Whether each member of a tensor or list is finite; None where the value has no members."""
     if isinstance(value, Tensor) and value.is_floating_point() and value.dim() and len(value) == size:
         return torch.isfinite(value).reshape(size, -1).all(1).cpu()
     if isinstance(value, list) and len(value) == size:
@@ -69,12 +69,12 @@ def _own_rows(value: Any, size: int) -> Tensor | None:
 
 logger = logging.getLogger("posterity")
 
-# The members that were said to have diverged, so that a look at the validation data does not say it again.
-_SAID: "WeakKeyDictionary[Problem, set[int]]" = WeakKeyDictionary()
+# Members that were logged as diverged, so that a score on validation data does not log them again.
+_LOGGED: "WeakKeyDictionary[Problem, set[int]]" = WeakKeyDictionary()
 
 
 class EnsembleState(NamedTuple):
-    """The method's state of all members, or a tuple of states; last finite losses (M,); who still has one, (M,)."""
+    """The method's state of all members, or a tuple of states; last finite losses (M,); which are finite, (M,)."""
 
     members: Any
     loss: Tensor
@@ -86,8 +86,8 @@ class Ensemble(Method):
     """`size` runs of `method` from fresh weights, as an equal mixture: a deep ensemble for MAP.
 
     **Math**: q(w) = (1/M) sum_m q_m(w), with q_m what `method` makes of member m. Members begin at weights that the
-    layers draw anew under keys of their own, and each shuffles rows in memory by a key of its own. All the rest of a
-    member's randomness is that of the run: member m is what `method` alone would give with the same seed, start and
+    layers draw anew under a key for each, and each shuffles rows in memory by its own key. All other randomness is
+    shared: member m is what `method` alone would give with the same seed, start and
     order of rows, to rounding. `start` (P,) lets all begin alike, (M, P) or an ensemble's posterior each at its own.
 
     **Limit**: as each member, around as many modes. Methods that draw noise draw the same for all members. Rows from a
@@ -123,11 +123,10 @@ class Ensemble(Method):
             raise TypeError(f"Ensemble.method must be a Method. Got {shown(given)}.{hint}")
         if isinstance(self.method, Ensemble):
             raise TypeError("Ensemble.method must be another method. Got an Ensemble. Give one with more members.")
-        if self.method.traits.row == "chain":  # members draw the same noise, so that chains of theirs would meet
-            name = type(self.method).__name__
+        if self.method.traits.row == "chain":  # members draw the same noise, so that their chains would meet
             raise TypeError(
-                f"Ensemble.method must be one that fits. Got {name}, whose chains are draws of their own. "
-                "Give the sampler more chains."
+                f"Ensemble.method must be one that fits. Got {type(self.method).__name__}, whose chains are draws of "
+                "their own. Give the sampler more chains."
             )
         positive_whole("Ensemble.size", self.size, "of members")
 
@@ -152,7 +151,7 @@ class Ensemble(Method):
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         own = self.method.footprint(joint, data)
-        times = self.size if joint.num_members is None else 1  # else the method knows of members by the joint
+        times = self.size if joint.num_members is None else 1  # else the method counts the members of the joint
         return Footprint(
             f"Ensemble of {self.size}, each {own.words}",
             {name: count * times for name, count in own.parts.items()},
@@ -161,31 +160,31 @@ class Ensemble(Method):
         )
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Those of the method, rows in memory in an order for each member."""
+        """The batches of the method, with rows in memory in another order for each member."""
         if isinstance(data, TensorData):
             data = OwnOrders(data, self.order_keys)
         return self.method.batches(data, key)
 
     def order_keys(self, key: Key) -> list[Key]:
-        """The keys by which the members shuffle their rows, from that of the run."""
-        return [key.fold(_label(index)) for index in range(self.size)]
+        """The keys by which the members shuffle their rows, from the key of the run."""
+        return [key.fold(f"member {index}") for index in range(self.size)]
 
     def tasks(
         self, joint: Problem, data: object, *, start: Posterior | Tensor | None = None, seed: int = 0
     ) -> list[Task]:
-        """The members as fits of their own, for an executor: each may have a process and a folder to itself.
+        """The members as separate fits for an executor: each may have its own process and folder.
 
-        `Mixture([outcome.posterior for outcome in executor.run(tasks)])` is what `infer` gives, to rounding.
+        `Mixture([outcome.posterior for outcome in executor.run(tasks)])` is the posterior of `infer`, to rounding.
         """
         rows = as_data(data)
         joint, theta = starting_point(self, joint, start, rows, Key(seed).fold("start"))
-        theta = self._each(theta)
-        return [
-            Task(
-                _label(index), self.method, _of(joint, index), _of_member(rows, index), theta[index].clone(), seed=seed
-            )
-            for index in range(self.size)
-        ]
+        tasks = []
+        for index, own in enumerate(self._each(theta)):
+            label, data = f"member {index}", rows
+            if isinstance(rows, TensorData):
+                data = Reordered(replace(rows, rows=rows.rows.member(index)), label)
+            tasks.append(Task(label, self.method, _member(joint, index), data, own.clone(), seed=seed))
+        return tasks
 
     def initial(self, joint: Problem, key: Key) -> Tensor:
         return torch.stack([joint.fresh(key.fold(index)) for index in range(self.size)])
@@ -195,12 +194,12 @@ class Ensemble(Method):
         if self._together:
             members = self.method.init(joint, theta, key)
         else:
-            members = tuple(self.method.init(_of(joint, index), own, key) for index, own in enumerate(theta))
+            members = tuple(self.method.init(_member(joint, index), own, key) for index, own in enumerate(theta))
         alive = torch.ones(self.size, dtype=torch.bool, device=theta.device)
         return EnsembleState(members, theta.new_zeros(self.size), alive)
 
     def _each(self, theta: Tensor) -> Tensor:
-        """One row of theta for each member."""
+        """theta with a row for each member, (M, P)."""
         if theta.dim() == 1:
             return theta.expand(self.size, -1).contiguous()
         if len(theta) != self.size:
@@ -214,28 +213,27 @@ class Ensemble(Method):
         if self._together:
             members, info = self.method.step(joint, state.members, batch, key)
         else:
-            rows = [batch if batch is None else batch.member(index) for index in range(self.size)]
-            stepped = [
-                self.method.step(_of(joint, index), own, rows[index], key) for index, own in enumerate(state.members)
-            ]
-            members = tuple(own for own, _ in stepped)
-            info = {name: torch.stack([torch.as_tensor(of[name]) for _, of in stepped]) for name in stepped[0][1]}
+            stepped = []
+            for index, own in enumerate(state.members):
+                rows = batch if batch is None else batch.member(index)
+                stepped.append(self.method.step(_member(joint, index), own, rows, key))
+            members, infos = zip(*stepped, strict=True)
+            info = {name: torch.stack([torch.as_tensor(own[name]) for own in infos]) for name in infos[0]}
         if "loss" not in info:
             return state._replace(members=members), info
         loss = torch.as_tensor(info["loss"])
         alive = state.alive & torch.isfinite(loss)
         held = torch.where(alive, loss, state.loss)
-        # Where nobody is left the loss goes on as it is, and the run stops at it.
+        # Where no member is left the loss is not finite, and the run stops.
         return EnsembleState(members, held, alive), {**info, "loss": torch.where(alive.any(), held, loss)}
 
     def keep(self, state: EnsembleState) -> EnsembleState:
-        """What the method keeps; a member that is not finite gets the numbers of one that is, and is left out later."""
         if self._together:
             return self._repaired(state, self.method.keep(state.members))
         return self._repaired(state, tuple(self.method.keep(own) for own in state.members))
 
     def _repaired(self, state: EnsembleState, members: Any) -> EnsembleState:
-        """These members, finite ones in place of those that are not while there are any."""
+        """The state with these members; those that are not finite become copies of one that is, if there is any."""
         each = members if self._together else list(members)
         alive = state.alive & finite_members(each, self.size).to(state.alive.device)
         if bool(alive.any()) and not bool(alive.all()):
@@ -245,36 +243,24 @@ class Ensemble(Method):
     def posterior(self, joint: Problem, kept: Sequence[EnsembleState]) -> Mixture:
         alive = torch.stack([each.alive for each in kept]).all(0).tolist()
         lost = {index for index, good in enumerate(alive) if not good}
-        if lost - _SAID.setdefault(joint, set()):
-            _SAID[joint] |= lost
+        if lost - _LOGGED.setdefault(joint, set()):
+            _LOGGED[joint] |= lost
             logger.warning(
-                "Ensemble: of %d members, these diverged and are left out: %s (counted from 0). "
-                "Use a smaller step size, or look for extreme rows.",
-                self.size,
-                ", ".join(map(str, sorted(lost))),
+                f"Ensemble: of {self.size} members, these diverged and are left out: "
+                f"{', '.join(map(str, sorted(lost)))} (counted from 0). "
+                "Use a smaller step size, or look for extreme rows."
             )
         living = [index for index, good in enumerate(alive) if good]
         if self._together:
             together = self.method.posterior(joint, [each.members for each in kept])
             return Mixture([together.member(index) for index in living])
         return Mixture(
-            [self.method.posterior(_of(joint, index), [each.members[index] for each in kept]) for index in living]
+            [self.method.posterior(_member(joint, index), [each.members[index] for each in kept]) for index in living]
         )
 
 
-def _of(joint: Problem, index: int) -> Problem:
-    """The problem of one member: the same object where they do not differ, so that what it remembers is of use."""
+def _member(joint: Problem, index: int) -> Problem:
+    """The problem of a member: the same object where members do not differ, so that its caches serve all."""
     if joint.num_members is None and joint.network is not None and joint.network.member(index) is joint.network:
         return joint
     return joint.member(index)
-
-
-def _of_member(data: Data, index: int) -> Data:
-    """The data as one member sees them."""
-    if not isinstance(data, TensorData):
-        return data
-    return Reordered(replace(data, rows=data.rows.member(index)), _label(index))
-
-
-def _label(index: int) -> str:
-    return f"member {index}"

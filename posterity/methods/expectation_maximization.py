@@ -19,11 +19,11 @@ logger = logging.getLogger("posterity")
 
 
 class ExpectationMaximizationState(NamedTuple):
-    """theta (R, P) of the restarts, and what the last round left: q of the hidden variables, and the bounds (R,).
+    """theta (R, P) of the restarts, and q of the hidden variables and the bounds (R,) of the last round.
 
     `touching` is the bound after the E-step and `bound` after the M-step. Rows that are `done` have converged or
-    failed; those not `alive` have come to numbers that are not finite, or not inside the constraints of the `Density`,
-    and hold the last that were.
+    failed; rows not `alive` came to numbers that are not finite or violate the constraints of the `Density`, and hold
+    the last good ones.
     """
 
     theta: Tensor
@@ -42,11 +42,11 @@ class ExpectationMaximization(Method):
     **Math**: F(q, theta) = E_q log p(y, z | theta) - E_q log q <= log p(y | theta). Each step of the run is an E-step,
     q <- `expectation(values, latent)`, and an M-step, theta <- `maximisation(values, latent)`; `bound(values, latent)`
     is F. The problem is a `Density` that names the parameters ("values", a dict of tensors); `latent` is a dict of
-    tensors that says all that the M-step needs of q (responsibilities, or expected statistics), {} in the first
-    E-step and that of the round before later, for E-steps that improve a q step by step (`CoordinateAscent`). The trace
-    has "bound" after each E-step, where it touches log p(y | theta) if that is exact, and "bound_after_m"; both are
-    -inf for a restart that has failed. A run ends when the bound of each restart has changed by at most `tolerance` of
-    itself, or `absolute` nats, or after `rounds`.
+    tensors that holds all that the M-step needs of q (responsibilities, or expected statistics). The first E-step gets
+    {}, a later one the result of the round before, for E-steps that improve a q step by step (`CoordinateAscent`). The
+    trace has "bound" after each E-step, where it touches log p(y | theta) if that is exact, and "bound_after_m"; both
+    are -inf for a restart that has failed. A run ends when the bound of each restart has changed by at most `tolerance`
+    of itself, or `absolute` nats, or after `rounds`.
 
     `restarts` runs from `initial_values(key)` (a dict of values; None: standard normal theta) go together, or one from
     each row of `start`; the best is the posterior. With `batched` the functions take tensors with a leading axis of
@@ -55,7 +55,7 @@ class ExpectationMaximization(Method):
     **Limit**: a local maximum, or a saddle, of log p(y | theta) or of a bound on it. If the steps are `exact`, neither
     may lower the bound by more than rounding, 1e-10 of it (in float64): an error names the step that does.
 
-    **Cost**: that of the functions.
+    **Cost**: the cost of the functions.
 
     **References**: Dempster, Laird and Rubin (1977); Neal and Hinton (1998), A view of the EM algorithm, theorem 2.
 
@@ -97,8 +97,9 @@ class ExpectationMaximization(Method):
                 )
         initial: object = self.initial_values
         if not (initial is None or callable(initial)):
-            got = shown(initial)
-            raise TypeError(f"ExpectationMaximization.initial_values must be a function of a Key, or None. Got {got}.")
+            raise TypeError(
+                f"ExpectationMaximization.initial_values must be a function of a Key, or None. Got {shown(initial)}."
+            )
         positive_whole("ExpectationMaximization.rounds", self.rounds)
         positive_whole("ExpectationMaximization.restarts", self.restarts)
         for name in ("tolerance", "absolute"):
@@ -110,7 +111,6 @@ class ExpectationMaximization(Method):
         return Traits(takes_members=False, row="restart")
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        """Values before and after a step; what the functions take is not known."""
         words = f"EM over {joint.size:,} numbers, {self.restarts} restart{'s' if self.restarts > 1 else ''}"
         return Footprint(words, {"values": 3 * self.restarts * theta_bytes(joint)})
 
@@ -132,7 +132,7 @@ class ExpectationMaximization(Method):
     def step(
         self, joint: Problem, state: ExpectationMaximizationState, batch: Batch, key: Key
     ) -> tuple[ExpectationMaximizationState, Info]:
-        """One round: an E-step and an M-step of the restarts that go on."""
+        """Run one round: an E-step and an M-step of the restarts that are not done."""
         density, first = _density(joint), state.round == 0
         rows = (~state.done).nonzero().squeeze(-1)
         values = density.constrained(state.theta[rows])
@@ -141,19 +141,29 @@ class ExpectationMaximization(Method):
         before, at_start = state.bound[rows].to(touching), state.touching[rows].to(touching)
         if self.exact and not first:
             self._refuse_fall("E", state, rows, before, touching)
-        moved = self._moved(density, values, latent)
+        moved = self._moved(values, latent)
         raised = self._bounds(moved, latent)
         if self.exact:
             self._refuse_fall("M", state, rows, touching, raised)
         good = torch.isfinite(touching) & torch.isfinite(raised) & _inside(density, moved)
-        _refuse_all_failed(state, rows, good)
+        if not bool(good.any()) and not bool(state.alive[state.done].any()):
+            which = "of every restart " if len(state.theta) > 1 else ""
+            raise Diverged(
+                f"ExpectationMaximization: in step {state.round + 1} the bound or the values {which}are not finite, or "
+                "lie on the edge of the Density's constraints or outside. Begin elsewhere, or look at what the "
+                "functions give.",
+                step=state.round + 1,
+                tensor="the bound or the values",
+            )
         for name, value in moved.items():
             moved[name] = torch.where(good.reshape(-1, *(1,) * (value.dim() - 1)), value, values[name])
         near = (touching - at_start).abs() <= (self.tolerance * touching.abs()).clamp(min=self.absolute)
         stopped = ~good if first else ~good | near
+        if len(rows) < len(state.theta):
+            latent = {name: state.latent[name].index_copy(0, rows, value) for name, value in latent.items()}
         state = ExpectationMaximizationState(
             state.theta.index_copy(0, rows, density.unconstrained(moved)),
-            _merged(state.latent, latent, rows, len(state.theta)),
+            latent,
             state.touching.index_copy(0, rows, torch.where(good, touching, at_start).to(torch.float64)),
             state.bound.index_copy(0, rows, torch.where(good, raised, before).to(torch.float64)),
             state.done.index_copy(0, rows, stopped),
@@ -164,7 +174,6 @@ class ExpectationMaximization(Method):
         return state, {"bound": touching, "bound_after_m": bound, "loss": -bound.max()}
 
     def finished(self, state: ExpectationMaximizationState) -> str:
-        """Whether every restart has converged, or failed while another has not."""
         return f"the bound stands still after {state.round} rounds" if bool(state.done.all()) else ""
 
     def keep(self, state: ExpectationMaximizationState) -> ExpectationMaximizationState:
@@ -173,36 +182,36 @@ class ExpectationMaximization(Method):
     def posterior(self, joint: Problem, kept: Sequence[ExpectationMaximizationState]) -> Point:
         last = kept[-1]
         if not bool(last.alive.all()):
+            failed = ", ".join(map(str, (~last.alive).nonzero().flatten().tolist()))
             logger.warning(
-                "ExpectationMaximization: of %d restarts, these came to values or bounds that are not finite, or "
-                "outside the constraints, and are left out: %s (counted from 0). Look at where they began.",
-                len(last.alive),
-                ", ".join(map(str, (~last.alive).nonzero().flatten().tolist())),
+                f"ExpectationMaximization: of {len(last.alive)} restarts, these came to values or bounds that are not "
+                f"finite, or outside the constraints, and are left out: {failed} (counted from 0). Look at where they "
+                "began."
             )
         best = int(torch.where(last.alive, last.bound, -torch.inf).argmax())
         return Point(joint, last.theta[best])
 
     def _called(self, name: str, values: Values, latent: Latent) -> dict[str, Tensor]:
-        """What a function gives for each restart, in tensors with a leading axis of restarts."""
+        """Call a function for each restart; returns tensors with a leading axis of restarts."""
         function, count = getattr(self, name), len(next(iter(values.values())))
         if not self.batched:
             each = [_tensors(name, function(_row(values, index), _row(latent, index))) for index in range(count)]
-            return {key: torch.stack([one[key] for one in each]) for key in each[0]}
-        found = _tensors(name, function(values, latent))
-        for key, tensor in found.items():
+            return {key: torch.stack([tensors[key] for tensors in each]) for key in each[0]}
+        result = _tensors(name, function(values, latent))
+        for key, tensor in result.items():
             if tensor.shape[:1] != (count,):
                 raise ValueError(
                     f"ExpectationMaximization.{name} must give '{key}' with a leading axis of {count} restarts, since "
                     f"it is batched. Got shape {tuple(tensor.shape)}."
                 )
-        return found
+        return result
 
-    def _moved(self, density: Density, values: Values, latent: Latent) -> dict[str, Tensor]:
-        """The values after the M-step; a refusal where they are not those of the density."""
+    def _moved(self, values: Values, latent: Latent) -> dict[str, Tensor]:
+        """The values after the M-step, checked against the names, shapes and dtypes of the Density."""
         moved = self._called("maximisation", values, latent)
         for name, value in values.items():
             if name not in moved or moved[name].shape != value.shape:
-                got = f"shape {tuple(moved[name].shape[1:])}" if name in moved else f"{', '.join(sorted(moved))}"
+                got = f"shape {tuple(moved[name].shape[1:])}" if name in moved else ", ".join(sorted(moved))
                 raise ValueError(
                     f"ExpectationMaximization.maximisation must give '{name}' of shape {tuple(value.shape[1:])}, as "
                     f"the Density names it. Got {got}."
@@ -219,17 +228,17 @@ class ExpectationMaximization(Method):
         count = len(next(iter(values.values())))
         rows = [(values, latent)] if self.batched else [(_row(values, k), _row(latent, k)) for k in range(count)]
         each = [self.bound(*row) for row in rows]
-        for one in each:
-            if not isinstance(one, Tensor) or not one.is_floating_point():
-                raise TypeError(f"ExpectationMaximization.bound must be a tensor of real numbers. Got {shown(one)}.")
-        found = each[0] if self.batched else torch.stack(each)
-        if found.shape != (count,):
+        for bound in each:
+            if not isinstance(bound, Tensor) or not bound.is_floating_point():
+                raise TypeError(f"ExpectationMaximization.bound must be a tensor of real numbers. Got {shown(bound)}.")
+        bounds = each[0] if self.batched else torch.stack(each)
+        if bounds.shape != (count,):
+            wanted = "one number for each restart" if self.batched else "one number"
             raise ValueError(
-                "ExpectationMaximization.bound must be one number"
-                + (" for each restart" if self.batched else "")
-                + f", summed over the data. Got shape {tuple(found.shape if self.batched else found.shape[1:])}."
+                f"ExpectationMaximization.bound must be {wanted}, summed over the data. "
+                f"Got shape {tuple(bounds.shape if self.batched else bounds.shape[1:])}."
             )
-        return found.detach()
+        return bounds.detach()
 
     def _refuse_fall(
         self, step: str, state: ExpectationMaximizationState, rows: Tensor, before: Tensor, after: Tensor
@@ -238,12 +247,12 @@ class ExpectationMaximization(Method):
         lower = fell(before, after)
         if not bool(lower.any()):
             return
-        place = int(lower.nonzero()[0, 0])
-        which = f" of restart {int(rows[place])}" if len(state.theta) > 1 else ""
+        index = int(lower.nonzero()[0, 0])
+        which = f" of restart {int(rows[index])}" if len(state.theta) > 1 else ""
         name = {"E": "expectation", "M": "maximisation"}[step]
         raise BoundFell(
-            f"The {step}-step of round {state.round + 1}{which} lowered the bound from {float(before[place]):.12g} to "
-            f"{float(after[place]):.12g}, which an exact one cannot. Mend `{name}` or `bound`, or say exact=False."
+            f"The {step}-step of round {state.round + 1}{which} lowered the bound from {float(before[index]):.12g} to "
+            f"{float(after[index]):.12g}, which an exact one cannot. Mend `{name}` or `bound`, or say exact=False."
         )
 
 
@@ -256,15 +265,15 @@ def _density(joint: Problem) -> Density:
     return joint
 
 
-def _tensors(name: str, found: object) -> dict[str, Tensor]:
-    """What a function gave, if it is a dict of tensors."""
-    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
-        raise TypeError(f"ExpectationMaximization.{name} must give a dict of tensors. Got {shown(found)}.")
-    return dict(found)
+def _tensors(name: str, result: object) -> dict[str, Tensor]:
+    """The result of a function, checked to be a dict of tensors."""
+    if not isinstance(result, Mapping) or not all(isinstance(each, Tensor) for each in result.values()):
+        raise TypeError(f"ExpectationMaximization.{name} must give a dict of tensors. Got {shown(result)}.")
+    return dict(result)
 
 
 def _inside(density: Density, values: Values) -> Tensor:
-    """Whether the values of a restart are finite and ones that its theta can say, (R,)."""
+    """Whether the values of each restart are finite and inside the constraints, (R,)."""
     good = torch.stack([torch.isfinite(value).reshape(len(value), -1).all(1) for value in values.values()]).all(0)
     for name, constraint in density.constraints.items():
         value, theta = values[name].reshape(len(good), -1), constraint.inverse(values[name])
@@ -274,25 +283,5 @@ def _inside(density: Density, values: Values) -> Tensor:
     return good
 
 
-def _refuse_all_failed(state: ExpectationMaximizationState, rows: Tensor, good: Tensor) -> None:
-    """Raise `Diverged` if the restarts that go on all fail, and none has converged before."""
-    if bool(good.any()) or bool(state.alive[state.done].any()):
-        return
-    which = "of every restart " if len(state.theta) > 1 else ""
-    raise Diverged(
-        f"ExpectationMaximization: in step {state.round + 1} the bound or the values {which}are not finite, or lie on "
-        "the edge of the Density's constraints or outside. Begin elsewhere, or look at what the functions give.",
-        step=state.round + 1,
-        tensor="the bound or the values",
-    )
-
-
 def _row(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
     return {name: tensor[index] for name, tensor in tensors.items()}
-
-
-def _merged(held: Latent, new: Latent, rows: Tensor, count: int) -> dict[str, Tensor]:
-    """q of all restarts, with that of `rows` replaced."""
-    if len(rows) == count:
-        return dict(new)
-    return {name: held[name].index_copy(0, rows, value) for name, value in new.items()}

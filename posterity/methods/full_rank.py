@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Method, theta_bytes
+from posterity.inference.method import Footprint, Info, theta_bytes
+from posterity.methods.parts.gradient_fit import GradientFit
 from posterity.methods.parts.gradients.estimator import initial_log_scales, shifted
-from posterity.model import Batch, Buffers, Data, Feed, Problem
+from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key
 from posterity.optim import Adam, Constant, Optimizer, Schedule
 from posterity.posteriors.gaussian import Gaussian
@@ -23,10 +24,9 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class FullRankState(NamedTuple):
-    """Means (T,) of theta, then the factor's log diagonal (R,) and its entries below, row by row, (R (R - 1) / 2,).
+    """`parameters`: means (T,), the factor's log diagonal (R,) and its entries below by rows, (R (R - 1) / 2,).
 
-    All in one vector, or (M, ...) of them; further the optimiser's moments, batch-norm statistics and the number of
-    steps done.
+    These are one vector, or (M, ...) for members; `optimizer` holds the moments, `buffers` batch-norm statistics.
     """
 
     parameters: Tensor
@@ -36,13 +36,13 @@ class FullRankState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FullRank(Method):
-    """Variational inference with a Gaussian of full covariance: for few weights, or those of the last layer.
+class FullRank(GradientFit):
+    """Variational inference with a Gaussian of full covariance: for few weights, or a last layer.
 
     **Math**: q(w) = N(mean, L L^T) with L lower triangular, exp on its diagonal. At draws w = mean + L eps, ascent on
     lp log p(D | w) + pp log p(w) - log q(w) along pathwise gradients that leave out the score of q ("sticking the
     landing"): with h = d/dw of that sum, where -d log q / dw = L^-T eps, the gradients are h for the mean and the lower
-    triangle of h eps^T for L. The trace is that of `MeanField`, with a "kl" from the same draws.
+    triangle of h eps^T for L. The trace is as in `MeanField`, with a "kl" from the same draws.
 
     **Limit**: reaches the posterior itself where that is Gaussian, and then without noise; otherwise a local optimum.
     Members that train together draw the same noise.
@@ -71,10 +71,9 @@ class FullRank(Method):
     initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
 
     def __post_init__(self) -> None:
-        positive_whole("FullRank.steps", self.steps)
+        super().__post_init__()
         positive_whole("FullRank.draws", self.draws)
-        check_batch_size("FullRank.batch_size", self.batch_size)
-        of_kinds(self, optimizer=Optimizer, schedule=Schedule, initial_scales=ScaleRule)
+        of_kinds(self, initial_scales=ScaleRule)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count = joint.num_random
@@ -85,9 +84,6 @@ class FullRank(Method):
         }
         fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size)
         return replace(super().footprint(joint, data), parts={**own, **fit})
-
-    def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> FullRankState:
         diagonal = initial_log_scales(joint, self.initial_scales, theta)
@@ -100,24 +96,24 @@ class FullRank(Method):
         parameters, buffers, size, count = state.parameters, state.buffers, joint.size, joint.num_random
         mean, log_diagonal = parameters[..., :size], parameters[..., size : size + count]
         factor = _factor(parameters[..., size:], count)
-        places = joint.random_indices
+        indices = joint.random_indices
         wide = torch.promote_types(mean.dtype, torch.float32)  # there are no triangular solves in half precision
         grad, grad_factor = torch.zeros_like(parameters), torch.zeros_like(factor)
         values, log_priors, log_densities = [], [], []
         for draw in range(self.draws):
             noise = key.fold(draw).normal((count,), torch.float32, mean.device).to(mean.dtype)
-            theta = shifted(mean, factor @ noise, places)
+            theta = shifted(mean, factor @ noise, indices)
             value, ascent, buffers = joint.value_and_grad(theta, batch, buffers)
             eps = noise.expand(*mean.shape[:-1], -1).unsqueeze(-1)
             score = torch.linalg.solve_triangular(factor.mT.to(wide), eps.to(wide), upper=True)  # -d log q / dw
-            ascent = shifted(ascent, score.squeeze(-1).to(mean.dtype), places)
-            random = ascent[..., :count] if places is None else ascent.index_select(-1, places)
+            ascent = shifted(ascent, score.squeeze(-1).to(mean.dtype), indices)
+            random = ascent[..., :count] if indices is None else ascent.index_select(-1, indices)
             grad[..., :size].add_(ascent, alpha=1.0 / self.draws)
             grad_factor.add_(random.unsqueeze(-1) * noise, alpha=1.0 / self.draws)
             values.append(value)
             log_priors.append(joint.log_prior(theta))
             log_densities.append(-0.5 * noise.square().sum() - log_diagonal.sum(-1) - count * _HALF_LOG_TWO_PI)
-        rows, columns = _below(count, mean.device)
+        rows, columns = torch.tril_indices(count, count, offset=-1, device=mean.device)
         diagonal = factor.diagonal(dim1=-2, dim2=-1)
         grad[..., size : size + count] = grad_factor.diagonal(dim1=-2, dim2=-1) * diagonal
         grad[..., size + count :] = grad_factor[..., rows, columns]
@@ -125,16 +121,10 @@ class FullRank(Method):
         data_fit = (value - joint.powers[1] * log_prior) / (joint.powers[0] * joint.num_data)
         kl = (log_density - log_prior) / joint.num_data
         info = {"loss": (log_density - value) / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
-        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
-        optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
-        return FullRankState(parameters, optimizer, buffers, state.step + 1), info
-
-    def keep(self, state: FullRankState) -> FullRankState:
-        """Means, factor and buffers; the moments are not needed any more."""
-        return state._replace(optimizer=None)
+        moments = self._ascended(joint, parameters, grad, state)
+        return FullRankState(parameters, moments, buffers, state.step + 1), info
 
     def posterior(self, joint: Problem, kept: Sequence[FullRankState]) -> Gaussian:
-        """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
         theta = last.parameters[..., : joint.size].clone()
         factor = _factor(last.parameters[..., joint.size :].double(), joint.num_random)
@@ -142,15 +132,9 @@ class FullRank(Method):
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
 
 
-def _below(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the entries below the diagonal, row by row."""
-    rows, columns = torch.tril_indices(count, count, offset=-1, device=device)
-    return rows, columns
-
-
 def _factor(entries: Tensor, count: int) -> Tensor:
-    """L (..., R, R) of its log diagonal and its entries below."""
+    """L (..., R, R) from its log diagonal and its entries below."""
     factor = torch.diag_embed(entries[..., :count].exp())
-    rows, columns = _below(count, entries.device)
+    rows, columns = torch.tril_indices(count, count, offset=-1, device=entries.device)
     factor[..., rows, columns] = entries[..., count:]
     return factor

@@ -10,7 +10,7 @@ from posterity.errors import fraction, positive_whole
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, whitened
 from posterity.kernels.hamiltonian import judged, leapfrog
-from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning
+from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.numerics.random import Key
 from posterity.storage import clone
 
@@ -22,7 +22,7 @@ class HMC(Sampler):
     """Hamiltonian Monte Carlo: `steps` leapfrogs a transition, for all chains at once.
 
     **Math**: see `kernels.hamiltonian`. The step size of each transition is drawn from (1 - jitter, 1 + jitter) times
-    the one that is set by the warm-up (or given and held), lest trajectories come back to where they began. Warm-up,
+    the one that is set by the warm-up (or given and held), so that trajectories do not return to their start. Warm-up,
     `draws` and `thin` are as in `NUTS`.
 
     **Limit**: exact for smooth densities whose chains mix; the length of the trajectories is yours to choose.
@@ -53,8 +53,7 @@ class HMC(Sampler):
     cautious: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_counts()
-        check_tuning("HMC", self.step_size, self.target_accept, self.mass)
+        super().__post_init__()
         positive_whole("HMC.steps", self.steps)
         fraction("HMC.jitter", self.jitter)
 
@@ -67,8 +66,8 @@ class HMC(Sampler):
             steps = min(left, TOGETHER)
             end, last = target.run(_moved, target, place.position, tuning.scale, end, last, step_size, steps)
             left -= steps
-        found: tuple[Place, Move] = target.run(judged, origin, momentum, end, last, coins[0].log(), self.steps)
-        return clone(found)
+        move: tuple[Place, Move] = target.run(judged, origin, momentum, end, last, coins[0].log(), self.steps)
+        return clone(move)
 
 
 def _moved(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from posterity.errors import positive
 from posterity.inference.acceleration import Potential
 from posterity.kernels import Move, Place, UnitMass, unadjusted
-from posterity.methods.parts.sampler import Sampler, Tuning, Warmup, in_whitened
+from posterity.methods.parts.sampler import Sampler, Tuning, Warmup
 from posterity.numerics.random import Key
 
 
@@ -47,4 +47,4 @@ class Langevin(Sampler):
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, _ = self._noise(place, 0, key)
-        return in_whitened(unadjusted, target, place, tuning.scale, noise, tuning.step_size)
+        return self._whitened(unadjusted, target, place, tuning, noise)

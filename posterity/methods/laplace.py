@@ -1,4 +1,4 @@
-"""A Gaussian at a mode, from the curvature there."""
+"""The Laplace approximation: a Gaussian at a mode, from the curvature there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Correlated
 
-_OF_LAYERS = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures whose sums are those of single layers
+_LAYERWISE = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures with sums for each layer
 
 _HINTS = {
     "curvature": "Use one of posterity.curvature, such as GaussNewton().",
@@ -49,17 +49,17 @@ _HINTS = {
     "tuning": "Use Evidence(), MacKay() or None; ValidationGrid() goes to posterity.evidence.retuned after the fit.",
 }
 
-FORMED = 6  # matrices of a dense fit: sums, what is added, the precision, its factor, and copies between them
-TUNED = 12  # vectors of all weights that one evaluation of the evidence with its gradient goes through
-WHOLE = 3000  # weights up to which the whole matrix is kept where nothing else is asked for
+FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
+TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
+WHOLE = 3000  # weights up to which the default structure is the whole matrix
 
 
 class LaplaceState(NamedTuple):
     """theta, and for each member the sums over the rows seen so far, untempered, in float64.
 
     `data` (M, 3) has the log-likelihood, the squared residuals and their number, `slopes` gradients of the
-    log-likelihood (see `Rows.slope`). `places` say where the weights lie among the R. `chosen` (S,) are the single
-    weights taken after a first pass, none where that is not asked for; `passes` are done, `rows` seen in this one.
+    log-likelihood (see `Rows.slope`), `places` the positions of layers among the R weights. `chosen` (S,) are the
+    single weights taken after a first pass, empty without one; `passes` are done, `rows` seen in the present one.
     """
 
     theta: Tensor
@@ -81,7 +81,7 @@ class Laplace(Method):
     all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
     log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. `tuning` moves prior precision and Gaussian
     noise to the maximum of the log evidence afterwards; None leaves them. The log density there holds the prior of
-    every weight of theta, points included, and that of a learnt noise. `subset` chooses the weights.
+    every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights.
 
     **Limit**: exact for linear models with Gaussian noise; local: it sees nothing but the curvature at theta*, which
     must be a mode (start from MAP); the log names the distance where it is not. theta* stays where it is when the
@@ -126,7 +126,7 @@ class Laplace(Method):
                 f"Laplace: {self.structure} is made of the columns of a curvature, and {self.curvature} has none. "
                 "Use GaussNewton(), MonteCarloFisher() or EmpiricalFisher(), or another structure."
             )
-        if self.subset.count is not None and isinstance(self.structure, _OF_LAYERS):
+        if self.subset.count is not None and isinstance(self.structure, _LAYERWISE):
             raise ValueError(
                 f"Laplace: {self.structure} is of whole tensors, and {self.subset} chooses single weights. "
                 "Use the structure Full() or Diagonal()."
@@ -155,7 +155,7 @@ class Laplace(Method):
         return Traits(takes_members=self.subset.count is None, anytime=False)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
-        """The joint over the subset, once it is known that the network and the machine can do this."""
+        """The joint over the subset; raises an error where the network or the memory does not allow the fit."""
         if isinstance(data, NoData):
             _check_for_density(self)
             return joint
@@ -181,14 +181,13 @@ class Laplace(Method):
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        """With the curvature in its structure, derivatives of some rows and tuning."""
         weights = {"weights": 3 * theta_bytes(joint)}
         if joint.network is None:
             return Footprint(self._words(joint), {**weights, "curvature and precision": FORMED * 8 * joint.size**2})
         given, inputs = joint.as_joint("Laplace"), data.first().member(0).inputs
         joint = self.subset.of(given, inputs)
         number = self.subset.count or 0
-        chosen = torch.arange(min(number, joint.num_random))  # as many places as single weights will be chosen
+        chosen = torch.arange(min(number, joint.num_random))  # as many indices as single weights will be chosen
         structure, known = self.structure_for(joint.narrowed(chosen)), survey(joint, inputs)
         outputs = max(1, prod(known.event))
         predictions = _derivative_bytes(joint, known, PREDICTED_ROWS, outputs) + 8 * PREDICTED_ROWS * outputs**2
@@ -214,7 +213,7 @@ class Laplace(Method):
         return Footprint(words, parts, predictions, lambda: self._alternatives(given, inputs))
 
     def _words(self, joint: Problem) -> str:
-        """The settings that decide about the size."""
+        """Name of the method with the settings that decide its size."""
         structure = _name(self.structure_for(joint))
         return f"Laplace with {self.curvature} and {structure} over {joint.num_random:,} weights"
 
@@ -239,38 +238,28 @@ class Laplace(Method):
 
     @property
     def passes(self) -> int:
-        """Passes over all rows: those of the structure, and one for a subset that is chosen by them."""
+        """Number of passes over all rows: by the structure, and one more to choose single weights."""
         return (self.subset.count is not None) + (1 if self.structure is None else self.structure.passes)
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """As many passes over all rows as structure and subset take."""
         return data.passes(self.batch_size, self.passes)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> LaplaceState:
         members = 1 if theta.dim() == 1 else theta.shape[0]
         if self.subset.count is not None and theta.dim() > 1:
             raise ValueError(f"{self.subset} chooses weights for one theta at a time. Use joint.member(i) for each.")
-        return LaplaceState(
-            theta.clone(),
-            [],
-            theta.new_zeros(members, 3, dtype=torch.float64),
-            [],
-            [],
-            theta.new_zeros(0, dtype=torch.int64),
-            0,
-            0,
-            joint.starting_buffers(theta),
-        )
+        data, chosen = theta.new_zeros(members, 3, dtype=torch.float64), theta.new_zeros(0, dtype=torch.int64)
+        return LaplaceState(theta.clone(), [], data, [], [], chosen, 0, 0, joint.starting_buffers(theta))
 
     def step(self, joint: Problem, state: LaplaceState, batch: Batch, key: Key) -> tuple[LaplaceState, Info]:
-        """Add the curvature and the log-likelihood of these rows; at the end of a pass, do what its structure wants."""
+        """Add the curvature and the log-likelihood of these rows; at the end of a pass let the structure end it."""
         state = _placed(state)
         choosing = self.subset.count is not None and state.passes == 0
         number = state.passes if self.subset.count is None else max(0, state.passes - 1)
         members = [self._rows(joint, state, batch, key, index) for index in range(len(state.data))]
         structure = Diagonal() if choosing else self.structure_for(members[0].joint)
         places = state.places if batch is None else _places(members[0])
-        if isinstance(structure, _OF_LAYERS) and state.places and _order(places) != _order(state.places):
+        if isinstance(structure, _LAYERWISE) and state.places and _order(places) != _order(state.places):
             raise ValueError(
                 f"Laplace with {structure} needs layers that run alike for all rows, and those of this network change "
                 "with the shape of the inputs. Pad the inputs to one shape, or use the structure Full() or Diagonal()."
@@ -278,13 +267,13 @@ class Laplace(Method):
         if not state.sums and batch is not None:
             for rows in members:
                 structure.check_prior(_places(rows), prior_precision(rows.joint, rows.theta))
-        so_far: list[Sums] = state.sums or [{} for _ in members]
-        sums = [structure.add(held, rows, number) for held, rows in zip(so_far, members, strict=True)]
+        before: list[Sums] = state.sums or [{} for _ in members]
+        sums = [structure.add(held, rows, number) for held, rows in zip(before, members, strict=True)]
         data, slopes = state.data, state.slopes
         if state.passes == 0:
             data = data + torch.stack([_data_terms(rows) for rows in members])
-            found = [rows.slope() for rows in members]
-            slopes = [old + new for old, new in zip(slopes, found, strict=True)] if slopes else found
+            added = [rows.slope() for rows in members]
+            slopes = [old + new for old, new in zip(slopes, added, strict=True)] if slopes else added
         seen = state.rows + (1 if batch is None else batch.size)
         ended = batch is None or seen == joint.num_data
         after = state._replace(
@@ -301,22 +290,21 @@ class Laplace(Method):
         return (self._choose(joint, after) if choosing else after), info
 
     def _choose(self, joint: Problem, state: LaplaceState) -> LaplaceState:
-        """The state for the second pass, over the weights of largest variance in the first."""
+        """The state for the second pass, over the weights of largest variance under the first."""
         joint = joint.as_joint("Laplace")
         assert self.subset.count is not None
-        powers = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
-        prior = powers[1] * prior_precision(joint, state.theta)
-        variance = Diagonal().precision(state.sums[0], state.places, powers[0], prior).variance()
-        best = largest(joint, variance, self.subset.count)
-        slopes = state.slopes
-        if slopes[0].numel() == variance.numel():
-            slopes = [slopes[0][best if joint.random_indices is None else torch.isin(joint.random_indices, best)]]
+        likelihood_power, prior_power = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
+        prior = prior_power * prior_precision(joint, state.theta)
+        variance = Diagonal().precision(state.sums[0], state.places, likelihood_power, prior).variance()
+        best, slope = largest(joint, variance, self.subset.count), state.slopes[0]
+        if slope.numel() == variance.numel():
+            slope = slope[best if joint.random_indices is None else torch.isin(joint.random_indices, best)]
         else:
-            slopes = [slopes[0][:0]]
-        return state._replace(sums=[], slopes=slopes, places=[], chosen=best)
+            slope = slope[:0]
+        return state._replace(sums=[], slopes=[slope], places=[], chosen=best)
 
     def _rows(self, joint: Problem, state: LaplaceState, batch: Batch, key: Key, index: int) -> Rows:
-        """These rows for one member."""
+        """These rows for a member."""
         buffers = state.buffers or None
         if state.theta.dim() == 1:
             return Rows(self.curvature, joint.narrowed(state.chosen), state.theta, batch, buffers, key)
@@ -331,27 +319,17 @@ class Laplace(Method):
         """The Gaussian, seen through the network's linearisation where there is a network."""
         state = _placed(kept[-1])
         problem = joint.narrowed(state.chosen)
-        structure = self.structure_for(problem)
-        each = [
-            gaussian_at_mode(
-                problem.member(index) if state.theta.dim() > 1 else problem,
-                _fit(state, index),
-                structure,
-                self.tuning,
-                self.curvature.scales_with_noise,
-            )
-            for index in range(len(state.data))
-        ]
+        structure, scales_with_noise = self.structure_for(problem), self.curvature.scales_with_noise
+        each = []
+        for index, (sums, data, slope) in enumerate(zip(state.sums, state.data, state.slopes, strict=True)):
+            own, theta, buffers = problem, state.theta, state.buffers
+            if theta.dim() > 1:
+                own, theta = problem.member(index), theta[index]
+                buffers = {name: b[index] for name, b in buffers.items()}
+            fit = Fit(theta, sums, data, slope, state.places, buffers)
+            each.append(gaussian_at_mode(own, fit, structure, self.tuning, scales_with_noise))
         gaussian = side_by_side(problem, each, state.buffers) if state.theta.dim() > 1 else each[0]
         return gaussian if joint.network is None else Linearized(gaussian.joint, gaussian)
-
-
-def _fit(state: LaplaceState, index: int) -> Fit:
-    """The sums of one member, or of the only theta."""
-    theta, buffers = state.theta, state.buffers
-    if theta.dim() > 1:
-        theta, buffers = theta[index], {name: b[index] for name, b in buffers.items()}
-    return Fit(theta, state.sums[index], state.data[index], state.slopes[index], state.places, buffers)
 
 
 def _derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:
@@ -364,26 +342,21 @@ def _derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> i
 
 
 def _name(structure: Structure) -> str:
-    """The structure as one calls it, without settings that are at their defaults."""
+    """The structure as it is written in code, without settings at their defaults."""
     kind = type(structure)
     return f"{kind.__name__}()" if structure == kind() else str(structure)
 
 
 def _check_for_density(method: Laplace) -> None:
-    """Refuse what needs a network where there is none."""
-    curvature, structure, subset = method.curvature, method.structure, method.subset
-    if curvature.factored:
-        raise TypeError(
-            f"A Density has no network outputs, so no {type(curvature).__name__} matrix. Use the curvature Hessian()."
-        )
-    for name, value, kinds in (
-        ("structure", structure, (NoneType, Full, Diagonal, Hutchinson)),
-        ("subset", subset, (AllWeights,)),
-    ):
-        if not isinstance(value, kinds):
+    """Raise an error for settings that need a network."""
+    if method.curvature.factored:
+        kind = type(method.curvature).__name__
+        raise TypeError(f"A Density has no network outputs, so no {kind} matrix. Use the curvature Hessian().")
+    for name, kinds in {"structure": (NoneType, Full, Diagonal, Hutchinson), "subset": (AllWeights,)}.items():
+        if not isinstance(getattr(method, name), kinds):
             raise ValueError(
                 f"Laplace of a Density, which has no layers, takes structure Full(), Diagonal() or Hutchinson() and "
-                f"subset AllWeights(). Got {name} {value}."
+                f"subset AllWeights(). Got {name} {getattr(method, name)}."
             )
 
 
@@ -400,15 +373,14 @@ def _places(rows: Rows) -> list[Place]:
     return list(survey(rows.joint.as_joint("Laplace"), rows.batch.inputs).places)
 
 
-def _order(places: Sequence[Place]) -> list[tuple[object, ...]]:
-    """What must be the same in all batches whose sums are added layer by layer."""
-    return [(place.block, place.kind, place.groups) for place in places]
+def _order(layers: Sequence[Place]) -> list[tuple[object, ...]]:
+    """Properties of the layers that must agree in all batches whose sums are added layer by layer."""
+    return [(layer.block, layer.kind, layer.groups) for layer in layers]
 
 
 def _placed(state: LaplaceState) -> LaplaceState:
-    """The state with all sums where theta is: those of a run that is taken up again come from the disk."""
+    """The state with all sums on the device of theta: a resumed run reads them from disk."""
     device = state.theta.device
     sums = [{name: value.to(device) for name, value in each.items()} for each in state.sums]
-    return state._replace(
-        sums=sums, slopes=[slope.to(device) for slope in state.slopes], chosen=state.chosen.to(device)
-    )
+    slopes = [slope.to(device) for slope in state.slopes]
+    return state._replace(sums=sums, slopes=slopes, chosen=state.chosen.to(device))

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Method, theta_bytes
+from posterity.inference.method import Footprint, Info, theta_bytes
 from posterity.jacobians.jacobian import CACHED, chunk_size
+from posterity.methods.parts.gradient_fit import GradientFit
 from posterity.methods.parts.gradients.estimator import Factorised, Gradients, divergence, initial_log_scales, shifted
-from posterity.model import Batch, Buffers, Data, Feed, Joint, Problem
+from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
 from posterity.optim import Adam, Constant, Optimizer, Schedule
@@ -25,9 +26,9 @@ _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
 
 
 class LowRankGaussianState(NamedTuple):
-    """Means (T,) of theta, log-scales (R,) of the random weights, then the K rows (R,) of the factor, in one vector.
+    """`parameters`: means (T,) of theta, log-scales (R,) of the random weights, then the K rows (R,) of the factor.
 
-    Or (M, ...) of them; further the optimiser's moments, batch-norm statistics and the number of steps done.
+    These are one vector, or (M, ...) for members; `optimizer` holds the moments, `buffers` batch-norm statistics.
     """
 
     parameters: Tensor
@@ -37,15 +38,15 @@ class LowRankGaussianState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LowRankGaussian(Method):
+class LowRankGaussian(GradientFit):
     """Variational inference with a Gaussian of low rank plus diagonal covariance: between `MeanField` and `FullRank`.
 
     **Math**: q(w) = N(mean, diag(scale^2) + F F^T) with F (R, `rank`); ascent on lp E_q log p(D | w) - pp
     E_q[-log p(w)] + H(q) in (mean, log scale, F). The first term by pathwise gradients at `draws` of w = mean +
     scale * eps + F z; with g = d/dw they are g, g * eps and g z^T. The entropy is in closed form, H = sum log scale +
     log det A / 2 + const with A = I + F^T diag(scale^-2) F, whose gradient in F is diag(scale^-2) F A^-1. The
-    cross-entropy is that of the marginals for priors of independent weights, and otherwise comes from the same draws.
-    The trace is that of `MeanField`. F begins at random entries that double the variances of `initial_scales`.
+    cross-entropy is in closed form over the marginals for priors of independent weights, else from the same draws.
+    The trace is as in `MeanField`. F begins at random entries that double the variances of `initial_scales`.
 
     **Limit**: a local optimum of a bound, no lower than mean-field's at its best; the posterior itself where that is
     Gaussian with such a covariance, as it is at rank R. Members that train together draw the same noise.
@@ -79,18 +80,16 @@ class LowRankGaussian(Method):
 
     def __post_init__(self) -> None:
         positive_whole("LowRankGaussian.rank", self.rank, "(of rank 0 it is MeanField)")
-        positive_whole("LowRankGaussian.steps", self.steps)
+        super().__post_init__()
         positive_whole("LowRankGaussian.draws", self.draws)
-        check_batch_size("LowRankGaussian.batch_size", self.batch_size)
-        of_kinds(self, optimizer=Optimizer, schedule=Schedule, initial_scales=ScaleRule)
+        of_kinds(self, initial_scales=ScaleRule)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
-        """The joint, once it is known to have enough weights for the rank."""
-        count = joint.num_random
-        if self.rank > count:
+        """Check that the joint has enough weights for the rank."""
+        if self.rank > joint.num_random:
             raise ValueError(
-                f"LowRankGaussian.rank must be at most the number of random weights, {count}. Got {self.rank}. "
-                "Use a smaller rank, or FullRank()."
+                f"LowRankGaussian.rank must be at most the number of random weights, {joint.num_random}. "
+                f"Got {self.rank}. Use a smaller rank, or FullRank()."
             )
         return joint
 
@@ -105,11 +104,8 @@ class LowRankGaussian(Method):
         words = f"LowRankGaussian of rank {self.rank} over {joint.num_weights:,} weights"
         return Footprint(words, {**own, **fit_bytes(self.optimizer, joint, data, self.batch_size, size)})
 
-    def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
-
     def init(self, joint: Problem, theta: Tensor, key: Key) -> LowRankGaussianState:
-        """Means at theta, a random factor (at zero there would be no way out of zero), fresh moments."""
+        """Means at theta and a random factor, since the gradient in the factor vanishes at zero."""
         log_scales = initial_log_scales(joint, self.initial_scales, theta)
         noise = key.normal((self.rank, len(log_scales)), torch.float32, theta.device).to(theta.dtype)
         factor = log_scales.exp() * noise / math.sqrt(self.rank)
@@ -122,17 +118,16 @@ class LowRankGaussian(Method):
     ) -> tuple[LowRankGaussianState, Info]:
         parameters = state.parameters
         grad, terms, buffers = self._ascent(joint, parameters, batch, state.buffers, key)
-        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
-        optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
+        moments = self._ascended(joint, parameters, grad, state)
         data_fit, kl = terms.data_fit / joint.num_data, terms.kl / joint.num_data
         info = {"loss": -terms.bound / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
-        return LowRankGaussianState(parameters, optimizer, buffers, state.step + 1), info
+        return LowRankGaussianState(parameters, moments, buffers, state.step + 1), info
 
     def _ascent(
         self, joint: Problem, parameters: Tensor, batch: Batch, buffers: Buffers, key: Key
     ) -> tuple[Tensor, "_Terms", Buffers]:
         """The gradient of the tempered ELBO in all parameters, its terms, and the buffers."""
-        size, count, places = joint.size, joint.num_random, joint.random_indices
+        size, count, indices = joint.size, joint.num_random, joint.random_indices
         mean, log_scale, factor = _split(parameters, size, count)
         scale = log_scale.exp()
         closed = not isinstance(joint, Joint) or joint.bound_prior.factorises
@@ -141,11 +136,11 @@ class LowRankGaussian(Method):
         values, log_priors = [], []
         for draw in range(self.draws):
             eps, z = _noise(key.fold(draw), count, self.rank, mean)
-            theta = shifted(mean, scale * eps + z @ factor, places)
+            theta = shifted(mean, scale * eps + z @ factor, indices)
             # The tempered log-likelihood alone where the prior's part is known, else with the tempered log prior.
-            of = joint.data_value_and_grad if closed else joint.value_and_grad
-            value, ascent, buffers = of(theta, batch, buffers)
-            random = ascent[..., :count] if places is None else ascent.index_select(-1, places)
+            value_and_grad = joint.data_value_and_grad if closed else joint.value_and_grad
+            value, ascent, buffers = value_and_grad(theta, batch, buffers)
+            random = ascent[..., :count] if indices is None else ascent.index_select(-1, indices)
             grad_mean.add_(ascent, alpha=1.0 / self.draws)
             grad_scale.addcmul_(random, eps, value=1.0 / self.draws)
             grad_factor.addcmul_(random.unsqueeze(-2), z.unsqueeze(-1), value=1.0 / self.draws)
@@ -161,7 +156,7 @@ class LowRankGaussian(Method):
         if closed:
             log_marginal = marginal.log()
             pull = torch.zeros_like(marginal)
-            q = Factorised(mean, marginal, places)
+            q = Factorised(mean, marginal, indices)
             prior = divergence(joint, q, log_marginal, key, Gradients(grad_mean, pull), -1.0)
             cross_entropy = prior.kl + (log_marginal.sum(-1) + count * _HALF_LOG_TWO_PI_E)
             pull.div_(marginal)  # d marginal = (scale d scale + F d F) / marginal
@@ -176,12 +171,7 @@ class LowRankGaussian(Method):
         bound = data_value - prior_power * cross_entropy + entropy
         return grad, _Terms(data_value / likelihood_power, cross_entropy - entropy, bound), buffers
 
-    def keep(self, state: LowRankGaussianState) -> LowRankGaussianState:
-        """Means, scales, factor and buffers; the moments are not needed any more."""
-        return state._replace(optimizer=None)
-
     def posterior(self, joint: Problem, kept: Sequence[LowRankGaussianState]) -> Gaussian:
-        """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
         mean, log_scale, factor = _split(last.parameters, joint.size, joint.num_random)
         theta = mean.clone()
@@ -198,7 +188,7 @@ class _Terms(NamedTuple):
 
 
 def _noise(key: Key, count: int, rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """eps (R,) and z (K,), the same for all members, drawn in float32 for every number type."""
+    """eps (R,) and z (K,), the same for all members, drawn in float32 for every dtype."""
     noise = key.normal((count + rank,), torch.float32, like.device).to(like.dtype)
     return noise[:count], noise[count:]
 
@@ -210,27 +200,22 @@ def _split(parameters: Tensor, size: int, count: int) -> tuple[Tensor, Tensor, T
     return parameters[..., :size], parameters[..., size : size + count], factor
 
 
-def _places(factor: Tensor) -> Iterator[slice]:
-    """Some weights after the other, so that what is in float64 fits the caches of a CPU."""
+def _whitened(scale: Tensor, factor: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Chunks of weights with their F^T / scale (..., K, r) in float64, each small enough for the caches of a CPU."""
     count = factor.shape[-1]
     step = max(1, chunk_size(factor.device, CACHED) * count // max(1, factor.numel()))
     for low in range(0, count, step):
-        yield slice(low, low + step)
-
-
-def _white(scale: Tensor, factor: Tensor, places: slice) -> Tensor:
-    """F^T / scale of some weights, (..., K, r), in float64."""
-    return factor[..., places].double() / scale[..., None, places]
+        chunk = slice(low, low + step)
+        yield chunk, factor[..., chunk].double() / scale[..., None, chunk]
 
 
 def _inner(scale: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """A = I + F^T diag(scale^-2) F, (..., K, K) in float64, and the marginal standard deviations (..., R) of q."""
     inner = torch.eye(factor.shape[-2], dtype=torch.float64, device=factor.device)
     marginal = torch.empty_like(scale)
-    for places in _places(factor):
-        white = _white(scale, factor, places)
+    for chunk, white in _whitened(scale, factor):
         inner = inner + white @ white.mT
-        marginal[..., places] = scale[..., places] * (1.0 + white.square().sum(-2)).sqrt()
+        marginal[..., chunk] = scale[..., chunk] * (1.0 + white.square().sum(-2)).sqrt()
     return inner, marginal
 
 
@@ -238,7 +223,7 @@ def _add_entropy_grad(root: Tensor, scale: Tensor, factor: Tensor, grad_log_scal
     """Add the gradient of log det(diag(scale^2) + F F^T) / 2 in log scale and F, from the factor of A = L L^T."""
     eye = torch.eye(factor.shape[-2], dtype=torch.float64, device=factor.device)
     inverse: Tensor = torch.linalg.solve_triangular(root, eye, upper=False)
-    for places in _places(factor):
-        half = inverse @ _white(scale, factor, places)  # L^-1 F^T / scale
-        grad_log_scale[..., places] += 1.0 - half.square().sum(-2)
-        grad_factor[..., places] += (inverse.mT @ half) / scale[..., None, places]
+    for chunk, white in _whitened(scale, factor):
+        half = inverse @ white  # L^-1 F^T / scale
+        grad_log_scale[..., chunk] += 1.0 - half.square().sum(-2)
+        grad_factor[..., chunk] += (inverse.mT @ half) / scale[..., None, chunk]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, adjusted
-from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning, in_whitened
+from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.numerics.random import Key
 
 
@@ -41,14 +41,10 @@ class MALA(Sampler):
     target_accept: float = 0.574
     mass: Mass = field(default_factory=DiagonalMass)
 
-    def __post_init__(self) -> None:
-        self._check_counts()
-        check_tuning("MALA", self.step_size, self.target_accept, self.mass)
-
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         # One leapfrog of size e is a Langevin step of size e^2 / 2.
         return 0.5 * super()._first_step(target, place, scale, key).square()
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, coins = self._noise(place, 1, key)
-        return in_whitened(adjusted, target, place, tuning.scale, noise, coins[0].log(), tuning.step_size)
+        return self._whitened(adjusted, target, place, tuning, noise, coins[0].log())

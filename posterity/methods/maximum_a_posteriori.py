@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.errors import of_kinds
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
-from posterity.model import Batch, Buffers, Data, Feed, Joint, Problem
+from posterity.inference.method import Footprint, Info, Traits, theta_bytes
+from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import Adam, Optimizer, Proximal
 from posterity.optim.schedules import Constant, Schedule
@@ -20,7 +21,7 @@ from posterity.posteriors.point import Point
 def smooth_value_and_grad(
     joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers
 ) -> tuple[Tensor, Tensor, Buffers]:
-    """As `Joint.value_and_grad`, with the gradient of all but the prior's kinks."""
+    """`Joint.value_and_grad` with the gradient of all but the prior's kinks."""
     value, grad, buffers = joint.data_value_and_grad(theta, batch, buffers)
     weights, raw = joint.split(theta.detach())
     prior_value, prior_grad = joint.bound_prior.smooth_value_and_grad(weights)
@@ -59,14 +60,14 @@ class MAPState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MAP(Method):
+class MAP(GradientFit):
     """Maximum a posteriori: the mode of the tempered log density, by gradient ascent.
 
     **Math**: theta* = argmax lp log p(D | theta) + pp log p(theta), by steps along grad / num_data. The trace's "loss"
     is minus the (batch estimate of the) log density in nats per datum. With a N(0, s^2) prior it is training with
     weight decay 1 / s^2 on the summed loss; the likelihood's learnt noise is fitted along with the weights.
 
-    Under `Laplace` and `GroupLasso` priors, and tables with a kink such as that of an elastic net (also as parts of
+    Under `Laplace` and `GroupLasso` priors, and tables with a kink, such as an elastic net (also as parts of
     `Layerwise`), the mode has weights that are exactly zero, which gradient steps only circle. With `proximal` each
     step goes along the gradient of all that is smooth, to z, and then to theta = argmin over w of sum of d_i (w_i -
     z_i)^2 / 2 - (pp / num_data) log p_k(w), p_k the part of the prior with kinks and 1 / d the optimiser's step size
@@ -79,7 +80,7 @@ class MAP(Method):
     nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in `Adam`, step_size /
     epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring it there, step size by
     step size. Where batch norm follows a layer, the mode has hardly any length: its weights, all shorter, compute the
-    same (but for the norm's epsilon) under a higher prior density, so that what is found depends on step size and
+    same (but for the norm's epsilon) under a higher prior density, so that the result depends on step size and
     length of the run.
 
     **Cost**: one forward and one backward pass a step; two moments of the size of theta. A proximal step adds a few
@@ -106,57 +107,40 @@ class MAP(Method):
     proximal: bool = False
 
     def __post_init__(self) -> None:
-        positive_whole("MAP.steps", self.steps)
-        check_batch_size("MAP.batch_size", self.batch_size)
-        of_kinds(self, optimizer=Optimizer, schedule=Schedule, proximal=bool)
+        super().__post_init__()
+        of_kinds(self, proximal=bool)
 
     @property
     def traits(self) -> Traits:
         return Traits(recordable=True)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
-        """The problem given; a TypeError where proximal steps are asked for and it does not tell its prior."""
-        return self._with_kinks(joint) if self.proximal else joint
-
-    def _with_kinks(self, joint: Problem) -> Joint:
-        return joint.as_joint("MAP(proximal=True)", "Use MAP without proximal.")
+        return joint.as_joint("MAP(proximal=True)", "Use MAP without proximal.") if self.proximal else joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         fit = super().footprint(joint, data).plus(fit_bytes(self.optimizer, joint, data, self.batch_size))
         return fit.plus({"proximal step": 6 * theta_bytes(joint)}) if self.proximal else fit
-
-    def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MAPState:
         theta = theta.clone()
         return MAPState(theta, self.optimizer.init(theta), joint.starting_buffers(theta), 0)
 
     def step(self, joint: Problem, state: MAPState, batch: Batch, key: Key) -> tuple[MAPState, Info]:
-        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
-        if self.proximal:
-            return self._proximal_step(self._with_kinks(joint), state, batch, step_size)
-        value, grad, buffers = joint.value_and_grad(state.theta, batch, state.buffers)
-        optimizer = self.optimizer.ascend(state.theta, grad, state.optimizer, step_size, joint.num_data)
-        return MAPState(state.theta, optimizer, buffers, state.step + 1), {"loss": -value / joint.num_data}
-
-    def _proximal_step(
-        self, joint: Joint, state: MAPState, batch: Batch, step_size: float | Tensor
-    ) -> tuple[MAPState, Info]:
-        value, grad, buffers = smooth_value_and_grad(joint, state.theta, batch, state.buffers)
-        optimizer = self.optimizer.ascend_proximal(
-            state.theta, grad, state.optimizer, step_size, joint.num_data, proximal_of(joint)
+        theta = state.theta
+        if not self.proximal:
+            value, grad, buffers = joint.value_and_grad(theta, batch, state.buffers)
+            moments = self._ascended(joint, theta, grad, state)
+            return MAPState(theta, moments, buffers, state.step + 1), {"loss": -value / joint.num_data}
+        joint = joint.as_joint("MAP(proximal=True)")
+        value, grad, buffers = smooth_value_and_grad(joint, theta, batch, state.buffers)
+        moments = self.optimizer.ascend_proximal(
+            theta, grad, state.optimizer, self._step_size(state), joint.num_data, proximal_of(joint)
         )
-        zeros = (state.theta[..., : joint.num_weights] == 0).to(joint.dtype).mean(-1)
+        zeros = (theta[..., : joint.num_weights] == 0).to(joint.dtype).mean(-1)
         info = {"loss": -value / joint.num_data, "zeros": zeros}
-        return MAPState(state.theta, optimizer, buffers, state.step + 1), info
-
-    def keep(self, state: MAPState) -> MAPState:
-        """theta and the buffers; the moments are not needed any more."""
-        return state._replace(optimizer=None)
+        return MAPState(theta, moments, buffers, state.step + 1), info
 
     def posterior(self, joint: Problem, kept: Sequence[MAPState]) -> Point:
-        """The last theta, with the noise fitted in its joint."""
         last = kept[-1]
         theta = last.theta.detach().clone()
         return Point(joint.fitted(theta), theta[..., : joint.num_weights], last.buffers)

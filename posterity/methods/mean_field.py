@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import check_batch_size, of_kinds, positive_whole
+from posterity.errors import of_kinds
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
+from posterity.inference.method import Footprint, Info, Traits, theta_bytes
+from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
     Factorised,
@@ -19,8 +21,7 @@ from posterity.methods.parts.gradients.estimator import (
     divergence,
     initial_log_scales,
 )
-from posterity.methods.parts.gradients.weight_sampling import WeightSampling
-from posterity.model import Batch, Buffers, Data, Feed, Problem
+from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
 from posterity.optim import Adam, Constant, Optimizer, Schedule
@@ -32,9 +33,9 @@ _PER_OCTAVE = 1.0 / math.log(2.0)
 
 
 class MeanFieldState(NamedTuple):
-    """Means (T,) of theta and log-scales (R,) of the random weights behind each other, (T + R,) or (M, T + R).
+    """`parameters` (T + R,) or (M, T + R): means (T,) of theta, then log-scales (R,) of the random weights.
 
-    Further the optimiser's moments, batch-norm statistics, what the estimator keeps, and the number of steps done.
+    `optimizer` holds the moments, `buffers` batch-norm statistics, `memory` the estimator's state.
     """
 
     parameters: Tensor
@@ -45,7 +46,7 @@ class MeanFieldState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeanField(Method):
+class MeanField(GradientFit):
     """Mean-field variational inference (Bayes by Backprop): independent Gaussian weights that maximise the ELBO.
 
     **Math**: q(w) = prod N(mean, scale^2); ascent on lp E_q log p(D | w) - pp E_q[-log p(w)] + H(q) by `optimizer`
@@ -56,10 +57,10 @@ class MeanField(Method):
     likelihood's learnt parameters, are trained points: their log prior is in "kl", with a minus. Scales begin at
     the standard deviations of `initial_scales`, means at the weights.
 
-    **Limit**: a local optimum of a bound; scales are those of conditionals, too small where weights are correlated.
+    **Limit**: a local optimum of a bound; scales are conditional, too small where weights are correlated.
     Members that train together draw the same noise.
 
-    **Cost**: that of `estimator`, and some passes over means and scales; two moments for each of them.
+    **Cost**: the cost of `estimator`, and some passes over means and scales; two moments for each of them.
 
     **References**: Graves (2011), Practical variational inference; Blundell et al. (2015), eq. 2-9.
 
@@ -84,10 +85,8 @@ class MeanField(Method):
     initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
 
     def __post_init__(self) -> None:
-        positive_whole("MeanField.steps", self.steps)
-        check_batch_size("MeanField.batch_size", self.batch_size)
-        of_kinds(self, optimizer=Optimizer, schedule=Schedule, estimator=Estimator)
-        of_kinds(self, kl_schedule=Schedule, initial_scales=ScaleRule)
+        super().__post_init__()
+        of_kinds(self, estimator=Estimator, kl_schedule=Schedule, initial_scales=ScaleRule)
 
     @property
     def traits(self) -> Traits:
@@ -99,9 +98,6 @@ class MeanField(Method):
         fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size)
         return replace(super().footprint(joint, data), parts={**own, **fit})
 
-    def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
-
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MeanFieldState:
         log_scales = initial_log_scales(joint, self.initial_scales, theta)
         parameters = torch.cat([theta, log_scales.expand(*theta.shape[:-1], -1)], dim=-1)
@@ -109,7 +105,9 @@ class MeanField(Method):
 
     def step(self, joint: Problem, state: MeanFieldState, batch: Batch, key: Key) -> tuple[MeanFieldState, Info]:
         parameters, size = state.parameters, joint.size
-        q = _family(joint, parameters)
+        log_scale = parameters[..., size:]
+        scale = torch.mul(log_scale, _PER_OCTAVE, out=workspace(joint, "scale", log_scale)).exp2_()  # faster than exp
+        q = Factorised(parameters[..., :size], scale, joint.random_indices)
         grad = workspace(joint, "parameters", parameters)
         grads = Gradients(grad[..., :size], grad[..., size:])
         term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"), grads)
@@ -117,32 +115,21 @@ class MeanField(Method):
         weight = self.kl_schedule.factor(state.step, self.steps)
         at_draws = term.divergence_grads
         closed = -weight if at_draws is None else 0.0
-        prior = divergence(joint, q, parameters[..., size:], key.fold("prior"), grads, closed)
+        prior = divergence(joint, q, log_scale, key.fold("prior"), grads, closed)
         if at_draws is not None:
             grads.mean.sub_(at_draws.mean.mul_(weight))
             grads.scale.sub_(at_draws.scale.mul_(weight))
         grads.scale.mul_(q.scale)  # d scale / d log scale
         if at_draws is None:
             grads.scale.add_(weight)  # the entropy's gradient
-        step_size = self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
-        optimizer = self.optimizer.ascend(parameters, grad, state.optimizer, step_size, joint.num_data)
-        info = prior.info(joint, term.value)
-        return MeanFieldState(parameters, optimizer, term.buffers, term.memory, state.step + 1), info
+        moments, info = self._ascended(joint, parameters, grad, state), prior.info(joint, term.value)
+        return MeanFieldState(parameters, moments, term.buffers, term.memory, state.step + 1), info
 
     def keep(self, state: MeanFieldState) -> MeanFieldState:
-        """Means, scales and buffers; the moments are not needed any more."""
         return state._replace(optimizer=None, memory={})
 
     def posterior(self, joint: Problem, kept: Sequence[MeanFieldState]) -> Gaussian:
-        """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
         theta, log_scales = last.parameters[..., : joint.size].clone(), last.parameters[..., joint.size :]
         precision = Diagonal((-2.0 * log_scales.double()).exp())
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
-
-
-def _family(joint: Problem, parameters: Tensor) -> Factorised:
-    """The Gaussian of means and log-scales (..., T + R)."""
-    log_scale = parameters[..., joint.size :]
-    scale = torch.mul(log_scale, _PER_OCTAVE, out=workspace(joint, "scale", log_scale)).exp2_()  # thrice as fast as exp
-    return Factorised(parameters[..., : joint.size], scale, joint.random_indices)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, random_walk
-from posterity.methods.parts.sampler import Sampler, Tuning, check_tuning, in_whitened
+from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.numerics.random import Key
 
 
@@ -42,13 +42,9 @@ class Metropolis(Sampler):
     target_accept: float = 0.234
     mass: Mass = field(default_factory=DiagonalMass)
 
-    def __post_init__(self) -> None:
-        self._check_counts()
-        check_tuning("Metropolis", self.step_size, self.target_accept, self.mass)
-
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         return torch.full_like(place.value, 2.38 / math.sqrt(place.position.shape[-1]))
 
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
         noise, coins = self._noise(place, 1, key)
-        return in_whitened(random_walk, target, place, tuning.scale, noise, coins[0].log(), tuning.step_size)
+        return self._whitened(random_walk, target, place, tuning, noise, coins[0].log())

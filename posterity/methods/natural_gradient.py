@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.errors import check_batch_size, fraction, of_kinds, positive, positive_whole, shown
+from posterity.errors import fraction, of_kinds, positive, shown
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Method, theta_bytes
+from posterity.inference.method import Footprint, Info, theta_bytes
+from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
     Factorised,
@@ -19,8 +21,7 @@ from posterity.methods.parts.gradients.estimator import (
     divergence,
     initial_log_scales,
 )
-from posterity.methods.parts.gradients.weight_sampling import WeightSampling
-from posterity.model import Batch, Buffers, Data, Feed, Problem
+from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
 from posterity.optim import Adam, Constant, Optimizer, Schedule
@@ -33,8 +34,7 @@ from posterity.priors.fan import FanIn, ScaleRule
 class NaturalGradientState(NamedTuple):
     """Means (T,) of theta, precisions and momentum (R,) of the random weights, or (M, ...) of each.
 
-    Further the optimiser's moments for the entries that are points (None without any), batch-norm statistics, what the
-    estimator keeps, and the number of steps done.
+    `optimizer` holds the moments of the entries that are points (None without any), `memory` the estimator's state.
     """
 
     mean: Tensor
@@ -47,7 +47,7 @@ class NaturalGradientState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NaturalGradient(Method):
+class NaturalGradient(GradientFit):
     """Natural-gradient variational inference (improved variational online Newton) of independent Gaussian weights.
 
     **Math**: q(w) = prod N(mean, 1 / precision), for the ELBO lp E_q log p(D | w) - pp E_q[-log p(w)] + H(q). With
@@ -63,7 +63,7 @@ class NaturalGradient(Method):
     The term x^2 / 2 keeps precisions positive, whatever the noise of h. Without it (`bend=0`) the second line is the
     plain natural gradient of the ELBO: a moving average of h + e, for estimators whose h + e is positive. Weights that
     the joint does not have as random, and the likelihood's learnt parameters, are trained points, moved by `optimizer`.
-    `schedule` multiplies the steps of means and points. Trace and start are those of `MeanField`.
+    `schedule` multiplies the steps of means and points. Trace and start are as in `MeanField`.
 
     **Limit**: a local optimum of the bound. Where -log p(D, w) is quadratic, the exact estimates of `SecondOrder` on
     all rows with bend=0, beta1=0, beta2=0 and step_size=1 have the precisions of the optimum after one step, and its
@@ -76,7 +76,7 @@ class NaturalGradient(Method):
     size of 0.1 and radius 0.1 did better there. Precisions fall by no more than 1 - beta2 a step: one that begins at a
     hundred times the fan-in takes log(100 fan-in) / (1 - beta2) steps to come to 1.
 
-    **Cost**: that of `estimator`, and some passes over means and precisions; one momentum.
+    **Cost**: the cost of `estimator`, and some passes over means and precisions; one momentum.
 
     **References**: Shen et al. (2024), Variational learning is effective for large deep networks, Algorithm 1; Khan and
     Rue (2023), The Bayesian learning rule, section 4; Lin, Schmidt and Khan (2020), Handling the positive-definite
@@ -110,8 +110,7 @@ class NaturalGradient(Method):
     optimizer: Optimizer = field(default_factory=Adam)
 
     def __post_init__(self) -> None:
-        positive_whole("NaturalGradient.steps", self.steps)
-        check_batch_size("NaturalGradient.batch_size", self.batch_size)
+        super().__post_init__()
         positive("NaturalGradient.step_size", self.step_size)
         if self.radius is not None:
             positive("NaturalGradient.radius", self.radius, "or None, the most that a mean moves in a step of size 1")
@@ -119,7 +118,7 @@ class NaturalGradient(Method):
             fraction(f"NaturalGradient.{name}", getattr(self, name))
         if self.bend not in (0.0, 0.5):
             raise ValueError(f"NaturalGradient.bend must be 0.5 or 0, for the plain update. Got {shown(self.bend)}.")
-        of_kinds(self, schedule=Schedule, estimator=Estimator, initial_scales=ScaleRule, optimizer=Optimizer)
+        of_kinds(self, estimator=Estimator, initial_scales=ScaleRule)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count, size = joint.num_random, joint.size
@@ -130,11 +129,7 @@ class NaturalGradient(Method):
         fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size - count)
         return replace(super().footprint(joint, data), parts={**own, **fit})
 
-    def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
-
     def init(self, joint: Problem, theta: Tensor, key: Key) -> NaturalGradientState:
-        """Means at theta, precisions of the initial scales, no momentum."""
         log_scales = initial_log_scales(joint, self.initial_scales, theta)
         precision = (-2.0 * log_scales).exp().expand(*theta.shape[:-1], -1).clone()
         points = _points(joint, theta.device)
@@ -156,12 +151,12 @@ class NaturalGradient(Method):
             pull, hessian = pulls.mean, pulls.scale.div_(scale)
         else:  # at the draws, the entropy with its -1 / scale among them
             pull, hessian = term.divergence_grads.mean, term.divergence_grads.scale / scale + precision
-        optimizer = state.optimizer
-        points = _points(joint, mean.device)
+        moments, points = state.optimizer, _points(joint, mean.device)
         if points is not None:
+            # They are the entries that the update of the random weights below leaves as they are.
             moved, ascent = mean.index_select(-1, points), (term.grad_mean - pull).index_select(-1, points)
-            step_size = self.optimizer.step_size * factor
-            optimizer = self.optimizer.ascend(moved, ascent, optimizer, step_size, joint.num_data)
+            moments = self._ascended(joint, moved, ascent, state)
+            mean.index_copy_(-1, points, moved)
         momentum.lerp_(q.random(term.grad_mean), 1.0 - self.beta1)
         correction = 1.0 - self.beta1 ** (state.step + 1)
         product = term.grad_scale.contiguous()
@@ -183,31 +178,24 @@ class NaturalGradient(Method):
             mean[..., : product.shape[-1]].add_(product)
         else:
             mean.index_add_(-1, q.places, product)
-        if points is not None:
-            mean.index_copy_(-1, points, moved)
-        info = prior.info(joint, term.value)
-        step = state.step + 1
-        return NaturalGradientState(mean, precision, momentum, optimizer, term.buffers, term.memory, step), info
+        info, step = prior.info(joint, term.value), state.step + 1
+        return NaturalGradientState(mean, precision, momentum, moments, term.buffers, term.memory, step), info
 
     def keep(self, state: NaturalGradientState) -> NaturalGradientState:
-        """Means, precisions and buffers; the moments are not needed any more."""
         return state._replace(momentum=state.momentum[..., :0], optimizer=None, memory={})
 
     def posterior(self, joint: Problem, kept: Sequence[NaturalGradientState]) -> Gaussian:
-        """The last Gaussian, with the noise fitted in its joint."""
         last = kept[-1]
-        theta = last.mean.clone()
-        precision = Diagonal(last.precision.double())
+        theta, precision = last.mean.clone(), Diagonal(last.precision.double())
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, last.buffers)
 
 
 def _points(joint: Problem, device: torch.device) -> Tensor | None:
-    """Places in theta of the entries without a distribution; None where there are none."""
-    count = joint.num_random
-    if count == joint.size:
+    """Indices into theta of the entries without a distribution; None where there are none."""
+    if joint.num_random == joint.size:
         return None
     if joint.random_indices is None:
-        return torch.arange(count, joint.size, device=device)
+        return torch.arange(joint.num_random, joint.size, device=device)
     fixed = torch.ones(joint.size, dtype=torch.bool, device=device)
     fixed[joint.random_indices] = False
     return fixed.nonzero().squeeze(-1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from posterity.errors import positive_whole
 from posterity.inference.acceleration import Potential
 from posterity.kernels import DiagonalMass, Mass, Move, Place, no_u_turn
-from posterity.methods.parts.sampler import SMALLEST, KeptDraw, Sampler, Tuning, check_tuning
+from posterity.methods.parts.sampler import SMALLEST, KeptDraw, Sampler, Tuning
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.samples import CUT_OFF, Samples
@@ -59,12 +59,11 @@ class NUTS(Sampler):
     cautious: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        self._check_counts()
-        check_tuning("NUTS", self.step_size, self.target_accept, self.mass)
+        super().__post_init__()
         positive_whole("NUTS.max_depth", self.max_depth)
 
     def posterior(self, joint: Problem, kept: Sequence[KeptDraw]) -> Samples:
-        """All that was kept, as samples that tell which trajectories were cut off at `max_depth`."""
+        """Samples whose statistics say which trajectories were cut off at `max_depth`."""
         q = super().posterior(joint, kept)
         return replace(q, statistics={**q.statistics, CUT_OFF: q.statistics["depth"] >= self.max_depth})
 

@@ -25,12 +25,12 @@ from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Normal
 
-# The problem with the hyper-parameters that it had last, which many steps share.
+# The problem at its latest hyper-parameters, which many steps share.
 _latest: "WeakKeyDictionary[Joint, tuple[str, Joint]]" = WeakKeyDictionary()
 
 
 class OnlineLaplaceState(NamedTuple):
-    """States of the fit and of the passes for the curvature, how many stops are done, and the hyper-parameters."""
+    """States of the fit and of the passes for the curvature, number of stops done, and the hyper-parameters."""
 
     fit: MAPState
     laplace: LaplaceState
@@ -53,7 +53,7 @@ class OnlineLaplace(Method):
     networks the curvature is taken as constant in theta while alpha and the noise move. A learnt noise of one
     scale is tuned here instead of being fitted along with the weights.
 
-    **Cost**: that of the fit, and `rounds` + 1 passes of `laplace`.
+    **Cost**: the fit, and `rounds` + 1 passes of `laplace`.
 
     **References**: Immer et al. (2021), Scalable marginal likelihood estimation for model selection in deep learning,
     Algorithm 1.
@@ -87,31 +87,32 @@ class OnlineLaplace(Method):
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Numbers of steps of the fit after which there is a pass; the last is its end."""
+        """Steps of the fit after which there is a pass; the last is its end."""
         return equal_stops(self.fit.steps, self.burn_in, self.rounds)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.laplace.prepared(joint, data)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        """The larger of fit and Laplace in each part, since both are held."""
         laplace = self.laplace.footprint(joint, data)
         parts = self.fit.footprint(joint, data).larger(laplace).parts
         return Footprint(super().footprint(joint, data).words, parts, laplace.predictions)
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Those of the fit, with a pass over all rows at each stop."""
+        """The batches of the fit, with a pass over all rows at each stop."""
         return self.fit.batches(data, key).with_passes(self.laplace.batches(data, key.fold("passes")), self.stops)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> OnlineLaplaceState:
-        """The fit at theta, and the joint's own hyper-parameters."""
         joint = joint.as_joint("OnlineLaplace", "Use Laplace.")
         if not isinstance(joint.bound_prior, Normal):
             raise ValueError(f"OnlineLaplace tunes a Joint with a Normal prior. Got {shown(joint.prior)}. Use Laplace.")
         if theta.dim() > 1:
             raise ValueError("OnlineLaplace trains one theta at a time. Use joint.member(i) for each member.")
         alpha = present_precision(joint, self.tuning.groups).cpu()
-        noise = torch.tensor(self._starting_noise(joint, theta), dtype=torch.float64, device="cpu")
+        noise, likelihood = torch.zeros((), dtype=torch.float64, device="cpu"), joint.fitted(theta).likelihood
+        if self.tuning.noise and isinstance(likelihood, Gaussian):
+            scale = torch.as_tensor(likelihood.scale, dtype=torch.float64).detach().cpu()
+            noise = scale.reshape(()).clone() if scale.numel() == 1 else noise
         now = self._now(joint, alpha, noise)
         fit = self.fit.init(now, theta[: now.size], key)
         laplace = self.laplace.init(now, fit.theta, key)
@@ -120,7 +121,7 @@ class OnlineLaplace(Method):
     def step(
         self, joint: Problem, state: OnlineLaplaceState, batch: Batch, key: Key
     ) -> tuple[OnlineLaplaceState, Info]:
-        """A step of the fit, or one of the pass for the curvature."""
+        """Step the fit, or add a batch to the pass for the curvature."""
         joint = joint.as_joint("OnlineLaplace")
         now = self._now(joint, state.prior_precision, state.noise_scale)
         if state.fit.step < self.stops[state.stops]:
@@ -137,14 +138,12 @@ class OnlineLaplace(Method):
         return state._replace(fit=self.fit.keep(state.fit))
 
     def posterior(self, joint: Problem, kept: Sequence[OnlineLaplaceState]) -> Posterior:
-        """That of `laplace` at the last theta and hyper-parameters."""
-        joint = joint.as_joint("OnlineLaplace")
         last = kept[-1]
-        now = self._now(joint, last.prior_precision, last.noise_scale)
+        now = self._now(joint.as_joint("OnlineLaplace"), last.prior_precision, last.noise_scale)
         return self.laplace.posterior(now.with_buffers(last.fit.buffers), [last.laplace])
 
     def _at_stop(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> tuple[OnlineLaplaceState, Info]:
-        """The hyper-parameters after a stop; after the last one they stay, since theta has followed those before it."""
+        """Tune the hyper-parameters at a stop; at the last one they stay, since theta is a fit to them."""
         marginal = self._marginal(joint, now, state)
         info: dict[str, Tensor | float] = {"log_evidence": marginal.log_evidence()}
         if state.stops + 1 < len(self.stops):
@@ -168,21 +167,11 @@ class OnlineLaplace(Method):
         log_likelihood, residuals = laplace.data[0, 0], laplace.data[0, 1:] if float(state.noise_scale) else None
         return Marginal.of(problem, theta, precision, log_likelihood, residuals, self.tuning.groups)
 
-    def _starting_noise(self, joint: Joint, theta: Tensor) -> float:
-        """The one scale of Gaussian noise; zero where there is none, or none to tune."""
-        likelihood = joint.fitted(theta).likelihood
-        if not self.tuning.noise or not isinstance(likelihood, Gaussian):
-            return 0.0
-        scale = torch.as_tensor(likelihood.scale, dtype=torch.float64)
-        return float(scale) if scale.numel() == 1 else 0.0
-
     def _now(self, joint: Joint, prior_precision: Tensor, noise_scale: Tensor) -> Joint:
-        """The joint at these hyper-parameters; noise that is tuned is not learnt."""
-        numbers = (*prior_precision.tolist(), float(noise_scale))
-        key = repr((self.tuning.groups, numbers))
+        """The joint at these hyper-parameters; tuned noise is not learnt."""
+        groups, noise = self.tuning.groups, float(noise_scale)
+        key = repr((groups, (*prior_precision.tolist(), noise)))
         if joint not in _latest or _latest[joint][0] != key:
-            groups = self.tuning.groups
-            noise = numbers[-1] or None
-            found = Tuned(groups, grouped(joint, groups)[0], prior_precision, noise, math.nan, math.nan, 0)
-            _latest[joint] = key, tuned_joint(joint, found)
+            tuned = Tuned(groups, grouped(joint, groups)[0], prior_precision, noise or None, math.nan, math.nan, 0)
+            _latest[joint] = key, tuned_joint(joint, tuned)
         return _latest[joint][1]

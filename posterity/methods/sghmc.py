@@ -24,7 +24,7 @@ from posterity.optim.schedules import Constant, Schedule
 
 
 class SGHMCState(NamedTuple):
-    """theta and velocity (C, P), what the preconditioner knows, batch-norm statistics of each chain, steps done."""
+    """theta and velocity (C, P), statistics of the preconditioner, batch-norm statistics of each chain, steps done."""
 
     theta: Tensor
     velocity: Tensor

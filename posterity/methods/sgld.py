@@ -21,7 +21,7 @@ from posterity.optim.schedules import Constant, Schedule
 
 
 class SGLDState(NamedTuple):
-    """theta (C, P), what the preconditioner knows, batch-norm statistics of each chain, number of steps done."""
+    """theta (C, P), statistics of the preconditioner, batch-norm statistics of each chain, number of steps done."""
 
     theta: Tensor
     known: Tensor | None
@@ -38,12 +38,12 @@ class SGLD(MinibatchChains):
     the `preconditioner`: 1, or with `RMSprop()` a step size for each weight, learnt in the warm-up. For G = 1 it is SGD
     on the mean loss (nats per datum) with learning rate s num_data likelihood_power, with RMSprop it is RMSprop at that
     rate: `step_size_for` converts; s is half the epsilon of Welling and Teh. `step_size=None` amounts to a rate of
-    0.03, with RMSprop 0.001. There is no other temperature than that of the joint: `Tempering.cold(T)` is the cold
+    0.03, with RMSprop 0.001. The only temperature is that of the joint: `Tempering.cold(T)` is the cold
     posterior of Wenzel et al.
 
     **Limit**: exact for s -> 0. On a quadratic bowl of curvature h the variance is 1 / (h (1 - s G h / 2)), without
     bound from s G = 2 / h on. Gradient noise of variance v that is drawn anew each step adds
-    s G v / (2 h (1 - s G h / 2)); that of shuffled rows adds less, as the batches of a pass make up for each other.
+    s G v / (2 h (1 - s G h / 2)); with shuffled rows it adds less, as the batches of a pass make up for each other.
     Draws count alike, whatever their step size. Batch norm in training mode makes the gradient one of another density
     for each batch. In the trace, "configurational_temperature" is 1 on average where steps are small enough and chains
     have forgotten their starts: smaller before that, larger where steps or gradient noise are too large. With G = 1

@@ -19,11 +19,11 @@ from posterity.optim.optimizer import SGD
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions import Diagonal, LowRankCovariance, Precision
 
-_LEAST = 1e-30  # variance of a weight that never moved: too little to see in a draw, enough for a density
+_LEAST = 1e-30  # variance of a weight that never moved: too small to matter in a draw, enough for a density
 
 
 class SWAGState(NamedTuple):
-    """The state of the fit and, of the thetas collected so far, what the Gaussian is made of; (M, ...) for members.
+    """The state of the fit and the moments of the thetas collected so far; (M, ...) for members.
 
     `mean` (T,) and `squares` (R,), the sum of squared distances to it, are in float64; `deviations` (K, R) are a ring.
     `statistics` are the batch-norm statistics at the mean, averaged over `batches` of the last pass.
@@ -42,7 +42,7 @@ class SWAGState(NamedTuple):
 class SWAG(Method):
     """Stochastic weight averaging, Gaussian: the mean and covariance of the weights that training wanders through.
 
-    **Math**: the steps of `fit`, mostly SGD at a constant or cyclic step size from a MAP start, go on; after the first
+    **Math**: the steps of `fit`, mostly SGD at a constant or cyclic step size from a MAP start; after the first
     `warmup` of them theta is collected `every` so many. With the running mean m_i of the first i thetas, the final mean
     m, the diagonal v = E[theta^2] - m^2 and the matrix D of the last K = `rank` deviations theta_i - m_i,
     q = N(m, scale^2 (diag(v) + D D^T / (K - 1)) / 2), drawn as m + scale (v^1/2 eps + D z / (K - 1)^1/2) / 2^1/2. Of
@@ -53,7 +53,7 @@ class SWAG(Method):
     `joint.random`, and learnt parameters of the likelihood, stay at their means. Batch norm: its statistics at the
     mean are recomputed by one pass over the data after the fit, and serve all draws (the paper has one pass a draw).
 
-    **Cost**: that of the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
+    **Cost**: the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
     the size of theta in memory.
 
     **References**: Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and
@@ -120,7 +120,7 @@ class SWAG(Method):
         return Footprint(f"SWAG of rank {self.rank} over {joint.num_weights:,} weights", parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Those of the fit, then those of one pass for batch-norm statistics."""
+        """The batches of the fit, then of one pass for batch-norm statistics."""
         size = data.num_data if self.fit.batch_size is None else max(1, min(self.fit.batch_size, data.num_data))
         count = data.num_data // size if data.num_data else 1
         if isinstance(data, StreamData) and isinstance(data.source, DataLoader):
@@ -141,7 +141,7 @@ class SWAG(Method):
         )
 
     def step(self, joint: Problem, state: SWAGState, batch: Batch, key: Key) -> tuple[SWAGState, Info]:
-        """A step of the fit, after which theta may be collected; or a batch of the last pass."""
+        """Step the fit and perhaps collect theta; or take a batch of the last pass."""
         if state.fit.step >= self.fit.steps:
             return _refreshed(joint, state, batch), {}
         fit, info = self.fit.step(joint, state.fit, batch, key)
@@ -150,22 +150,22 @@ class SWAG(Method):
         return (self._collect(joint, state) if since > 0 and since % self.every == 0 else state), info
 
     def _collect(self, joint: Problem, state: SWAGState) -> SWAGState:
-        """The moments with one theta more; its deviation in place of the oldest."""
+        """Add theta to the moments; its deviation replaces the oldest."""
         theta = state.fit.theta.to(torch.float64)
         before = theta - state.mean
         mean = state.mean + before / (state.collected + 1)
         after = theta - mean
         # Welford's sum: E[theta^2] - m^2 would cancel, and could be negative.
-        squares = state.squares + _random(joint, before * after)
+        random = slice(joint.num_weights) if joint.random_indices is None else joint.random_indices
+        squares = state.squares + (before * after)[..., random]
         if self.rank:
-            state.deviations[..., state.collected % self.rank, :] = _random(joint, after).to(state.deviations.dtype)
+            state.deviations[..., state.collected % self.rank, :] = after[..., random].to(state.deviations.dtype)
         return state._replace(mean=mean, squares=squares, collected=state.collected + 1)
 
     def keep(self, state: SWAGState) -> SWAGState:
         return state._replace(fit=self.fit.keep(state.fit))
 
     def posterior(self, joint: Problem, kept: Sequence[SWAGState]) -> Gaussian:
-        """The Gaussian of the thetas collected so far, with the noise fitted in its joint."""
         last = kept[-1]
         if last.collected < 2:
             raise ValueError(
@@ -174,25 +174,17 @@ class SWAG(Method):
             )
         theta = last.mean.to(last.fit.theta.dtype)
         buffers = {name: last.statistics.get(name, b).to(b.device) for name, b in last.fit.buffers.items()}
-        return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], self._precision(last), buffers)
-
-    def _precision(self, state: SWAGState) -> Precision:
-        variance = (self.scale**2 * state.squares / state.collected).clamp(min=_LEAST)
-        if not self.rank:
-            return Diagonal(1.0 / variance)
-        count = min(state.collected, self.rank)
-        spread = self.scale / math.sqrt(2.0 * (count - 1))
-        return LowRankCovariance(0.5 * variance, spread * state.deviations[..., :count, :].to(torch.float64))
-
-
-def _random(joint: Problem, theta: Tensor) -> Tensor:
-    """The entries (..., R) of random weights."""
-    places = joint.random_indices
-    return theta[..., : joint.num_weights] if places is None else theta.index_select(-1, places)
+        variance = (self.scale**2 * last.squares / last.collected).clamp(min=_LEAST)
+        precision: Precision = Diagonal(1.0 / variance)
+        if self.rank:
+            count = min(last.collected, self.rank)
+            spread = self.scale / math.sqrt(2.0 * (count - 1))
+            precision = LowRankCovariance(0.5 * variance, spread * last.deviations[..., :count, :].to(torch.float64))
+        return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, buffers)
 
 
 def _refreshed(joint: Problem, state: SWAGState, batch: Batch) -> SWAGState:
-    """The batch-norm statistics at the mean with those of one batch more, all batches counting alike."""
+    """Add a batch to the average of the batch-norm statistics at the mean."""
     if joint.network is None or not state.fit.buffers:
         return state
     weights = joint.split(state.mean.to(state.fit.theta.dtype))[0]

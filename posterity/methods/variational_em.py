@@ -19,7 +19,7 @@ from posterity.inference.method import Footprint, Info, Method, Traits, theta_by
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.parts.chains import Chains
-from posterity.methods.parts.expectations import ExpectationRun, added, expectation_run, expected_sums
+from posterity.methods.parts.expectations import ExpectationRun, expectation_run, expected_sums
 from posterity.methods.parts.rounds import E_STEP, Round, m_steps, refuse_fall, scales
 from posterity.model import Joint, Problem
 from posterity.model.data import Batch, Data, Feed, TensorData
@@ -28,16 +28,16 @@ from posterity.posteriors.posterior import Posterior
 from posterity.storage import decode, encode
 
 _PARTS = ("prior", "likelihood")
-_MOST = 16  # problems that are remembered: those of the members of an ensemble step in turn
+_MOST = 16  # cached problems: the members of an ensemble step in turn
 
 _Known = dict[tuple[str, tuple[float, ...]], Joint]
 _KNOWN: "WeakKeyDictionary[Joint, _Known]" = WeakKeyDictionary()
 
 
 class HyperParameters(NamedTuple):
-    """Prior and likelihood as JSON with tensors, "" where they are still those of the problem.
+    """Prior and likelihood as JSON with tensors; the text is "" while they are unchanged.
 
-    `held` (H,), on the CPU, are learnt parameters of the likelihood that a run does not learn along with the weights.
+    `held` (H,), on the CPU, are parameters that the likelihood would learn along with the weights and the run holds.
     """
 
     text: str
@@ -46,12 +46,12 @@ class HyperParameters(NamedTuple):
 
     @classmethod
     def of(cls, joint: Joint, theta: Tensor, *, hold: bool) -> "HyperParameters":
-        """Those of the problem; what its likelihood learns is as theta (..., P) says, if it is to be held."""
+        """The hyper-parameters of the problem; with `hold`, the likelihood's learnt parameters at theta (..., P)."""
         raw = joint.split(theta.reshape(-1, theta.shape[-1])[0])[1].detach().to("cpu", torch.float64)
         return cls("", {}, raw if hold else raw[:0])
 
     def moved(self, joint: Joint, new: Joint) -> "HyperParameters":
-        """Those of `new`, which is the problem `joint` with other ones; what is not new is not looked into."""
+        """The hyper-parameters of `new`, which is the problem `joint` after M-steps; unchanged parts are left out."""
         known = _KNOWN.get(joint, {})
         known.pop(self._key, None)
         first, tensors = _first(joint, self.held), dict[str, Tensor]()
@@ -67,7 +67,7 @@ class HyperParameters(NamedTuple):
         return HyperParameters(json.dumps({"parts": config, "tensors": digest.hexdigest()}), tensors, self.held)
 
     def problem(self, joint: Joint) -> Joint:
-        """The problem `joint` with these hyper-parameters: one object for equal ones, while they are in use."""
+        """The problem `joint` with these hyper-parameters: the same object for equal ones, while they are in use."""
         key, known = self._key, _KNOWN.setdefault(joint, {})
         if key not in known:
             first = _first(joint, self.held)
@@ -84,23 +84,23 @@ class HyperParameters(NamedTuple):
 
 
 def _first(joint: Joint, held: Tensor) -> Joint:
-    """The problem as it is at the start of a run: another object, so that what is kept for one does not keep it."""
+    """The problem at the start of a run: another object, so that a cache entry of it does not keep it alive."""
     likelihood = joint.likelihood.fixed(held.to(joint.device)) if held.numel() else joint.likelihood
     return dataclasses.replace(joint, likelihood=likelihood)
 
 
 Step: TypeAlias = Maximisation | Callable[[Joint, Posterior], Joint]
 
-# By problem, and by the hyper-parameters that it has: the posterior of the pass that a run is in, which all its batches
-# share, with the state that it is made of.
+# The posterior of the present pass, which all its batches share, with the state it is made of; by problem, and by the
+# problem with its present hyper-parameters.
 _PASSES: "WeakKeyDictionary[Joint, dict[Joint, tuple[Any, Posterior]]]" = WeakKeyDictionary()
 
 
 class VariationalEMState(NamedTuple):
-    """State of the E-steps with their number, the hyper-parameters, what the present pass has found, and the bounds.
+    """State and number of the E-steps, the hyper-parameters, the sums of the present pass, and the bounds.
 
-    `sums` are those of `Expected` over the `rows` seen; `bounds` has those of the last round. Draws of the passes are
-    keyed by `seed` and the number of `rounds` done. `still`: whether the last round changed the bound by little.
+    `sums` are the fields of `Expected` over the `rows` seen, `bounds` the bounds of the last round. Draws of the passes
+    are keyed by `seed` and the number of `rounds` done. `still`: whether the last round changed the bound by little.
     """
 
     expectation: Any
@@ -125,11 +125,11 @@ class VariationalEM(Method):
     share (in closed form for `Conjugate`, and `Laplace` with Gaussian noise). The end has a pass, and no M-step.
 
     - `MAP`, `MeanField`, `FullRank`, `LowRankGaussian`, `NaturalGradient`: one run, in which the M-steps come at equal
-      distances after a share `burn_in` of its steps; the optimiser's state goes on.
-    - `Conjugate`, `Laplace`: each round is a complete run, for `Laplace` where `fit`, a MAP that goes on in between,
+      distances after a share `burn_in` of its steps; the optimiser keeps its state.
+    - `Conjugate`, `Laplace`: each round is a complete run, for `Laplace` where `fit`, a MAP that continues in between,
       has come to. The run ends when the bound has changed by at most `tolerance` of itself in a round (None: never).
-    - Samplers: after the warm-up the chains go on through all rounds. A round's posterior is what was kept since the
-      last M-step. The rounds share the first half of the draws, while step size and mass go on to adapt; the second
+    - Samplers: after the warm-up the chains continue through all rounds. A round's posterior is what was kept since the
+      last M-step. The rounds share the first half of the draws, while step size and mass keep adapting; the second
       half, at the last hyper-parameters, is what the posterior holds.
 
     The trace has for each round "bound" (for `Conjugate` and `Laplace` the log evidence, with what hyper-priors add;
@@ -140,10 +140,10 @@ class VariationalEM(Method):
 
     **Limit**: a local maximum of the bound, the evidence itself where q is the exact posterior. There (`Conjugate`) an
     E- or M-step that lowers the bound is an error that names it; bounds from draws only tell. EM is slow where q is
-    wide against the change that is wanted: `MacKayUpdate` goes faster. A poor q has the hyper-parameters of its own
+    wide against the change that is wanted: `MacKayUpdate` is faster. A poor q has the hyper-parameters of its own
     bound: a factorised one may prefer a prior under which weights are not used, and large noise.
 
-    **Cost**: that of `expectation`, and `rounds` + 1 passes of `draws` forward passes each.
+    **Cost**: the cost of `expectation`, and `rounds` + 1 passes of `draws` forward passes each.
 
     **References**: Neal and Hinton (1998), A view of the EM algorithm; MacKay (1992), Bayesian interpolation; Wei and
     Tanner (1990), A Monte Carlo implementation of the EM algorithm.
@@ -216,7 +216,6 @@ class VariationalEM(Method):
         return dataclasses.replace(ready, likelihood=problem.likelihood)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        """That of the method, or of the fit where that takes more, and the draws of a pass."""
         own = self.expectation.footprint(joint, data)
         both = own if self.fit is None else own.larger(self.fit.footprint(joint, data))
         draws = {"draws of a pass": min(self.draws * theta_bytes(joint), LARGE * joint.dtype.itemsize)}
@@ -224,16 +223,14 @@ class VariationalEM(Method):
         return Footprint(words, {**both.parts, **draws}, own.predictions)
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Those of the method, with a pass over all rows in each round."""
+        """The batches of the method, with a pass over all rows in each round."""
         at_stop, rows = self._run.at_stop(data, key.fold("stops")), data.passes(self.batch_size)
         return self._run.steps(data, key).with_passes(at_stop.with_passes(rows, (len(at_stop),)), self._run.stops)
 
     def initial(self, joint: Problem, key: Key) -> Tensor:
-        """As the method: the module's own weights, or new ones for each chain."""
         return self.expectation.initial(joint, key)
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> VariationalEMState:
-        """The method at theta, and the joint's own hyper-parameters."""
         problem = _one_problem(joint)
         if theta.dim() > 1 and not isinstance(self.expectation, Chains):
             raise ValueError("VariationalEM fits one theta at a time. Use joint.member(i) for each member.")
@@ -245,7 +242,7 @@ class VariationalEM(Method):
     def step(
         self, joint: Problem, state: VariationalEMState, batch: Batch, key: Key
     ) -> tuple[VariationalEMState, Info]:
-        """A step of the method, or one of a pass; the M-steps at the end of the pass."""
+        """Step the method, or add a batch of a pass; at the end of the pass run the M-steps."""
         joint = joint.as_joint("VariationalEM")
         run, now = self._run, state.hyper_parameters.problem(joint)
         if state.steps < run.stops[state.rounds]:
@@ -255,9 +252,10 @@ class VariationalEM(Method):
         if run.waits(now, state.expectation):
             return state._replace(expectation=run.step_at_stop(now, state.expectation, batch, key)), {}
         posterior = self._in_pass(joint, now, state)
-        found = expected_sums(posterior, batch, self.draws, self._key(state))
-        sums = added(Expected(**state.sums), found) if state.rows else found
-        state = state._replace(sums=sums._asdict(), rows=state.rows + batch.size)
+        sums = expected_sums(posterior, batch, self.draws, self._key(state))._asdict()
+        if state.rows:
+            sums = {name: state.sums[name] + value for name, value in sums.items()}
+        state = state._replace(sums=sums, rows=state.rows + batch.size)
         if state.rows < now.num_data:
             return state, {}
         del _PASSES[joint][now]
@@ -266,7 +264,7 @@ class VariationalEM(Method):
     def _at_stop(
         self, joint: Joint, now: Joint, posterior: Posterior, state: VariationalEMState
     ) -> tuple[VariationalEMState, Info]:
-        """The M-steps; none after the last stop, nor where the bound stands still: the posterior is that of these."""
+        """Run the M-steps; none after the last stop, nor where the bound stands still, so that the posterior fits."""
         here = Round(self._steps, now, posterior, Expected(**state.sums), self._key(state), state.rounds + 1)
         exact, last = self._run.exact, state.rounds + 1 == len(self._run.stops)
         info, bounds, touching = here.bounds(), dict[str, Tensor](), here.exact(now) if exact else None
@@ -276,7 +274,9 @@ class VariationalEM(Method):
                 refuse_fall(now, E_STEP, here.number, state.bounds["moved"], touching)
         if self._run.whole:
             bounds["bound"] = info["bound"]
-        still = self._stands_still(state.bounds.get("bound"), bounds.get("bound"))
+        before, bound, still = state.bounds.get("bound"), bounds.get("bound"), False
+        if before is not None and bound is not None and self.tolerance is not None:
+            still = abs(float(bound) - float(before)) <= self.tolerance * abs(float(bound))
         moved = now if last or still else here.moved(exact=exact)
         after = here.exact(moved) if exact else None
         if after is not None:
@@ -293,35 +293,27 @@ class VariationalEM(Method):
             still=still,
         ), info
 
-    def _stands_still(self, before: Tensor | None, now: Tensor | None) -> bool:
-        """Whether the bound has changed by little; not known for one that varies with its draws."""
-        if before is None or now is None or self.tolerance is None:
-            return False
-        return abs(float(now) - float(before)) <= self.tolerance * abs(float(now))
-
     def finished(self, state: VariationalEMState) -> str:
-        """Whether the last round left the bound where it was."""
         return f"the bound stands still after {state.rounds} rounds" if state.still else ""
 
     def keep(self, state: VariationalEMState) -> VariationalEMState:
         return state._replace(expectation=self._run.keep(state.expectation), sums={}, bounds={})
 
     def posterior(self, joint: Problem, kept: Sequence[VariationalEMState]) -> Posterior:
-        joint = joint.as_joint("VariationalEM")
-        last = kept[-1]
-        return self._run.last_posterior(last.hyper_parameters.problem(joint), last.expectation)
+        now = kept[-1].hyper_parameters.problem(joint.as_joint("VariationalEM"))
+        return self._run.last_posterior(now, kept[-1].expectation)
 
     @property
     def _holds(self) -> bool:
-        """Whether an M-step is for the noise, which then is not learnt along with the weights."""
+        """Whether an M-step moves the noise, which then is not learnt along with the weights."""
         return any(step.needs_residuals or (isinstance(step, MacKayUpdate) and step.noise) for step in self._steps)
 
     def _key(self, state: VariationalEMState) -> Key:
-        """That of the draws of a pass."""
+        """Key of the draws of a pass."""
         return Key(state.seed).fold("rounds").fold(state.rounds)
 
     def _in_pass(self, joint: Joint, now: Joint, state: VariationalEMState) -> Posterior:
-        """The posterior of this pass, made once."""
+        """The posterior of this pass, computed once."""
         known = _PASSES.setdefault(joint, {})
         if now not in known or known[now][0] is not state.expectation:
             known[now] = state.expectation, self._run.posterior(now, state.expectation)
@@ -329,7 +321,7 @@ class VariationalEM(Method):
 
 
 def _one_problem(problem: Problem) -> Joint:
-    """The problem, if it has one prior and one likelihood."""
+    """The problem as a `Joint` without members."""
     joint = problem.as_joint("VariationalEM", "For a model of your own use ExpectationMaximization.")
     if joint.num_members is not None:
         raise ValueError(

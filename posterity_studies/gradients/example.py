@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from posterity.methods.parts.gradients import Estimator, Factorised, StickTheLanding, WeightSampling
-from posterity.methods.parts.gradients.score_function import score_gradients
+from posterity.methods.parts.gradients.drawn_weights import score_gradients
 from posterity.model import Batch, Density
 from posterity.numerics.random import Key
 from posterity_studies.gradients.variances import Variance, total_variance

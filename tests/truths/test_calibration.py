@@ -62,7 +62,7 @@ def adaptation_never_stopped(patch):
     def step(self, joint, state, batch, key):
         after, info = right(self, joint, state, batch, key)
         if not after.adaptation:
-            after = after._replace(adaptation=self._schedule().begun(Tuning(**after.tuning)).tables())
+            after = after._replace(adaptation=self._schedule().begun(Tuning(**after.tuning)))
         return after, info
 
     patch.setattr(Sampler, "step", step)

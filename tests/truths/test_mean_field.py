@@ -22,7 +22,7 @@ from posterity.methods import (
     WeightSampling,
 )
 from posterity.methods.parts.gradients import Estimator, Factorised
-from posterity.methods.parts.gradients.score_function import score_gradients
+from posterity.methods.parts.gradients.drawn_weights import score_gradients
 from posterity.model import Batch
 from posterity.numerics import Key
 from posterity.optim import SGD, Adam, Cosine

@@ -1,4 +1,4 @@
-"""What several methods share: chains, gradients of bounds, Gaussians at modes, E-steps.
+"""Machinery that several methods share: chains, gradients of bounds, Gaussians at modes, E-steps.
 
 An algorithm that a user can name belongs one folder up.
 """

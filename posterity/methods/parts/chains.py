@@ -1,4 +1,4 @@
-"""What all samplers share: starts of chains, and warnings about bad draws."""
+"""Base of all samplers: counts and starts of chains, and warnings about doubtful draws."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from posterity.numerics.random import Key
 
 
 class Chains(Method):
-    """Markov chains that step together, theta (C, P): `warmup` steps, then every `thin`-th of `draws * thin` kept."""
+    """Markov chains that step together, theta (C, P): after `warmup` steps every `thin`-th is kept, `draws` times."""
 
     draws: int
     warmup: int
@@ -22,7 +22,7 @@ class Chains(Method):
     thin: int
 
     def _check_counts(self) -> None:
-        """A one-line error for numbers of draws, chains and steps that cannot be."""
+        """Raise a ValueError for impossible numbers of draws, chains and steps."""
         name = type(self).__name__
         for field in ("draws", "chains", "thin"):
             positive_whole(f"{name}.{field}", getattr(self, field))
@@ -30,7 +30,7 @@ class Chains(Method):
 
     @property
     def kept_steps(self) -> Collection[int]:
-        """Numbers of the steps after which the chains are kept: every `thin`-th after the warm-up."""
+        """Steps after which the chains are kept: every `thin`-th after the warm-up."""
         return range(self.warmup + self.thin, self.warmup + self.draws * self.thin + 1, self.thin)
 
     @property
@@ -42,7 +42,7 @@ class Chains(Method):
         return torch.stack([joint.fresh(key.fold(index)) for index in range(self.chains)])
 
     def each_chain(self, joint: Problem, theta: Tensor) -> Tensor:
-        """A copy of theta with a row for each chain, (C, P)."""
+        """Return a copy of theta with a row for each chain, (C, P)."""
         self._refuse_others(joint)
         if theta.dim() > 1 and len(theta) != self.chains:
             raise ValueError(
@@ -52,7 +52,7 @@ class Chains(Method):
         return theta.expand(self.chains, -1).clone(memory_format=torch.contiguous_format)
 
     def _refuse_others(self, joint: Problem) -> None:
-        """A one-line error for a problem that such chains cannot be those of."""
+        """Raise a ValueError for a problem with another number of members, or with weights that are points."""
         name = type(self).__name__
         if joint.num_members not in (None, self.chains):
             raise ValueError(
@@ -68,52 +68,38 @@ class Chains(Method):
 
 logger = logging.getLogger("posterity")
 
-DRIFT = 1.5  # R-hat of the two halves of a chain's log densities: those that are still on their way exceed it
-LEAST = 100  # draws, for that to say something
-ALMOST = 0.9  # a chain that accepts more than this and stays takes steps too small for its numbers, others too large
+DRIFT = 1.5  # R-hat of the two halves of a chain's log densities, above which the chain still drifts
+LEAST = 100  # draws from which that R-hat is telling
+ALMOST = 0.9  # acceptance above which a chain that never moved takes steps too small for its dtype, else too large
 
 
-def warn_of_doubtful(name: str, theta: Tensor, told: Mapping[str, Tensor]) -> None:
+def warn_of_doubtful(name: str, theta: Tensor, statistics: Mapping[str, Tensor]) -> None:
     """Log warnings for chains of theta (C, D, P) that never moved or still drift, and for transitions that diverged.
 
-    Takes the sampler's name and the statistics (C, D) of the draws. `diagnostics.convergence` tells more.
+    Takes the sampler's name and the statistics (C, D) of the draws. `diagnostics.convergence` says more.
     """
     chains, draws, _ = theta.shape
     still = [chain for chain in range(chains) if draws > 1 and bool((theta[chain] == theta[chain, :1]).all())]
     if still:
-        rate = float(told["accept"][still].float().mean())
+        rate = float(statistics["accept"][still].float().mean())
         change = "raise" if rate > ALMOST else "lower"
         which = f"all {chains} chains" if len(still) == chains else f"chains {', '.join(map(str, still[:6]))}"
         logger.warning(
-            "%s: %s never moved, so that the draws are those of the start (acceptance %.2g): %s step_size, or leave it "
-            "out and let a warm-up find it.",
-            name,
-            which,
-            rate,
-            change,
+            f"{name}: {which} never moved, so that the draws are those of the start (acceptance {rate:.2g}): {change} "
+            "step_size, or leave it out and let a warm-up find it."
         )
-    drifting = _drift(told["log_density"]) > DRIFT if draws >= LEAST else torch.zeros(chains)
-    if bool(drifting.any()):
+    if draws >= LEAST:
+        half = draws // 2
+        halves = statistics["log_density"][:, : 2 * half].reshape(-1, 2, half)  # (C, 2, D / 2)
+        drifting = int((rhat(halves.permute(1, 2, 0)) > DRIFT).sum())  # NaN where a chain has one value only
+        if drifting:
+            logger.warning(
+                f"{name}: the log density of {drifting} of {chains} chains has not come to rest: raise warmup, begin "
+                "at a mode (start=), or look whether the density is proper. See diagnostics.convergence."
+            )
+    count = int(statistics["divergent"].sum())
+    if count and bool((statistics["leapfrogs"] > 1).any()):  # a single proposal that is rejected loses no trajectory
         logger.warning(
-            "%s: the log density of %d of %d chains has not come to rest: raise warmup, begin at a mode (start=), or "
-            "look whether the density is proper. See diagnostics.convergence.",
-            name,
-            int(drifting.sum()),
-            chains,
+            f"{name}: {count} of {chains * draws} transitions diverged, so that part of the target may be missing: "
+            "raise target_accept, lower step_size, or reparametrise. See diagnostics.convergence."
         )
-    count = int(told["divergent"].sum())
-    if count and bool((told["leapfrogs"] > 1).any()):  # a single proposal that is rejected loses no trajectory
-        logger.warning(
-            "%s: %d of %d transitions diverged, so that part of the target may be missing: raise target_accept, lower "
-            "step_size, or reparametrise. See diagnostics.convergence.",
-            name,
-            count,
-            chains * draws,
-        )
-
-
-def _drift(log_density: Tensor) -> Tensor:
-    """R-hat between the halves of each chain of (C, D), (C,); NaN where a chain has one value only."""
-    half = log_density.shape[1] // 2
-    halves = log_density[:, : 2 * half].reshape(-1, 2, half)  # (C, 2, D / 2)
-    return rhat(halves.permute(1, 2, 0))

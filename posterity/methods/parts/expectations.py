@@ -1,4 +1,4 @@
-"""E-steps of variational EM: a fit that goes on, chains that go on, complete runs."""
+"""E-steps of variational EM: a continued fit, continued chains, complete runs."""
 
 import dataclasses
 import logging
@@ -14,7 +14,7 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.evidence.elbo import in_blocks
 from posterity.evidence.m_steps import Expected
-from posterity.inference.method import Info
+from posterity.inference.method import Info, Method
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.methods.conjugate import Conjugate
@@ -25,6 +25,7 @@ from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.mean_field import MeanField
 from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.parts.chains import Chains
+from posterity.methods.parts.gradient_fit import GradientFit
 from posterity.methods.parts.sampler import Sampler
 from posterity.model import Batch, Data, Feed, Joint
 from posterity.numerics.random import Key
@@ -33,9 +34,11 @@ from posterity.posteriors.samples import TOGETHER
 from posterity.priors import Normal
 from posterity.storage import leaves, mapped
 
+logger = logging.getLogger("posterity")
+
 
 def equal_stops(steps: int, burn_in: float, rounds: int) -> tuple[int, ...]:
-    """Numbers of steps after which there is a pass: `rounds` at equal distances after a share `burn_in`, and the end.
+    """Steps after which there is a pass: `rounds` at equal distances after a share `burn_in`, and the end.
 
     >>> equal_stops(100, 0.2, 4)
     (20, 40, 60, 80, 100)
@@ -45,24 +48,30 @@ def equal_stops(steps: int, burn_in: float, rounds: int) -> tuple[int, ...]:
 
 
 class ExpectationRun(ABC):
-    """E-steps: `steps` between the stops, then at each stop perhaps a run over all rows, then a posterior.
+    """E-steps: `steps` between the stops, at each stop possibly a run over all rows, then a posterior.
 
     `joint` is always the problem at its present hyper-parameters.
     """
 
-    # Numbers of steps after which there is a round; the last is the end, and has no M-step.
-    stops: tuple[int, ...]
-    # Whether each round is a complete run, whose bound does not vary with draws.
     whole: ClassVar[bool] = False
-    # Whether the posterior is the exact one, so that no E-step lowers the bound.
-    exact: bool = False
+    """Whether each round is a complete run, whose bound does not vary with draws."""
+
+    @cached_property
+    @abstractmethod
+    def stops(self) -> tuple[int, ...]:
+        """Numbers of steps after which there is a round; the last is the end, and has no M-step."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the posterior is the exact one, so that no E-step lowers the bound."""
+        return False
 
     @abstractmethod
     def steps(self, data: Data, key: Key) -> Feed:
         """The batches of the steps, `stops[-1]` of them."""
 
     def at_stop(self, data: Data, key: Key) -> Feed:
-        """The batches of the run at each stop: by default none."""
+        """The batches of the run at each stop; by default none."""
         return Feed(0, lambda start: iter(()))
 
     @abstractmethod
@@ -71,14 +80,14 @@ class ExpectationRun(ABC):
 
     @abstractmethod
     def step(self, joint: Joint, state: Any, done: int, batch: Batch, key: Key) -> tuple[Any, Info]:
-        """A step, after as many as are `done`."""
+        """Step once, after `done` steps."""
 
     def waits(self, joint: Joint, state: Any) -> bool:
-        """Whether the run at a stop has not ended yet."""
+        """Whether the run at a stop needs more steps."""
         return False
 
     def step_at_stop(self, joint: Joint, state: Any, batch: Batch, key: Key) -> Any:
-        """A step of the run at a stop."""
+        """Step the run at a stop."""
         raise AssertionError("there is no run at a stop")
 
     def after_stop(self, state: Any) -> Any:
@@ -94,41 +103,41 @@ class ExpectationRun(ABC):
         """The posterior at the present hyper-parameters."""
 
     def last_posterior(self, joint: Joint, state: Any) -> Posterior:
-        """That of the end of a run, with what a method has to say of it."""
+        """The posterior at the end of a run, with the method's warnings."""
         return self.posterior(joint, state)
 
 
 def expected_sums(posterior: Posterior, batch: Batch, draws: int, key: Key) -> Expected:
-    """The share of these rows in `Expected`, untempered, in float64; sums over all batches under one key are the whole.
+    """Untempered contribution of these rows to `Expected`, in float64; add it over all batches under one key.
 
-    In closed form for a linearised posterior with Gaussian noise; else at as many draws of the weights, the same for
-    all batches under this key.
+    It is in closed form for a linearised posterior with Gaussian noise, else at `draws` draws of the weights, which are
+    the same for all batches under this key.
     """
     joint, targets = posterior.joint.as_joint("VariationalEM"), batch.targets
     weights = torch.ones(batch.size, dtype=torch.float64, device=targets.device)
     weights = weights if batch.weights is None else batch.weights.double()
     with torch.no_grad():
         if isinstance(posterior, Linearized) and isinstance(joint.likelihood, GaussianNoise):
-            return _in_closed_form(posterior, batch, weights)
+            mean, variance = posterior.output_moments(batch.inputs, marginal=True)
+            mean, variance = mean.double(), variance.double().reshape(batch.size, -1)
+            noise = joint.likelihood.variance(mean).reshape(variance.shape)
+            each = joint.likelihood.log_prob(mean, targets) - 0.5 * (variance / noise).sum(1)  # (n,)
+            squares = (targets - mean).square().reshape(variance.shape) + variance  # (n, E)
+            return Expected((weights @ each).reshape(1), weights @ squares, weights.sum())
         likelihood = posterior.likelihood(draws, key)
         if not isinstance(posterior, Gaussian):
             return _at(posterior.outputs(batch.inputs, draws, key), likelihood, targets, weights)
-        found, step = [], max(1, TOGETHER // batch.size)
+        parts = []
         for thetas in in_blocks(posterior.sample, draws, joint.num_weights, key):
-            for some in torch.split(thetas, step):
-                outputs = joint.outputs(some, batch.inputs, posterior.buffers or None)
-                found.append(_at(outputs, likelihood, targets, weights))
-        squares = torch.stack([each.squares * (len(each.log_likelihood) / draws) for each in found]).sum(0)
-        return Expected(torch.cat([each.log_likelihood for each in found]), squares, weights.sum())
-
-
-def added(first: Expected, second: Expected) -> Expected:
-    """The sums over the rows of both."""
-    return Expected(*(one + two for one, two in zip(first, second, strict=True)))
+            for chunk in torch.split(thetas, max(1, TOGETHER // batch.size)):
+                outputs = joint.outputs(chunk, batch.inputs, posterior.buffers or None)
+                parts.append(_at(outputs, likelihood, targets, weights))
+        mean_squares = torch.stack([part.squares * (len(part.log_likelihood) / draws) for part in parts]).sum(0)
+        return Expected(torch.cat([part.log_likelihood for part in parts]), mean_squares, weights.sum())
 
 
 def _at(outputs: Tensor, likelihood: Likelihood, targets: Tensor, weights: Tensor) -> Expected:
-    """From outputs (s, n, *event)."""
+    """Contribution of rows with outputs (s, n, *event) at s draws."""
     outputs = outputs.double()
     log_likelihood = (likelihood.log_prob(outputs, targets) * weights).sum(-1)  # (s,)
     squares = outputs.new_zeros(0)
@@ -138,49 +147,36 @@ def _at(outputs: Tensor, likelihood: Likelihood, targets: Tensor, weights: Tenso
     return Expected(log_likelihood, squares, weights.sum())
 
 
-def _in_closed_form(posterior: Linearized, batch: Batch, weights: Tensor) -> Expected:
-    likelihood = posterior.joint.as_joint("VariationalEM").likelihood
-    mean, variance = posterior.output_moments(batch.inputs, marginal=True)
-    mean, variance = mean.double(), variance.double().reshape(batch.size, -1)
-    noise = likelihood.variance(mean).reshape(variance.shape)
-    each = likelihood.log_prob(mean, batch.targets) - 0.5 * (variance / noise).sum(1)  # (n,)
-    away = (batch.targets - mean).square().reshape(variance.shape) + variance  # (n, E)
-    return Expected((weights @ each).reshape(1), weights @ away, weights.sum())
-
-
 @dataclass(frozen=True)
 class ContinuedFit(ExpectationRun):
-    """One run of a method that improves step by step, which goes on while the problem changes."""
+    """A run of a method that improves step by step and continues while the problem changes."""
 
-    method: Any  # with a number of steps
+    method: GradientFit
     burn_in: float
     rounds: int
 
     @cached_property
-    def stops(self) -> tuple[int, ...]:  # type: ignore[override]
+    def stops(self) -> tuple[int, ...]:
         return equal_stops(self.method.steps, self.burn_in, self.rounds)
 
     def steps(self, data: Data, key: Key) -> Feed:
-        feed: Feed = self.method.batches(data, key)
-        return feed
+        return self.method.batches(data, key)
 
     def init(self, joint: Joint, theta: Tensor, key: Key) -> Any:
         return self.method.init(joint, theta, key)
 
     def step(self, joint: Joint, state: Any, done: int, batch: Batch, key: Key) -> tuple[Any, Info]:
-        stepped: tuple[Any, Info] = self.method.step(joint, state, batch, key)
-        return stepped
+        return self.method.step(joint, state, batch, key)
 
     def keep(self, state: Any) -> Any:
         return self.method.keep(state)
 
     def posterior(self, joint: Joint, state: Any) -> Posterior:
-        found: Posterior = self.method.posterior(joint, [self.method.keep(state)])
-        return found
+        return self.method.posterior(joint, [self.method.keep(state)])
 
 
 class WindowState(NamedTuple):
-    """The state of the chains, and what they kept since the last M-step: `kept` draws in tensors (W, ...)."""
+    """The state of the chains, and the draws since the last M-step: `kept` of them in tensors (W, ...)."""
 
     chains: Any
     window: dict[str, Tensor]
@@ -189,10 +185,10 @@ class WindowState(NamedTuple):
 
 @dataclass(frozen=True)
 class ContinuedChains(ExpectationRun):
-    """Chains that go on while the problem changes; a posterior is what they have kept since it last did.
+    """Chains that continue while the problem changes; a posterior holds the draws since the last change.
 
-    Half of the draws belong to the rounds, in equal parts; the others are those of the last problem. The warm-up of
-    samplers goes on through the rounds, so that their step size and mass are for the last problem, too.
+    Half of the draws belong to the rounds, in equal parts, and the others to the last problem. The warm-up of samplers
+    lasts through the rounds, so that their step size and mass suit the last problem, too.
     """
 
     method: Any  # a `Chains`
@@ -203,8 +199,7 @@ class ContinuedChains(ExpectationRun):
         return sorted(self.method.kept_steps)
 
     @cached_property
-    def stops(self) -> tuple[int, ...]:  # type: ignore[override]
-        """After as many draws as belong to a round, and after the last one."""
+    def stops(self) -> tuple[int, ...]:
         kept, half = self._kept_steps, len(self._kept_steps) // 2
         ends = {half * (k + 1) // self.rounds for k in range(self.rounds)} - {0}
         return tuple(kept[end - 1] for end in sorted(ends | {len(kept)}))
@@ -220,7 +215,7 @@ class ContinuedChains(ExpectationRun):
 
     @cached_property
     def _room(self) -> int:
-        """The most draws between two stops."""
+        """The largest number of draws between two stops."""
         return len(self._kept_steps) - len(self._kept_steps) // 2
 
     def steps(self, data: Data, key: Key) -> Feed:
@@ -230,54 +225,45 @@ class ContinuedChains(ExpectationRun):
         return WindowState(self._chains.init(joint, theta, key), {}, 0)
 
     def step(self, joint: Joint, state: WindowState, done: int, batch: Batch, key: Key) -> tuple[WindowState, Info]:
-        """A step of all chains; the first after a stop begins with the density of the new problem."""
+        """Step all chains; the first step after a stop begins with the density of the new problem."""
         chains, method = state.chains, self._chains
         if isinstance(method, Sampler) and done in self.stops:
             with torch.no_grad():
                 chains = method.renewed(joint, chains, batch)
         chains, info = method.step(joint, chains, batch, key)
-        state = state._replace(chains=chains)
-        return (self._kept(state) if done + 1 in self.method.kept_steps else state), info
-
-    def _kept(self, state: WindowState) -> WindowState:
-        draw = leaves(self.method.keep(state.chains))
+        if done + 1 not in self.method.kept_steps:
+            return state._replace(chains=chains), info
+        draw = leaves(method.keep(chains))
         window = state.window or {
             path: torch.zeros((self._room, *tensor.shape), dtype=tensor.dtype, device="cpu")
             for path, tensor in draw.items()
         }
         for path, tensor in draw.items():
             window[path][state.kept].copy_(tensor.detach())
-        return state._replace(window=window, kept=state.kept + 1)
+        return WindowState(chains, window, state.kept + 1), info
 
     def after_stop(self, state: WindowState) -> WindowState:
         return state._replace(kept=0)
 
     def posterior(self, joint: Joint, state: WindowState) -> Posterior:
-        """Of the window, or of where the chains are while that is empty."""
-        return _of_window(self.method, joint, state)
+        """The posterior of the window; while that is empty, of where the chains are."""
+        return _window_posterior(self.method, joint, state)
 
     def last_posterior(self, joint: Joint, state: WindowState) -> Posterior:
-        """As that of a run with as many draws, so that bad chains are told of once the window is full."""
-        return _of_window(dataclasses.replace(self.method, draws=self._room), joint, state)
+        """The posterior of a run with as many draws as the window has room, so that a full one warns of bad chains."""
+        return _window_posterior(dataclasses.replace(self.method, draws=self._room), joint, state)
 
 
-def _of_window(method: Any, joint: Joint, state: WindowState) -> Posterior:
+def _window_posterior(method: Any, joint: Joint, state: WindowState) -> Posterior:
     now = method.keep(state.chains)
-    rows = [_state(now, state.window, row) for row in range(state.kept)]
-    found: Posterior = method.posterior(joint, rows or [now])
-    return found
-
-
-def _state(like: Any, window: dict[str, Tensor], row: int) -> Any:
-    values = iter([window[path][row] for path in leaves(like)])
-    return mapped(lambda _: next(values), like)
-
-
-logger = logging.getLogger("posterity")
+    values = iter([state.window[path][row] for row in range(state.kept) for path in leaves(now)])
+    draws = [mapped(lambda _: next(values), now) for _ in range(state.kept)]
+    posterior: Posterior = method.posterior(joint, draws or [now])
+    return posterior
 
 
 class WholeRunState(NamedTuple):
-    """The state of the method at this stop, after so many `rows`; that of the fit, None without one."""
+    """State of the method at this stop, after `rows` rows, and state of the fit, None without one."""
 
     method: Any
     fit: MAPState | None
@@ -286,24 +272,23 @@ class WholeRunState(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeRuns(ExpectationRun):
-    """A complete run of a method at each stop; in between, steps of a fit that goes on, if there is one."""
+    """A complete run of a method at each stop; in between, steps of a continued fit, if there is one."""
 
     whole: ClassVar[bool] = True
-    method: Conjugate | Laplace
+    method: Method  # Conjugate or Laplace
     fit: MAP | None
     burn_in: float
     rounds: int
 
     @property
-    def exact(self) -> bool:  # type: ignore[override]
+    def exact(self) -> bool:
         """For linear models with Gaussian noise, if no fit moves weights that are points in between."""
         return isinstance(self.method, Conjugate) and self.fit is None
 
     @cached_property
-    def stops(self) -> tuple[int, ...]:  # type: ignore[override]
-        if self.fit is None:
-            return (0,) * (self.rounds + 1)
-        return equal_stops(self.fit.steps, self.burn_in, self.rounds)
+    def stops(self) -> tuple[int, ...]:
+        once = (0,) * (self.rounds + 1)
+        return once if self.fit is None else equal_stops(self.fit.steps, self.burn_in, self.rounds)
 
     def steps(self, data: Data, key: Key) -> Feed:
         return Feed(0, lambda start: iter(())) if self.fit is None else self.fit.batches(data, key)
@@ -330,7 +315,7 @@ class WholeRuns(ExpectationRun):
         return state.rows < passes * joint.num_data
 
     def step_at_stop(self, joint: Joint, state: WholeRunState, batch: Batch, key: Key) -> WholeRunState:
-        """A step of the method, which begins where the fit is, or where it was the last time."""
+        """Step the method, which begins at the theta of the fit, or at its own last one."""
         problem, method = _at_fit(joint, state), state.method
         if not state.rows:
             method = self.method.init(problem, method.theta if state.fit is None else state.fit.theta, key)
@@ -344,14 +329,14 @@ class WholeRuns(ExpectationRun):
         return state if self.fit is None or state.fit is None else state._replace(fit=self.fit.keep(state.fit))
 
     def posterior(self, joint: Joint, state: WholeRunState) -> Posterior:
-        """That of the method; while the fit goes on, nobody asks how far it is from a mode."""
+        """The posterior of the method, without a warning that the weights are far from a mode."""
         method = state.method
         if isinstance(method, LaplaceState):
             method = method._replace(slopes=[slope[:0] for slope in method.slopes])
         return self.last_posterior(joint, state._replace(method=method))
 
     def last_posterior(self, joint: Joint, state: WholeRunState) -> Posterior:
-        """That of the method; that of the fit before the first stop, where there is no curvature yet."""
+        """The posterior of the method; before the first stop, where there is no curvature yet, of the fit."""
         if isinstance(state.method, LaplaceState) and not state.method.sums and self.fit is not None:
             return self.fit.posterior(joint, [state.fit])  # type: ignore[list-item]  # there is one with a fit
         return self.method.posterior(_at_fit(joint, state), [state.method])
@@ -362,13 +347,11 @@ def _at_fit(joint: Joint, state: WholeRunState) -> Joint:
     return joint if state.fit is None else joint.with_buffers(state.fit.buffers)
 
 
-__all__ = ["ExpectationRun", "expectation_run"]
-
 _FITS = (MAP, MeanField, FullRank, LowRankGaussian, NaturalGradient)
 
 
 def expectation_run(method: object, fit: object, burn_in: float, rounds: int) -> ExpectationRun:
-    """The way in which the method serves; a one-line error where it cannot."""
+    """The E-steps by this method; raises an error where it cannot serve."""
     if fit is not None and not isinstance(fit, MAP):
         raise TypeError(f"VariationalEM.fit must be a MAP, or None. Got {shown(fit)}.")
     if isinstance(method, Laplace) and method.tuning is not None:

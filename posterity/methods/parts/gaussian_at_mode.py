@@ -1,4 +1,4 @@
-"""From sums over the data to a Gaussian posterior: prior, tempering, tuned hyper-parameters, and where the mode is."""
+"""From sums over the data to a Gaussian posterior: prior, tempering, tuned hyper-parameters, distance to the mode."""
 
 import logging
 from collections.abc import Sequence
@@ -20,29 +20,29 @@ from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
 
-FAR = 1.0  # conditional standard deviations from the mode, root mean square over the weights, from which it is said
+FAR = 1.0  # conditional standard deviations from the mode, root mean square over the weights, that raise a warning
 
 
 class Fit(NamedTuple):
-    """What passes over the data have found at theta (P,): see `LaplaceState`."""
+    """Sums of the passes over the data at theta (P,): see `LaplaceState`."""
 
     theta: Tensor
     sums: Sums
     data: Tensor  # (3,)
-    slope: Tensor  # gradient of the log-likelihood: of all weights (R,), or of those of the output layer
+    slope: Tensor  # gradient of the log-likelihood in all weights (R,), or in the output layer
     places: Sequence[Place]
     buffers: Buffers
 
 
 def prior_precision(joint: Problem, theta: Tensor) -> Tensor:
-    """Untempered prior precision (R,) of the random weights at theta (P,): of a `Correlated` prior the diagonal part.
+    """Untempered prior precision (R,) of the random weights at theta (P,): zeros for a `Density`.
 
-    Zeros for a `Density`.
+    For a `Correlated` prior it is the diagonal part; `gaussian_at_mode` adds the rest.
     """
     if not isinstance(joint, Joint):
         return torch.zeros_like(theta, dtype=torch.float64)
     if isinstance(joint.bound_prior, Correlated):
-        return joint.bound_prior.matrix.base  # the rest is added in `gaussian_at_mode`
+        return joint.bound_prior.matrix.base
     prior = joint.bound_prior.precision(theta[: joint.num_weights].to(torch.float64))
     return prior if joint.random_indices is None else prior[joint.random_indices]
 
@@ -52,12 +52,12 @@ def gaussian_at_mode(
 ) -> Gaussian:
     """The Gaussian at theta with the hyper-parameters of the joint, or with those that `tuning` finds.
 
-    The noise is tuned where the curvature goes as its inverse square, which that of squared gradients does not.
+    The noise is tuned where the curvature scales as its inverse square, unlike squared gradients.
     """
     theta, likelihood_power = fit.theta, float(joint.tempering.likelihood_power)
     prior_power, prior = float(joint.tempering.prior_power), prior_precision(joint, fit.theta)
     precision = structure.precision(fit.sums, fit.places, likelihood_power, prior_power * prior)
-    known = precision  # of the data alone, apart from a diagonal
+    known = precision  # from the data alone, apart from a diagonal
     if isinstance(joint, Joint) and isinstance(joint.bound_prior, Correlated):
         precision = precision.plus(joint.bound_prior.matrix, prior_power)
     log_joint = likelihood_power * fit.data[0] + prior_power * joint.log_prior(theta.to(torch.float64))
@@ -67,7 +67,8 @@ def gaussian_at_mode(
         return Gaussian(joint, weights, precision, fit.buffers, evidence)
     terms = fit.data if scales_with_noise else fit.data[:1]
     gaussian = Gaussian(joint.fitted(theta), weights, precision, fit.buffers, evidence, terms)
-    _say_distance(joint, fit, precision)
+    if fit.slope.numel():
+        _warn_of_distance(joint, fit, precision)
     if tuning is None:
         return gaussian
     if isinstance(joint.bound_prior, Correlated):
@@ -83,50 +84,36 @@ def gaussian_at_mode(
     return with_tuned(gaussian, marginal, tuning.tune(marginal))
 
 
-def _say_distance(joint: Joint, fit: Fit, precision: Precision) -> None:
-    """Warn where the weights are far from a mode, by the gradient in units of the curvature."""
-    if not fit.slope.numel():
-        return
-    slope, curvature = _slope(joint, fit, precision)
+def _warn_of_distance(joint: Joint, fit: Fit, precision: Precision) -> None:
+    """Warn where the weights are far from a mode, by the gradient of the log posterior in units of the curvature."""
+    weights, likelihood_power = fit.theta[: joint.num_weights].detach(), float(joint.tempering.likelihood_power)
+    prior_grad = joint.bound_prior.value_and_grad(weights.to(torch.float64))[1]
+    prior_grad = prior_grad if joint.random_indices is None else prior_grad[joint.random_indices]
+    if fit.slope.numel() == prior_grad.numel():
+        curvature = precision.diagonal()
+    else:
+        (head,) = [layer.block for layer in fit.places if layer.head]
+        prior_grad = head.gather(prior_grad)
+        if isinstance(precision, BlockDiagonal):
+            curvature = precision.parts[precision.blocks.index(head)].diagonal()
+        else:
+            curvature = head.gather(precision.diagonal())
+    slope = likelihood_power * fit.slope + float(joint.tempering.prior_power) * prior_grad
     distance = float((slope.square() / curvature).mean().sqrt())
     if distance > FAR:
+        layer = "" if slope.numel() == precision.size else ", of the output layer"
         logger.warning(
-            "The weights are not at a mode: on average they lie %.3g standard deviations from it (gradient norm "
-            "%.3g%s). The Gaussian is centred where they are. Train longer, or start from the posterior of MAP.",
-            distance,
-            float(slope.norm()),
-            "" if slope.numel() == precision.size else ", of the output layer",
+            f"The weights are not at a mode: on average they lie {distance:.3g} standard deviations from it (gradient "
+            f"norm {float(slope.norm()):.3g}{layer}). The Gaussian is centred where they are. Train longer, or start "
+            "from the posterior of MAP."
         )
-
-
-def _slope(joint: Joint, fit: Fit, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Gradient of the log posterior in the weights whose slope is known, and the diagonal of their precision."""
-    weights = fit.theta[: joint.num_weights].detach().to(torch.float64)
-    _, of_prior = joint.bound_prior.value_and_grad(weights)
-    of_prior = of_prior if joint.random_indices is None else of_prior[joint.random_indices]
-    powers = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
-    if fit.slope.numel() == of_prior.numel():
-        return powers[0] * fit.slope + powers[1] * of_prior, precision.diagonal()
-    (head,) = [place.block for place in fit.places if place.head]
-    slope = powers[0] * fit.slope + powers[1] * head.gather(of_prior)
-    if isinstance(precision, BlockDiagonal):
-        return slope, precision.parts[precision.blocks.index(head)].diagonal()
-    return slope, head.gather(precision.diagonal())
 
 
 def side_by_side(joint: Problem, each: Sequence[Gaussian], buffers: Buffers) -> Gaussian:
     """The Gaussians of all members as one, with hyper-parameters that differ by member where they were tuned."""
-    theta = torch.stack([gaussian.mean for gaussian in each])
-    evidence = [gaussian.log_evidence for gaussian in each]
-    precision = PerMember(tuple(gaussian.precision for gaussian in each))
+    theta, precision = torch.stack([g.mean for g in each]), PerMember(tuple(g.precision for g in each))
     if isinstance(joint, Joint):
-        joint = joint_of_members(joint, [one.joint for one in each if isinstance(one.joint, Joint)])
-    terms = [gaussian.data_terms for gaussian in each if gaussian.data_terms is not None]
-    return Gaussian(
-        joint,
-        theta,
-        precision,
-        buffers,
-        torch.stack([value for value in evidence if value is not None]),
-        torch.stack(terms) if terms else None,
-    )
+        joint = joint_of_members(joint, [g.joint for g in each if isinstance(g.joint, Joint)])
+    evidence = torch.stack([g.log_evidence for g in each if g.log_evidence is not None])
+    terms = [g.data_terms for g in each if g.data_terms is not None]
+    return Gaussian(joint, theta, precision, buffers, evidence, torch.stack(terms) if terms else None)

@@ -1,4 +1,4 @@
-"""What SGLD and SGHMC share: steps on mini-batches, preconditioners."""
+"""Base of SGLD and SGHMC: chains on mini-batches, preconditioners."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -21,30 +21,30 @@ from posterity.posteriors.samples import Samples
 
 
 class Preconditioner(ABC):
-    """A positive diagonal matrix G that multiplies the gradient, and the variance of the noise; a value.
+    """A positive diagonal matrix G that multiplies the gradient and the variance of the noise.
 
-    It is learnt in the warm-up alone: while draws are kept it rests, and they have an exact law.
+    It is learnt in the warm-up alone and constant while draws are kept, so that these have an exact law.
     """
 
     learning_rate: ClassVar[float]
-    """That of SGD on the mean loss, times G, from which samplers take their usual step size."""
+    """Learning rate of SGD on the mean loss, times G, that sets the default step size of samplers."""
 
     learns: ClassVar[bool]
     """Whether it needs a warm-up."""
 
     @abstractmethod
     def init(self, theta: Tensor) -> Tensor | None:
-        """What it knows before the first gradient of chains theta (C, P)."""
+        """Return the running statistics before the first gradient of chains theta (C, P)."""
 
     @abstractmethod
     def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor | None:
-        """What it knows after the gradient of a step; its number, from 0, is a tensor () that is not to be read."""
+        """Return the running statistics after the gradient of a step, whose number from 0 stays a tensor ()."""
 
     @abstractmethod
     def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
-        """The diagonal of G, 1 or (C, P), after `learn` of that step.
+        """Return the diagonal of G, 1 or (C, P), after `learn` of that step.
 
-        `num_data`, a number or (C, 1), is by what the gradient exceeds that of the mean loss.
+        `num_data`, a number or (C, 1), is the ratio of the gradient to that of the mean loss.
         """
 
 
@@ -60,10 +60,10 @@ class Plain(Preconditioner):
     learns: ClassVar[bool] = False
 
     def init(self, theta: Tensor) -> None:
-        """Nothing."""
+        return None
 
     def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> None:
-        """Nothing."""
+        return None
 
     def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
         return 1.0
@@ -71,13 +71,13 @@ class Plain(Preconditioner):
 
 @dataclass(frozen=True)
 class RMSprop(Preconditioner):
-    """The running size of the gradients of each weight in each chain, as RMSprop has it.
+    """Inverse root mean square of the running gradients of each weight in each chain, as in RMSprop.
 
     V <- decay V + (1 - decay) grad^2, divided by 1 - decay^t after t steps, and G = num_data / (sqrt(V) + damping): a
-    step along G grad / num_data is one of RMSprop on the mean loss. V rests after the warm-up. (Li et al., 2016,
-    Algorithm 1, let it follow the gradients for ever and leave out the derivative of G: a bias that no step size
-    removes.) `damping`, in units of the gradient of the whole log density, bounds the steps of weights that have no
-    gradient yet: under a prior N(0, 1) it is about 1 later.
+    step along G grad / num_data is one of RMSprop on the mean loss. V is constant after the warm-up. (Li et al., 2016,
+    Algorithm 1, update it for ever and leave out the derivative of G: a bias that no step size removes.) `damping`, in
+    units of the gradient of the whole log density, bounds the steps of weights that have no gradient yet: under a
+    prior N(0, 1) it is about 1 later.
 
     >>> rule, grad, step = RMSprop(damping=0.5), torch.tensor([[2.0, 0.0]]), torch.tensor(0.0)
     >>> known = rule.learn(rule.init(grad), grad, step, 10)
@@ -110,7 +110,7 @@ class RMSprop(Preconditioner):
 
 
 class MinibatchDraw(NamedTuple):
-    """One draw of every chain, theta (C, P), and the batch-norm statistics that go with it."""
+    """A draw of every chain, theta (C, P), with its batch-norm statistics."""
 
     theta: Tensor
     buffers: Buffers
@@ -119,10 +119,10 @@ class MinibatchDraw(NamedTuple):
 class MinibatchChains(Chains):
     """Chains that step together, theta (C, P), along gradients of the tempered log density on mini-batches.
 
-    A subclass is a frozen dataclass with the fields below, and states what a step is. The first `warmup` steps are
-    not kept; then every `thin`-th is, until there are `draws` of each chain. Under `Cycles` whole cycles are warm-up,
-    as many as `warmup` steps touch, `thin` counts the sampling steps of a cycle, and temperatures are low while one
-    explores. Rows in memory come in an order of its own for each chain, those of a loader in one order for all.
+    A subclass is a frozen dataclass with the fields below, and defines a step. The first `warmup` steps are not kept;
+    then every `thin`-th is, until there are `draws` of each chain. Under `Cycles` whole cycles are warm-up, as many as
+    `warmup` steps touch, `thin` counts the sampling steps of a cycle, and there is no noise while a cycle explores.
+    Rows in memory come in another order for each chain, rows of a loader in one order for all.
     """
 
     step_size: float | None
@@ -143,7 +143,7 @@ class MinibatchChains(Chains):
         if self.preconditioner.learns and not self.warmup:
             kind = type(self.preconditioner).__name__
             raise ValueError(f"{name}.warmup must be a positive whole number: {kind} is learnt in it. Got 0.")
-        if isinstance(self.schedule, Cycles) and not self._each_cycle:
+        if isinstance(self.schedule, Cycles) and not self._cycles[0]:
             sampling = self.schedule.length - self.schedule.first
             raise ValueError(
                 f"{name}.thin must be at most the {sampling} steps of a cycle that sample. Got {self.thin}. "
@@ -151,33 +151,26 @@ class MinibatchChains(Chains):
             )
 
     @property
-    def _each_cycle(self) -> int:
-        """Draws of each chain in one of its cycles."""
+    def _cycles(self) -> tuple[int, int]:
+        """Draws of each chain in a cycle, and the number of cycles that are warm-up."""
         assert isinstance(self.schedule, Cycles)
-        return (self.schedule.length - self.schedule.first) // self.thin
-
-    @property
-    def _first_cycle(self) -> int:
-        """The cycle that gives the first draws, from 0."""
-        assert isinstance(self.schedule, Cycles)
-        return -(-self.warmup // self.schedule.length)
+        return (self.schedule.length - self.schedule.first) // self.thin, -(-self.warmup // self.schedule.length)
 
     @property
     def steps(self) -> int:
-        """Steps of a run."""
+        """Number of steps of a run."""
         if not isinstance(self.schedule, Cycles):
             return self.warmup + self.draws * self.thin
-        whole, rest = divmod(self.draws, self._each_cycle)
-        steps = (self._first_cycle + whole) * self.schedule.length
-        return steps + (self.schedule.first + rest * self.thin if rest else 0)
+        each, first = self._cycles
+        whole, rest = divmod(self.draws, each)
+        return (first + whole) * self.schedule.length + (self.schedule.first + rest * self.thin if rest else 0)
 
     @property
     def kept_steps(self) -> Collection[int]:
-        """Every `thin`-th after the warm-up; of cycles, of the steps that sample."""
         if not isinstance(self.schedule, Cycles):
             return super().kept_steps
-        length, each = self.schedule.length, self._each_cycle
-        begins = [(self._first_cycle + draw // each) * length + self.schedule.first for draw in range(self.draws)]
+        each, first = self._cycles
+        begins = [(first + d // each) * self.schedule.length + self.schedule.first for d in range(self.draws)]
         return frozenset(begin + (draw % each + 1) * self.thin for draw, begin in enumerate(begins))
 
     @property
@@ -186,7 +179,7 @@ class MinibatchChains(Chains):
 
     @property
     def usual_rate(self) -> float:
-        """The learning rate to which `step_size=None` amounts."""
+        """Learning rate for `step_size=None`."""
         return self.preconditioner.learning_rate
 
     @staticmethod
@@ -195,7 +188,7 @@ class MinibatchChains(Chains):
         """The step size at which theta moves as SGD with this learning rate moves it; (M,) for members."""
 
     def step_size_at(self, joint: Problem, step: int | Tensor) -> float | Tensor:
-        """The step size at a step, from 0: a number, a tensor (), or (C, 1) where chains have problems of their own."""
+        """Step size at a step, from 0: a number, a tensor (), or (C, 1) where each chain has another problem."""
         whole = self.step_size_for(self.usual_rate, joint) if self.step_size is None else self.step_size
         if isinstance(whole, Tensor):
             whole = whole.to(joint.device, joint.dtype).unsqueeze(-1)
@@ -205,17 +198,14 @@ class MinibatchChains(Chains):
     def preconditioned(
         self, joint: Problem, known: Tensor | None, grad: Tensor, step: Tensor
     ) -> tuple[Tensor | None, float | Tensor]:
-        """What the preconditioner knows after this gradient, and its diagonal."""
+        """Statistics of the preconditioner after this gradient, and its diagonal."""
         known, factor = self.preconditioner.learn(known, grad, step, self.warmup), loss_factor(joint)
         if isinstance(factor, Tensor):
             factor = factor.unsqueeze(-1)
         return known, self.preconditioner.matrix(known, step, self.warmup, factor)
 
     def noise_at(self, theta: Tensor, step: Tensor, key: Key) -> Tensor:
-        """Standard normal numbers (C, P) of their own for each chain; zeros while a cycle explores.
-
-        They are drawn in float32, so that runs in other number types see the same.
-        """
+        """Standard normal numbers (C, P), drawn in float32 for every dtype; zeros while a cycle explores."""
         noise = key.normal(tuple(theta.shape), torch.float32, theta.device).to(theta.dtype)
         return noise * self.schedule.samples(step) if isinstance(self.schedule, Cycles) else noise
 
@@ -231,14 +221,10 @@ class MinibatchChains(Chains):
         return Footprint(words, parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """Shuffled mini-batches, in an order for each chain where the rows are in memory, or all rows each time."""
+        """Shuffled mini-batches, in another order for each chain where the rows are in memory."""
         if isinstance(data, TensorData):
-            data = OwnOrders(data, self.order_keys)
+            data = OwnOrders(data, lambda key: [key.fold(f"chain {index}") for index in range(self.chains)])
         return data.minibatches(self.batch_size, self.steps, key)
-
-    def order_keys(self, key: Key) -> list[Key]:
-        """The keys by which the chains shuffle their rows, from that of the run."""
-        return [key.fold(f"chain {index}") for index in range(self.chains)]
 
     def keep(self, state: Any) -> MinibatchDraw:
         return MinibatchDraw(state.theta, state.buffers)
@@ -250,22 +236,22 @@ class MinibatchChains(Chains):
 
 
 def step_number(step: int | Tensor, device: torch.device) -> Tensor:
-    """The number of a step as a tensor () in float64, as it is in recorded steps.
+    """Number of a step as a tensor () in float64, as it is in recorded steps.
 
-    So plain steps do the same arithmetic on the device, and a run that goes on with them has the same bits: numbers
-    of Python are rounded elsewhere, and CUDA multiplies by the inverse of one where it divides by a tensor.
+    So plain steps do the same arithmetic on the device, and a run that resumes with them has the same bits: numbers
+    of Python are rounded elsewhere, and CUDA multiplies by their inverse where it divides by a tensor.
     """
     return step if isinstance(step, Tensor) else torch.full((), step, dtype=torch.float64, device=device)
 
 
 def loss_factor(joint: Problem) -> float | Tensor:
-    """By what the gradient of the log density exceeds that of the mean loss of a datum: a number, or (M,)."""
+    """Ratio of the gradient of the log density to that of the mean loss per datum: a number, or (M,)."""
     factor: float | Tensor = joint.num_data * joint.powers[0]
     return factor
 
 
 def chain_gradients(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffers) -> tuple[Tensor, Tensor, Buffers]:
-    """`joint.value_and_grad` of chains (C, P); a single one goes the way of a single theta, which is quicker."""
+    """`joint.value_and_grad` of chains (C, P); a single chain runs as theta (P,), which is quicker."""
     if len(theta) > 1 or joint.num_members is not None:
         return joint.value_and_grad(theta, batch, buffers)
     alone = batch if batch is None else batch.member(0)
@@ -274,11 +260,11 @@ def chain_gradients(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffer
 
 
 def chain_info(joint: Problem, theta: Tensor, value: Tensor, grad: Tensor, step_size: float | Tensor) -> dict[str, Any]:
-    """What every sampler records of a step from theta (C, P), one number for each chain.
+    """Trace entries of a step from theta (C, P), a number for each chain.
 
-    The configurational temperature is -theta . grad / P. If theta follows the density exp(value), tempered as it is,
-    its expectation is 1, as well with the gradient of a batch that theta does not depend on; a theta that spreads
-    too far, by large steps or noise of gradients, makes it larger.
+    The configurational temperature is -theta . grad / P. If theta follows the tempered density exp(value), its
+    expectation is 1, also with the gradient of a batch that theta does not depend on; where theta spreads too far, by
+    large steps or gradient noise, it is larger.
     """
     sizes = step_size.reshape(-1) if isinstance(step_size, Tensor) else theta.new_full((1,), step_size)
     return {

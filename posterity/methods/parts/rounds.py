@@ -1,9 +1,10 @@
-"""A round of variational EM: the bound at its posterior, and the problem after its M-steps."""
+"""Rounds of variational EM: the bound at a posterior, and the problem after the M-steps."""
 
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,37 +30,38 @@ class PlainStep(Maximisation):
 
     def __repr__(self) -> str:
         text = repr(self.function)
-        if " at 0x" not in text:  # a value with settings of its own, by which a stored run is known
+        if " at 0x" not in text:  # a value with settings, which identify a stored run
             return text
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        return f"{getattr(self.function, '__module__', '')}.{name}"  # without its place in memory
+        return f"{getattr(self.function, '__module__', '')}.{name}"  # without its address in memory
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         return self.function(joint, posterior)
 
 
 def m_steps(given: object) -> tuple[Maximisation, ...]:
-    """One M-step or several, functions among them; a refusal where something else is, or two move the same."""
-    steps = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    """Convert one or several M-steps or functions; raises an error for anything else, or for two of a kind."""
+    steps: tuple[Any, ...] = tuple(given) if isinstance(given, (tuple, list)) else (given,)
     if not steps or not all(callable(step) and not isinstance(step, type) for step in steps):
         raise TypeError(
             "VariationalEM.maximisation must be M-steps, such as (PriorScale(), NoiseScale()), or functions of "
             f"(joint, posterior) that give a Joint. Got {shown(given)}."
         )
-    found = tuple(step if isinstance(step, Maximisation) else PlainStep(step) for step in steps)
-    for place, step in enumerate(found):
-        twice = [other for other in found[:place] if type(other) is type(step) and not isinstance(step, PlainStep)]
-        if twice:  # each would overwrite the other, and a bound would have the terms of both hyper-priors
+    converted = tuple(step if isinstance(step, Maximisation) else PlainStep(step) for step in steps)
+    kinds: dict[type, Maximisation] = {}
+    for step in converted:
+        if type(step) in kinds and not isinstance(step, PlainStep):  # the bound would have both hyper-priors
             raise ValueError(
-                f"VariationalEM.maximisation must have one M-step of a kind. Got {shown(twice[0])} and {shown(step)}. "
-                "Leave one out."
+                f"VariationalEM.maximisation must have one M-step of a kind. Got {shown(kinds[type(step)])} and "
+                f"{shown(step)}. Leave one out."
             )
-    return found
+        kinds[type(step)] = step
+    return converted
 
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """The `number`-th round: the problem, its posterior, and what that expects of all rows, by draws of the key."""
+    """Round `number`: the problem, its posterior, and the expectations over all rows at draws of the key."""
 
     steps: tuple[Maximisation, ...]
     joint: Joint
@@ -69,24 +71,27 @@ class Round:
     number: int
 
     def bounds(self) -> dict[str, Tensor]:
-        """What is known of the bound, under the names of the trace."""
+        """Trace entries of the bound."""
         fits, q = self.expected.log_likelihood, self.posterior
-        terms, found = self._terms(self.joint), {"expected_log_likelihood": fits.mean()}
+        terms, info = self._terms(self.joint), {"expected_log_likelihood": fits.mean()}
         if isinstance(q, Linearized):
             assert q.log_evidence is not None
-            return {**found, "bound": q.log_evidence + terms}
+            return {**info, "bound": q.log_evidence + terms}
         if isinstance(q, Gaussian):
-            with torch.no_grad():
-                bound = assembled(q, None, exact_kl(q), [fits, self._ratios(q)])
+            with torch.no_grad():  # log q(w_s) - log p(w_s) at the draws of the pass, (S,)
+                blocks = in_blocks(q.sample, len(fits), self.joint.num_weights, self.key)
+                ratios = torch.cat([q.log_density(w) - q.joint.log_prior(w.to(torch.float64)) for w in blocks])
+                bound = assembled(q, None, exact_kl(q), [fits, ratios])
             error = fits.new_tensor(bound.bound_standard_error)
-            return {**found, "bound": fits.new_tensor(bound.bound) + terms, "bound_standard_error": error}
-        likelihood_power, prior_power = self._powers
+            return {**info, "bound": fits.new_tensor(bound.bound) + terms, "bound_standard_error": error}
+        tempering = self.joint.tempering
         thetas = q.theta.flatten(0, 1) if isinstance(q, Samples) else q.sample(1, self.key)
         log_prior = q.joint.log_prior(thetas.to(q.joint.device, torch.float64)).mean()
-        return {**found, "expected_log_joint": likelihood_power * fits.mean() + prior_power * log_prior + terms}
+        log_joint = float(tempering.likelihood_power) * fits.mean() + float(tempering.prior_power) * log_prior
+        return {**info, "expected_log_joint": log_joint + terms}
 
     def moved(self, *, exact: bool) -> Joint:
-        """The problem after the M-steps; if these are exact, an error where one lowers the bound."""
+        """The problem after the M-steps; if `exact`, raises an error where one lowers the bound."""
         joint = self.joint
         for step in self.steps:
             new = _checked(step, step(joint, self.posterior, self.expected), joint)
@@ -96,7 +101,7 @@ class Round:
         return joint
 
     def exact(self, joint: Joint) -> Tensor | None:
-        """The bound of the posterior under other hyper-parameters, for Gaussian noise: one formula for all of them."""
+        """Bound of the posterior under the hyper-parameters of `joint`; None without Gaussian noise and an exact KL."""
         q, squares = self.posterior, self.expected.squares
         assert isinstance(q, Linearized)
         if not isinstance(joint.likelihood, GaussianNoise):
@@ -111,22 +116,12 @@ class Round:
         return squares.new_tensor(bound.bound) + self._terms(joint)
 
     def _terms(self, joint: Joint) -> float:
-        """What hyper-priors add."""
+        """Terms of the bound from hyper-priors."""
         return sum(step.bound_terms(joint, self.posterior, self.expected) for step in self.steps)
-
-    def _ratios(self, q: Gaussian) -> Tensor:
-        """log q(w_s) - log p(w_s) at the draws of the pass, (S,)."""
-        draws = len(self.expected.log_likelihood)
-        blocks = in_blocks(q.sample, draws, self.joint.num_weights, self.key)
-        return torch.cat([q.log_density(some) - q.joint.log_prior(some.to(torch.float64)) for some in blocks])
-
-    @property
-    def _powers(self) -> tuple[float, float]:
-        return float(self.joint.tempering.likelihood_power), float(self.joint.tempering.prior_power)
 
 
 def refuse_fall(joint: Joint, step: str, number: int, before: Tensor | None, after: Tensor | None) -> None:
-    """Raise `BoundFell` if the bound is lower after a step, by more than the rounding of the problem's number type."""
+    """Raise `BoundFell` if the bound is lower after a step, by more than the rounding of the problem's dtype."""
     if before is None or after is None or not bool(fell(before.to(joint.dtype), after.to(joint.dtype))):
         return
     remedy = "It must give the maximum of the expected log joint in its hyper-parameters."
@@ -143,20 +138,19 @@ def refuse_fall(joint: Joint, step: str, number: int, before: Tensor | None, aft
 
 
 def scales(joint: Joint, posterior: Posterior) -> dict[str, Tensor]:
-    """Hyper-parameters for the trace: standard deviations of each tensor under the prior (T,), and of the noise."""
+    """Trace entries of hyper-parameters: standard deviations of each tensor under the prior (T,), and of the noise."""
     variance = joint.bound_prior.variance(torch.zeros_like(joint.network.initial, dtype=torch.float64))
     logs = torch.split(variance.reshape(-1).log(), [part.size for part in joint.network.layout])
-    found = {"prior_scale": torch.stack([(0.5 * each.mean()).exp() for each in logs])}
-    if not bool(torch.isfinite(found["prior_scale"]).all()):  # there is none under heavy tails
-        found = {}
+    prior_scale = torch.stack([(0.5 * each.mean()).exp() for each in logs])
+    info = {"prior_scale": prior_scale} if bool(torch.isfinite(prior_scale).all()) else {}  # none under heavy tails
     fitted = posterior.joint if joint.likelihood.num_free else joint
     if isinstance(fitted, Joint) and isinstance(fitted.likelihood, Scaled) and not fitted.likelihood.learn:
-        found["noise_scale"] = torch.as_tensor(fitted.likelihood.scale, dtype=torch.float64).cpu()
-    return found
+        info["noise_scale"] = torch.as_tensor(fitted.likelihood.scale, dtype=torch.float64).cpu()
+    return info
 
 
 def _checked(step: Maximisation, new: object, joint: Joint) -> Joint:
-    """The problem that an M-step gave, if it differs from the one before in prior and likelihood alone."""
+    """Check that the problem of an M-step differs from the one before in prior and likelihood alone."""
     if not isinstance(new, Joint):
         raise TypeError(
             f"VariationalEM.maximisation: {shown(step)} must give a Joint. Got {shown(new)}. "

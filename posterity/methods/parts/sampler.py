@@ -1,10 +1,10 @@
-"""What Metropolis, MALA, Langevin, HMC and NUTS share: warm-up, steps, kept draws."""
+"""Base of Metropolis, MALA, Langevin, HMC and NUTS: warm-up, transitions, kept draws."""
 
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ from posterity.storage import clone
 
 
 class KeptDraw(NamedTuple):
-    """Draws theta (C, P) of all chains, with their log density and what the last transitions were like, (C,).
+    """Draws theta (C, P) of all chains, with their log densities and statistics of the last transitions, (C,).
 
-    `divergent` is whether any transition since the draw kept before, or since the warm-up, was.
+    `divergent`: whether any transition diverged since the draw kept before, or since the warm-up.
     """
 
     theta: Tensor
@@ -51,30 +51,15 @@ class KeptDraw(NamedTuple):
     step_size: Tensor
 
 
-LEAST = 0.1  # a probability of acceptance below this counts as this, lest one chain speak for all
-
-
 class Tuning(NamedTuple):
-    """What the transitions of chains are made with: step sizes (C,), and scales (G, P) or (G, P, P) of groups."""
+    """Settings of transitions: step sizes (C,) of chains, and scales (G, P) or (G, P, P) of groups of chains."""
 
     step_size: Tensor
     scale: Tensor
 
 
-class Adaptation(NamedTuple):
-    """What a warm-up has learnt so far."""
-
-    search: DualAveraging
-    moments: Moments
-
-    def tables(self) -> dict[str, dict[str, Tensor]]:
-        """As a state of a run holds it, which may do without."""
-        return {"search": self.search._asdict(), "moments": self.moments._asdict()}
-
-    @classmethod
-    def of(cls, tables: dict[str, dict[str, Tensor]]) -> "Adaptation":
-        """What `tables` gave."""
-        return cls(DualAveraging(**tables["search"]), Moments(**tables["moments"]))
+Adaptation: TypeAlias = dict[str, dict[str, Tensor]]
+"""What a warm-up has learnt: the fields of `DualAveraging` as "search", and of `Moments` as "moments"."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +67,10 @@ class Warmup:
     """The schedule of a warm-up of `steps` transitions: the step size all the time, the mass matrix in windows.
 
     `accept` is the wanted probability of acceptance, None where the step size is held. Chains that learn together reach
-    it on average, or, where `cautious`, in the harmonic mean, which hears those that accept less than others (Hoffman
-    and Sountsov, 2022). `mass` says what is learnt of the scales. Chains of one problem, a group, learn together, but
-    for the step size until the last mass matrix is made: a chain that starts where the density is steep gets away
-    with small steps of its own only, and would not be heard among many.
+    it on average, or, where `cautious`, in the harmonic mean, which gives weight to chains that accept less than others
+    (Hoffman and Sountsov, 2022). `mass` says what is learnt of the scales. Chains of one problem, a group, share what
+    they learn, but for the step size until the last mass matrix is made: a chain that starts where the density is
+    steep only gets away with small steps of its own, and would count for little among many.
     """
 
     steps: int
@@ -94,24 +79,25 @@ class Warmup:
     cautious: bool = False
 
     def begun(self, tuning: Tuning) -> Adaptation:
-        """Nothing learnt yet."""
-        return Adaptation(averaging_from(tuning.step_size), no_moments(tuning.scale))
+        """Return the adaptation before the first transition, or after a change of the scale."""
+        search, moments = averaging_from(tuning.step_size), no_moments(tuning.scale)
+        return {"search": search._asdict(), "moments": moments._asdict()}
 
     def learnt(
         self, adaptation: Adaptation, tuning: Tuning, step: int, theta: Tensor, accept: Tensor
     ) -> tuple[Adaptation, Tuning, bool]:
-        """What is known after transition `step` (from 0), which led to theta (C, P); and whether the scale changed.
+        """Update from transition `step` (from 0), which led to theta (C, P); also returns whether the scale changed.
 
-        Where it has changed, the step size is to be found anew: see `begun`.
+        Where it has changed, a step size must be found anew: see `begun`.
         """
         groups = tuning.scale.shape[0]
         first, ends = windows(self.steps, len(theta) // groups)
         together = step >= (ends[-1] if ends else 0)
-        search, moments = adaptation
+        search, moments = DualAveraging(**adaptation["search"]), Moments(**adaptation["moments"])
         if self.accept is not None:
             rate = accept
             if together and self.cautious and groups < len(accept):
-                rate = 1.0 / shared(1.0 / accept.clamp(min=LEAST), groups)
+                rate = 1.0 / shared(1.0 / accept.clamp(min=LEAST_ACCEPT), groups)
             elif together:
                 rate = shared(accept, groups)
             search = averaged(search, rate, self.accept)
@@ -123,11 +109,11 @@ class Warmup:
                 tuning = tuning._replace(scale=self.mass.scale(moments))
         if step + 1 == self.steps and self.accept is not None:
             tuning = tuning._replace(step_size=search.average.exp())
-        return Adaptation(search, moments), tuning, changed
+        return {"search": search._asdict(), "moments": moments._asdict()}, tuning, changed
 
 
 def shared(values: Tensor, groups: int) -> Tensor:
-    """For each chain the mean over its group of values (C,).
+    """Mean of values (C,) over the group of each chain, (C,).
 
     >>> import torch
     >>> shared(torch.tensor([1.0, 3.0, 4.0, 6.0]), groups=2)
@@ -139,22 +125,23 @@ def shared(values: Tensor, groups: int) -> Tensor:
 
 logger = logging.getLogger("posterity")
 
-SMALLEST = 2.0**-25  # for uniform numbers, which are multiples of 2^-24: 0 would take every proposal, however bad
-LONG = 2000  # transitions that are worth the twenty seconds or so of a compiler
-LOOK, MUCH = 20, 50_000  # after so many transitions: leapfrogs in all that are worth them, too
+LEAST_ACCEPT = 0.1  # a lower probability of acceptance counts as this, so that no single chain decides for all
+SMALLEST = 2.0**-25  # least uniform number, of multiples of 2^-24: 0 would accept every proposal, however bad
+LONG = 2000  # transitions that are worth some twenty seconds of compilation
+LOOK, MUCH = 20, 50_000  # after LOOK transitions: an expected number of leapfrogs that is worth it, too
 
 
 class SamplerState(NamedTuple):
-    """Where the chains are after `step` transitions.
+    """State of the chains after `step` transitions.
 
-    `draw` has theta (C, P) with what is told of it; `grad` (C, P) is the gradient there in whitened coordinates. The
-    `tuning` is made in the first step; `adaptation` is there while the warm-up lasts. `leapfrogs` were taken so far.
+    `draw` has theta (C, P) with its statistics; `grad` (C, P) is the gradient there in whitened coordinates. The first
+    step makes the `tuning`; `adaptation` is empty after the warm-up. `leapfrogs` counts those taken so far.
     """
 
     draw: KeptDraw
     grad: Tensor
     tuning: dict[str, Tensor]
-    adaptation: dict[str, dict[str, Tensor]]
+    adaptation: Adaptation
     step: int
     leapfrogs: int
 
@@ -165,19 +152,31 @@ class Sampler(Chains):
     Rows of theta are chains. One step of a run is one transition of all of them.
     """
 
-    # Whether chains that accept less than others are heard more, see `Warmup`: for trajectories of many leapfrogs.
     cautious: ClassVar[bool] = False
+    """Whether chains that accept less than others count more, see `Warmup`: for trajectories of many leapfrogs."""
 
-    step_size: float | None
+    step_size: Any  # a number to hold, or None where the warm-up finds it
     target_accept: float
     mass: Mass
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        name, mass = type(self).__name__, cast(object, self.mass)
+        if self.step_size is not None:
+            positive(f"{name}.step_size", self.step_size, "or None")
+        fraction(f"{name}.target_accept", self.target_accept)
+        if self.target_accept == 0.0:
+            raise ValueError(f"{name}.target_accept must be above 0 and below 1. Got {self.target_accept}.")
+        if not isinstance(mass, Mass):
+            hint = f" Call it: {mass.__name__}()." if isinstance(mass, type) else ""
+            raise TypeError(f"{name}.mass must be a Mass, such as DiagonalMass(). Got {shown(mass)}.{hint}")
 
     @property
     def traits(self) -> Traits:
         return replace(super().traits, effort=self._effort)
 
     def _effort(self, joint: Problem, state: SamplerState) -> Effort:
-        """Compiled where a run has so much work that it pays, by what there was so far; else recorded if it can be."""
+        """Compile where the work expected of the run is worth it; else record on CUDA."""
         transitions = self.warmup + self.draws * self.thin
         expected = transitions * state.leapfrogs / max(1, state.step)
         if transitions >= LONG or (state.step >= LOOK and expected >= MUCH):
@@ -185,20 +184,45 @@ class Sampler(Chains):
         return "recorded" if joint.device.type == "cuda" else "none"
 
     def _schedule(self) -> Warmup:
-        """What the warm-up learns: the step size, unless one is held, and the mass."""
+        """Schedule of the warm-up: it learns the step size, unless one is held, and the mass."""
         wanted = self.target_accept if self.step_size is None else None
         return Warmup(self.warmup, wanted, self.mass, cautious=self.cautious)
 
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
-        """The step sizes (C,) to begin with, where none is held: by default those of leapfrogs."""
-        return wanted_step(target, place, scale, key, self.target_accept, first_leapfrog)
+        """Initial step sizes (C,) where none is held: those at which a leapfrog crosses the wanted acceptance.
+
+        They are found by doubling or halving.
+        """
+        step, position = torch.full_like(place.value, 1.0), place.position
+        log_wanted = torch.log(torch.full_like(step, self.target_accept))
+        momentum = key.normal(tuple(position.shape), torch.float32, position.device).to(position.dtype)
+        origin = Place(torch.zeros_like(position), place.value, place.grad)
+        direction, busy = torch.zeros_like(step), torch.ones_like(step, dtype=torch.bool)
+        for _ in range(60):
+            end, last = leapfrog(whitened(target, position, scale), origin, momentum, step.unsqueeze(-1))
+            log_ratio = log_joint(end.value, last) - log_joint(place.value, momentum)
+            up = torch.where(torch.isfinite(log_ratio), log_ratio, -torch.inf) > log_wanted
+            now = torch.where(up, 1.0, -1.0)
+            direction = torch.where(direction == 0, now, direction)
+            busy = busy & (now == direction)
+            if not bool(busy.any()):
+                break
+            step = torch.where(busy, step * 2.0**direction, step)
+        return step
 
     @abstractmethod
     def _transition(self, target: Potential, place: Place, tuning: Tuning, key: Key) -> tuple[Place, Move]:
-        """A transition from a place whose gradient is in whitened coordinates z; its end in coordinates z."""
+        """Transition from a place whose gradient is in whitened coordinates z; returns the end in coordinates z."""
+
+    def _whitened(
+        self, kernel: Callable[..., tuple[Place, Move]], target: Potential, place: Place, tuning: Tuning, *noise: Tensor
+    ) -> tuple[Place, Move]:
+        """Transition of the kernel in whitened coordinates from z = 0, compiled or recorded where that is wanted."""
+        transition: tuple[Place, Move] = target.run(_from_origin, target, kernel, place, *tuning, *noise)
+        return clone(transition)  # the result of `run` may be valid for one call only
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
-        """The same, if its likelihood is a product over rows."""
+        """Check that the likelihood is a product over rows; warn of a flat prior of the noise."""
         if joint.network is not None and (joint.network.trains_statistics or joint.network.mixes_rows):
             raise ValueError(
                 f"{type(self).__name__} needs a likelihood that is a product over rows, and batch norm ties the rows "
@@ -206,15 +230,11 @@ class Sampler(Chains):
                 "or use SGHMC."
             )
         self._refuse_others(joint)
-        if (
-            isinstance(joint, Joint)
-            and joint.likelihood.num_free
-            and getattr(joint.likelihood, "log_scale_prior", 0) is None
-        ):
+        likelihood = joint.likelihood if isinstance(joint, Joint) else None
+        if likelihood is not None and likelihood.num_free and getattr(likelihood, "log_scale_prior", 0) is None:
             logger.warning(
-                "%s samples a noise with a flat prior, under which a network that can fit every row has no posterior: "
-                "give the likelihood log_scale_prior=(mean, standard deviation).",
-                type(self).__name__,
+                f"{type(self).__name__} samples a noise with a flat prior, under which a network that can fit every "
+                "row has no posterior: give the likelihood log_scale_prior=(mean, standard deviation)."
             )
         return joint
 
@@ -229,7 +249,7 @@ class Sampler(Chains):
         return Footprint(f"{type(self).__name__} with {chains}", parts)
 
     def batches(self, data: Data, key: Key) -> Feed:
-        """All rows, for every transition; those of a loader are read once and held."""
+        """All rows in every transition; rows of a loader are read once and held."""
         if data.augmentation is not None:
             raise BadData(
                 f"{type(self).__name__} samples one density, and augmented rows make another in every step. Pass the "
@@ -240,8 +260,8 @@ class Sampler(Chains):
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SamplerState:
         theta = self.each_chain(joint, theta)
         none = torch.zeros_like(theta[:, 0])
-        told = {name: none for name in KeptDraw._fields if name != "theta"}
-        draw = KeptDraw(theta, **{**told, "divergent": none.bool()})
+        zeros = dict.fromkeys(KeptDraw._fields[1:], none) | {"divergent": none.bool()}
+        draw = KeptDraw(theta, **zeros)
         return SamplerState(draw, torch.zeros_like(theta), {}, {}, 0, 0)
 
     def step(self, joint: Problem, state: SamplerState, batch: Batch, key: Key) -> tuple[SamplerState, Info]:
@@ -252,10 +272,10 @@ class Sampler(Chains):
             tuning, start = Tuning(**state.tuning), state.draw.theta
             drawn, move = self._transition(target, Place(start, state.draw.log_density, state.grad), tuning, key)
             theta = start + spread(tuning.scale, drawn.position)
-            # Where the last draw was not kept, its flag goes on to the next.
+            # A draw that is not kept hands its flag to the next.
             between = state.step > self.warmup and state.step not in self.kept_steps
-            told = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
-            draw = KeptDraw(theta, drawn.value, *told, tuning.step_size)
+            flagged = move._replace(divergent=move.divergent | state.draw.divergent) if between else move
+            draw = KeptDraw(theta, drawn.value, *flagged, tuning.step_size)
             grad, adaptation = drawn.grad, state.adaptation
             if adaptation:
                 grad, tuning, adaptation = self._learnt(target, state, draw, grad, tuning, key)
@@ -267,26 +287,25 @@ class Sampler(Chains):
         return SamplerState(draw, grad, tuning._asdict(), adaptation, state.step + 1, leapfrogs), info
 
     def renewed(self, joint: Problem, state: SamplerState, batch: Batch) -> SamplerState:
-        """The state with log density and gradient of another problem over the same theta; tuned as it was."""
+        """Return the state with the log density and gradient of another problem over the same theta."""
         value, grad = potential(joint, batch, self.chains)(state.draw.theta)
         draw = state.draw._replace(log_density=value)
         return state._replace(draw=draw, grad=gathered(Tuning(**state.tuning).scale, grad))
 
     def _learnt(
         self, target: Potential, state: SamplerState, draw: KeptDraw, grad: Tensor, tuning: Tuning, key: Key
-    ) -> tuple[Tensor, Tuning, dict[str, dict[str, Tensor]]]:
+    ) -> tuple[Tensor, Tuning, Adaptation]:
         """Gradient, tuning and adaptation after a transition of the warm-up."""
         schedule = self._schedule()
-        known = Adaptation.of(state.adaptation)
-        known, tuning, changed = schedule.learnt(known, tuning, state.step, draw.theta, draw.accept)
+        known, tuning, changed = schedule.learnt(state.adaptation, tuning, state.step, draw.theta, draw.accept)
         if changed:  # gradient and step size are in coordinates of the scale
             grad = gathered(tuning.scale, target(draw.theta)[1])
             tuning = self._tuned(target, Place(draw.theta, draw.log_density, grad), tuning.scale, key.fold("again"))
             known = schedule.begun(tuning)
-        return grad, tuning, {} if state.step + 1 == self.warmup else known.tables()
+        return grad, tuning, {} if state.step + 1 == self.warmup else known
 
     def _begun(self, joint: Problem, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
-        """The state with the log density at its start, and the first tuning."""
+        """Return the state with the log density at the start, and the first tuning."""
         theta = state.draw.theta
         value, grad = target(theta)
         refuse_bad_start(joint, value, grad)
@@ -297,24 +316,22 @@ class Sampler(Chains):
         tuning = self._tuned(target, Place(theta, value, grad), scale, key)
         if not self.warmup and schedule.accept is not None:
             logger.warning(
-                "%s has no warm-up to learn its step size in: it stays at the first guess, %.3g. Use warmup=1000, or "
-                "give step_size=.",
-                type(self).__name__,
-                float(tuning.step_size[0]),
+                f"{type(self).__name__} has no warm-up to learn its step size in: it stays at the first guess, "
+                f"{float(tuning.step_size[0]):.3g}. Use warmup=1000, or give step_size=."
             )
-        adaptation = schedule.begun(tuning).tables() if self.warmup else {}
+        adaptation = schedule.begun(tuning) if self.warmup else {}
         draw = state.draw._replace(log_density=value)
         return SamplerState(draw, grad, tuning._asdict(), adaptation, 0, 0)
 
     def _tuned(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tuning:
-        """The scale, with step sizes for it that suit the chains of a group on average."""
+        """Return the scale with step sizes for it, which suit the chains of a group on average."""
         if self.step_size is not None:
             return Tuning(torch.full_like(place.value, self.step_size), scale)
         first = self._first_step(target, place, scale, key)
         return Tuning(shared(first.log(), len(scale)).exp(), scale)
 
     def _noise(self, place: Place, coins: int, key: Key) -> tuple[Tensor, Tensor]:
-        """Standard normal numbers (C, P), and uniform ones above 0 (coins, C); of float32 whatever the number type."""
+        """Standard normal numbers (C, P), and positive uniform numbers (coins, C); drawn in float32 for every dtype."""
         like = place.position
         generator = key.generator(like.device)
         normal = torch.randn(like.shape, dtype=torch.float32, device=like.device, generator=generator)
@@ -326,17 +343,17 @@ class Sampler(Chains):
 
     def posterior(self, joint: Problem, kept: Sequence[KeptDraw]) -> Samples:
         draws: KeptDraw = stacked(kept)
-        told = {name: value.transpose(0, 1) for name, value in draws._asdict().items()}
-        theta = told.pop("theta")
+        statistics = {name: value.transpose(0, 1) for name, value in draws._asdict().items()}
+        theta = statistics.pop("theta")
         for name in ("leapfrogs", "depth"):
-            told[name] = told[name].long()
+            statistics[name] = statistics[name].long()
         if len(kept) == self.draws:
-            warn_of_doubtful(type(self).__name__, theta, told)
-        return Samples(joint, theta, told)
+            warn_of_doubtful(type(self).__name__, theta, statistics)
+        return Samples(joint, theta, statistics)
 
 
 def refuse_bad_start(joint: Problem, value: Tensor, grad: Tensor) -> None:
-    """A `Diverged` that names chain and tensor, where the log density or its gradient at a start is not finite."""
+    """Raise a `Diverged` that names chain and tensor if the log density or its gradient at a start is not finite."""
     good = torch.isfinite(value)
     if not bool(good.all()):
         chain = int((~good).nonzero()[0])
@@ -359,69 +376,13 @@ def refuse_bad_start(joint: Problem, value: Tensor, grad: Tensor) -> None:
         )
 
 
-def in_whitened(
-    kernel: Callable[..., tuple[Place, Move]],
-    target: Potential,
-    place: Place,
-    scale: Tensor,
-    noise: Tensor,
-    *numbers: Any,
-) -> tuple[Place, Move]:
-    """The kernel's transition in whitened coordinates from z = 0, compiled where that is wanted.
-
-    `numbers` are what the kernel takes after the noise; tensors among them (C,), the step sizes the last of these.
-    """
-    found: tuple[Place, Move] = target.run(_in_whitened, target, kernel, place, scale, noise, *numbers)
-    return clone(found)  # what `run` gives may be good for one call only
-
-
-def _in_whitened(
+def _from_origin(
     target: Potential,
     kernel: Callable[..., tuple[Place, Move]],
     place: Place,
+    step_size: Tensor,
     scale: Tensor,
-    noise: Tensor,
-    *numbers: Any,
+    *noise: Tensor,
 ) -> tuple[Place, Move]:
     origin = Place(torch.zeros_like(place.position), place.value, place.grad)
-    *coins, step_size = [number for number in numbers if isinstance(number, Tensor)]
-    rest = [number for number in numbers if not isinstance(number, Tensor)]
-    return kernel(whitened(target, place.position, scale), origin, noise, *coins, step_size.unsqueeze(-1), *rest)
-
-
-def first_leapfrog(target: Potential, place: Place, scale: Tensor, momentum: Tensor, step: Tensor) -> Tensor:
-    """The log ratio of acceptance (C,) of one leapfrog of these step sizes, minus infinity where it is not finite."""
-    origin = Place(torch.zeros_like(place.position), place.value, place.grad)
-    end, last = leapfrog(whitened(target, place.position, scale), origin, momentum, step.unsqueeze(-1))
-    log_ratio = log_joint(end.value, last) - log_joint(place.value, momentum)
-    return torch.where(torch.isfinite(log_ratio), log_ratio, -torch.inf)
-
-
-def wanted_step(target: Potential, place: Place, scale: Tensor, key: Key, wanted: float, accept: Any) -> Tensor:
-    """Step sizes (C,) at which a transition crosses a probability of acceptance of `wanted`, by doubling or halving."""
-    step = torch.full_like(place.value, 1.0)
-    log_wanted = torch.log(torch.full_like(step, wanted))
-    noise = key.normal(tuple(place.position.shape), torch.float32, place.position.device).to(place.position.dtype)
-    direction, busy = torch.zeros_like(step), torch.ones_like(step, dtype=torch.bool)
-    for _ in range(60):
-        log_ratio = accept(target, place, scale, noise, step)
-        up = log_ratio > log_wanted
-        now = torch.where(up, 1.0, -1.0)
-        direction = torch.where(direction == 0, now, direction)
-        busy = busy & (now == direction)
-        if not bool(busy.any()):
-            break
-        step = torch.where(busy, step * 2.0**direction, step)
-    return step
-
-
-def check_tuning(name: str, step_size: float | None, target_accept: float, mass: object) -> None:
-    """A one-line error for settings of the warm-up that cannot be."""
-    if step_size is not None:
-        positive(f"{name}.step_size", step_size, "or None")
-    fraction(f"{name}.target_accept", target_accept)
-    if target_accept == 0.0:
-        raise ValueError(f"{name}.target_accept must be above 0 and below 1. Got {target_accept}.")
-    if not isinstance(mass, Mass):
-        hint = f" Call it: {mass.__name__}()." if isinstance(mass, type) else ""
-        raise TypeError(f"{name}.mass must be a Mass, such as DiagonalMass(). Got {shown(mass)}.{hint}")
+    return kernel(whitened(target, place.position, scale), origin, *noise, step_size.unsqueeze(-1))

@@ -1,4 +1,4 @@
-"""Which weights a posterior is over; the others stay at their values."""
+"""Subsets of weights that a posterior is over; the others stay at their values."""
 
 import glob
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ class Subset(ABC):
 
     @abstractmethod
     def of(self, joint: Joint, inputs: Inputs) -> Joint:
-        """The joint over the chosen weights, found with a look at the network at these inputs."""
+        """The joint over the chosen weights; `inputs` serve to run the network."""
 
     @property
     def count(self) -> int | None:
-        """How many single weights are chosen after a pass over the data; None where that is not how it is done."""
+        """Number of single weights to choose after a pass over the data; None where there is no such choice."""
         return None
 
 
@@ -35,20 +35,20 @@ class AllWeights(Subset):
 
 @dataclass(frozen=True)
 class LastLayer(Subset):
-    """The last linear or convolutional layer that the network runs, found by running it.
+    """The last linear or convolutional layer that the network runs.
 
-    With it the linearised posterior is exact in the weights that it is over, since outputs are linear in them.
+    Outputs are linear in its weights, so that the linearised posterior is exact in them.
     """
 
     def of(self, joint: Joint, inputs: Inputs) -> Joint:
         names = last_layer(joint, inputs)
-        wanted = tuple(glob.escape(part.name) for part in joint.random_slices if part.name in names)
-        if not wanted:
+        patterns = tuple(glob.escape(part.name) for part in joint.random_slices if part.name in names)
+        if not patterns:
             raise ValueError(
                 f"The last layer ({', '.join(names)}) is not among the random weights of the joint. "
                 "Make the joint with random='*', or name a subset by Matching('...')."
             )
-        return joint.with_weights(random=wanted)
+        return joint.with_weights(random=patterns)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LargestVariance(Subset):
 
 
 def largest(joint: Joint, variance: Tensor, number: int) -> Tensor:
-    """Places in theta, in order, of the `number` random weights of largest variance (R,)."""
+    """Sorted indices into theta of the `number` random weights of largest variance (R,)."""
     if number > variance.numel():
         raise ValueError(
             f"LargestVariance.number must be at most the number of weights, {variance.numel()}. Got {number}. "

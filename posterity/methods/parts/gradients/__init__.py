@@ -1,12 +1,9 @@
-"""Estimators of the gradient of an ELBO, one file each."""
+"""Estimators of the gradient of an ELBO."""
 
+from posterity.methods.parts.gradients.drawn_layers import Flipout, LocalReparameterisation
+from posterity.methods.parts.gradients.drawn_weights import ScoreFunction, StickTheLanding, WeightSampling
 from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients
-from posterity.methods.parts.gradients.flipout import Flipout
-from posterity.methods.parts.gradients.local_reparameterisation import LocalReparameterisation
-from posterity.methods.parts.gradients.score_function import ScoreFunction
 from posterity.methods.parts.gradients.second_order import SecondOrder
-from posterity.methods.parts.gradients.stick_the_landing import StickTheLanding
-from posterity.methods.parts.gradients.weight_sampling import WeightSampling
 
 __all__ = [
     "DataTerm",

@@ -1,4 +1,4 @@
-"""Estimators of the gradient of an ELBO: the protocol, first scales, and the part without data."""
+"""The protocol of ELBO gradient estimators, initial scales, and the divergence of q from the prior."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,9 +15,9 @@ from posterity.priors.normal import Normal
 
 
 def initial_log_scales(joint: Problem, rule: ScaleRule, like: Tensor) -> Tensor:
-    """log of the rule's standard deviation for each random weight, (R,); a tensor without fans has fans of one.
+    """Log standard deviations of the random weights (R,) by the rule; a tensor without fans has fans of one.
 
-    A ValueError where the number type of the weights cannot hold its square.
+    Raises a ValueError where the dtype of the weights cannot hold a variance.
     """
     layout, limits = joint.layout, torch.finfo(like.dtype)
     each = []
@@ -39,8 +39,8 @@ Memory = dict[str, Tensor]
 class Factorised(NamedTuple):
     """A factorised Gaussian over the random weights of a problem, the other entries of theta being points.
 
-    `mean` (..., T) is all of theta, with the likelihood's learnt parameters at its end; `scale` (..., R) is that of
-    the random weights, at `places` (R,) of theta, or at its first R entries for None.
+    `mean` (..., T) is all of theta, with the likelihood's learnt parameters at its end. `scale` (..., R) holds the
+    standard deviations of the random weights, which are the entries `places` (R,) of theta, or its first R for None.
     """
 
     mean: Tensor
@@ -59,10 +59,9 @@ class Factorised(NamedTuple):
         return theta[..., : self.scale.shape[-1]] if self.places is None else theta.index_select(-1, self.places)
 
     def noise(self, key: Key, out: Tensor | None = None) -> Tensor:
-        """Standard normal numbers (R,), the same for all members: each is what it would be alone.
+        """Standard normal numbers (R,), the same for all members, so that each is what it would be alone.
 
-        They are drawn in float32 for every number type, so that a model draws alike in all of them;
-        into `out`, float32 (R,), if given.
+        They are drawn in float32 for every dtype, so that a model draws alike in all; to `out`, float32 (R,), if given.
         """
         if out is not None:
             return out.normal_(generator=key.generator(out.device)).to(self.scale.dtype)
@@ -70,7 +69,7 @@ class Factorised(NamedTuple):
 
 
 def shifted(theta: Tensor, shift: Tensor, places: Tensor | None) -> Tensor:
-    """theta (..., T) with a shift (..., R) of the entries at `places` (R,), or of the first R for None."""
+    """theta (..., T) with a shift (..., R) added to its entries `places` (R,), or to the first R for None."""
     if places is not None:
         return theta.index_add(-1, places, shift)
     moved = theta.clone(memory_format=torch.contiguous_format)
@@ -79,20 +78,20 @@ def shifted(theta: Tensor, shift: Tensor, places: Tensor | None) -> Tensor:
 
 
 class Gradients(NamedTuple):
-    """Gradients in the mean (..., T) and scale (..., R) of a q, or places for them."""
+    """Gradients in the mean (..., T) and scale (..., R) of a q, or tensors to write them to."""
 
     mean: Tensor
     scale: Tensor
 
 
-Out: TypeAlias = Gradients | None  # tensors in which gradients may be made
+Out: TypeAlias = Gradients | None  # tensors to which gradients may be written
 
 
 class DataTerm(NamedTuple):
-    """An estimate of lp E log p(D | w) and of its gradients, and what the next estimate needs."""
+    """An estimate of lp E log p(D | w) with its gradients, and the memory that the next estimate needs."""
 
     value: Tensor  # (...)
-    grad_mean: Tensor  # (..., T); good until the next call, as is the next
+    grad_mean: Tensor  # (..., T); valid until the next call, as is grad_scale
     grad_scale: Tensor  # (..., R)
     buffers: Buffers
     memory: Memory
@@ -100,7 +99,7 @@ class DataTerm(NamedTuple):
     divergence_grads: Gradients | None = None
 
     def written(self, out: Gradients) -> "DataTerm":
-        """The same with its gradients in the tensors `out`."""
+        """Copy the gradients to the tensors `out`, and return the term with these."""
         if self.grad_mean is not out.mean:
             out.mean.copy_(self.grad_mean)
         if self.grad_scale is not out.scale:
@@ -109,33 +108,33 @@ class DataTerm(NamedTuple):
 
 
 class Estimator(ABC):
-    """Estimates E log p(D | w) over q with its gradients in mean and scale. A value: what it keeps is in `memory`."""
+    """Estimator of E log p(D | w) over q and of its gradients in mean and scale; `memory` holds its state."""
 
     @abstractmethod
     def data_term(
         self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
-        """The tempered expected log-likelihood from one batch, with batch norm in training mode.
+        """Estimate the tempered expected log-likelihood from one batch, with batch norm in training mode.
 
-        The gradients may be made in `out`; `written` puts them there where they were not.
+        The gradients may be written to `out`; `DataTerm.written` copies them where they were not.
         """
 
 
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
-# A point is a weight of almost no width: quadratures have no gradient at a width of zero, and this one moves the
-# gradient by some 1e-10 over the third power of the prior's width.
+# Scale of a point: quadratures have no gradient at zero, and this one moves the gradient by some 1e-10 over the third
+# power of the prior's scale.
 _POINT = 1e-5
-_LEAST = 1e-10  # nor do other cross-entropies than a Gaussian's where a scale is zero in the model's number type
+_LEAST = 1e-10  # least scale under a prior that is not normal: one may underflow to zero in the model's dtype
 
 
 class Divergence(NamedTuple):
-    """KL(q || prior), and its tempered form pp E[-log p] - H(q)."""
+    """KL(q || prior), and the tempered form pp E[-log p] - H(q)."""
 
     kl: Tensor  # (...)
     tempered: Tensor  # (...)
 
     def info(self, joint: Problem, value: Tensor) -> Info:
-        """What a trace says of an ELBO whose tempered data term is `value` (...), in nats for each datum."""
+        """Trace entries of an ELBO whose tempered data term is `value` (...), in nats per datum."""
         data_fit, kl = value / (joint.powers[0] * joint.num_data), self.kl / joint.num_data
         loss = (self.tempered - value) / joint.num_data
         return {"loss": loss, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
@@ -144,10 +143,10 @@ class Divergence(NamedTuple):
 def divergence(
     joint: Problem, q: Factorised, log_scale: Tensor, key: Key, grads: Gradients, factor: float | Tensor
 ) -> Divergence:
-    """From q and the logarithms (..., R) of its scales; by one draw where the prior has no cross-entropy.
+    """Divergence of q from the prior, with `log_scale` (..., R); by one draw where the prior has no cross-entropy.
 
-    `factor` times the gradients of pp E[-log p] is added to `grads`; those of the entropy are not. Points count by
-    minus their log prior. Of a Density, which is data and prior in one, the entropy alone is left.
+    Adds `factor` times the gradients of pp E[-log p] to `grads`, and none of the entropy. Points contribute minus their
+    log prior. For a Density, which is data and prior in one, only the entropy is left.
     """
     entropy = log_scale.sum(-1) + log_scale.shape[-1] * _HALF_LOG_TWO_PI_E
     if not isinstance(joint, Joint):
@@ -160,7 +159,7 @@ def divergence(
 
 
 def _cross_entropy(joint: Joint, q: Factorised, key: Key, grads: Gradients, factor: float | Tensor) -> Tensor:
-    """-E log p over q, untempered; `factor` times its gradients is added to `grads`."""
+    """Return -E log p over q, untempered, and add `factor` times its gradients to `grads`."""
     weights, raw = joint.split(q.mean)
     grad_weights, grad_raw = joint.split(grads.mean)
     prior = joint.bound_prior

@@ -12,12 +12,12 @@ from posterity.numerics.random import Key
 
 @dataclass(frozen=True)
 class SecondOrder(Estimator):
-    """No draws: the log-likelihood at the mean, less what its curvature takes off within the width of q.
+    """Estimator without draws: the log-likelihood at the mean, less half its curvature times the variances of q.
 
     **Math**: lp E log p(D | w) ~ lp [log p(D | mean) - sum C_rr scale_r^2 / 2] with C the total of `curvature`; so
     d/dmean = lp d log p(D | mean) / dmean (the change of C with the mean is left out) and d/dscale = -lp C_rr scale_r.
 
-    **Limit**: exact for linear models with Gaussian noise, and without noise of its own; elsewhere as good as the
+    **Limit**: exact for linear models with Gaussian noise, and noiseless; elsewhere as good as the
     second order is, which is near a mode with narrow scales. `GaussNewton` is never negative, `Hessian` may be.
 
     **Cost**: a forward and backward pass, and the diagonal of the curvature: for `GaussNewton` as many backward passes
@@ -64,5 +64,5 @@ class SecondOrder(Estimator):
         return DataTerm(value + 0.5 * (grad_scale * q.scale).sum(-1), grad, grad_scale, after, {})
 
     def _diagonal(self, joint: Problem, theta: torch.Tensor, batch: Batch, buffers: Buffers, key: Key) -> torch.Tensor:
-        """Of the curvature of these rows, (R,), at the likelihood's learnt parameters."""
+        """Diagonal (R,) of the curvature of these rows, at the likelihood's learnt parameters."""
         return self.curvature.diagonal(joint.fitted(theta), theta[: joint.num_weights], batch, buffers, key.seed)
