@@ -14,6 +14,7 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.predictive import (
+    UNSHARED,
     Predictive,
     aligned,
     between_zero_and_one,
@@ -54,10 +55,7 @@ class DrawsPredictive(Predictive):
     classifies = False
 
     def __init__(self, likelihood: Likelihood, outputs: Tensor, *, shared: bool = True) -> None:
-        """Take the likelihood and the outputs of each draw, (S, N, *event).
-
-        `shared` says that draw s is of the same weights in all rows, as `joint_log_prob` needs.
-        """
+        """Take the likelihood and the outputs of each draw, (S, N, *event); `shared` as in `ClassPredictive`."""
         _check_draws("DrawsPredictive.outputs", outputs)
         self._likelihood = likelihood
         self._outputs = outputs
@@ -73,8 +71,12 @@ class DrawsPredictive(Predictive):
         """Outputs of the network at each draw, (S, N, *event)."""
         return self._outputs
 
-    @cached_property
+    @property
     def mean(self) -> Tensor:
+        return self._mean
+
+    @cached_property
+    def _mean(self) -> Tensor:
         return self._means.mean(0)
 
     @property
@@ -102,11 +104,8 @@ class DrawsPredictive(Predictive):
         return f"DrawsPredictive({self._likelihood}, outputs {shown(self._outputs)})"
 
     def check(self, y: Tensor) -> Tensor:
-        """Targets shaped as `mean` and possible under the likelihood, or BadData."""
-        if isinstance(self._likelihood, Custom):  # it alone knows the form of its targets
-            y = rows(y, len(self)).to(self._outputs.device)
-        else:
-            y = aligned(y, self.mean)
+        custom = isinstance(self._likelihood, Custom)  # whose targets may have any form
+        y = rows(y, len(self)).to(self._outputs.device) if custom else aligned(y, self.mean)
         return self._likelihood.check(self._outputs[0], y)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -114,23 +113,21 @@ class DrawsPredictive(Predictive):
         return self._each(y).logsumexp(0) - math.log(len(self._outputs))
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
-        """Mean over the draws of each row's log density, (N,)."""
         return self._each(y).mean(0)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """Log density of all rows together: the log of the mean over draws of their product, ()."""
         if not self._shared:
-            raise ValueError(self._unshared())
+            raise ValueError(UNSHARED)
         return self._each(y).double().sum(-1).logsumexp(0) - math.log(len(self._outputs))
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Independent targets (draws, N, *event): a component for each row, then a target from it."""
+        """Draw a component for each row, then a target from it, (draws, N, *event)."""
         outputs, device, noise = self._outputs, self._outputs.device, key.fold("noise")
         generator = key.fold("component").generator(device)
         chosen = torch.randint(len(outputs), (draws, len(self)), generator=generator, device=device)
         row = torch.arange(len(self), device=device)
         normals = self.normals
-        if normals is not None:  # by moments: the noise may belong to the draw
+        if normals is not None:  # each draw may have its own noise
             centre, scale = normals[0][chosen, row], normals[1][chosen, row]
             return centre + scale * noise.normal(centre.shape, centre.dtype, device)
         if self._likelihood.member(0) is self._likelihood:
@@ -138,22 +135,17 @@ class DrawsPredictive(Predictive):
         drawn = torch.empty_like(outputs[chosen, row])
         for component in range(len(outputs)):  # each with its own noise
             here = chosen == component
-            alone = self._likelihood.member(component)
-            drawn[here] = alone.sample(
-                outputs[component].expand(draws, *outputs.shape[1:])[here], noise.fold(component)
-            )
+            own = outputs[component].expand(draws, *outputs.shape[1:])[here]
+            drawn[here] = self._likelihood.member(component).sample(own, noise.fold(component))
         return drawn
 
     def quantile(self, p: float) -> Tensor:
-        """The p-quantile of each entry's mixture, (N, *event)."""
         between_zero_and_one("quantile: p", p)
         outputs = self._outputs.double()
-        self._likelihood.cdf(outputs, outputs.new_zeros(()))  # refuses where there is none
-
-        def cdf(y: Tensor) -> Tensor:
-            return self._likelihood.cdf(outputs, y).mean(0)
-
-        return bisected_quantile(cdf, self.mean, self.std, p).to(self._outputs.dtype)
+        cdf = self._likelihood.cdf
+        cdf(outputs, outputs.new_zeros(()))  # raises where there is none
+        quantile = bisected_quantile(lambda y: cdf(outputs, y).mean(0), self.mean, self.std, p)
+        return quantile.to(self._outputs.dtype)
 
     def rows(self, index: Tensor | slice) -> "DrawsPredictive":
         index = chosen_rows(index, self._outputs.device)
@@ -185,8 +177,8 @@ def from_outputs(likelihood: Likelihood, outputs: Tensor, *, shared: bool = True
     """The predictive (1/S) sum_s p(y | f_s) of outputs (S, N, *event) under a likelihood.
 
     A likelihood of classes gives a `ClassPredictive`, its probabilities averaged in float64 so that the log of a tiny
-    one stays finite; any other likelihood gives a `DrawsPredictive`. `shared` says that draw s is of the same weights
-    in all rows (of one weight draw, or one dropout mask for all), as `joint_log_prob` needs.
+    one stays finite; any other likelihood gives a `DrawsPredictive`. `shared`: draw s has the same weights (or dropout
+    mask) in all rows, as `joint_log_prob` needs.
 
     >>> from posterity.likelihoods import Categorical
     >>> from_outputs(Categorical(), torch.zeros(3, 2, 4)).probs[0].tolist()

@@ -1,4 +1,4 @@
-"""Gaussian predictives, and the Gaussian with the moments of another predictive."""
+"""Gaussian predictives, and moment matching of draws by one."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class GaussianPredictive(Predictive):
     y_n ~ N(mean_n, V_n + diag(noise_variance_n)). `function_variance` (N, *event) is the diagonal of V_n.
     Without `covariance` the outputs of a row are taken as independent; with `covariance` (N, D, D), D the
     flattened event, `log_prob` and `sample` use the joint density of the row. epistemic = function_variance,
-    aleatoric = noise_variance. `joint_covariance` (N D, N D), where it is known, is that of the outputs of all rows
-    (row by row), for `joint_log_prob`. expected_log_prob(y) = log N(y; mean, noise) - sum V / (2 noise) in closed form.
+    aleatoric = noise_variance. `joint_covariance` (N D, N D), where known, is the covariance of the outputs of all
+    rows, for `joint_log_prob`. expected_log_prob(y) = log N(y; mean, noise) - sum V / (2 noise) in closed form.
 
-    **Limit**: exact for a linear-Gaussian model; for a network the Gaussian of f is the posterior's claim.
+    **Limit**: exact for a linear-Gaussian model; for a network f is Gaussian only as the posterior approximates it.
 
     **Cost**: O(N D), and O(N D^3) in float64 with `covariance`; O(N^3 D^3) for `joint_log_prob`.
 
@@ -90,7 +90,6 @@ class GaussianPredictive(Predictive):
 
     @property
     def variance(self) -> Tensor:
-        """Function variance plus noise variance, (N, *event)."""
         return self._function_variance + self._noise_variance
 
     @property
@@ -124,8 +123,7 @@ class GaussianPredictive(Predictive):
         if self._covariance is None:
             variance = self._flat(self.variance)
             return -0.5 * (residual**2 / variance + torch.log(2.0 * math.pi * variance)).sum(-1)
-        noise = self._flat(self._noise_variance)
-        return _log_normal(residual, self._covariance, noise).to(residual.dtype)
+        return _log_normal(residual, self._covariance, self._flat(self._noise_variance)).to(residual.dtype)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
         noise = self._noise_variance
@@ -134,7 +132,6 @@ class GaussianPredictive(Predictive):
         return self._flat(entries).sum(-1)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """Log density of all rows together, (), from `joint_covariance`."""
         residual = (self.check(y) - self._mean).reshape(-1)  # (N D,)
         if self._joint_covariance is None:
             raise ValueError(
@@ -154,7 +151,6 @@ class GaussianPredictive(Predictive):
         return self._mean + coloured.reshape(noise.shape)
 
     def quantile(self, p: float) -> Tensor:
-        """The p-quantile of each entry's marginal, (N, *event)."""
         between_zero_and_one("quantile: p", p)
         standard = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
         return self._mean + standard * self.std
@@ -166,8 +162,7 @@ class GaussianPredictive(Predictive):
         index = chosen_rows(index, self._mean.device)
         joint = self._joint_covariance
         if joint is not None:
-            places = torch.arange(len(joint), device=joint.device).reshape(len(self), math.prod(self._mean.shape[1:]))
-            chosen = places[index].reshape(-1)
+            chosen = self._flat(torch.arange(len(joint), device=joint.device))[index].reshape(-1)
             joint = joint[chosen][:, chosen]
         return GaussianPredictive(
             self._mean[index],
@@ -184,12 +179,9 @@ class GaussianPredictive(Predictive):
                 "Predictive.concatenate: all parts must have an output covariance, or none. "
                 f"Got it for {len(known)} of {len(parts)}."
             )
-        return GaussianPredictive(
-            torch.cat([part._mean for part in parts]),
-            torch.cat([part._function_variance for part in parts]),
-            torch.cat([part._noise_variance for part in parts]),
-            torch.cat(known) if known else None,
-        )
+        moments = zip(*((part._mean, part._function_variance, part._noise_variance) for part in parts), strict=True)
+        mean, variance, noise = (torch.cat(columns) for columns in moments)
+        return GaussianPredictive(mean, variance, noise, torch.cat(known) if known else None)
 
 
 def _factor(covariance: Tensor, noise: Tensor) -> Tensor:
