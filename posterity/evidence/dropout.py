@@ -45,7 +45,7 @@ class DropoutObjective:
         positive_whole("DropoutObjective.outputs", self.outputs)
 
     def precision(self, penalty: float, *, rate: float, length_scale: float, num_data: int) -> float:
-        """Noise precision tau under which this penalty is that of the prior."""
+        """Noise precision tau under which this penalty matches the prior."""
         positive("DropoutObjective.precision: penalty", penalty)
         return self._product(rate, length_scale, num_data) / penalty
 
@@ -61,7 +61,7 @@ class DropoutObjective:
         return math.sqrt(penalty * precision / self._product(rate, 1.0, num_data))
 
     def rate(self, penalty: float, *, precision: float, length_scale: float, num_data: int) -> float:
-        """Dropout rate with which this penalty is that of the prior; a ValueError where none is."""
+        """Dropout rate at which this penalty matches the prior; a ValueError where there is none."""
         positive("DropoutObjective.rate: penalty", penalty)
         positive("DropoutObjective.rate: precision", precision)
         ratio = penalty * precision / self._product(0.0, length_scale, num_data)
@@ -100,7 +100,7 @@ def dropout_divergence(mean: Tensor, scale: float, rate: float, length_scale: fl
     logit = math.log1p(-rate) - math.log(rate) + apart * (nodes - 0.5 * apart)
     at_zero, at_mean = (torch.exp(-0.5 * (nodes - centre).square()) for centre in (0.0, apart))
     density = (rate * at_zero + (1.0 - rate) * at_mean) / math.sqrt(2.0 * math.pi)
-    # Entropy of a mixture: that of component and value given it, less that of the component given the value.
+    # H(value) = H(component) + H(value | component) - H(component | value), the last by quadrature.
     return far + torch.trapezoid(density * coin_entropy(logit), nodes, dim=-1)
 
 

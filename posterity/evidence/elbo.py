@@ -232,8 +232,8 @@ def _exact_fit(gaussian: Gaussian, data: Data) -> float | None:
         if not survey(joint, batch.inputs).only_head:
             return None
         mean, variance = functions.output_moments(batch.inputs, marginal=True)
-        each = joint.likelihood.expected_log_prob(mean, variance, batch.targets)
-        total += float((each if batch.weights is None else each * batch.weights).sum(dtype=torch.float64))
+        rows = joint.likelihood.expected_log_prob(mean, variance, batch.targets)
+        total += float((rows if batch.weights is None else rows * batch.weights).sum(dtype=torch.float64))
     return total
 
 

@@ -76,7 +76,7 @@ def pareto_smoothed(log_weights: Tensor, efficiency: float = 1.0) -> Smoothed:
     al., 2024, Pareto smoothed importance sampling); its shape is k-hat, shrunk to 1/2 with the weight of ten draws as
     there. Its quantile at (z - 1/2) / M replaces the z-th of them, capped at the largest weight. Weights that are equal
     up to rounding are unchanged, with k-hat -inf; so are weights of which nearly all vanish beside the largest, with
-    k-hat inf. `efficiency` r is the number of effective draws of a chain over that of all draws.
+    k-hat inf. `efficiency` r is the ratio of effective draws of a chain to all draws.
 
     >>> pareto_smoothed(torch.zeros(100)).pareto_k
     -inf
@@ -218,7 +218,7 @@ def prior_monte_carlo(joint: Joint, data: object, *, draws: int = 10_000, seed: 
     **Math**: log of the mean of p(D | w_s), w_s ~ prior; under tempering of p(D | w_s)^lp p(w_s)^(pp - 1).
 
     **Limit**: useless where the data are informative: few draws, or none, fall where the posterior is, which k-hat
-    shows. Buffers (batch norm) are those of the network.
+    shows. Buffers (batch norm) come from the network.
 
     **Cost**: `draws` forward passes over the data.
 
@@ -348,7 +348,7 @@ def leave_one_out(posterior: Samples, data: object = None, *, efficiency: float 
     """Leave-one-out cross-validation by Pareto-smoothed importance sampling, without refitting.
 
     `data` are the rows that the posterior was fitted to; None for a `Density`, which has its own `pointwise`.
-    `efficiency` is the number of effective draws over that of all draws.
+    `efficiency` is the ratio of effective draws to all draws.
 
     **Math**: p(y_n | y_-n) = 1 / E[1 / p(y_n | theta)], the expectation over the posterior of all rows. With weights
     w_s = 1 / p(y_n | theta_s), smoothed, it is sum_s w_s p(y_n | theta_s) / sum_s w_s.

@@ -226,7 +226,7 @@ class PriorScale(Maximisation):
     `GroupLasso`) is p(w | tau) = const tau^(n / k) exp(-tau A1(w)) for the n weights of a group, tau = s^-k. The
     maximum of E_q log p(w | tau) is tau = (n / k) / E_q A1: the precision n / sum E(w - mean)^2 of a normal, the scale
     mean E|w| of a Laplace prior, the group-lasso rate n / sum over g of E||w_g||. With `hyper_prior` = Gamma(a, b) on
-    tau, q(tau) = Gamma(a + n / k, b + E_q A1); the joint gets E tau, and with `bound_terms` the ELBO is that of
+    tau, q(tau) = Gamma(a + n / k, b + E_q A1); the joint gets E tau, and ELBO + `bound_terms` is the bound of
     q(w) q(tau).
 
     Scales that differ inside a group (`FanIn`, `Layerwise`) keep their ratios, and tau scales their geometric mean;
@@ -263,8 +263,8 @@ class PriorScale(Maximisation):
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:
         random = _random(joint, posterior)
         groups = scale_groups(random, self.groups)
-        penalties = expected_penalties(groups, posterior)
-        factors = [self._factor(group, total) for group, total in zip(groups, penalties, strict=True)]
+        penalties = zip(groups, expected_penalties(groups, posterior), strict=True)
+        factors = [self._factor(group, penalty) for group, penalty in penalties]
         multipliers = torch.tensor(factors, dtype=torch.float64, device=joint.device)
         return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, multipliers))
 
@@ -305,7 +305,7 @@ class NoiseScale(Maximisation):
     **Math**: 1 / scale^2 = sum_n w_n D / sum_n w_n E_q |y_n - f(x_n)|^2, for N rows of weights w_n and D entries of an
     output row; for a likelihood with a scale for each output, each from its own entries. With `hyper_prior` =
     Gamma(a, b) on the noise precision beta = 1 / scale^2, q(beta) = Gamma(a + count / 2, b + squares / 2); the joint
-    gets E beta, and with `bound_terms` the ELBO is that of q(w) q(beta).
+    gets E beta, and ELBO + `bound_terms` is the bound of q(w) q(beta).
 
     **Limit**: exact given the expected squares; unchanged under tempering. A learnt noise scale becomes a fixed one.
     Likelihoods that are not Gaussian are refused.
@@ -393,4 +393,4 @@ def _sums(joint: Joint, expected: Expected | None) -> Sequence[tuple[float, floa
     scales = torch.as_tensor(joint.likelihood.scale).numel()
     if len(squares) != scales:
         raise ValueError(f"NoiseScale: the noise has {scales} scales. Got squares of {len(squares)} outputs.")
-    return [(count, each) for each in squares]
+    return [(count, total) for total in squares]

@@ -136,9 +136,8 @@ def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: obje
     marginal = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
 
     def retuned_to(tuned: Tuned) -> AtMode:
-        before = posterior.as_gaussian()
-        gaussian = with_tuned(before, marginal, tuned)
-        return posterior if gaussian is before else posterior.with_gaussian(gaussian)
+        gaussian = with_tuned(posterior.as_gaussian(), marginal, tuned)
+        return posterior.with_gaussian(gaussian) if tuned.succeeded else posterior
 
     if isinstance(tuning, Tuning):
         return retuned_to(tuning.tune(marginal))

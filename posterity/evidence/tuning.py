@@ -101,7 +101,7 @@ class Point(NamedTuple):
     """A point of a search: logs of prior precisions and noise precision, the evidence and its gradient there.
 
     gradient = (gained - lost) / 2. At the optimum a group's effective number of weights, `gained`, equals its alpha
-    |theta - mean|^2, `lost`; and the number of observations less that of fitted weights is the residuals' chi square.
+    |theta - mean|^2, `lost`; and the observations less the effective weights equal the residuals' chi square.
     """
 
     logs: Tensor  # (K,)
@@ -182,7 +182,7 @@ class Evidence(Tuning):
 
     **Math**: with u = log alpha of each group and b = -2 log noise scale, 2 d log Z / du = gamma - alpha |theta* - m|^2
     and 2 d log Z / db = N - gamma - RSS / scale^2; gamma is the effective number of weights. log Z is concave in
-    (u, b), so that there is one optimum. Steps are those of limited-memory BFGS, preconditioned by logarithmic means of
+    (u, b), so that there is one optimum. Steps are by limited-memory BFGS, preconditioned by logarithmic means of
     the two sides of each balance, which alone would give (damped) steps of MacKay's fixed point.
 
     **Limit**: theta* stays fixed, so the optimum is that of the model only if fit and search alternate until nothing
@@ -253,14 +253,14 @@ class Evidence(Tuning):
         slope, length = float(point.gradient @ direction), 1.0
         while search.evaluations < self.max_evaluations:
             logs = torch.minimum(torch.maximum(point.logs + length * direction, start.logs - reach), start.logs + reach)
-            there = search.at(logs)
-            if there is not None:
+            candidate = search.at(logs)
+            if candidate is not None:
                 rounding = 1e-13 * (abs(point.value) + search.marginal.pattern.numel())
-                rises = there.value >= point.value + 1e-4 * length * slope
+                rises = candidate.value >= point.value + 1e-4 * length * slope
                 # Near the optimum rounding hides the rise; a smaller slope shows it then.
-                flatter = abs(float(there.gradient @ direction)) <= 0.5 * slope
-                if rises or (flatter and there.value >= point.value - rounding):
-                    return there, ""
+                flatter = abs(float(candidate.gradient @ direction)) <= 0.5 * slope
+                if rises or (flatter and candidate.value >= point.value - rounding):
+                    return candidate, ""
             if length < 1e-10:
                 return None, "no step increases the evidence; the curvature may not be positive semi-definite."
             length *= 0.5

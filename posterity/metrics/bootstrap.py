@@ -32,7 +32,7 @@ def bootstrap(
 ) -> Bootstrap:
     """A metric with the percentile interval of its values on `resamples` draws of the N rows with replacement.
 
-    **Limit**: covers the choice of test rows, not that of training rows or seed. Too narrow for few rows (fewer than
+    **Limit**: covers the choice of test rows, not of training rows or seed. Too narrow for few rows (fewer than
     30, say); not valid for metrics that are biased on repeated rows (calibration errors, upwards).
 
     **Cost**: one call of the metric where it is a mean over rows (`metric.rows`), else one for each resample.

@@ -12,7 +12,6 @@ from posterity.metrics.scores import (
     mean_over_rows,
     per_row,
     regression,
-    scored,
     whole_number,
 )
 from posterity.predictive.classes import ClassPredictive
@@ -84,7 +83,7 @@ def adaptive_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> f
     **Math**: a label goes to bin floor(bins r / N), r the number of labels with less confidence; so equal confidences
     are never parted, and the order of the rows does not matter.
 
-    **Limit**: that of `expected_calibration_error`; with fewer labels than bins each is a bin of its own.
+    **Limit**: as for `expected_calibration_error`; with fewer labels than bins each is a bin of its own.
 
     **References**: Nguyen and O'Connor (2015), Posterior calibration and exploratory analysis for natural language
     processing models.
@@ -164,8 +163,7 @@ def gibbs_confidence(pred: Predictive, y: Tensor) -> Tensor:
     >>> gibbs_confidence(ClassPredictive(draws.mean(0), draws), torch.tensor([0]))
     1.0
     """
-    classification("gibbs_confidence", pred, "interval_width")
-    labelled("gibbs_confidence", pred, y)
+    labelled("gibbs_confidence", pred, y, "interval_width")
     draws = pred.draws if isinstance(pred, ClassPredictive) else None
     if draws is None:
         raise ValueError(
@@ -187,8 +185,7 @@ def coverage(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
     >>> coverage(pred, torch.tensor([1.9, 2.0]))  # the interval ends at 1.96
     0.5
     """
-    regression("coverage", pred, "expected_calibration_error")
-    targets = scored("coverage", pred, y)
+    targets = regression("coverage", pred, y, "expected_calibration_error")
     lower, upper = pred.interval(level)
     return per_row((lower <= targets) & (targets <= upper), pred)
 
@@ -204,7 +201,6 @@ def interval_width(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
     >>> round(interval_width(pred, torch.zeros(2)), 2)
     3.92
     """
-    regression("interval_width", pred, "confidence")
-    scored("interval_width", pred, y)
+    regression("interval_width", pred, y, "confidence")
     lower, upper = pred.interval(level)
     return per_row(upper - lower, pred)

@@ -79,10 +79,11 @@ def classification(metric: str, pred: Predictive, instead: str) -> None:
         raise TypeError(f"{metric} needs a classification predictive. Got {type(pred).__name__}. Use {instead}.")
 
 
-def regression(metric: str, pred: Predictive, instead: str) -> None:
-    """Raise a TypeError unless the targets are numbers."""
+def regression(metric: str, pred: Predictive, y: Tensor, instead: str) -> Tensor:
+    """Return the targets checked by `scored`; raise a TypeError unless the predictive is one of regression."""
     if pred.classifies:
         raise TypeError(f"{metric} needs a regression predictive. Got {type(pred).__name__}. Use {instead}.")
+    return scored(metric, pred, y)
 
 
 def whole_number(name: str, value: object, least: int = 1) -> None:
@@ -90,22 +91,6 @@ def whole_number(name: str, value: object, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         wanted = "a positive integer" if least == 1 else f"an integer from {least} up"
         raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
-
-
-def probabilities(metric: str, reference: Tensor, like: Tensor) -> Tensor:
-    """Check reference probabilities; return them with the dtype and device of `like` (N, C, *positions)."""
-    reference = torch.as_tensor(reference).to(like)
-    if reference.shape != like.shape:
-        raise BadData(
-            f"{metric}: the reference must have the shape {tuple(like.shape)} of the probabilities. "
-            f"Got {tuple(reference.shape)}. Give class probabilities of the same rows."
-        )
-    if not bool(((reference >= 0) & ((reference.sum(1, keepdim=True) - 1).abs() < 1e-3)).all()):
-        raise BadData(
-            f"{metric}: the reference must hold probabilities that sum to 1. Got {shown(reference)}. "
-            "Give probabilities, not logits or labels."
-        )
-    return reference
 
 
 @mean_over_rows
@@ -142,8 +127,7 @@ def root_mean_squared_error(pred: Predictive, y: Tensor) -> float:
     >>> root_mean_squared_error(pred, torch.tensor([1.0, 7.0]))
     5.0
     """
-    regression("root_mean_squared_error", pred, "accuracy")
-    targets = scored("root_mean_squared_error", pred, y)
+    targets = regression("root_mean_squared_error", pred, y, "accuracy")
     return float((targets - pred.mean).double().square().mean().sqrt())
 
 
@@ -156,8 +140,7 @@ def mean_absolute_error(pred: Predictive, y: Tensor) -> Tensor:
     >>> mean_absolute_error(pred, torch.tensor([1.0, -7.0]))
     4.0
     """
-    regression("mean_absolute_error", pred, "accuracy")
-    targets = scored("mean_absolute_error", pred, y)
+    targets = regression("mean_absolute_error", pred, y, "accuracy")
     return per_row((targets - pred.mean).double().abs(), pred)
 
 
@@ -185,9 +168,8 @@ def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0) -> Tenso
     >>> round(crps(pred, torch.tensor([0.0])), 4)  # (sqrt 2 - 1) / sqrt(pi)
     0.2337
     """
-    regression("crps", pred, "brier_score")
+    targets = regression("crps", pred, y, "brier_score").double().reshape(-1)  # (R,)
     whole_number("crps: draws", draws, least=2)
-    targets = scored("crps", pred, y).double().reshape(-1)  # (R,)
     if pred.normals is None:
         sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)  # (draws, R)
         return per_row(_crps_of_samples(sample, targets), pred)
@@ -257,7 +239,7 @@ def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
 
 @mean_over_rows
 def agreement(pred: Predictive, reference: Tensor) -> Tensor:
-    """Fraction of labels whose most probable class is that of the reference probabilities (N, C), 0 to 1.
+    """Fraction of labels whose most probable class agrees with the reference probabilities (N, C), 0 to 1.
 
     **References**: Izmailov et al. (2021), What are Bayesian neural network posteriors really like?
 
@@ -284,11 +266,21 @@ def total_variation(pred: Predictive, reference: Tensor) -> Tensor:
 
 
 def _both(metric: str, pred: Predictive, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return predicted and reference probabilities, (R, C) each."""
+    """Return predicted and reference probabilities, (R, C) each; raise BadData where the reference does not fit."""
     classification(metric, pred, "root_mean_squared_error")
-    wanted = probabilities(metric, reference, pred.probs)
+    reference = torch.as_tensor(reference).to(pred.probs)
+    if reference.shape != pred.probs.shape:
+        raise BadData(
+            f"{metric}: the reference must have the shape {tuple(pred.probs.shape)} of the probabilities. "
+            f"Got {tuple(reference.shape)}. Give class probabilities of the same rows."
+        )
+    if not bool(((reference >= 0) & ((reference.sum(1, keepdim=True) - 1).abs() < 1e-3)).all()):
+        raise BadData(
+            f"{metric}: the reference must hold probabilities that sum to 1. Got {shown(reference)}. "
+            "Give probabilities, not logits or labels."
+        )
     some_rows(metric, pred)
-    return by_label(pred.probs), by_label(wanted)
+    return by_label(pred.probs), by_label(reference)
 
 
 def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:

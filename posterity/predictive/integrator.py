@@ -66,7 +66,7 @@ def each_label(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def at_positions(probs: Tensor, mean: Tensor) -> Tensor:
-    """Reshape probabilities (R, C) of each label to those of the logits, (N, C, *positions)."""
+    """Reshape probabilities (R, C) of each label to the shape of the logits, (N, C, *positions)."""
     return probs if mean.dim() == 2 else probs.reshape(len(mean), *mean.shape[2:], -1).movedim(-1, 1)
 
 

@@ -25,7 +25,7 @@ class MixturePredictive(Predictive):
 
     **Limit**: exact for these components, whatever they are.
 
-    **Cost**: that of all components, and some 70 distribution functions of each for a quantile.
+    **Cost**: the sum over components, and some 70 distribution functions of each for a quantile.
 
     **References**: Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation, section 2.4.
 
