@@ -5,8 +5,7 @@ The loops that alternate with a fit are in `methods`; the bounds of wide network
 
 from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo
-from posterity.evidence.importance import Importance, importance, prior_monte_carlo
-from posterity.evidence.leave_one_out import LeaveOneOut, leave_one_out
+from posterity.evidence.importance import Importance, LeaveOneOut, importance, leave_one_out, prior_monte_carlo
 from posterity.evidence.m_steps import Expected, Gamma, Maximisation, NoiseScale, PriorScale
 from posterity.evidence.marginal import Groups, Marginal, PerLayer, PerTensor, Shared, laplace_evidence, residual_sums
 from posterity.evidence.retuned import MacKayUpdate, ValidationGrid, marginal_likelihood, retuned

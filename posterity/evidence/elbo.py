@@ -1,4 +1,4 @@
-"""The evidence lower bound, exact where integrals are known and by draws where not."""
+"""The evidence lower bound, in closed form where possible and by draws elsewhere."""
 
 import dataclasses
 import math
@@ -22,21 +22,19 @@ from posterity.posteriors.posterior import Posterior
 from posterity.posteriors.samples import TOGETHER, batches
 from posterity.priors import Correlated, Normal
 
-LARGE = 1 << 26  # numbers in the draws that are held at a time
-
-Sampler = Callable[[int, Key], Tensor]
+LARGE = 1 << 26  # numbers in the draws held at a time
 
 
 def whole(joint: Problem, data: object) -> Data:
-    """All data of the problem on its device, checked; BadData where they do not fit."""
+    """Return all data of the problem, checked, on its device; raise BadData where they do not fit."""
     rows = as_data(data).to(joint.device)
     if isinstance(rows, TensorData) and rows.rows.per_member:
         raise BadData("The evidence is that of one data set. Pass the rows of one member, without a member axis.")
     return joint.checked(rows)
 
 
-def in_blocks(sample: Sampler, draws: int, size: int, key: Key) -> Iterator[Tensor]:
-    """Draws (s, P) of `size` = P numbers each, as many at a time as are not too large together."""
+def in_blocks(sample: Callable[[int, Key], Tensor], draws: int, size: int, key: Key) -> Iterator[Tensor]:
+    """Yield draws in blocks (s, P) of at most `LARGE` numbers, P = `size`."""
     step = max(1, LARGE // max(1, size))
     for low in range(0, draws, step):
         yield sample(min(step, draws - low), key.fold(low))
@@ -45,7 +43,7 @@ def in_blocks(sample: Sampler, draws: int, size: int, key: Key) -> Iterator[Tens
 def log_likelihoods(joint: Problem, thetas: Tensor, data: Data, buffers: Buffers) -> Tensor:
     """sum_n w_n log p(y_n | f(x_n)) over all data at weights (S, P), untempered: (S,) in float64.
 
-    Of a `Density` it is the whole log density, which does not tell data from prior.
+    For a `Density`, which has no separate likelihood, it is the whole log density.
     """
     if isinstance(joint, Density):
         return joint.log_density(thetas).to(torch.float64)
@@ -53,18 +51,18 @@ def log_likelihoods(joint: Problem, thetas: Tensor, data: Data, buffers: Buffers
     for batch in batches(data):
         share, step = batch.size / joint.num_data, max(1, TOGETHER // batch.size)
         for low in range(0, len(thetas), step):
-            some = thetas[low : low + step]
-            part = joint.log_likelihood(some[0] if step == 1 else some, batch, buffers or None)
+            block = thetas[low : low + step]
+            part = joint.log_likelihood(block[0] if step == 1 else block, batch, buffers or None)
             total[low : low + step] += part.to(torch.float64) * share
     return total
 
 
 @dataclass(frozen=True)
 class Elbo:
-    """The pieces of an evidence lower bound, in nats over all data, each with the error of its estimate.
+    """The terms of an evidence lower bound, in nats over all data, with their standard errors.
 
-    `data_fit` is E_q log p(D | w) and `kl` is KL(q || prior), both untempered; `entropy` is that of q. The three
-    numbers of `errors` are the variances of the two estimates and their covariance, zero for closed forms.
+    `data_fit` is E_q log p(D | w), `kl` is KL(q || prior), both untempered, and `entropy` is H(q). `errors` holds the
+    variances of the first two estimates and their covariance, zero for closed forms.
     """
 
     data_fit: float
@@ -95,17 +93,17 @@ class Elbo:
 
     @property
     def data_fit_standard_error(self) -> float:
-        """Standard error of `data_fit`, zero where it is exact."""
+        """Standard error of `data_fit`, zero for a closed form."""
         return self._standard_error(1.0, 0.0)
 
     @property
     def kl_standard_error(self) -> float:
-        """Standard error of `kl`, zero where it is exact."""
+        """Standard error of `kl`, zero for a closed form."""
         return self._standard_error(0.0, 1.0)
 
     @property
     def standard_error(self) -> float:
-        """Standard error of `elbo`, zero where it is exact."""
+        """Standard error of `elbo`, zero for a closed form."""
         return self._standard_error(1.0, 1.0)
 
     @property
@@ -120,25 +118,23 @@ class Elbo:
 
     @property
     def per_datum(self) -> "Elbo":
-        """The same pieces per row of data."""
+        """The same terms per row of data."""
         count = self.num_data
         fit, kl, both = (value / count**2 for value in self.errors)
-        return Elbo(
-            self.data_fit / count, self.kl / count, self.entropy / count, 1, self.tempering, errors=(fit, kl, both)
-        )
+        return Elbo(self.data_fit / count, self.kl / count, self.entropy / count, 1, self.tempering, (fit, kl, both))
 
     @property
     def _powers(self) -> tuple[float, float]:
         return float(self.tempering.likelihood_power), float(self.tempering.prior_power)
 
-    def _standard_error(self, of_fit: float, of_kl: float) -> float:
-        """That of of_fit data_fit - of_kl kl."""
+    def _standard_error(self, a: float, b: float) -> float:
+        """Standard error of a data_fit - b kl."""
         fit, kl, both = self.errors
-        return math.sqrt(max(0.0, of_fit**2 * fit + of_kl**2 * kl - 2.0 * of_fit * of_kl * both))
+        return math.sqrt(max(0.0, a**2 * fit + b**2 * kl - 2.0 * a * b * both))
 
 
 def elbo(posterior: Posterior, data: object, *, draws: int = 100, seed: int = 0) -> Elbo:
-    """The evidence lower bound of a posterior q: E_q log p(D | w) - KL(q || prior), exact where it can be.
+    """The evidence lower bound E_q log p(D | w) - KL(q || prior) of a Gaussian q, in closed form where there is one.
 
     **Math**: log p(D) = ELBO(q) + KL(q || p(w | D)). The data fit is the mean of log p(D | w_s) over draws w_s ~ q. For
     a network that is linear in its random weights with Gaussian noise it is log p(D | mean) - sum of Var f / (2 s^2).
@@ -146,9 +142,9 @@ def elbo(posterior: Posterior, data: object, *, draws: int = 100, seed: int = 0)
     cross-entropy where q is factorised; otherwise it is the mean of log q(w_s) - log p(w_s) over the same draws.
 
     **Limit**: unbiased, with its standard error, over the whole data, untempered and tempered. A `Linearized`
-    posterior is taken as the Gaussian over the weights of the network itself, so that the bound is one for the network.
+    posterior is taken as the Gaussian over the weights of the network itself, so that the bound holds for the network.
     Weights that are points enter with their log prior density, as in the log evidence of `Laplace` and `Conjugate`. For
-    a `Density`, which does not tell data from prior, the data fit is E log density and the KL minus the entropy.
+    a `Density`, which has no separate likelihood, the data fit is E log density and the KL minus the entropy.
 
     **Cost**: `draws` forward passes over the data, or one with derivatives for linear models.
 
@@ -161,8 +157,8 @@ def elbo(posterior: Posterior, data: object, *, draws: int = 100, seed: int = 0)
     >>> linear = torch.nn.Linear(1, 1, dtype=torch.float64)
     >>> joint = po.Joint(linear, po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=10)
     >>> q, _ = po.infer(po.methods.Conjugate(), joint, (x, 2 * x))
-    >>> of = elbo(q, (x, 2 * x))
-    >>> abs(of.elbo - float(q.log_evidence)) < 1e-8, of.standard_error
+    >>> bound = elbo(q, (x, 2 * x))
+    >>> abs(bound.elbo - float(q.log_evidence)) < 1e-8, bound.standard_error
     (True, 0.0)
     """
     gaussian = posterior.as_gaussian()
@@ -184,17 +180,15 @@ def elbo(posterior: Posterior, data: object, *, draws: int = 100, seed: int = 0)
 
 
 def assembled(gaussian: Gaussian, fit: float | None, kl: float | None, columns: Sequence[Tensor]) -> Elbo:
-    """The bound from data fit and KL, where these are known, or from numbers (S,) at draws whose means they are.
+    """Assemble the bound from a data fit and a KL in closed form, or else from their values (S,) at draws.
 
-    `columns` are log p(D | w_s) and log q(w_s) - log p(w_s), none where both are known.
+    `columns` are log p(D | w_s) and log q(w_s) - log p(w_s), none where both have closed forms.
     """
     errors = (0.0, 0.0, 0.0)
     if columns and len(columns[0]) > 1:
-        # What is known exactly does not vary, whatever the draws say of it.
-        pair = torch.stack(
-            [c if known is None else torch.zeros_like(c) for c, known in zip(columns, (fit, kl), strict=True)]
-        )
-        spread = torch.cov(pair) / len(columns[0])
+        pairs = zip(columns, (fit, kl), strict=True)  # a closed form has no variance
+        varying = torch.stack([column if exact is None else torch.zeros_like(column) for column, exact in pairs])
+        spread = torch.cov(varying) / len(columns[0])
         errors = (float(spread[0, 0]), float(spread[1, 1]), float(spread[0, 1]))
     fit = float(columns[0].mean()) if fit is None else fit
     kl = float(columns[1].mean()) if kl is None else kl
@@ -203,9 +197,9 @@ def assembled(gaussian: Gaussian, fit: float | None, kl: float | None, columns: 
 
 
 def exact_kl(gaussian: Gaussian) -> float | None:
-    """KL(q || prior) where it has a closed form or is a sum of one-dimensional integrals, else None.
+    """KL(q || prior) in closed form or by one-dimensional quadratures, else None.
 
-    Points count with minus their log prior density.
+    Points contribute minus their log prior density.
     """
     joint, entropy = gaussian.joint, float(gaussian.entropy)
     if not isinstance(joint, Joint):
@@ -216,23 +210,20 @@ def exact_kl(gaussian: Gaussian) -> float | None:
         return None
     scale = gaussian.variance.sqrt()
     if index is not None:
-        if not isinstance(prior, (Normal, Correlated)):  # a quadrature around a point
+        if not isinstance(prior, (Normal, Correlated)):  # others would need a quadrature at zero scale
             return None
         return float(prior.cross_entropy(mean, torch.zeros_like(mean).index_copy(0, index, scale))) - entropy
     try:
         factors = float(prior.kl(mean, scale))
-    except TypeError:  # no cross-entropy, as of a scale that the weights of a tensor share
+    except TypeError:  # no cross-entropy: say, the weights of a tensor share a random scale
         return None
-    return factors if factorised else factors + float(_factorised_entropy(scale)) - entropy
-
-
-def _factorised_entropy(scale: Tensor) -> Tensor:
-    """That of independent weights of these scales."""
-    return (scale.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
+    if factorised:
+        return factors
+    return factors + float((scale.log() + 0.5 * math.log(2.0 * math.pi * math.e)).sum()) - entropy
 
 
 def _exact_fit(gaussian: Gaussian, data: Data) -> float | None:
-    """E log p(D | w) of a network that is linear in its random weights with Gaussian noise, else None."""
+    """E log p(D | w) for a network that is linear in its random weights with Gaussian noise, else None."""
     joint = gaussian.joint
     if not isinstance(joint, Joint) or joint.likelihood.link != "identity":
         return None
@@ -241,13 +232,13 @@ def _exact_fit(gaussian: Gaussian, data: Data) -> float | None:
         if not survey(joint, batch.inputs).only_head:
             return None
         mean, variance = functions.output_moments(batch.inputs, marginal=True)
-        each = joint.likelihood.expected_log_prob(mean, variance, batch.targets)
-        total += float((each if batch.weights is None else each * batch.weights).sum(dtype=torch.float64))
+        rows = joint.likelihood.expected_log_prob(mean, variance, batch.targets)
+        total += float((rows if batch.weights is None else rows * batch.weights).sum(dtype=torch.float64))
     return total
 
 
 def _at_draws(gaussian: Gaussian, data: Data, draws: int, seed: int, fit: bool) -> list[Tensor]:
-    """log p(D | w_s) (zeros where the `fit` is known) and log q(w_s) - log p(w_s), (S,) each."""
+    """Return log p(D | w_s) (zeros without `fit`) and log q(w_s) - log p(w_s), (S,) each."""
     joint, fits, ratios = gaussian.joint, [], []
     for thetas in in_blocks(gaussian.sample, draws, joint.size, Key(seed).fold("elbo")):
         prior = joint.log_prior(thetas.to(torch.float64))

@@ -1,8 +1,8 @@
-"""The bound of EM on a log-likelihood, point by point, for hidden variables with finitely many values.
+"""The EM lower bound of the log-likelihood, point by point, for discrete hidden variables.
 
 `log_joint` is log p(y_n, z | theta) for each point n and value z, (N, K), or (N, K1, ..., KJ) for several hidden
-variables; `q` are distributions over z of the same shape, one for each point. Any leading axes may come before N if
-`hidden` says how many axes are those of z.
+variables; `q` holds a distribution over z for each point, of the same shape. `hidden` is the number of axes of z; any
+leading axes may come before N.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,13 +12,12 @@ from torch import Tensor
 
 
 def posterior(log_joint: Tensor, hidden: int = 1) -> Tensor:
-    """p(z | y_n, theta): the distribution that makes the bound tight, (..., N, K...).
+    """p(z | y_n, theta), (..., N, K...): the q that makes the bound tight.
 
     >>> posterior(torch.tensor([[0.0, 0.0]]))
     tensor([[0.5000, 0.5000]])
     """
-    flat = log_joint.flatten(-hidden)
-    return torch.softmax(flat, -1).reshape(log_joint.shape)
+    return torch.softmax(log_joint.flatten(-hidden), -1).reshape(log_joint.shape)
 
 
 def log_likelihood(log_joint: Tensor, hidden: int = 1) -> Tensor:
@@ -27,12 +26,12 @@ def log_likelihood(log_joint: Tensor, hidden: int = 1) -> Tensor:
 
 
 def q_function(log_joint: Tensor, q: Tensor, hidden: int = 1) -> Tensor:
-    """sum_z q_n(z) log p(y_n, z | theta), (..., N): what the M-step makes as large as possible."""
+    """sum_z q_n(z) log p(y_n, z | theta), (..., N): the objective of the M-step."""
     return _expected(log_joint, q).flatten(-hidden).sum(-1)
 
 
 def entropy(q: Tensor, hidden: int = 1) -> Tensor:
-    """-sum_z q_n(z) log q_n(z), (..., N)."""
+    """Entropy -sum_z q_n(z) log q_n(z), (..., N)."""
     return -torch.xlogy(q, q).flatten(-hidden).sum(-1)
 
 
@@ -48,7 +47,7 @@ def jensen_bound(log_joint: Tensor, q: Tensor, hidden: int = 1) -> Tensor:
 
 
 def kl_gap(log_joint: Tensor, q: Tensor, hidden: int = 1) -> Tensor:
-    """KL(q_n || p(z | y_n, theta)) = log p(y_n | theta) - bound, (..., N), summed so that it keeps its digits."""
+    """KL(q_n || p(z | y_n, theta)) = log p(y_n | theta) - bound, (..., N), summed without cancellation."""
     total = log_likelihood(log_joint, hidden)
     log_posterior = log_joint - total.reshape(*total.shape, *(1,) * hidden)
     return (torch.xlogy(q, q) - _expected(log_posterior, q)).flatten(-hidden).sum(-1)
@@ -60,9 +59,9 @@ def fisher_gradient(
     q: Tensor | None = None,
     hidden: int = 1,
 ) -> dict[str, Tensor]:
-    """Gradient in the values of sum_n sum_z q_n(z) log p(y_n, z | values), for each name.
+    """Gradient of sum_n sum_z q_n(z) log p(y_n, z | values) with respect to each named value.
 
-    With q the posterior at the values (None) it is that of the log-likelihood itself: Fisher's identity.
+    With q the posterior at the values (None) it is the gradient of the log-likelihood: Fisher's identity.
 
     >>> y = torch.tensor([[0.0], [1.0]])
     >>> log_joint = lambda values: -0.5 * (y - values["means"]).square()
@@ -74,14 +73,10 @@ def fisher_gradient(
         table = log_joint(leaves)
         weights = posterior(table.detach(), hidden) if q is None else q
         total = q_function(table, weights, hidden).sum()
-        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if grad is None else grad
-        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
-    }
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True))
 
 
 def _expected(log_probability: Tensor, q: Tensor) -> Tensor:
-    """q times the log, entry by entry; nothing where q is zero, whatever the log."""
-    impossible = q == 0
-    return q * log_probability.masked_fill(impossible, 0.0)
+    """q times the log, entry by entry; zero where q is zero, even if the log is infinite."""
+    return q * log_probability.masked_fill(q == 0, 0.0)

@@ -1,4 +1,4 @@
-"""M-steps of variational EM: prior scales and noise in closed form, under Gamma hyper-priors."""
+"""M-steps of variational EM: prior scales and noise in closed form, with Gamma hyper-priors."""
 
 import dataclasses
 import math
@@ -22,14 +22,13 @@ from posterity.priors import Normal, Prior
 
 @dataclass(frozen=True)
 class Gamma:
-    """Gamma(shape, rate) of a positive number tau: a hyper-prior, or what is known of tau under q.
+    """The Gamma(shape, rate) distribution of a positive tau: a hyper-prior, or the factor q(tau).
 
-    **Math**: p(tau) = rate^shape tau^(shape - 1) exp(-rate tau) / Gamma(shape), of mean shape / rate. After `count` log
-    tau - tau `total` in the expected log density of all that depends on tau, q(tau) = Gamma(shape + count, rate +
-    total).
+    **Math**: p(tau) = rate^shape tau^(shape - 1) exp(-rate tau) / Gamma(shape), of mean shape / rate. With a term
+    `count` log tau - tau `total` in the expected log joint, q(tau) = Gamma(shape + count, rate + total).
 
     **Limit**: conjugate to precisions of normals and to rates of exponential densities, so that q(tau) is exact given
-    the rest of q. Small `shape` and `rate` say little about tau.
+    the rest of q. Small `shape` and `rate` make it vague.
 
     **Cost**: none.
 
@@ -60,34 +59,31 @@ class Gamma:
 
     @property
     def entropy(self) -> float:
-        """That of tau, in nats."""
-        return self.shape + math.lgamma(self.shape) - (self.shape - 1.0) * self.mean_log - self.shape * self._log_rate
+        """Entropy of tau, in nats."""
+        log_rate = math.log(self.rate)
+        return self.shape + math.lgamma(self.shape) - (self.shape - 1.0) * self.mean_log - self.shape * log_rate
 
     def updated(self, count: float, total: float) -> "Gamma":
-        """What is known of tau after a term `count` log tau - tau `total`."""
+        """The distribution of tau after a term `count` log tau - tau `total`."""
         return Gamma(self.shape + count, self.rate + total)
 
-    def expected_log_density(self, of: "Gamma") -> float:
-        """E log p(tau) for tau ~ `of`, p being this density."""
-        constant = self.shape * self._log_rate - math.lgamma(self.shape)
-        return constant + (self.shape - 1.0) * of.mean_log - self.rate * of.mean
+    def expected_log_density(self, q: "Gamma") -> float:
+        """E log p(tau) for tau ~ q, p being this density."""
+        constant = self.shape * math.log(self.rate) - math.lgamma(self.shape)
+        return constant + (self.shape - 1.0) * q.mean_log - self.rate * q.mean
 
     def bound_terms(self, count: float, mean: float) -> float:
-        """What q(tau) = Gamma(shape + count, .) of this mean adds to a bound that has tau fixed at the mean.
+        """The change of a bound with tau fixed at `mean` when tau gets q(tau) = Gamma(shape + count, .) of that mean.
 
-        E log p(tau) / q(tau), and `count` (E log tau - log E tau) for the term `count` log tau of that bound.
+        It is E log p(tau) / q(tau), plus `count` (E log tau - log E tau) for the bound's term `count` log tau.
         """
         shape = self.shape + count
         q = Gamma(shape, shape / mean)
         return self.expected_log_density(q) + q.entropy + count * (q.mean_log - math.log(mean))
 
-    @property
-    def _log_rate(self) -> float:
-        return math.log(self.rate)
-
 
 class Expected(NamedTuple):
-    """What a pass over all rows found under q, untempered; w_n are the rows' weights."""
+    """Expectations under q from a pass over all rows, untempered; w_n are the rows' weights."""
 
     log_likelihood: Tensor  # (S,) log p(D | w_s) over all data at draws w_s ~ q; S = 1 where in closed form
     squares: Tensor  # (E,) sum_n w_n E_q (y_n - f_n)^2, for each of the E entries of an output row
@@ -95,38 +91,38 @@ class Expected(NamedTuple):
 
 
 class Maximisation(ABC):
-    """An M-step: another prior or likelihood of the problem, under which what q expects is most probable.
+    """An M-step: the prior or likelihood that maximises the expected log joint under a fixed posterior q.
 
-    The posterior q over the weights stays as it is. Tempering changes nothing: it multiplies the log-likelihood and the
-    log prior by powers, and each M-step makes one of the two alone as large as can be.
+    Tempering changes nothing: it multiplies the log-likelihood and the log prior by powers, and each M-step maximises
+    one of the two.
     """
 
     needs_residuals: ClassVar[bool] = False
     """Whether `Expected.squares` are used, so that a pass over the data is needed."""
 
     climbs: ClassVar[bool] = True
-    """Whether it is the maximum of the expected log joint, so that no bound falls in it."""
+    """Whether the step maximises the expected log joint, so that the bound cannot fall."""
 
     def check(self, joint: Joint) -> None:  # noqa: B027  most have nothing to refuse
-        """Refuse a problem that has no such hyper-parameters, before a run begins."""
+        """Raise a ValueError before the run where the problem has no such hyper-parameters."""
 
     @abstractmethod
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
-        """The joint with new hyper-parameters; `expected` may be None where no residuals are needed."""
+        """Return the joint with new hyper-parameters; `expected` may be None unless `needs_residuals`."""
 
     def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
-        """What hyper-priors add to the ELBO at the joint's hyper-parameters, in nats: 0 without hyper-priors.
+        """Terms of hyper-priors in the ELBO at the joint's hyper-parameters, in nats: 0 without hyper-priors.
 
-        Under tempering it is multiplied by the power of the term that the hyper-parameters are in, so that the M-step
-        is the maximum of `Elbo.bound` with it. A hyper-prior of the noise asks `expected` for the number of rows.
+        Under tempering they are multiplied by the power of the term that the hyper-parameters are in, so that the
+        M-step maximises `Elbo.bound` plus these. A hyper-prior of the noise needs the row count of `expected`.
         """
         return 0.0
 
 
 class Family(NamedTuple):
-    """The random weights of one tensor: their prior with its mode moved to zero, of -log p homogeneous of `degree`."""
+    """The random weights of one tensor: their prior with its mode moved to zero, -log p homogeneous of `degree`."""
 
-    places: Tensor  # (n,) in theta
+    indices: Tensor  # (n,) in theta
     prior: Prior
     mode: float | Tensor
     degree: int
@@ -137,7 +133,7 @@ class ScaleGroup(NamedTuple):
     """A group of n weights with p(w | tau) = const tau^(n / k) exp(-tau A1(w)); tau = s^-k of degree k.
 
     s is the geometric mean of the weights' scales: tau is the precision of a normal, 1 / b of a Laplace prior, the rate
-    of a group lasso. A1 is what A = log p(mode) - log p(w) would be at tau = 1, with the same pattern of scales.
+    of a group lasso. A1 is A = log p(mode) - log p(w) at tau = 1, with the same ratios of scales.
     """
 
     name: str
@@ -145,35 +141,35 @@ class ScaleGroup(NamedTuple):
 
     @property
     def degree(self) -> int:
-        """k."""
+        """The degree k."""
         return self.families[0].degree
 
     @property
     def power(self) -> float:
-        """n / k, the power of tau."""
-        return sum(len(family.places) for family in self.families) / self.degree
+        """The power n / k of tau."""
+        return sum(len(family.indices) for family in self.families) / self.degree
 
     @property
     def tau(self) -> float:
-        """The present one."""
+        """tau at the present scales."""
         total = torch.tensor(sum(family.log_scales for family in self.families), dtype=torch.float64)
         return float(torch.exp(-total / self.power))
 
 
 def scale_groups(joint: Joint, groups: Groups) -> tuple[ScaleGroup, ...]:
-    """The groups of the joint's random weights; a ValueError where a prior has no scale of its own to find."""
+    """Group the joint's random weights; raise a ValueError where a prior has no scale in closed form."""
     if joint.num_members is not None:
         raise ValueError(
             f"PriorScale is for one problem. Got a joint of {joint.num_members} members. Use joint.member(i) for each."
         )
     names, group = grouped(joint, groups)
     layout = joint.network.layout
-    chosen = torch.arange(layout.size, device=group.device) if joint.random_indices is None else joint.random_indices
-    ends = torch.searchsorted(chosen, torch.tensor([p.offset + p.size for p in layout], device=group.device)).tolist()
+    random = torch.arange(layout.size, device=group.device) if joint.random_indices is None else joint.random_indices
+    ends = torch.searchsorted(random, torch.tensor([p.offset + p.size for p in layout], device=group.device)).tolist()
     members: list[list[Family]] = [[] for _ in names]
     for own, part, low, high in zip(joint.prior.by_tensor(layout), layout, [0, *ends], ends, strict=False):
         if low < high:
-            members[int(group[low])].append(_family(own, part, chosen[low:high]))
+            members[int(group[low])].append(_family(own, part, random[low:high]))
     for name, families in zip(names, members, strict=True):
         if len({family.degree for family in families}) > 1:
             raise ValueError(
@@ -183,29 +179,28 @@ def scale_groups(joint: Joint, groups: Groups) -> tuple[ScaleGroup, ...]:
     return tuple(ScaleGroup(name, tuple(families)) for name, families in zip(names, members, strict=True))
 
 
-def _family(prior: Prior, part: Slice, places: Tensor) -> Family:
+def _family(prior: Prior, part: Slice, indices: Tensor) -> Family:
     if prior.degree is None:
         raise ValueError(
             f"PriorScale: a Normal, Laplace or GroupLasso has a scale that is found in closed form. Got {shown(prior)} "
             f"for '{part.name}'. Use one of these for it, or leave PriorScale out."
         )
-    whole = len(places) == part.size
-    if not whole and not isinstance(prior, Normal):
+    if len(indices) < part.size and not isinstance(prior, Normal):
         raise ValueError(
             f"PriorScale: only part of '{part.name}' is random, and its other weights keep their scale, which takes a "
             f"Normal prior. Got {shown(prior)}. Choose whole tensors by Joint.random."
         )
     own, mode = prior.bound(Layout.of({part.name: part.shape})).centred()
-    inside = places - part.offset
+    inside = indices - part.offset
     if isinstance(own, Normal) and isinstance(own.scale, Tensor) and own.scale.dim() == 2:
-        own = Normal(own.scale.to(places.device)[:, inside])
+        own = Normal(own.scale.to(indices.device)[:, inside])
     if isinstance(mode, Tensor) and mode.dim():
-        mode = mode.reshape(-1).to(places.device)[inside]
-    return Family(places, own, mode, prior.degree, float(own.log_scale.mean()) * len(places))
+        mode = mode.reshape(-1).to(indices.device)[inside]
+    return Family(indices, own, mode, prior.degree, float(own.log_scale.mean()) * len(indices))
 
 
 def expected_penalties(groups: tuple[ScaleGroup, ...], posterior: Posterior) -> list[float]:
-    """E_q A(w) of each group, under its present scale."""
+    """E_q A(w) of each group, at its present scale."""
     families = [family for group in groups for family in group.families]
     total = torch.zeros(len(families), dtype=torch.float64)
     with torch.no_grad():
@@ -216,11 +211,11 @@ def expected_penalties(groups: tuple[ScaleGroup, ...], posterior: Posterior) -> 
                         f"PriorScale: {shown(family.prior)} needs the weights of a group to be independent under q. "
                         "Use a factorised Gaussian (MeanField), samples, or a Normal or Laplace prior."
                     )
-                away = weights[..., family.places] - family.mode
-                own = None if spread is None else spread[family.places]
+                away = weights[..., family.indices] - family.mode
+                own = None if spread is None else spread[family.indices]
                 total[index] += share * float(family.prior.penalty(away, own)[1].mean())
-    ends = iter(total.tolist())
-    return [sum(next(ends) for _ in group.families) for group in groups]
+    penalties = iter(total.tolist())
+    return [sum(next(penalties) for _ in group.families) for group in groups]
 
 
 @dataclass(frozen=True)
@@ -231,15 +226,15 @@ class PriorScale(Maximisation):
     `GroupLasso`) is p(w | tau) = const tau^(n / k) exp(-tau A1(w)) for the n weights of a group, tau = s^-k. The
     maximum of E_q log p(w | tau) is tau = (n / k) / E_q A1: the precision n / sum E(w - mean)^2 of a normal, the scale
     mean E|w| of a Laplace prior, the group-lasso rate n / sum over g of E||w_g||. With `hyper_prior` = Gamma(a, b) on
-    tau, q(tau) = Gamma(a + n / k, b + E_q A1); the joint gets E tau, and `bound_terms` makes the ELBO there that of
+    tau, q(tau) = Gamma(a + n / k, b + E_q A1); the joint gets E tau, and ELBO + `bound_terms` is the bound of
     q(w) q(tau).
 
-    Scales that differ inside a group (`FanIn`, `Layerwise`) keep their ratios, and tau goes by their geometric mean;
+    Scales that differ inside a group (`FanIn`, `Layerwise`) keep their ratios, and tau scales their geometric mean;
     means stay. Weights that are points under q keep their prior.
 
     **Limit**: exact for Gaussian q (any covariance under `Normal` and `Laplace`, a factorised one under `GroupLasso`,
     there to 1e-9), points, and mixtures; for `Samples` the average over their draws. It is unchanged under tempering.
-    A point has no spread, so that rounds with it drive the scale of a group that the data do not need to zero.
+    A point has no spread, so that repeated steps drive the scale of a group that the data do not need to zero.
 
     **Cost**: one pass over the weights, or over the draws.
 
@@ -263,15 +258,13 @@ class PriorScale(Maximisation):
             of_kinds(self, hyper_prior=Gamma)
 
     def check(self, joint: Joint) -> None:
-        """Refuse a prior without a scale that is found in closed form."""
         scale_groups(joint, self.groups)
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:
-        """The joint with the scales found; see `Maximisation`."""
         random = _random(joint, posterior)
         groups = scale_groups(random, self.groups)
-        penalties = expected_penalties(groups, posterior)
-        factors = [self._factor(group, total) for group, total in zip(groups, penalties, strict=True)]
+        penalties = zip(groups, expected_penalties(groups, posterior), strict=True)
+        factors = [self._factor(group, penalty) for group, penalty in penalties]
         multipliers = torch.tensor(factors, dtype=torch.float64, device=joint.device)
         return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, multipliers))
 
@@ -284,7 +277,7 @@ class PriorScale(Maximisation):
         return float(joint.tempering.prior_power) * total
 
     def _factor(self, group: ScaleGroup, penalty: float) -> float:
-        """What the scales of a group are multiplied by: (tau / new tau)^(1 / k)."""
+        """The factor (tau / new tau)^(1 / k) of a group's scales."""
         power, tau = group.power, group.tau
         if self.hyper_prior is not None:
             after = self.hyper_prior.updated(power, penalty / tau).mean
@@ -298,11 +291,11 @@ class PriorScale(Maximisation):
 
 
 def _random(joint: Joint, posterior: Posterior) -> Joint:
-    """The joint with those weights random that are so under the posterior."""
-    of = posterior.posteriors[0].joint if isinstance(posterior, Mixture) else posterior.joint
-    if not isinstance(of, Joint) or of.network.layout != joint.network.layout:
-        raise TypeError(f"PriorScale: the posterior must be one of the joint's weights. Got one of {shown(of)}.")
-    return dataclasses.replace(joint, random=of.random)
+    """The joint with the random weights of the posterior."""
+    fitted = posterior.posteriors[0].joint if isinstance(posterior, Mixture) else posterior.joint
+    if not isinstance(fitted, Joint) or fitted.network.layout != joint.network.layout:
+        raise TypeError(f"PriorScale: the posterior must be one of the joint's weights. Got one of {shown(fitted)}.")
+    return dataclasses.replace(joint, random=fitted.random)
 
 
 @dataclass(frozen=True)
@@ -312,12 +305,12 @@ class NoiseScale(Maximisation):
     **Math**: 1 / scale^2 = sum_n w_n D / sum_n w_n E_q |y_n - f(x_n)|^2, for N rows of weights w_n and D entries of an
     output row; for a likelihood with a scale for each output, each from its own entries. With `hyper_prior` =
     Gamma(a, b) on the noise precision beta = 1 / scale^2, q(beta) = Gamma(a + count / 2, b + squares / 2); the joint
-    gets E beta, and `bound_terms` makes the ELBO there that of q(w) q(beta).
+    gets E beta, and ELBO + `bound_terms` is the bound of q(w) q(beta).
 
-    **Limit**: exact given the expected squares; unchanged under tempering. A learnt noise becomes a fixed one, as found
-    here. Likelihoods that are not Gaussian are refused.
+    **Limit**: exact given the expected squares; unchanged under tempering. A learnt noise scale becomes a fixed one.
+    Likelihoods that are not Gaussian are refused.
 
-    **Cost**: none beyond the pass over the data that finds the squares.
+    **Cost**: none beyond the pass over the data that computes the squares.
 
     **References**: Bishop (2006), eq. 9.68 and section 10.3.
 
@@ -326,8 +319,8 @@ class NoiseScale(Maximisation):
     >>> import posterity as po
     >>> joint = po.Joint(torch.nn.Linear(2, 1), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=8)
     >>> q = po.posteriors.Point(joint, torch.zeros(3))
-    >>> found = Expected(torch.zeros(1), squares=torch.tensor([2.0]), count=torch.tensor(8.0))
-    >>> NoiseScale()(joint, q, found).likelihood.scale
+    >>> expected = Expected(torch.zeros(1), squares=torch.tensor([2.0]), count=torch.tensor(8.0))
+    >>> NoiseScale()(joint, q, expected).likelihood.scale
     0.5
     """
 
@@ -340,14 +333,11 @@ class NoiseScale(Maximisation):
     needs_residuals = True
 
     def check(self, joint: Joint) -> None:
-        """Refuse a likelihood without noise that is found in closed form."""
         _shared(joint)
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
-        """The joint with the noise found; see `Maximisation`."""
-        shared, known = _shared(joint), _known(expected)
-        scales = [self._scale(count, squares) for count, squares in _sums(joint, known)]
-        return dataclasses.replace(joint, likelihood=Gaussian(scale=scales[0] if shared else tuple(scales)))
+        scales = [self._scale(count, squares) for count, squares in _sums(joint, expected)]
+        return dataclasses.replace(joint, likelihood=Gaussian(scale=scales[0] if _shared(joint) else tuple(scales)))
 
     def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
         """E log p(beta) / q(beta), and count / 2 (E log beta - log E beta), over the scales; see `Maximisation`."""
@@ -356,7 +346,7 @@ class NoiseScale(Maximisation):
             return 0.0
         assert isinstance(joint.likelihood, Gaussian)
         scales = torch.as_tensor(joint.likelihood.scale, dtype=torch.float64).reshape(-1).tolist()
-        sums = zip(_sums(joint, _known(expected)), scales, strict=True)
+        sums = zip(_sums(joint, expected), scales, strict=True)
         total = sum(self.hyper_prior.bound_terms(0.5 * count, scale**-2) for (count, _), scale in sums)
         return float(joint.tempering.likelihood_power) * total
 
@@ -372,7 +362,7 @@ class NoiseScale(Maximisation):
 
 
 def _shared(joint: Joint) -> bool:
-    """Whether one scale is that of all outputs; refuses what has no closed form."""
+    """Whether all outputs share one noise scale; raise a ValueError where it has no closed form."""
     likelihood = joint.likelihood
     if not isinstance(likelihood, Gaussian):
         raise ValueError(
@@ -391,19 +381,16 @@ def _shared(joint: Joint) -> bool:
     return torch.as_tensor(likelihood.scale).dim() == 0
 
 
-def _known(expected: Expected | None) -> Expected:
+def _sums(joint: Joint, expected: Expected | None) -> Sequence[tuple[float, float]]:
+    """Number of residuals and sum of their expected squares, for each noise scale."""
+    shared = _shared(joint)
     if expected is None:
         raise ValueError("NoiseScale needs the expected squares of the residuals. Pass expected=Expected(...).")
-    return expected
-
-
-def _sums(joint: Joint, expected: Expected) -> Sequence[tuple[float, float]]:
-    """(number of entries, sum of their squares) that each scale is found from."""
     count, squares = float(expected.count), expected.squares.double().reshape(-1).tolist()
-    if _shared(joint):
+    if shared:
         return [(count * len(squares), sum(squares))]
     assert isinstance(joint.likelihood, Gaussian)
     scales = torch.as_tensor(joint.likelihood.scale).numel()
     if len(squares) != scales:
         raise ValueError(f"NoiseScale: the noise has {scales} scales. Got squares of {len(squares)} outputs.")
-    return [(count, each) for each in squares]
+    return [(count, total) for total in squares]

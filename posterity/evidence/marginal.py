@@ -1,4 +1,4 @@
-"""The log evidence of a Gaussian at a mode, as a function of noise and of prior precisions by group of weights."""
+"""The Laplace log evidence at a mode, as a function of the noise and of prior precisions by group of weights."""
 
 import glob
 import logging
@@ -19,23 +19,25 @@ from posterity.numerics.layout import Layout, Slice
 from posterity.precisions.precision import Precision
 from posterity.priors import Correlated, Layerwise, Normal, Prior
 
+logger = logging.getLogger("posterity")
+
 
 class Groups(ABC):
-    """A partition of the weights by the tensor that they are in; each part has a prior precision of its own."""
+    """A partition of the tensors of weights into groups with a prior precision each."""
 
     @abstractmethod
     def name(self, part: Slice) -> str:
-        """Name of the group that a tensor belongs to."""
+        """Name of a tensor's group."""
 
     def names(self, layout: Layout) -> tuple[str, ...]:
-        """The groups of these tensors, in the order of the weights."""
+        """Names of the groups, in the order of the weights."""
         return tuple(dict.fromkeys(self.name(part) for part in layout))
 
     def index(self, layout: Layout) -> Tensor:
-        """Number of the group of each weight, (P,)."""
+        """Index of each weight's group, (P,)."""
         names = self.names(layout)
-        places = torch.tensor([names.index(self.name(part)) for part in layout])
-        return places.repeat_interleave(torch.tensor([part.size for part in layout]))
+        groups = torch.tensor([names.index(self.name(part)) for part in layout])
+        return groups.repeat_interleave(torch.tensor([part.size for part in layout]))
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,6 @@ class PerLayer(Groups):
     """
 
     def name(self, part: Slice) -> str:
-        """The module that the tensor is in; that of a module's own tensor is the whole."""
         return part.name.rpartition(".")[0] or "the module"
 
 
@@ -76,28 +77,28 @@ class PerTensor(Groups):
 
 
 def grouped(joint: Joint, groups: Groups) -> tuple[tuple[str, ...], Tensor]:
-    """(names of the groups that the random weights are in, number of the group of each of those, (R,))."""
+    """Return the names of the groups of random weights, and the index of each random weight's group, (R,)."""
     layout = Layout.of({part.name: part.shape for part in joint.random_slices})
     names, index = groups.names(layout), groups.index(layout).to(joint.device)
     if isinstance(joint.random, Tensor):  # single weights of these tensors
-        places = torch.cat([torch.arange(part.offset, part.offset + part.size) for part in joint.random_slices])
-        index = index[torch.searchsorted(places.to(joint.device), joint.random.to(joint.device))]
+        weights = torch.cat([torch.arange(part.offset, part.offset + part.size) for part in joint.random_slices])
+        index = index[torch.searchsorted(weights.to(joint.device), joint.random.to(joint.device))]
     return names, index
 
 
 def rescaled_prior(joint: Joint, groups: Groups, factors: Tensor) -> Prior:
-    """The joint's prior with the scales of each group of random weights times its factor, (G,).
+    """Multiply the prior's scales in each group of random weights by its factor, (G,).
 
-    Patterns of scales and means inside a group stay, and so do the priors of weights that are points. One group of all
-    weights keeps the kind of prior (a `Layerwise` with its rules); several make a `Layerwise` with one for each tensor.
+    Ratios of scales inside a group, means, and the priors of weights that are points are kept. One group of all weights
+    keeps the class of prior (a `Layerwise` its rules); several make a `Layerwise` with a prior for each tensor.
     """
     if len(factors) == 1 and joint.random_indices is None:
         return joint.prior.rescaled(float(factors))
     layout = joint.network.layout
-    every = torch.arange(layout.size, device=factors.device) if joint.random_indices is None else joint.random_indices
-    each = factors.new_ones(layout.size).index_copy(0, every, factors[grouped(joint, groups)[1]])  # (P,)
-    alone = zip(joint.prior.by_tensor(layout), layout, strict=True)
-    return Layerwise({glob.escape(p.name): own.rescaled_each(each[p.offset : p.offset + p.size]) for own, p in alone})
+    random = torch.arange(layout.size, device=factors.device) if joint.random_indices is None else joint.random_indices
+    each = factors.new_ones(layout.size).index_copy(0, random, factors[grouped(joint, groups)[1]])  # (P,)
+    tensors = zip(joint.prior.by_tensor(layout), layout, strict=True)
+    return Layerwise({glob.escape(p.name): own.rescaled_each(each[p.offset : p.offset + p.size]) for own, p in tensors})
 
 
 def laplace_evidence(log_joint: Tensor, precision: Precision) -> Tensor:
@@ -115,17 +116,12 @@ def laplace_evidence(log_joint: Tensor, precision: Precision) -> Tensor:
     return log_joint + 0.5 * precision.size * math.log(2.0 * math.pi) - 0.5 * precision.logdet
 
 
-logger = logging.getLogger("posterity")
-
-_LOG_TWO_PI = math.log(2.0 * math.pi)
-
-
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """The noise of a Gaussian likelihood with one scale, and what the data say about it at the mode.
+    """The noise of a Gaussian likelihood with one scale, and the residuals at the mode.
 
     `squares` is sum_n w_n |y_n - f_n|^2, `count` the number of observed entries sum_n w_n D; `log_scale_prior` as in
-    the likelihood that learnt the scale.
+    the likelihood that learns the scale.
     """
 
     scale: float
@@ -134,32 +130,32 @@ class Noise:
     log_scale_prior: tuple[float, float] | None = None
 
     def log_likelihood_gain(self, scale: Tensor) -> Tensor:
-        """log p(D | theta*, scale) minus that at the present scale."""
+        """log p(D | theta*, scale) - log p(D | theta*, present scale)."""
         return self.count * (math.log(self.scale) - scale.log()) - 0.5 * self.squares * (scale**-2 - self.scale**-2)
 
     def log_prior(self, scale: Tensor) -> Tensor:
-        """Log density of log(scale) under its prior; zero for the flat one."""
+        """Log density of log(scale) under its prior; zero for a flat prior."""
         if self.log_scale_prior is None:
             return torch.zeros_like(scale)
         mean, deviation = self.log_scale_prior
-        return -0.5 * ((scale.log() - mean) / deviation).square() - math.log(deviation) - 0.5 * _LOG_TWO_PI
+        return -0.5 * ((scale.log() - mean) / deviation).square() - math.log(deviation) - 0.5 * math.log(2.0 * math.pi)
 
 
 @dataclass(frozen=True, eq=False)
 class Marginal:
-    """The log marginal likelihood of a Laplace approximation as a function of its hyper-parameters, at a fixed mode.
+    """The Laplace log marginal likelihood as a function of the hyper-parameters, at a fixed mode.
 
     With a prior precision alpha_g for each group g of weights, and noise of scale s, it is
 
         lp log p(D | theta*, s) + pp log p(theta* | alpha) + R/2 log 2 pi - 1/2 logdet(lp C(s) + pp diag(prior)),
 
     C(s) = C (scale / s)^2. The prior precision of weight i is alpha_g pattern_i, where the pattern, of geometric
-    mean one in each group, is that of the present prior. Groups and the determinant are of the R random weights;
+    mean one in each group, comes from the present prior. Groups and the determinant are of the R random weights;
     points keep their prior. For positive semi-definite C it is concave in log alpha and log s together: a determinant
     of sums of such matrices is a polynomial of positive coefficients, whose log is convex in the logs.
 
-    `precision` is any one whose curvature is C, that of the UNTEMPERED likelihood, summed over all data, at the
-    present noise. A prior that is not normal has no group; its precision and log density are constants.
+    `precision` is a matrix with the curvature C of the UNTEMPERED likelihood, summed over all data, at the present
+    noise. A prior that is not normal has no groups; its precision and log density are constants.
     """
 
     precision: Precision
@@ -174,7 +170,7 @@ class Marginal:
     noise: Noise | None = None
     likelihood_power: float = 1.0
     prior_power: float = 1.0
-    earlier: Precision | None = None  # that of a `Correlated` prior, whose diagonal part is the pattern
+    earlier: Precision | None = None  # the matrix of a `Correlated` prior, whose diagonal part is the pattern
 
     @classmethod
     def of(
@@ -186,7 +182,7 @@ class Marginal:
         residuals: Tensor | None = None,
         groups: Groups | None = None,
     ) -> "Marginal":
-        """From the mode theta (P,) of a joint, learnt parameters of the likelihood at its end.
+        """Build it at the mode theta (P,) of a joint, whose last entries are learnt parameters of the likelihood.
 
         `residuals` is the sum of `residual_sums` over all rows; None leaves the noise out.
         """
@@ -194,10 +190,9 @@ class Marginal:
             raise ValueError(f"Marginal.of takes one theta (P,). Got {tuple(theta.shape)}. Use joint.member(i).")
         weights, raw = joint.split(theta.detach().to(torch.float64))
         prior, index = joint.bound_prior, joint.random_indices
-        likelihood = joint.fitted(theta).likelihood
-        noise = None if residuals is None else _noise(joint.likelihood, likelihood, residuals)
-        of_noise = noise is not None and joint.likelihood.num_free > 0
-        free = weights.new_zeros(()) if of_noise else joint.likelihood.free_log_prior(raw)
+        noise = None if residuals is None else _noise(joint.likelihood, joint.fitted(theta).likelihood, residuals)
+        learnt_noise = noise is not None and joint.likelihood.num_free > 0
+        free = weights.new_zeros(()) if learnt_noise else joint.likelihood.free_log_prior(raw)
         earlier = prior.matrix if isinstance(prior, Correlated) else None
         present = prior.precision(weights) if earlier is None else earlier.base  # (P,)
         random = present if index is None else present[index]  # (R,)
@@ -207,7 +202,7 @@ class Marginal:
             mean = prior.mean.to(weights) if isinstance(prior.mean, Tensor) else prior.mean
             away = (weights - mean).reshape(-1).square()
             squares = pattern * (away if index is None else away[index])
-            # The log prior less the terms of the hyper-parameters, so that all of the points' is in it.
+            # The log prior less the terms of the hyper-parameters: it includes the log prior of the points.
             constant = prior.log_prob(weights) - 0.5 * (alpha[group].log() - alpha[group] * squares).sum()
         else:
             names, group = (), torch.zeros_like(random, dtype=torch.long)
@@ -230,7 +225,7 @@ class Marginal:
         )
 
     def log_evidence(self, prior_precision: Tensor | None = None, noise_scale: Tensor | None = None) -> Tensor:
-        """The log evidence, (), differentiable in prior_precision (G,) and noise_scale (); None is the present one."""
+        """Log evidence (), differentiable in prior_precision (G,) and noise_scale (); None: the present value."""
         alpha = self.prior_precision if prior_precision is None else prior_precision
         log_likelihood = self.log_likelihood
         log_prior = self.constant + 0.5 * (self.sizes * alpha.log() - alpha * self.squares).sum()
@@ -242,7 +237,7 @@ class Marginal:
         return laplace_evidence(log_joint, self.precision_at(alpha, noise_scale))
 
     def precision_at(self, prior_precision: Tensor | None = None, noise_scale: Tensor | None = None) -> Precision:
-        """The tempered precision of the Gaussian under these hyper-parameters; None is the present one."""
+        """Tempered precision matrix of the Gaussian under these hyper-parameters; None: the present value."""
         alpha = self.prior_precision if prior_precision is None else prior_precision
         scale = self.likelihood_power * torch.ones_like(self.log_likelihood)
         if noise_scale is not None:
@@ -253,7 +248,7 @@ class Marginal:
         return precision if self.earlier is None else precision.plus(self.earlier, self.prior_power)
 
     def data_terms(self, noise_scale: Tensor | None = None) -> Tensor:
-        """Log-likelihood under this noise, and the squared residuals with their number where there is noise to tune."""
+        """Log-likelihood under this noise, followed by the noise's squared residuals and their number, if any."""
         if self.noise is None:
             return self.log_likelihood.reshape(1)
         gain = 0.0 if noise_scale is None else self.noise.log_likelihood_gain(noise_scale)
@@ -266,7 +261,7 @@ class Marginal:
             return self.prior_power * self.pattern
         tempered = self.prior_power * prior_precision
         if len(self.names) == 1 and self._is_plain:
-            return tempered.expand(self.pattern.numel())  # one number: structured matrices know it by its stride
+            return tempered.expand(self.pattern.numel())  # structured matrices recognise one number by its stride
         return tempered[self.group] * self.pattern
 
     @cached_property
@@ -290,12 +285,11 @@ def residual_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tens
     squares = (targets.to(torch.float64) - outputs.to(torch.float64)).square()
     rows = squares.flatten(-event_dims) if event_dims else squares.unsqueeze(-1)  # (..., n, D)
     entries = torch.stack([rows.sum(-1), torch.full_like(rows[..., 0], rows.shape[-1])])  # (2, ..., n)
-    total = (entries if weights is None else entries * weights).sum(-1)
-    return total.movedim(0, -1)
+    return (entries if weights is None else entries * weights).sum(-1).movedim(0, -1)
 
 
 def _noise(declared: Likelihood, fitted: Likelihood, residuals: Tensor) -> Noise | None:
-    """The noise where it is that of a Gaussian likelihood with one scale."""
+    """The noise of a Gaussian likelihood with one scale, else None."""
     if not isinstance(fitted, Gaussian) or not isinstance(declared, Gaussian):
         if isinstance(fitted, (Scaled, Heteroscedastic)):
             logger.info("The noise is left as it is: only that of a Gaussian likelihood is tuned. Got %s.", fitted)
@@ -309,11 +303,11 @@ def _noise(declared: Likelihood, fitted: Likelihood, residuals: Tensor) -> Noise
 
 
 def parted(precision: Tensor, group: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(alpha (G,), pattern (P,)): geometric means, and exact ones where a group has one value."""
+    """Split precisions into geometric means alpha (G,), exact for groups of equal values, and a pattern (P,)."""
     log = precision.log()
-    sizes = torch.bincount(group, minlength=count)
-    mean = log.new_zeros(count).index_add(0, group, log) / sizes
-    first = torch.stack([precision[group == each][0] for each in range(count)])
-    plain = torch.stack([(precision[group == each] == first[each]).all() for each in range(count)])
+    mean = log.new_zeros(count).index_add(0, group, log) / torch.bincount(group, minlength=count)
+    members = [precision[group == index] for index in range(count)]
+    first = torch.stack([values[0] for values in members])
+    plain = torch.stack([(values == values[0]).all() for values in members])
     alpha = torch.where(plain, first, mean.exp())
     return alpha, precision / alpha[group]

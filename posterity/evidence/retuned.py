@@ -1,4 +1,4 @@
-"""Hyper-parameters chosen after a Laplace fit: by evidence, on validation rows, or a step a round of EM."""
+"""Hyper-parameters after a Laplace fit: by evidence, on validation rows, or one MacKay step per round of EM."""
 
 import dataclasses
 import logging
@@ -24,12 +24,12 @@ logger = logging.getLogger("posterity")
 
 @dataclass(frozen=True)
 class ValidationGrid:
-    """The prior precision, among some on a logarithmic grid and the present one, with the least validation loss.
+    """Choose the prior precision with the least validation loss on a logarithmic grid that includes the present one.
 
     **Math**: argmin over alpha of score(alpha), say the negative log-likelihood of validation rows under the
     predictive of the Gaussian with that prior precision.
 
-    **Limit**: as fine as the grid; the noise stays as it is. Trials that fail or score NaN are passed over.
+    **Limit**: as fine as the grid; the noise stays as it is. Trials that fail or score NaN are skipped.
 
     **Cost**: `count` + 1 scores.
 
@@ -57,14 +57,14 @@ class ValidationGrid:
 
     @property
     def values(self) -> list[float]:
-        """The grid."""
+        """The prior precisions of the grid."""
         logs = torch.linspace(math.log(self.lowest), math.log(self.highest), self.count, dtype=torch.float64)
         return [float(value) for value in logs.exp()]
 
     def tune(self, marginal: Marginal, score: Callable[[float], float]) -> Tuned:
-        """The best by `score`, which takes a prior precision and gives a loss; `marginal` has one group.
+        """Minimise `score`, the loss of a prior precision; `marginal` has one group.
 
-        Where weights have prior scales of their own, the precision is the geometric mean of theirs.
+        The precision is a geometric mean where prior scales differ between weights.
         """
         if len(marginal.names) != 1:
             raise ValueError(
@@ -73,7 +73,7 @@ class ValidationGrid:
             )
         present = float(marginal.prior_precision)
         values = [present, *self.values]
-        losses = [_score(score, value) for value in values]
+        losses = [_loss(score, value) for value in values]
         best = min(range(len(values)), key=losses.__getitem__)
         if not math.isfinite(losses[best]):
             return unchanged(Shared(), marginal, len(values), "no prior precision has a finite score.", -losses[0])
@@ -84,8 +84,8 @@ class ValidationGrid:
         return Tuned(Shared(), marginal.names, alpha, noise, -losses[0], -losses[best], len(values))
 
 
-def _score(score: Callable[[float], float], value: float) -> float:
-    """The loss, infinite where there is none."""
+def _loss(score: Callable[[float], float], value: float) -> float:
+    """The score of a value, infinite where it fails or is NaN."""
     try:
         loss = float(score(value))
     except (NotPositiveDefinite, FloatingPointError):
@@ -97,15 +97,15 @@ AtMode = TypeVar("AtMode", Gaussian, Linearized)
 
 
 def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None = None) -> Marginal:
-    """The log evidence of a Laplace posterior as a differentiable function of prior precision and noise.
+    """Return the log evidence of a Laplace posterior as a differentiable function of prior precision and noise.
 
     >>> import posterity as po
     >>> x = torch.linspace(-1, 1, 10).unsqueeze(1)
     >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.1), po.priors.Normal(), num_data=10)
     >>> q, _ = po.infer(po.methods.Conjugate(), joint, (x, 2 * x))
     >>> q, _ = po.infer(po.methods.Laplace(tuning=None), joint, (x, 2 * x), start=q)
-    >>> of = marginal_likelihood(q)
-    >>> torch.allclose(of.log_evidence(of.prior_precision, torch.tensor(0.1)), q.log_evidence)
+    >>> marginal = marginal_likelihood(q)
+    >>> torch.allclose(marginal.log_evidence(marginal.prior_precision, torch.tensor(0.1)), q.log_evidence)
     True
     """
     gaussian = posterior.as_gaussian()
@@ -127,16 +127,20 @@ def marginal_likelihood(posterior: Gaussian | Linearized, groups: Groups | None 
 
 
 def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: object = None) -> AtMode:
-    """The posterior at the same mode with hyper-parameters chosen by `tuning`; itself where the search fails.
+    """Return the posterior at the same mode with hyper-parameters chosen by `tuning`; itself if the search fails.
 
-    `ValidationGrid` takes the prior precision under which `validation`, a pair (inputs, targets), is most probable.
+    `ValidationGrid` maximises the predictive density of `validation`, a pair (inputs, targets).
     """
     if not isinstance(tuning, (Tuning, ValidationGrid)):
         raise TypeError(f"retuned: tuning must be Evidence(), MacKay() or ValidationGrid(). Got {shown(tuning)}.")
-    of = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
-    gaussian = posterior.as_gaussian()
+    marginal = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
+
+    def retuned_to(tuned: Tuned) -> AtMode:
+        gaussian = with_tuned(posterior.as_gaussian(), marginal, tuned)
+        return posterior.with_gaussian(gaussian) if tuned.succeeded else posterior
+
     if isinstance(tuning, Tuning):
-        return _in_place(posterior, with_tuned(gaussian, of, tuning.tune(of)))
+        return retuned_to(tuning.tune(marginal))
     if validation is None:
         raise BadData("retuned: ValidationGrid needs rows to score on. Pass validation=(inputs, targets).")
     joint = posterior.joint
@@ -144,27 +148,22 @@ def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: obje
     rows = joint.check(as_batch(validation, "the validation rows"))
 
     def score(prior_precision: float) -> float:
-        alpha = of.prior_precision.new_tensor([prior_precision])
-        noise = None if of.noise is None else of.noise.scale
-        trial = _in_place(posterior, with_tuned(gaussian, of, Tuned(Shared(), of.names, alpha, noise, 0.0, 0.0, 1)))
+        alpha = marginal.prior_precision.new_tensor([prior_precision])
+        noise = None if marginal.noise is None else marginal.noise.scale
+        trial = retuned_to(Tuned(Shared(), marginal.names, alpha, noise, 0.0, 0.0, 1))
         return -float(trial.predict(rows.inputs).log_prob(rows.targets).mean())
 
-    return _in_place(posterior, with_tuned(gaussian, of, tuning.tune(of, score)))
-
-
-def _in_place(posterior: AtMode, gaussian: Gaussian) -> AtMode:
-    """The posterior with another Gaussian; itself where that is its own, as of a search that failed."""
-    return posterior if gaussian is posterior.as_gaussian() else posterior.with_gaussian(gaussian)
+    return retuned_to(tuning.tune(marginal, score))
 
 
 @dataclass(frozen=True)
 class MacKayUpdate(Maximisation):
-    """Prior precision and noise re-estimated once from a Laplace posterior: faster than the M-steps of EM.
+    """Re-estimate prior precision and noise once from a Laplace posterior: converges faster than the M-steps of EM.
 
     **Math**: gamma_g = n_g - alpha_g tr Sigma_gg, alpha_g = gamma_g / |m|^2_g and 1 / scale^2 = (N - gamma) / RSS(m),
-    from the posterior N(m, Sigma): one step of `MacKay`, so that a round finds a new mode before the next one.
+    from the posterior N(m, Sigma): one step of `MacKay`, after which the next round fits a new mode.
 
-    **Limit**: its fixed point is that of EM for linear models, reached in fewer rounds. A step is no maximum of the
+    **Limit**: its fixed point is that of EM for linear models, reached in fewer rounds. A step does not maximise the
     expected log joint, so that the bound may fall. It takes the posterior of `Laplace`, and tunes `Normal` priors and
     Gaussian noise of one scale; `noise=False` leaves the noise.
 
@@ -187,16 +186,15 @@ class MacKayUpdate(Maximisation):
     climbs = False
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> Joint:
-        """The joint with the hyper-parameters after one step; see `Maximisation`."""
         if not isinstance(posterior, (Gaussian, Linearized)):
             raise TypeError(f"MacKayUpdate needs the posterior of Laplace. Got {type(posterior).__name__}.")
         marginal = marginal_likelihood(posterior, self.groups)
         noise = marginal.noise.scale if self.noise and marginal.noise is not None else None
         if not marginal.names and noise is None:
             raise ValueError("MacKayUpdate: there is neither a Normal prior nor Gaussian noise to estimate.")
-        found = MacKay(self.groups).step(marginal, marginal.prior_precision, noise)
-        scale = None if found.noise_scale is None else float(found.noise_scale)
-        tuned = Tuned(self.groups, marginal.names, found.prior_precision, scale, math.nan, math.nan, 1)
+        update = MacKay(self.groups).step(marginal, marginal.prior_precision, noise)
+        scale = None if update.noise_scale is None else float(update.noise_scale)
+        tuned = Tuned(self.groups, marginal.names, update.prior_precision, scale, math.nan, math.nan, 1)
         assert isinstance(posterior.joint, Joint)
         after = tuned_joint(dataclasses.replace(joint, random=posterior.joint.random), tuned)
         return dataclasses.replace(after, random=joint.random)

@@ -22,10 +22,10 @@ logger = logging.getLogger("posterity")
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """Hyper-parameters after a search: those found, or, if it failed, those from before.
+    """Hyper-parameters after a search: the optimum, or the previous values if the search failed.
 
-    `before` and `after` are what was made as large as possible: the log evidence in nats, or minus the validation loss.
-    `reason` says why a search failed. `noise_scale` is None where there is no noise to tune.
+    `before` and `after` are values of the objective: the log evidence in nats, or minus the validation loss. `reason`
+    says why a search failed. `noise_scale` is None where there is no noise to tune.
     """
 
     groups: Groups
@@ -51,40 +51,41 @@ class Tuning(ABC):
 
     @abstractmethod
     def tune(self, marginal: Marginal) -> Tuned:
-        """Search from the present hyper-parameters; a failed search gives those back and logs a warning."""
+        """Search from the present hyper-parameters; return these and log a warning where the search fails."""
 
 
 def unchanged(groups: Groups, marginal: Marginal, evaluations: int, reason: str, value: float) -> Tuned:
-    """What a failed search gives: everything as before; the reason goes to the log."""
+    """Return the present hyper-parameters after a failed search, and log the reason."""
     logger.warning("The hyper-parameters stay as they were: %s", reason)
     scale = None if marginal.noise is None else marginal.noise.scale
     return Tuned(groups, marginal.names, marginal.prior_precision, scale, value, value, evaluations, reason)
 
 
 def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
-    """The joint with the prior and the noise found; the joint itself if the search failed.
+    """Return the joint with the tuned prior and noise; the joint itself if the search failed.
 
-    The pattern of scales and means inside a group is kept: see `rescaled_prior`.
+    Ratios of scales inside a group, and means, are kept: see `rescaled_prior`.
     """
     if not tuned.succeeded:
         return joint
-    likelihood = joint.likelihood
-    if tuned.noise_scale is not None:
-        likelihood = GaussianNoise(scale=tuned.noise_scale)
-    prior = rescaled_prior(joint, tuned.groups, _factors(joint, tuned)) if tuned.names else joint.prior
+    likelihood = joint.likelihood if tuned.noise_scale is None else GaussianNoise(scale=tuned.noise_scale)
+    prior = joint.prior
+    if tuned.names:
+        present = present_precision(joint, tuned.groups)
+        prior = rescaled_prior(joint, tuned.groups, (present / tuned.prior_precision.to(present)).sqrt())
     return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
 
 
-def with_tuned(gaussian: Gaussian, of: Marginal, tuned: Tuned) -> Gaussian:
-    """The Gaussian under the hyper-parameters found."""
+def with_tuned(gaussian: Gaussian, marginal: Marginal, tuned: Tuned) -> Gaussian:
+    """Return the Gaussian under the tuned hyper-parameters; itself if the search failed."""
     if not tuned.succeeded:
         return gaussian
     assert isinstance(gaussian.joint, Joint)
     with torch.no_grad():
-        noise = None if tuned.noise_scale is None else of.log_likelihood.new_tensor(tuned.noise_scale)
-        precision = of.precision_at(tuned.prior_precision, noise)
-        evidence = of.log_evidence(tuned.prior_precision, noise)
-        terms = of.data_terms(noise)
+        noise = None if tuned.noise_scale is None else marginal.log_likelihood.new_tensor(tuned.noise_scale)
+        precision = marginal.precision_at(tuned.prior_precision, noise)
+        evidence = marginal.log_evidence(tuned.prior_precision, noise)
+        terms = marginal.data_terms(noise)
     return Gaussian(tuned_joint(gaussian.joint, tuned), gaussian.mean, precision, gaussian.buffers, evidence, terms)
 
 
@@ -96,17 +97,11 @@ def present_precision(joint: Joint, groups: Groups) -> Tensor:
     return parted(random, index, len(names))[0]
 
 
-def _factors(joint: Joint, tuned: Tuned) -> Tensor:
-    """What the scales of each group are multiplied by, (G,)."""
-    present = present_precision(joint, tuned.groups)
-    return (present / tuned.prior_precision.to(present)).sqrt()
-
-
 class Point(NamedTuple):
-    """Where a search stands: logs of prior precisions and noise precision, the evidence and its gradient there.
+    """A point of a search: logs of prior precisions and noise precision, the evidence and its gradient there.
 
-    gradient = (gained - lost) / 2: at the optimum a group's effective number of weights, `gained`, is its alpha
-    |theta - mean|^2, `lost`; and the number of observations less that of fitted weights is the residuals' chi square.
+    gradient = (gained - lost) / 2. At the optimum a group's effective number of weights, `gained`, equals its alpha
+    |theta - mean|^2, `lost`; and the observations less the effective weights equal the residuals' chi square.
     """
 
     logs: Tensor  # (K,)
@@ -116,12 +111,12 @@ class Point(NamedTuple):
 
     @property
     def gained(self) -> Tensor:
-        """Effective numbers of weights (G,), and of observations that are left."""
+        """Effective numbers of weights (G,), and the observations less the fitted weights."""
         return 2.0 * self.gradient + self.lost
 
     @property
     def imbalance(self) -> Tensor:
-        """|gained - lost| / (|gained| + lost), (K,): how far each is from its optimum; one if that is at infinity."""
+        """|gained - lost| / (|gained| + lost), (K,): zero at the optimum, one if that is at infinity."""
         return 2.0 * self.gradient.abs() / (self.gained.abs() + self.lost).clamp(min=1e-300)
 
 
@@ -129,36 +124,28 @@ class Search:
     """The evidence as a function of logs (K,): of the prior precision of each group, then of 1 / noise^2 if tuned."""
 
     def __init__(self, marginal: Marginal, noise: bool) -> None:
-        """With or without the noise."""
-        self.marginal, self.noise = marginal, noise
-        self.evaluations = 0
-        self.names = (
-            *(f"the prior precision of {name}" for name in marginal.names),
-            *(("the noise",) if noise else ()),
-        )
-        self.size = marginal.pattern.numel()
-        logs = marginal.prior_precision.log()
+        self.marginal, self.noise, self.evaluations = marginal, noise, 0
+        self.names = (*(f"the prior precision of {name}" for name in marginal.names), *["the noise"] * noise)
+        self.start = marginal.prior_precision.log()
         if noise:
             assert marginal.noise is not None
-            logs = torch.cat([logs, logs.new_tensor([-2.0 * math.log(marginal.noise.scale)])])
-        self.start = logs
+            self.start = torch.cat([self.start, self.start.new_tensor([-2.0 * math.log(marginal.noise.scale)])])
 
     @classmethod
     def wanted(cls, marginal: Marginal, noise: bool) -> "Search":
-        """Over all that can be tuned, `noise` if wanted; what cannot is said."""
+        """Search over all that can be tuned, the noise only with `noise`; log what cannot be tuned."""
         if not marginal.names:
             logger.warning("The prior precision is not tuned: only that of normal priors is.")
         return cls(marginal, noise and marginal.noise is not None)
 
     def values(self, logs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Prior precisions (G,), and the noise scale if it is tuned."""
+        """Return prior precisions (G,), and the noise scale if it is tuned."""
         return (logs[:-1].exp(), (-0.5 * logs[-1]).exp()) if self.noise else (logs.exp(), None)
 
     def at(self, logs: Tensor) -> Point | None:
-        """The evidence there; None where it is not finite."""
+        """Evaluate the evidence and its gradient; None where they are not finite."""
         self.evaluations += 1
-        leaf = logs.detach().clone().requires_grad_()
-        marginal = self.marginal
+        leaf, marginal = logs.detach().clone().requires_grad_(), self.marginal
         try:
             with torch.enable_grad():
                 alpha, scale = self.values(leaf)
@@ -177,30 +164,30 @@ class Search:
         return Point(leaf.detach(), number, gradient, lost)
 
     def tuned(self, groups: Groups, start: Point, best: Point) -> Tuned:
-        """The outcome of a search that found a maximum."""
+        """The outcome of a successful search."""
         alpha, scale = self.values(best.logs)
-        noise = None if self.marginal.noise is None else self.marginal.noise.scale
-        noise = noise if scale is None else float(scale)
+        present = None if self.marginal.noise is None else self.marginal.noise.scale
+        noise = present if scale is None else float(scale)
         return Tuned(groups, self.marginal.names, alpha, noise, start.value, best.value, self.evaluations)
 
 
-_SMALLEST = 1e-8  # of a group's size: what an effective number is taken for at least
+_SMALLEST = 1e-8  # lower bound of an effective number, relative to the sum of its balance's sides
 _NOT_FINITE = "the log evidence has no finite value at the present hyper-parameters."
 _MEMORY = 20  # pairs of steps and changes of the gradient
 
 
 @dataclass(frozen=True)
 class Evidence(Tuning):
-    """Prior precision and noise that maximise the log evidence at the mode.
+    """Search for the prior precision and noise that maximise the log evidence at the mode.
 
     **Math**: with u = log alpha of each group and b = -2 log noise scale, 2 d log Z / du = gamma - alpha |theta* - m|^2
     and 2 d log Z / db = N - gamma - RSS / scale^2; gamma is the effective number of weights. log Z is concave in
-    (u, b), so that there is one optimum. Steps are those of limited-memory BFGS, preconditioned by logarithmic means of
+    (u, b), so that there is one optimum. Steps are by limited-memory BFGS, preconditioned by logarithmic means of
     the two sides of each balance, which alone would give (damped) steps of MacKay's fixed point.
 
-    **Limit**: theta* stays where it is, so the optimum is that of the model only if a new mode is found and tuned
-    again until nothing changes. A search that meets numbers that are not finite, or an optimum at infinity (weights
-    all at the prior mean, no residuals), changes nothing and says so.
+    **Limit**: theta* stays fixed, so the optimum is that of the model only if fit and search alternate until nothing
+    changes. A search that meets values that are not finite, or an optimum at infinity (weights all at the prior mean,
+    no residuals), changes nothing and logs a warning.
 
     **Cost**: ten to thirty log determinants with their gradients.
 
@@ -241,7 +228,7 @@ class Evidence(Tuning):
         return search.tuned(self.groups, start, point)
 
     def _climb(self, search: Search, start: Point) -> tuple[Point, str]:
-        """The optimum, or the last point and why it is none."""
+        """Return the optimum, or the last point and why the search failed."""
         point = start
         pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=_MEMORY)
         reach = math.log(self.limit)
@@ -250,10 +237,9 @@ class Evidence(Tuning):
             if bool(far.any()):
                 which = search.names[int(far.nonzero()[0])]
                 return point, f"the evidence has no maximum within a factor of {self.limit:.0e} for {which}."
-            direction = _direction(point, pairs)
-            moved, given_up = self._along(search, start, point, direction, reach)
+            moved, failure = self._along(search, start, point, _direction(point, pairs), reach)
             if moved is None:
-                return point, given_up
+                return point, failure
             step, change = moved.logs - point.logs, point.gradient - moved.gradient
             if float(step @ change) > 1e-14 * float(step.norm() * change.norm()):
                 pairs.append((step, change))
@@ -263,21 +249,18 @@ class Evidence(Tuning):
     def _along(
         self, search: Search, start: Point, point: Point, direction: Tensor, reach: float
     ) -> tuple[Point | None, str]:
-        """A point along the direction that is good enough, by steps that are halved."""
-        slope = float(point.gradient @ direction)
-        length = 1.0
+        """Backtracking line search: a point along the direction, or None and why there is none."""
+        slope, length = float(point.gradient @ direction), 1.0
         while search.evaluations < self.max_evaluations:
             logs = torch.minimum(torch.maximum(point.logs + length * direction, start.logs - reach), start.logs + reach)
-            there = search.at(logs)
-            if there is not None:
-                rounding = 1e-13 * (abs(point.value) + search.size)
-                rises = there.value >= point.value + 1e-4 * length * slope
+            candidate = search.at(logs)
+            if candidate is not None:
+                rounding = 1e-13 * (abs(point.value) + search.marginal.pattern.numel())
+                rises = candidate.value >= point.value + 1e-4 * length * slope
                 # Near the optimum rounding hides the rise; a smaller slope shows it then.
-                flatter = (
-                    abs(float(there.gradient @ direction)) <= 0.5 * slope and there.value >= point.value - rounding
-                )
-                if rises or flatter:
-                    return there, ""
+                flatter = abs(float(candidate.gradient @ direction)) <= 0.5 * slope
+                if rises or (flatter and candidate.value >= point.value - rounding):
+                    return candidate, ""
             if length < 1e-10:
                 return None, "no step increases the evidence; the curvature may not be positive semi-definite."
             length *= 0.5
@@ -285,7 +268,7 @@ class Evidence(Tuning):
 
 
 def _direction(point: Point, pairs: "deque[tuple[Tensor, Tensor]]") -> Tensor:
-    """The two loops of limited-memory BFGS for a concave function; pairs are (step, fall of the gradient)."""
+    """The two-loop recursion of limited-memory BFGS for a concave function; pairs are (step, fall of the gradient)."""
     vector, parts = point.gradient.clone(), []
     for step, change in reversed(pairs):
         weight = (step @ vector) / (step @ change)
@@ -298,7 +281,7 @@ def _direction(point: Point, pairs: "deque[tuple[Tensor, Tensor]]") -> Tensor:
 
 
 def _balance(point: Point) -> Tensor:
-    """Step for each unit of the gradient that would make both sides of each balance equal, if they were alone.
+    """Diagonal preconditioner: the step per unit of gradient that would balance each hyper-parameter by itself.
 
     The effective number falls as the precision rises, at most as fast as 1 / precision: so a step down is halved.
     """
@@ -311,7 +294,7 @@ def _balance(point: Point) -> Tensor:
 
 
 class Update(NamedTuple):
-    """One step of the fixed point: effective numbers (G,) before it, hyper-parameters after it."""
+    """One fixed-point step: effective numbers (G,) before it, hyper-parameters after it."""
 
     effective: Tensor
     prior_precision: Tensor  # (G,)
@@ -320,14 +303,14 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class MacKay(Tuning):
-    """Prior precision and noise by MacKay's re-estimation: effective numbers of weights over their squared size.
+    """Re-estimate prior precision and noise by MacKay's fixed point: effective numbers of weights over squared sizes.
 
     **Math**: gamma_g = n_g - alpha_g tr Sigma_gg (= sum of lambda / (lambda + alpha) with one group), alpha_g =
     gamma_g / |theta* - m|^2_g, 1 / scale^2 = (N - gamma) / RSS, all from the same Gaussian. Under tempering
     n_g, N and the two squares are multiplied by the powers of their terms.
 
-    **Limit**: its fixed point is the maximum of the evidence at this mode, as that of `Evidence`. It comes nearer by
-    steps that alternate around it, slowly where the data say little. A search that fails changes nothing and says so.
+    **Limit**: its fixed point is the maximum of the evidence at this mode, the optimum of `Evidence`. Steps alternate
+    around it, and converge slowly where the data say little. A failed search changes nothing and logs a warning.
 
     **Cost**: one log determinant with its gradient for each step.
 
@@ -349,13 +332,12 @@ class MacKay(Tuning):
         positive_whole("MacKay.max_steps", self.max_steps)
 
     def step(self, marginal: Marginal, prior_precision: Tensor, noise_scale: Tensor | float | None = None) -> Update:
-        """One re-estimation from prior precisions (G,) and a noise scale; None leaves that as it is."""
+        """Take one step from prior precisions (G,) and a noise scale; None leaves the noise as it is."""
         search = Search(marginal, noise_scale is not None)
         logs = prior_precision.log()
         if noise_scale is not None:
-            logs = torch.cat(
-                [logs, -2.0 * torch.as_tensor(noise_scale, dtype=logs.dtype, device=logs.device).log().reshape(1)]
-            )
+            noise = torch.as_tensor(noise_scale, dtype=logs.dtype, device=logs.device)
+            logs = torch.cat([logs, -2.0 * noise.log().reshape(1)])
         point = search.at(logs)
         after = None if point is None else _after(point)
         if point is None or after is None:
@@ -366,8 +348,7 @@ class MacKay(Tuning):
 
     def tune(self, marginal: Marginal) -> Tuned:
         search = Search.wanted(marginal, self.noise)
-        start = search.at(search.start)
-        point = start
+        start = point = search.at(search.start)
         while point is not None and bool((point.imbalance > self.tolerance).any()):
             after = _after(point)
             if after is None or search.evaluations > self.max_steps:

@@ -1,4 +1,4 @@
-"""How much a metric would change with other test rows."""
+"""Bootstrap intervals of a metric over the test rows."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import BadData
-from posterity.metrics.scored import whole_number
+from posterity.metrics.scores import whole_number
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive, between_zero_and_one
 
@@ -15,7 +15,7 @@ _ENTRIES = 4_000_000  # of resampled rows at a time: bounds the memory
 
 
 class Bootstrap(NamedTuple):
-    """The value of a metric and the ends of its interval."""
+    """A metric's value with the ends of its bootstrap interval."""
 
     value: float
     lower: float
@@ -32,8 +32,8 @@ def bootstrap(
 ) -> Bootstrap:
     """A metric with the percentile interval of its values on `resamples` draws of the N rows with replacement.
 
-    **Limit**: it speaks of the choice of test rows alone, not of the training rows or seed; too narrow for few rows
-    (less than 30, say), and not for metrics that are biased on repeated rows (the calibration errors, upwards).
+    **Limit**: covers the choice of test rows, not of training rows or seed. Too narrow for few rows (fewer than
+    30, say); not valid for metrics that are biased on repeated rows (calibration errors, upwards).
 
     **Cost**: one call of the metric where it is a mean over rows (`metric.rows`), else one for each resample.
 
@@ -59,15 +59,13 @@ def bootstrap(
     else:
         scores = rows(pred, y).double().cpu()
         together = max(1, _ENTRIES // count)
-        starts = range(0, resamples, together)
-        values = torch.cat(
-            [scores[_chosen(min(together, resamples - low), count, key.fold(low))].mean(-1) for low in starts]
-        )
+        sizes = {low: min(together, resamples - low) for low in range(0, resamples, together)}
+        values = torch.cat([scores[_chosen(size, count, key.fold(low))].mean(-1) for low, size in sizes.items()])
     values = values.double().sort().values
     outside = 0.5 * (1.0 - level) * (resamples - 1)
     return Bootstrap(value, float(values[int(outside)]), float(values[resamples - 1 - int(outside)]))
 
 
 def _chosen(resamples: int, count: int, key: Key) -> Tensor:
-    """Rows drawn with replacement, (resamples, count)."""
+    """Draw rows with replacement, (resamples, count)."""
     return torch.randint(count, (resamples, count), generator=key.generator("cpu"), device="cpu")

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posterity.metrics.scored import (
+from posterity.metrics.scores import (
     by_label,
     classification,
     labelled,
     mean_over_rows,
     per_row,
     regression,
-    scored,
     whole_number,
 )
 from posterity.predictive.classes import ClassPredictive
@@ -21,11 +20,7 @@ from posterity.predictive.predictive import Predictive
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """What happened in each bin of confidence.
-
-    `count` (bins,) of labels, their mean `confidence` (bins,) and their `accuracy` (bins,); both are nan where
-    a bin is empty.
-    """
+    """Number of labels `count`, mean `confidence` and `accuracy` of each bin, (bins,) each; nan in empty bins."""
 
     count: Tensor
     confidence: Tensor
@@ -38,14 +33,13 @@ class Reliability:
 
     @property
     def expected_gap(self) -> float:
-        """Mean of the gap over labels."""
+        """The gap averaged over labels."""
         return float((self.count * self.gap).sum() / self.count.sum())
 
 
 def reliability(pred: Predictive, y: Tensor, bins: int = 15) -> Reliability:
     """Count, mean confidence (largest class probability) and accuracy by bin (m / bins, (m + 1) / bins] of confidence.
 
-    >>> from posterity.predictive.classes import ClassPredictive
     >>> table = reliability(ClassPredictive(torch.tensor([[0.9, 0.1], [0.7, 0.3]])), torch.tensor([0, 1]), bins=2)
     >>> table.count.tolist(), round(float(table.confidence[1]), 2), float(table.accuracy[1])
     ([0, 2], 0.8, 0.5)
@@ -62,7 +56,6 @@ def expected_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> f
 
     **Limit**: it depends on `bins`, and a finite sample of a calibrated model scores above 0.
 
-    >>> from posterity.predictive.classes import ClassPredictive
     >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
     >>> round(expected_calibration_error(pred, torch.tensor([0, 1]), bins=2), 4)
     0.3
@@ -76,7 +69,6 @@ def maximum_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> fl
 
     **Limit**: a bin of one label may decide it.
 
-    >>> from posterity.predictive.classes import ClassPredictive
     >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.3, 0.7]]))
     >>> round(maximum_calibration_error(pred, torch.tensor([0, 0]), bins=4), 4)
     0.7
@@ -86,17 +78,16 @@ def maximum_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> fl
 
 
 def adaptive_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> float:
-    """As `expected_calibration_error`, in bins of equal numbers of labels instead of equal width.
+    """Expected calibration error in bins of equal numbers of labels instead of equal width.
 
     **Math**: a label goes to bin floor(bins r / N), r the number of labels with less confidence; so equal confidences
     are never parted, and the order of the rows does not matter.
 
-    **Limit**: as of `expected_calibration_error`; with fewer labels than bins each is a bin of its own.
+    **Limit**: as for `expected_calibration_error`; with fewer labels than bins each is a bin of its own.
 
     **References**: Nguyen and O'Connor (2015), Posterior calibration and exploratory analysis for natural language
     processing models.
 
-    >>> from posterity.predictive.classes import ClassPredictive
     >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
     >>> round(adaptive_calibration_error(pred, torch.tensor([0, 1]), bins=2), 4)  # (0.1 + 0.8) / 2
     0.45
@@ -112,26 +103,25 @@ def classwise_calibration_error(pred: Predictive, y: Tensor, bins: int = 15) -> 
     **Math**: (1/C) sum_c sum_m (count_cm / N) |frequency_cm - mean p_cm| over equal-width bins of p_c. It sees all
     probabilities, not the largest only.
 
-    **Limit**: for many classes most of it comes from the lowest bin, where all is near 0.
+    **Limit**: with many classes the lowest bin, whose probabilities are all near 0, dominates.
 
     **References**: Kull et al. (2019), Beyond temperature scaling.
 
-    >>> from posterity.predictive.classes import ClassPredictive
     >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
     >>> round(classwise_calibration_error(pred, torch.tensor([0, 1]), bins=2), 4)
     0.3
     """
     whole_number("classwise_calibration_error: bins", bins)
     probs, labels = (value.cpu() for value in labelled("classwise_calibration_error", pred, y))
-    errors = []
-    for label, column in enumerate(probs.unbind(-1)):
-        table = _table(column, (labels == label).double(), _equal_width(column, bins), bins)
-        errors.append(table.expected_gap)
+    errors = [
+        _table(column, (labels == label).double(), _equal_width(column, bins), bins).expected_gap
+        for label, column in enumerate(probs.unbind(-1))
+    ]
     return sum(errors) / len(errors)
 
 
 def _confidence(metric: str, pred: Predictive, y: Tensor, bins: int) -> tuple[Tensor, Tensor]:
-    """Confidence and correctness (0 or 1) of each label; on the CPU, as sums on a GPU would vary from run to run."""
+    """Confidence and correctness (0 or 1) of each label; on the CPU, since sums on a GPU vary from run to run."""
     classification(metric, pred, "negative_log_likelihood")
     whole_number(f"{metric}: bins", bins)
     probs, labels = labelled(metric, pred, y)
@@ -145,13 +135,10 @@ def _equal_width(values: Tensor, bins: int) -> Tensor:
     return torch.bucketize(values.contiguous(), edges)  # an edge belongs to the bin below it
 
 
-def _table(confidence: Tensor, correct: Tensor, where: Tensor, bins: int) -> Reliability:
-    count = torch.bincount(where, minlength=bins)
-    return Reliability(
-        count=count,
-        confidence=torch.bincount(where, confidence, minlength=bins) / count,
-        accuracy=torch.bincount(where, correct, minlength=bins) / count,
-    )
+def _table(confidence: Tensor, correct: Tensor, bin_of: Tensor, bins: int) -> Reliability:
+    count = torch.bincount(bin_of, minlength=bins)
+    means = [torch.bincount(bin_of, values, minlength=bins) / count for values in (confidence, correct)]
+    return Reliability(count, *means)
 
 
 @mean_over_rows
@@ -160,7 +147,6 @@ def confidence(pred: Predictive, y: Tensor) -> Tensor:
 
     `y` is checked and not used.
 
-    >>> import torch
     >>> confidence(ClassPredictive(torch.tensor([[0.75, 0.25], [0.5, 0.5]])), torch.tensor([0, 0]))
     0.625
     """
@@ -169,17 +155,15 @@ def confidence(pred: Predictive, y: Tensor) -> Tensor:
 
 @mean_over_rows
 def gibbs_confidence(pred: Predictive, y: Tensor) -> Tensor:
-    """Mean over labels and posterior draws of the largest class probability: that of a weight drawn at random.
+    """Mean over labels and posterior draws of the largest class probability.
 
     Never below `confidence`. It needs the posterior draws. `y` is checked and not used.
 
-    >>> import torch
     >>> draws = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
     >>> gibbs_confidence(ClassPredictive(draws.mean(0), draws), torch.tensor([0]))
     1.0
     """
-    classification("gibbs_confidence", pred, "interval_width")
-    labelled("gibbs_confidence", pred, y)
+    labelled("gibbs_confidence", pred, y, "interval_width")
     draws = pred.draws if isinstance(pred, ClassPredictive) else None
     if draws is None:
         raise ValueError(
@@ -196,14 +180,12 @@ def coverage(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
     It is `level` for a calibrated predictive; both ends of the interval belong to it. Read it beside `interval_width`:
     wide intervals hold everything.
 
-    >>> import torch
-    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> from posterity.predictive import GaussianPredictive
     >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(1))
     >>> coverage(pred, torch.tensor([1.9, 2.0]))  # the interval ends at 1.96
     0.5
     """
-    regression("coverage", pred, "expected_calibration_error")
-    targets = scored("coverage", pred, y)
+    targets = regression("coverage", pred, y, "expected_calibration_error")
     lower, upper = pred.interval(level)
     return per_row((lower <= targets) & (targets <= upper), pred)
 
@@ -214,13 +196,11 @@ def interval_width(pred: Predictive, y: Tensor, level: float = 0.95) -> Tensor:
 
     `y` is checked and not used.
 
-    >>> import torch
-    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> from posterity.predictive import GaussianPredictive
     >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(1))
     >>> round(interval_width(pred, torch.zeros(2)), 2)
     3.92
     """
-    regression("interval_width", pred, "confidence")
-    scored("interval_width", pred, y)
+    regression("interval_width", pred, y, "confidence")
     lower, upper = pred.interval(level)
     return per_row(upper - lower, pred)

@@ -1,32 +1,103 @@
-"""Scores of predictions: accuracy, Brier, errors, CRPS, negative log-likelihood, agreement, AUROC."""
+"""Scores of predictions (accuracy, Brier, errors, CRPS, NLL, agreement, AUROC), and the checks all metrics share."""
 
+import functools
+import inspect
 import math
+from collections.abc import Callable
+from typing import ParamSpec, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from posterity.errors import BadData
-from posterity.metrics.scored import (
-    by_label,
-    classification,
-    labelled,
-    mean_over_rows,
-    per_row,
-    probabilities,
-    regression,
-    scored,
-    whole_number,
-)
+from posterity.errors import BadData, shown
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive
+
+Arguments = ParamSpec("Arguments")
+
+
+class RowMetric(Protocol[Arguments]):
+    """A metric `metric(pred, y) -> float` that is the mean over rows of `metric.rows(pred, y)`, (N,)."""
+
+    rows: Callable[Arguments, Tensor]
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> float:
+        """The mean of `rows`."""
+        ...
+
+
+def mean_over_rows(rows: Callable[Arguments, Tensor]) -> RowMetric[Arguments]:
+    """Turn `rows(pred, y)`, which returns scores (N,), into the metric that returns their mean.
+
+    The scores remain available as `metric.rows(pred, y)`, for bootstrap intervals and paired comparisons.
+    """
+
+    @functools.wraps(rows)
+    def metric(*args: Arguments.args, **kwargs: Arguments.kwargs) -> float:
+        return float(rows(*args, **kwargs).double().mean())
+
+    metric.__signature__ = inspect.signature(rows).replace(return_annotation=float)  # type: ignore[attr-defined]
+    metric.rows = rows  # type: ignore[attr-defined]
+    return cast(RowMetric[Arguments], metric)
+
+
+def scored(metric: str, pred: Predictive, y: Tensor) -> Tensor:
+    """Return the targets checked and shaped by `pred.check`; raise BadData where they do not fit or there are none."""
+    targets = pred.check(y)
+    some_rows(metric, pred)
+    return targets
+
+
+def some_rows(metric: str, pred: Predictive) -> None:
+    """Raise BadData for a predictive without rows."""
+    if not len(pred):
+        raise BadData(f"{metric} needs at least one row. Got none. Check how the data were split or filtered.")
+
+
+def labelled(
+    metric: str, pred: Predictive, y: Tensor, instead: str = "negative_log_likelihood"
+) -> tuple[Tensor, Tensor]:
+    """Return probabilities (R, C) in float64 and labels (R,) of all rows and positions; refuse regression."""
+    classification(metric, pred, instead)
+    labels = scored(metric, pred, y)
+    return by_label(pred.probs), labels.reshape(-1)
+
+
+def by_label(probs: Tensor) -> Tensor:
+    """Reshape probabilities (N, C, *positions) to (R, C) in float64, one row per label."""
+    return probs.double().movedim(1, -1).reshape(-1, probs.shape[1])
+
+
+def per_row(scores: Tensor, pred: Predictive) -> Tensor:
+    """Average the scores of all labels or outputs of a row, (N,)."""
+    return scores.reshape(len(pred), -1).double().mean(-1)
+
+
+def classification(metric: str, pred: Predictive, instead: str) -> None:
+    """Raise a TypeError unless the predictive has class probabilities."""
+    if not pred.classifies:
+        raise TypeError(f"{metric} needs a classification predictive. Got {type(pred).__name__}. Use {instead}.")
+
+
+def regression(metric: str, pred: Predictive, y: Tensor, instead: str) -> Tensor:
+    """Return the targets checked by `scored`; raise a TypeError unless the predictive is one of regression."""
+    if pred.classifies:
+        raise TypeError(f"{metric} needs a regression predictive. Got {type(pred).__name__}. Use {instead}.")
+    return scored(metric, pred, y)
+
+
+def whole_number(name: str, value: object, least: int = 1) -> None:
+    """Raise a ValueError unless the value is an integer from `least` up."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        wanted = "a positive integer" if least == 1 else f"an integer from {least} up"
+        raise ValueError(f"{name} must be {wanted}. Got {shown(value)}.")
 
 
 @mean_over_rows
 def accuracy(pred: Predictive, y: Tensor) -> Tensor:
     """Fraction of labels that are the most probable class, 0 to 1; the first class wins a tie.
 
-    >>> import torch
-    >>> from posterity.predictive.classes import ClassPredictive
+    >>> from posterity.predictive import ClassPredictive
     >>> accuracy(ClassPredictive(torch.tensor([[0.9, 0.1], [0.2, 0.8]])), torch.tensor([0, 0]))
     0.5
     """
@@ -38,28 +109,25 @@ def accuracy(pred: Predictive, y: Tensor) -> Tensor:
 def brier_score(pred: Predictive, y: Tensor) -> Tensor:
     """Mean over labels of the SUM over classes of (p_c - 1[y = c])^2, 0 to 2; lower is better.
 
-    Half of it is the Brier score of those who count a binary problem's second class only.
+    Some authors sum over the second class of a binary problem only, which gives half of this.
 
-    >>> from posterity.predictive.classes import ClassPredictive
+    >>> from posterity.predictive import ClassPredictive
     >>> brier_score(ClassPredictive(torch.tensor([[0.5, 0.5], [0.0, 1.0]])), torch.tensor([0, 1]))
     0.25
     """
     probs, labels = labelled("brier_score", pred, y)
-    squares = (probs - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(-1)
-    return per_row(squares, pred)
+    return per_row((probs - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(-1), pred)
 
 
 def root_mean_squared_error(pred: Predictive, y: Tensor) -> float:
     """Square root of the mean, over rows and outputs, of (y - predictive mean)^2; in the units of y.
 
-    >>> import torch
-    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> from posterity.predictive import GaussianPredictive
     >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(1))
     >>> root_mean_squared_error(pred, torch.tensor([1.0, 7.0]))
     5.0
     """
-    regression("root_mean_squared_error", pred, "accuracy")
-    targets = scored("root_mean_squared_error", pred, y)
+    targets = regression("root_mean_squared_error", pred, y, "accuracy")
     return float((targets - pred.mean).double().square().mean().sqrt())
 
 
@@ -67,14 +135,12 @@ def root_mean_squared_error(pred: Predictive, y: Tensor) -> float:
 def mean_absolute_error(pred: Predictive, y: Tensor) -> Tensor:
     """Mean, over rows and outputs, of |y - predictive mean|; in the units of y.
 
-    >>> import torch
-    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> from posterity.predictive import GaussianPredictive
     >>> pred = GaussianPredictive(torch.zeros(2, 1), torch.ones(2, 1), torch.ones(1))
     >>> mean_absolute_error(pred, torch.tensor([1.0, -7.0]))
     4.0
     """
-    regression("mean_absolute_error", pred, "accuracy")
-    targets = scored("mean_absolute_error", pred, y)
+    targets = regression("mean_absolute_error", pred, y, "accuracy")
     return per_row((targets - pred.mean).double().abs(), pred)
 
 
@@ -90,34 +156,34 @@ def crps(pred: Predictive, y: Tensor, draws: int = 1000, seed: int = 0) -> Tenso
     mixture of S normals. Otherwise from `draws` samples x_i, fair (unbiased): the mean of |x_i - y| less half the mean
     of |x_i - x_j| over pairs i != j.
 
-    **Limit**: each output is scored by its marginal alone. By samples it has noise, and may fall below 0.
+    **Limit**: scores each output by its marginal. The estimate from samples has noise, and may fall below 0.
 
     **Cost**: O(S^2 N D) for a mixture of S normals; O(draws N D) by samples.
 
     **References**: Gneiting and Raftery (2007), Strictly proper scoring rules, section 4.2; Grimit et al. (2006), for
     mixtures; Ferro (2014), Fair scores for ensemble forecasts.
 
-    >>> from posterity.predictive.gaussian import GaussianPredictive
+    >>> from posterity.predictive import GaussianPredictive
     >>> pred = GaussianPredictive(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1))
     >>> round(crps(pred, torch.tensor([0.0])), 4)  # (sqrt 2 - 1) / sqrt(pi)
     0.2337
     """
-    regression("crps", pred, "brier_score")
+    targets = regression("crps", pred, y, "brier_score").double().reshape(-1)  # (R,)
     whole_number("crps: draws", draws, least=2)
-    targets = scored("crps", pred, y).double().reshape(-1)  # (R,)
     if pred.normals is None:
         sample = pred.sample(draws, Key(seed)).double().reshape(draws, -1)  # (draws, R)
-        return per_row(_of_samples(sample, targets), pred)
+        return per_row(_crps_of_samples(sample, targets), pred)
     means, scales = (value.double().reshape(len(value), -1) for value in pred.normals)  # (S, R)
     together = max(1, _PAIRS // len(means) ** 2)
     parts = [
-        _of_normals(means[:, low : low + together], scales[:, low : low + together], targets[low : low + together])
+        _crps_of_normals(means[:, low : low + together], scales[:, low : low + together], targets[low : low + together])
         for low in range(0, len(targets), together)
     ]
     return per_row(torch.cat(parts), pred)
 
 
-def _of_samples(sample: Tensor, targets: Tensor) -> Tensor:
+def _crps_of_samples(sample: Tensor, targets: Tensor) -> Tensor:
+    """Fair CRPS (R,) of samples (S, R)."""
     count = len(sample)
     # In order, the sum of x_j - x_i over pairs i < j has x_i with the weight 2 i - (count - 1).
     weight = 2.0 * torch.arange(count, dtype=sample.dtype, device=sample.device) - (count - 1)
@@ -125,11 +191,10 @@ def _of_samples(sample: Tensor, targets: Tensor) -> Tensor:
     return (sample - targets).abs().mean(0) - pairs / (count * (count - 1))
 
 
-def _of_normals(means: Tensor, scales: Tensor, targets: Tensor) -> Tensor:
+def _crps_of_normals(means: Tensor, scales: Tensor, targets: Tensor) -> Tensor:
     """CRPS (R,) of the equal mixture of normals (S, R)."""
-    away = _absolute(targets - means, scales).mean(0)
-    apart = _absolute(means - means.unsqueeze(1), torch.hypot(scales, scales.unsqueeze(1))).mean((0, 1))
-    return away - 0.5 * apart
+    pairs = _absolute(means - means.unsqueeze(1), torch.hypot(scales, scales.unsqueeze(1))).mean((0, 1))
+    return _absolute(targets - means, scales).mean(0) - 0.5 * pairs
 
 
 def _absolute(mean: Tensor, scale: Tensor) -> Tensor:
@@ -144,11 +209,10 @@ def negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
     """Mean over rows of -log p(y_n) under the averaged predictive, in nats; lower is better.
 
     **Math**: -(1/N) sum_n log E p(y_n | w): the log of the average over the posterior. The average of the log
-    (`gibbs_negative_log_likelihood`) is never smaller, by Jensen, and scores a random weight instead of the
-    prediction. All outputs or positions of a row count together.
+    (`gibbs_negative_log_likelihood`) is never smaller, by Jensen, and scores one posterior draw instead of the
+    prediction. Log densities of all outputs or positions of a row are summed.
 
-    >>> import torch
-    >>> from posterity.predictive.classes import ClassPredictive
+    >>> from posterity.predictive import ClassPredictive
     >>> pred = ClassPredictive(torch.tensor([[0.5, 0.5], [0.25, 0.75]]))
     >>> round(negative_log_likelihood(pred, torch.tensor([0, 1])), 4)
     0.4904
@@ -158,14 +222,13 @@ def negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
 
 @mean_over_rows
 def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
-    """Mean over rows of -E log p(y_n | w) over the posterior, in nats: the loss of a weight drawn at random.
+    """Mean over rows of -E log p(y_n | w) over the posterior, in nats: the loss of one posterior draw.
 
     **Math**: -(1/N) sum_n (1/S) sum_s log p(y_n | w_s); in closed form for Gaussian outputs and noise. Never below
     `negative_log_likelihood`, which averages before it takes the log. It needs the posterior draws, not their
     averaged probabilities.
 
-    >>> import torch
-    >>> from posterity.predictive.classes import ClassPredictive
+    >>> from posterity.predictive import ClassPredictive
     >>> draws = torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]])
     >>> pred = ClassPredictive(draws.mean(0), draws)
     >>> round(gibbs_negative_log_likelihood(pred, torch.tensor([0])), 4)  # (log 2 + log 4) / 2
@@ -176,12 +239,11 @@ def gibbs_negative_log_likelihood(pred: Predictive, y: Tensor) -> Tensor:
 
 @mean_over_rows
 def agreement(pred: Predictive, reference: Tensor) -> Tensor:
-    """Fraction of labels whose most probable class is that of the reference probabilities (N, C), 0 to 1.
+    """Fraction of labels whose most probable class agrees with the reference probabilities (N, C), 0 to 1.
 
     **References**: Izmailov et al. (2021), What are Bayesian neural network posteriors really like?
 
-    >>> import torch
-    >>> from posterity.predictive.classes import ClassPredictive
+    >>> from posterity.predictive import ClassPredictive
     >>> agreement(ClassPredictive(torch.tensor([[0.9, 0.1], [0.2, 0.8]])), torch.tensor([[0.6, 0.4], [0.6, 0.4]]))
     0.5
     """
@@ -195,8 +257,7 @@ def total_variation(pred: Predictive, reference: Tensor) -> Tensor:
 
     **References**: Izmailov et al. (2021), What are Bayesian neural network posteriors really like?
 
-    >>> import torch
-    >>> from posterity.predictive.classes import ClassPredictive
+    >>> from posterity.predictive import ClassPredictive
     >>> total_variation(ClassPredictive(torch.tensor([[0.75, 0.25]])), torch.tensor([[0.5, 0.5]]))
     0.25
     """
@@ -205,16 +266,25 @@ def total_variation(pred: Predictive, reference: Tensor) -> Tensor:
 
 
 def _both(metric: str, pred: Predictive, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities and those of the reference, (R, C) each."""
+    """Return predicted and reference probabilities, (R, C) each; raise BadData where the reference does not fit."""
     classification(metric, pred, "root_mean_squared_error")
-    wanted = probabilities(metric, reference, pred.probs)
-    if not len(pred):
-        raise BadData(f"{metric} needs at least one row. Got none. Check how the data were split or filtered.")
-    return by_label(pred.probs), by_label(wanted)
+    reference = torch.as_tensor(reference).to(pred.probs)
+    if reference.shape != pred.probs.shape:
+        raise BadData(
+            f"{metric}: the reference must have the shape {tuple(pred.probs.shape)} of the probabilities. "
+            f"Got {tuple(reference.shape)}. Give class probabilities of the same rows."
+        )
+    if not bool(((reference >= 0) & ((reference.sum(1, keepdim=True) - 1).abs() < 1e-3)).all()):
+        raise BadData(
+            f"{metric}: the reference must hold probabilities that sum to 1. Got {shown(reference)}. "
+            "Give probabilities, not logits or labels."
+        )
+    some_rows(metric, pred)
+    return by_label(pred.probs), by_label(reference)
 
 
 def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:
-    """Probability that a foreign input has a larger predictive entropy than a familiar one, ties counting half.
+    """Probability that an out-of-distribution input has a larger predictive entropy; ties count half.
 
     **Math**: the area under the receiver operating characteristic of the entropy as a detector,
     mean over pairs of 1[H_out > H_in] + 1[H_out = H_in] / 2: 1 is perfect, 1/2 is chance. Exact, by ranks.
@@ -224,7 +294,7 @@ def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:
     **References**: Hendrycks and Gimpel (2017), A baseline for detecting misclassified and out-of-distribution
     examples.
 
-    >>> from posterity.predictive.classes import ClassPredictive
+    >>> from posterity.predictive import ClassPredictive
     >>> inside = ClassPredictive(torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
     >>> outside = ClassPredictive(torch.tensor([[0.5, 0.5], [0.2, 0.8]]))
     >>> out_of_distribution_auroc(inside, outside)  # (1 + 1 + 1 + 1/2) / 4
@@ -234,18 +304,12 @@ def out_of_distribution_auroc(inside: Predictive, outside: Predictive) -> float:
         classification("out_of_distribution_auroc", pred, "a classification model")
         if not len(pred):
             raise BadData("out_of_distribution_auroc needs at least one row on either side. Got none. Check the data.")
-    return _auroc(_entropy(inside), _entropy(outside))
+    low, high = _entropy(inside).sort().values, _entropy(outside)
+    below, upto = torch.searchsorted(low, high), torch.searchsorted(low, high, right=True)
+    return float((below + upto).double().mean()) / (2.0 * len(low))
 
 
 def _entropy(pred: Predictive) -> Tensor:
-    """Entropy of each label, (R,). The order of the classes must not matter, not even in the last digit."""
-    probs = pred.probs.double().movedim(1, -1)
-    entropy: Tensor = torch.special.entr(probs).sort(-1).values.sum(-1)
+    """Entropy of each label, (R,), summed in sorted order: the same bits for any order of the classes."""
+    entropy: Tensor = torch.special.entr(pred.probs.double().movedim(1, -1)).sort(-1).values.sum(-1)
     return entropy.reshape(-1).cpu()
-
-
-def _auroc(low: Tensor, high: Tensor) -> float:
-    """Share of pairs with high above low; ties count half."""
-    ordered = low.sort().values
-    below, upto = torch.searchsorted(ordered, high), torch.searchsorted(ordered, high, right=True)
-    return float((below + upto).double().mean()) / (2.0 * len(low))

@@ -1,4 +1,4 @@
-"""Posteriors of dropout masks: drawn, or summed over all of them."""
+"""Dropout posteriors: masks drawn at random, or all enumerated."""
 
 from dataclasses import dataclass, field
 
@@ -19,17 +19,17 @@ from posterity.predictive import GaussianPredictive
 
 @dataclass(frozen=True, eq=False)
 class Dropout(Posterior):
-    """The functions that a network's dropout makes of one theta (P,), or of one for each member, (M, P).
+    """The network with random dropout masks at one theta (P,), or at one for each member, (M, P).
 
-    **Math**: f_s(x) = f(x; theta, keep_s) with every unit of keep_s independently 0 with the rate of its layer; what
-    stays is divided by 1 - rate. Masking the inputs of a linear layer is masking columns of its weights, so each
-    keep_s is a draw of weights (`sample`). With `one_mask_a_draw` a draw has the same mask for all rows, hence rows
-    are correlated as those of one function; without, every row has its own (those of different chunks of rows the
-    same again), which leaves each row's own distribution as it is.
+    **Math**: f_s(x) = f(x; theta, keep_s) with every unit of keep_s independently 0 with the rate of its layer; the
+    others are divided by 1 - rate. Masking the inputs of a linear layer is masking columns of its weights, so each
+    keep_s is a draw of weights (`sample`). With `one_mask_a_draw` all rows share the mask of a draw, hence are
+    correlated as values of one function; without, every row has its own (repeated in the next chunk of rows), which
+    does not change the marginal distribution of a row.
 
     **Limit**: exact for the q that the rates define; `enumerated` sums over all masks where these are few.
 
-    **Cost**: one forward pass for each draw; with `one_mask_a_draw` what comes before the first dropout runs once for
+    **Cost**: one forward pass for each draw; with `one_mask_a_draw` the layers before the first dropout run once for
     many draws.
 
     **References**: Gal and Ghahramani (2016), Dropout as a Bayesian approximation, eq. 6-8.
@@ -48,7 +48,7 @@ class Dropout(Posterior):
     theta: Tensor
     buffers: Buffers = field(default_factory=dict)
     one_mask_a_draw: bool = True
-    example: Inputs | None = None  # a row of zeros in the form of the inputs, which `sample` runs
+    example: Inputs | None = None  # a row of zeros in the form of the inputs, for `sample`
 
     @property
     def num_members(self) -> int | None:
@@ -68,9 +68,9 @@ class Dropout(Posterior):
         return self.theta
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Weights (draws, P) with the same functions as the masks that `outputs` draws under the key.
+        """Weights (draws, P) that give the functions of the masks that `outputs` draws under the key.
 
-        A TypeError where dropout comes before anything else than a linear layer or a convolution of whole channels.
+        A TypeError unless each dropout precedes a linear layer, or a convolution of whole channels.
         """
         self._alone()
         assert isinstance(self.joint, Joint)
@@ -86,22 +86,22 @@ class Dropout(Posterior):
         if self.one_mask_a_draw:
             numbers = mask_numbers(known, draws, key, theta.device)
             return outputs_under(network, theta, inputs, buffers, numbers, known)
-        found = []
+        result = []
         for draw in range(draws):
             masks = KeyedMasks(key.fold(draw), known.sites, shared=False)
             with network.dropping(masks, training=known.training):
-                found.append(network.outputs(theta, inputs, buffers))
-        return torch.stack(found)
+                result.append(network.outputs(theta, inputs, buffers))
+        return torch.stack(result)
 
 
-MOST = 1 << 14  # masks
+MOST = 1 << 14  # masks that `enumerated` sums over by default
 
 
 @dataclass(frozen=True, eq=False)
 class MaskMixture:
-    """p(y) = sum_s weights[s] p(y | outputs[s]): every mask with its probability.
+    """The mixture p(y) = sum_s weights[s] p(y | outputs[s]) over all masks, with their probabilities.
 
-    `outputs` (S, N, *event) are in the network's number type, `weights` (S,) in float64.
+    `outputs` (S, N, *event) have the network's dtype, `weights` (S,) are float64.
     """
 
     likelihood: Likelihood
@@ -135,9 +135,9 @@ class MaskMixture:
 
 
 def enumerated(q: Dropout, inputs: Inputs, *, most: int = MOST) -> MaskMixture:
-    """The outputs of a dropout posterior under each of the 2^U masks of its U units, with their probabilities.
+    """Enumerate the 2^U masks of a dropout posterior's U units: outputs under each, and their probabilities.
 
-    A ValueError where there are more than `most` masks, or where a mask cannot be the same for all rows.
+    A ValueError where there are more than `most` masks, or where rows cannot share a mask.
 
     >>> from posterity.priors import Normal
     >>> net = torch.nn.Sequential(torch.nn.Dropout(0.25), torch.nn.Linear(1, 1, bias=False))
@@ -160,12 +160,9 @@ def enumerated(q: Dropout, inputs: Inputs, *, most: int = MOST) -> MaskMixture:
         raise ValueError("enumerated: the rows cannot be told in every mask. Use predict(inputs, draws=...).")
     bits = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64, device="cpu")] * units)
     bits = bits.reshape(-1, units).to(q.theta.device)  # (S, U)
-    sizes = [site.units for site in known.sites]
-    weights = torch.ones(len(bits), dtype=torch.float64, device=bits.device)
-    for site, some in zip(known.sites, torch.split(bits, sizes, dim=1), strict=True):
-        weights = weights * (some * (1.0 - site.rate) + (1.0 - some) * site.rate).prod(1)
-    numbers = [
-        some.reshape(-1, *site.shape) for some, site in zip(torch.split(bits, sizes, dim=1), known.sites, strict=True)
-    ]
+    weights, numbers = torch.ones(len(bits), dtype=torch.float64, device=bits.device), []
+    for site, keep in zip(known.sites, torch.split(bits, [site.units for site in known.sites], dim=1), strict=True):
+        weights = weights * (keep * (1.0 - site.rate) + (1.0 - keep) * site.rate).prod(1)
+        numbers.append(keep.reshape(-1, *site.shape))
     outputs = outputs_under(q.joint.network, q.theta, inputs, q.buffers or None, numbers, known)
     return MaskMixture(q.joint.likelihood, outputs, weights)

@@ -1,4 +1,4 @@
-"""Gaussian posteriors over weights: sampled, seen through the linearised network, or the prior of new data."""
+"""Gaussian posteriors over weights: sampled, through the linearised network, or as the prior of new data."""
 
 import dataclasses
 import math
@@ -25,12 +25,13 @@ from posterity.precisions.low_rank import LowRank
 from posterity.precisions.precision import Precision
 from posterity.priors.correlated import Correlated
 
-# Numbers that are drawn at a time: few enough to stay in a processor's cache until they are used.
+# Numbers drawn at a time: few enough to stay in a CPU's cache until they are used.
 LARGE = {"cpu": 1 << 19, "cuda": 1 << 26}
-# Rows times draws that one pass takes: a processor is busy with one draw, and a GPU has room for their activations.
+# Rows times draws of one pass: one draw keeps a CPU busy, and a GPU has memory for the activations of several.
 AT_ONCE = {"cpu": 1, "cuda": 1 << 16}
-# Numbers of all these rows: large ones, images, have activations in proportion, and a batch size may be there for them.
+# Numbers of these rows: activations grow with the size of a row (images).
 NUMBERS_AT_ONCE = 1 << 25
+JOINT_BUDGET = 1 << 32  # bytes of a joint covariance of all rows, by default
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +64,7 @@ class Gaussian(Posterior):
     precision: Precision
     buffers: Buffers = field(default_factory=dict)
     log_evidence: Tensor | None = None
-    data_terms: Tensor | None = (
-        None  # log-likelihood at the mean; squared residuals and their number for Gaussian noise
-    )
+    data_terms: Tensor | None = None  # log-likelihood at the mean; for Gaussian noise squared residuals, their number
 
     @property
     def num_members(self) -> int | None:
@@ -95,7 +94,7 @@ class Gaussian(Posterior):
         return self
 
     def with_gaussian(self, gaussian: "Gaussian") -> "Gaussian":
-        """Another Gaussian in the place of this one."""
+        """Return `gaussian`, as `Linearized.with_gaussian` returns its linearisation."""
         return gaussian
 
     def weight_parts(self) -> Iterator[WeightPart]:
@@ -108,16 +107,16 @@ class Gaussian(Posterior):
     def deviations(self, draws: int, key: Key, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draws of w - mean for the random weights, (draws, R)."""
         self._alone()
-        return torch.cat(list(self._some(draws, key, self.mean.to(dtype))))
+        return torch.cat(list(self._blocks(draws, key, self.mean.to(dtype))))
 
-    def _some(self, draws: int, key: Key, like: Tensor, *, passing: bool = False) -> Iterator[Tensor]:
-        """The deviations in the number type of `like`, as many draws at a time as are not too large together.
+    def _blocks(self, draws: int, key: Key, like: Tensor, *, reuse: bool = False) -> Iterator[Tensor]:
+        """Yield the deviations in the dtype of `like`, in blocks of at most `LARGE` numbers.
 
-        With `passing` the next ones may take the place of these, so that memory is not asked for each time.
+        With `reuse` a block may be overwritten by the next one, which saves allocations.
         """
         size = self.precision.size
         step = max(1, LARGE.get(like.device.type, LARGE["cpu"]) // max(1, size))
-        space = torch.empty((min(step, draws), size), dtype=torch.float32, device=like.device) if passing else None
+        space = torch.empty((min(step, draws), size), dtype=torch.float32, device=like.device) if reuse else None
         for low in range(0, draws, step):
             count = min(step, draws - low)
             own = None if space is None else space[:count]
@@ -125,7 +124,7 @@ class Gaussian(Posterior):
 
     def sample(self, draws: int, key: Key) -> Tensor:
         self._alone()
-        return torch.cat([self._moved(deviations) for deviations in self._some(draws, key, self.mean)])
+        return torch.cat([self._moved(deviations) for deviations in self._blocks(draws, key, self.mean)])
 
     def log_density(self, theta: Tensor) -> Tensor:
         """-(w - mean)^T precision (w - mean) / 2 + logdet / 2 - R/2 log 2 pi."""
@@ -142,36 +141,35 @@ class Gaussian(Posterior):
         return 0.5 * (self.precision.size * math.log(2.0 * math.pi * math.e) - self.precision.logdet)
 
     def _moved(self, deviations: Tensor) -> Tensor:
-        """Weights (s, P) from deviations (s, R), which may be written over."""
+        """Weights (s, P) from deviations (s, R), which may be overwritten."""
         index = self.joint.random_indices
         if index is None:
             return deviations.add_(self.mean)
         return self.mean.expand(len(deviations), -1).clone().index_add_(1, index, deviations)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
-        """One forward pass for each draw; on a GPU, which a small pass leaves idle, several draws as members of one."""
+        """One forward pass per draw; on a GPU, which a small pass leaves idle, one pass for several draws."""
         self._alone()
         assert isinstance(self.joint, Joint)
         joint, buffers = self.joint, self.buffers or None
-        some = self._some(draws, key, self.mean, passing=not torch.is_grad_enabled())  # a graph keeps the weights
         numbers = sum(value.numel() for value in named_tensors(inputs).values())
         rows = AT_ONCE.get(joint.device.type, 1) // max(1, num_rows(inputs))
         together = max(1, min(rows, NUMBERS_AT_ONCE // max(1, numbers)))
         parts: list[Tensor] = []
-        for deviations in some:
+        for deviations in self._blocks(draws, key, self.mean, reuse=not torch.is_grad_enabled()):  # a graph keeps them
             weights = self._moved(deviations)
             if together == 1:
                 parts.append(torch.stack([joint.outputs(theta, inputs, buffers) for theta in weights]))
             else:
-                some_outputs = (joint.outputs(members, inputs, buffers) for members in torch.split(weights, together))
-                parts += [outputs.clone() for outputs in some_outputs]  # they may be the weights, which are passing
+                members = torch.split(weights, together)
+                parts += [joint.outputs(theta, inputs, buffers).clone() for theta in members]  # may alias the weights
         return torch.cat(parts)
 
 
 def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor]) -> Gaussian:
-    """N(module's weights, 1 / precisions) over the random weights of the joint, by their names in the module.
+    """N(module's weights, 1 / precisions) over the joint's random weights, matched by name; buffers of the module.
 
-    `precisions` has a tensor for each parameter of the optimiser. Buffers are the module's.
+    `precisions` has a tensor for each parameter of the optimiser.
     """
     named = dict(module.named_parameters())
     layout = joint.network.layout
@@ -188,36 +186,32 @@ def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor
             "Pass the optimiser all of them, or name its own in Joint(..., random=...)."
         )
     mean = layout.flatten({part.name: named[part.name].detach() for part in layout})
-    point = mean.new_ones((), dtype=torch.float64)  # stands for weights that are not random, and is left out
-    every = [precisions.get(named[part.name], point.expand(part.shape)).reshape(-1) for part in layout]
-    places = joint.random_indices
-    precision = torch.cat(every) if places is None else torch.cat(every)[places]
+    point = mean.new_ones((), dtype=torch.float64)  # placeholder of weights that are not random
+    precision = torch.cat([precisions.get(named[p.name], point.expand(p.shape)).reshape(-1) for p in layout])
+    precision = precision if joint.random_indices is None else precision[joint.random_indices]
     buffers = dict(module.named_buffers())
     kept = {name: buffers[name].detach().clone() for name in joint.network.buffers}
     return Gaussian(joint, mean.clone(), Diagonal(precision), kept)
 
 
-JOINT_BUDGET = 1 << 32  # bytes up to which all rows are taken together where the caller sets no other bound
-
-
 @dataclass(frozen=True, eq=False)
 class Linearized(Posterior):
-    """The functions f(x, m) + J(x) (w - m), w ~ N(m, Sigma): Gaussian outputs in closed form.
+    """The linearised network f(x, m) + J(x) (w - m), w ~ N(m, Sigma): Gaussian outputs in closed form.
 
     **Math**: f(x) ~ N(f(x, m), J(x) Sigma J(x)^T) with J(x) = d f(x, w) / d w at m.
 
-    **Limit**: exact when f is linear in w. It is the model whose Hessian the Gauss-Newton matrix is, which is why
-    its predictions go well with that curvature.
+    **Limit**: exact when f is linear in w. The Gauss-Newton matrix is the Hessian of this model, so its predictions
+    suit that curvature.
 
     **Predictions**: `predict(x)` integrates the likelihood over that Gaussian in closed form or by quadrature (the
-    `integrator`), `predict(x, integrator=MonteCarlo(draws))` over draws of each row's outputs by themselves.
-    `outputs(x, draws, key)` draws linear functions, which tie the rows together: `from_outputs(likelihood, ...)` of it
-    has a joint density. `gaussian.predict(x, draws=...)` samples weights and runs the network itself at each, with no
-    linearisation: for a Laplace posterior it often underfits. `joint_output_moments(x)` is the Gaussian over all rows.
+    `integrator`), `predict(x, integrator=MonteCarlo(draws))` by independent draws of each row's outputs.
+    `outputs(x, draws, key)` draws linear functions, which all rows share: `from_outputs(likelihood, ...)` of it has a
+    joint density. `gaussian.predict(x, draws=...)` samples weights of the network itself, without linearisation: for a
+    Laplace posterior it often underfits. `joint_output_moments(x)` is the Gaussian over all rows.
 
-    **Cost**: D backward passes for each row, in factors: (N, D, R) is never formed but for the structures `Full` and
+    **Cost**: D backward passes for each row, in factors: (N, D, R) is formed only for the structures `Full` and
     `LowRank`, some rows at a time; then about as much again as the passes took. Last layers need a forward pass only.
-    Where the integrator asks for variances alone nothing is (D, D). All is differentiable in x.
+    Where the integrator needs variances only, nothing is (D, D). All is differentiable in x.
 
     **References**: Bishop (2006), section 5.7; Immer et al. (2021), Improving predictions of Bayesian neural nets.
 
@@ -246,7 +240,7 @@ class Linearized(Posterior):
         return self.gaussian
 
     def with_gaussian(self, gaussian: Gaussian) -> "Linearized":
-        """The functions that are linear in another Gaussian's weights."""
+        """Return the linearisation at the mean of another Gaussian."""
         return Linearized(gaussian.joint, gaussian)
 
     def weight_parts(self) -> Iterator[WeightPart]:
@@ -271,7 +265,7 @@ class Linearized(Posterior):
         return self.gaussian.log_density(theta)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
-        """Linear functions of shared weight draws, so that rows are correlated as they should be."""
+        """Outputs of linear functions with weight draws that all rows share, (S, N, *event)."""
         deviations = self.gaussian.deviations(draws, key, self.gaussian.mean.dtype)  # (S, R)
         parts = [
             outputs + shift.reshape(draws, *outputs.shape)
@@ -285,40 +279,36 @@ class Linearized(Posterior):
         """Mean f(x, m) and covariance J Sigma J^T, or its diagonals."""
         precision = self.gaussian.precision
         pieces = self._pieces(inputs, memory_budget, whole=not marginal)
-        chunks = list(_by_rows(pieces, precision.marginal if marginal else precision.quadratic))
+        chunks = _by_rows(pieces, precision.marginal if marginal else precision.quadratic)
         means, spreads = zip(*chunks, strict=True)
         return torch.cat(means), torch.cat(spreads).to(means[0].dtype)
 
     def joint_output_moments(self, inputs: Inputs, *, memory_budget: int | None = None) -> tuple[Tensor, Tensor]:
-        """Mean f(x, m) and covariance J Sigma J^T between all rows, whose derivatives are held together."""
+        """Mean f(x, m) and covariance J Sigma J^T within and across rows, whose derivatives are held together."""
         assert isinstance(self.joint, Joint)
-        needed = self._joint_bytes(self.joint, inputs)
+        # The factors of the derivatives of all rows, and a few matrices of the covariance's size.
+        known, count = survey(self.joint, inputs), num_rows(inputs)
+        columns = max(1, prod(known.event))
+        factors = count * row_bytes(self.joint, known, units=True) * (2 + (0 if known.only_head else columns))
+        dense = isinstance(self.gaussian.precision, (Dense, LowRank))
+        needed = factors + 8 * count * columns * (3 * count * columns + (2 * known.size if dense else 0))
         limit = JOINT_BUDGET if memory_budget is None else memory_budget
         if needed > limit:
             raise ValueError(
-                f"The covariance between {num_rows(inputs)} rows takes about {needed:,} bytes, and {limit:,} are to be "
+                f"The covariance between {count} rows takes about {needed:,} bytes, and {limit:,} are to be "
                 "used. Pass fewer rows or a larger memory_budget, or draw functions: outputs(inputs, draws, key)."
             )
         (piece,) = self._pieces(inputs, sys.maxsize, whole=True)
         return piece.outputs, self.gaussian.precision.joint_quadratic(piece.jacobian).to(piece.outputs.dtype)
 
-    def _joint_bytes(self, joint: Joint, inputs: Inputs) -> int:
-        """What the factors of the derivatives of all rows and a few matrices of the covariance's size take."""
-        known, count = survey(joint, inputs), num_rows(inputs)
-        columns = max(1, prod(known.event))
-        factors = count * row_bytes(joint, known, units=True) * (2 + (0 if known.only_head else columns))
-        dense = isinstance(self.gaussian.precision, (Dense, LowRank))
-        return factors + 8 * count * columns * (3 * count * columns + (2 * known.size if dense else 0))
-
     def _pieces(self, inputs: Inputs, budget: int | None = None, whole: bool = False) -> Iterator[Piece]:
         self._alone()
         assert isinstance(self.joint, Joint)
-        gaussian = self.gaussian
-        return derivatives(self.joint, gaussian.mean, inputs, gaussian.buffers or None, budget=budget, whole=whole)
+        return derivatives(self.joint, self.gaussian.mean, inputs, self.buffers or None, budget=budget, whole=whole)
 
 
 def _by_rows(pieces: Iterator[Piece], function: Callable[[Jacobian], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs (n, *event) of some rows after the other, and the function (..., n, D) of all columns of these rows."""
+    """Yield outputs (n, *event) of successive rows, and the function (..., n, D) of all columns of their Jacobian."""
     outputs: Tensor | None = None
     values: list[Tensor] = []
     for piece in pieces:
@@ -332,13 +322,13 @@ def _by_rows(pieces: Iterator[Piece], function: Callable[[Jacobian], Tensor]) ->
 
 
 def continued(joint: Joint, posterior: Posterior) -> Joint:
-    """The problem `joint` of new data with the posterior of earlier data for its prior.
+    """Return the problem `joint` of new data with the posterior of earlier data as its prior.
 
     - `joint`: the network, likelihood and number of rows of the new data; its prior is replaced.
-    - `posterior`: a Gaussian over all weights of the same network, as `Laplace` and `Conjugate` give it.
+    - `posterior`: a Gaussian over all weights of the same network, from `Laplace` or `Conjugate`.
 
-    Start the next run there, too: `infer(MAP(...), joint, data, start=posterior)`. A tempered posterior is taken as it
-    is; the tempering of `joint` then acts on it as on any prior.
+    Start the next run there, too: `infer(MAP(...), joint, data, start=posterior)`. A tempered posterior is not
+    changed; the tempering of `joint` acts on it as on any prior.
 
     >>> import torch, posterity as po
     >>> x = torch.linspace(-1, 1, 8).unsqueeze(1)

@@ -1,7 +1,6 @@
 """Read a posterior back from its run folder."""
 
 import os
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -17,10 +16,10 @@ from posterity.storage import RunFolder, decode
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
-    """The posterior in the run folder `path`, for the network (or density) it was fitted with.
+    """Read the posterior in the run folder `path`, for the network (or density) that it was fitted with.
 
     The module gives the architecture and the device; all weights, buffers and settings come from the folder. The
-    function of a density cannot be compared with the one that was saved: that it is the same is up to the caller.
+    caller must pass the same function of a density: it is not stored, so it cannot be compared.
     """
     folder = RunFolder(path)
     if folder.exists() and "posterior" not in folder.parts() and "run" in folder.parts():
@@ -29,24 +28,21 @@ def load(path: str | os.PathLike[str], model: nn.Module | Density) -> Posterior:
     config: dict[str, Any] = dict(part.config)
     if "mixture" not in config:
         return _read(config, dict(part.tensors), model, repr(os.fspath(path)))
-    each = [_numbered(part.tensors, index) for index in range(len(config["mixture"]))]
-    components = [
-        _read(one, {**each[0], **tensors}, model, repr(os.fspath(path)))
-        for one, tensors in zip(config["mixture"], each, strict=True)
-    ]
+    components: list[Posterior] = []
+    first: dict[str, Tensor] = {}  # tensors of the first component, which others may share
+    for index, component in enumerate(config["mixture"]):
+        start = f"{index}."
+        tensors = {name.removeprefix(start): t for name, t in part.tensors.items() if name.startswith(start)}
+        first = first if index else tensors
+        components.append(_read(component, {**first, **tensors}, model, repr(os.fspath(path))))
     return Mixture(components, part.tensors["weights"])
 
 
-def _numbered(tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor]:
-    """The tensors of one component; what it shares with the first is stored there."""
-    start = f"{index}."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-
-
 def _read(config: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module | Density, shown: str) -> Posterior:
+    kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
     if "density" in config:
         if not isinstance(model, Density):
-            raise BadFolder(f"{shown} holds the posterior of a Density. Pass that Density, not {_kind(model)}.")
+            raise BadFolder(f"{shown} holds the posterior of a Density. Pass that Density, not {kind}.")
         if model.encode() != config["density"]:
             raise BadFolder(
                 f"{shown} belongs to another Density: its parameters, constraints or dtype differ. "
@@ -54,14 +50,8 @@ def _read(config: dict[str, Any], tensors: dict[str, Tensor], model: nn.Module |
             )
         return _build(config["posterior"], tensors, model)
     if not isinstance(model, nn.Module):
-        raise BadFolder(f"{shown} holds the posterior of a network. Pass that nn.Module, not {_kind(model)}.")
-    joint = Joint.decode(model, config["joint"], tensors)
-    return _build(config["posterior"], tensors, joint)
-
-
-def _kind(model: object) -> str:
-    name = model.__name__ if isinstance(model, type) else type(model).__name__
-    return f"the class {name}" if isinstance(model, type) else f"a {name}"
+        raise BadFolder(f"{shown} holds the posterior of a network. Pass that nn.Module, not {kind}.")
+    return _build(config["posterior"], tensors, Joint.decode(model, config["joint"], tensors))
 
 
 def _build(config: dict[str, Any], tensors: dict[str, Tensor], joint: Problem) -> Posterior:

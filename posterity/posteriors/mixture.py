@@ -25,12 +25,10 @@ from posterity.storage import Part
 
 
 def joint_of_members(joint: Joint, each: Sequence[Joint]) -> Joint:
-    """The joint whose prior and likelihood are those of the members' joints, where these differ in numbers alone.
+    """Combine the members' joints into one with a noise scale and a normal prior's mean and scale for each member.
 
-    Scales of the noise become one for each member, and so do those of a normal prior; what else differs is taken from
-    `joint` (the prior) and from the first member (the likelihood).
+    Any other difference is dropped: the prior then comes from `joint`, the likelihood from the first member.
     """
-    layout = joint.network.layout
     plain, likelihood = joint.network.initial.double(), each[0].likelihood
     noises = [component.likelihood for component in each if isinstance(component.likelihood, Scaled)]
     if len(noises) == len(each):
@@ -39,7 +37,7 @@ def joint_of_members(joint: Joint, each: Sequence[Joint]) -> Joint:
     prior: Prior = joint.prior
     if len(priors) == len(each):
         scale = torch.stack([component.variance(plain).sqrt() for component in priors])
-        mean = torch.stack([torch.as_tensor(component.mean).to(plain).expand(layout.size) for component in priors])
+        mean = torch.stack([torch.as_tensor(component.mean).to(plain).expand(len(plain)) for component in priors])
         if bool((scale == scale[:, :1]).all()) and bool((mean == mean[0, 0]).all()):
             prior = Normal(scale[:, 0].clone(), float(mean[0, 0]))
         else:
@@ -48,7 +46,7 @@ def joint_of_members(joint: Joint, each: Sequence[Joint]) -> Joint:
 
 
 def _noise_of_members(noises: Sequence[Scaled], like: Tensor) -> Likelihood:
-    """The noise with one scale for each member; the first one where they differ in more."""
+    """The noise with one scale for each member; the first member's where they differ in more than scales."""
     if all(noise == noises[0] for noise in noises) or len({type(noise) for noise in noises}) > 1:
         return noises[0]
     learning = [type(noise)(**{**noise.__getstate__(), "learn": True}) for noise in noises]
@@ -58,17 +56,17 @@ def _noise_of_members(noises: Sequence[Scaled], like: Tensor) -> Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Mixture(Posterior):
-    """The mixture of posteriors of the same weights: what an ensemble is.
+    """The mixture of posteriors of the same weights: an ensemble.
 
     **Math**: q(w) = sum_k w_k q_k(w), k over `posteriors`, with `weights` (K,) that are positive and sum to 1 (None:
     equal). The predictive is the mixture sum_k w_k p_k(y | x) of the components' own predictives: closed forms stay
-    closed, and `draws` are shared out over the components in proportion to their weights.
+    closed, and `draws` are divided among the components in proportion to their weights.
 
-    **Limit**: exact in its components. Each predicts by its own likelihood, whose noise may differ; a point has no
+    **Limit**: exact given its components. Each predicts by its own likelihood, whose noise may differ; a point has no
     density, so `log_density` is for mixtures of Gaussians. Draws of weights are stratified: each component has its
-    share of them, but for one draw.
+    share of them, up to one draw.
 
-    **Cost**: that of all components.
+    **Cost**: the sum over components.
 
     **References**: Lakshminarayanan et al. (2017); Wilson and Izmailov (2020), Bayesian deep learning and a
     probabilistic perspective of generalization, section 4.
@@ -96,8 +94,9 @@ class Mixture(Posterior):
         flat = [pair for component, share in zip(given, shares, strict=True) for pair in _expanded(component, share)]
         object.__setattr__(self, "posteriors", tuple(component for component, _ in flat))
         object.__setattr__(self, "weights", torch.tensor([share for _, share in flat], dtype=torch.float64))
-        layouts = {_names(component) for component in self.posteriors}
-        if len(layouts) > 1:
+        joints = [component.joint for component in self.posteriors]
+        layouts = [joint.network.layout if isinstance(joint, Joint) else joint.layout for joint in joints]
+        if len(set(zip(map(type, joints), layouts, strict=True))) > 1:
             raise ValueError(
                 "Mixture.posteriors must be over the same weights of the same problem. Got weights of different names "
                 "or shapes. Fit the same network, with the same weights frozen."
@@ -146,23 +145,29 @@ class Mixture(Posterior):
         return (each + self.shares.log().to(each).unsqueeze(-1)).logsumexp(0)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
-        """Draws of all components, one component after the other, (S, N, *event)."""
+        """Draws of all components in their order, (S, N, *event)."""
         parts = []
         for index, count in enumerate(self._counts(draws, key)):
             if count:
                 drawn = self.posteriors[index].outputs(inputs, count, key.fold(index))
-                # A point gives one draw, and chains those they have, however many are wanted.
+                # A point returns one draw, and chains no more than they have, whatever the count.
                 parts.append(drawn if len(drawn) == count else drawn[torch.arange(count) % len(drawn)])
         return torch.cat(parts)
 
     def output_moments(
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """Mean and covariance of the mixture of the outputs, which is no Gaussian; None where a component has none."""
-        each = [_moments(component, inputs, marginal, memory_budget) for component in self.posteriors]
-        known = [moments for moments in each if moments is not None]
-        if len(known) < len(each):
-            return None
+        """Mean and covariance of the mixture of outputs, which is not Gaussian; None where a component has none."""
+        known: list[tuple[Tensor, Tensor]] = []
+        for component in self.posteriors:
+            moments = component.output_moments(inputs, marginal=marginal, memory_budget=memory_budget)
+            if isinstance(component, Point):  # no spread
+                mean = component.outputs(inputs, 1, Key(0))[0]
+                size = mean[0].numel()
+                moments = mean, mean.new_zeros((len(mean), size) if marginal else (len(mean), size, size))
+            if moments is None:
+                return None
+            known.append(moments)
         means = torch.stack([mean for mean, _ in known])  # (K, N, *event)
         shares = self.shares.to(means)
         mean = torch.einsum("k,k...->...", shares, means)
@@ -182,7 +187,7 @@ class Mixture(Posterior):
         memory_budget: int | None = None,
         joint: bool = False,
     ) -> Predictive:
-        """The mixture of the components' predictives; see `Posterior.predict`. `draws` are shared out over them."""
+        """Mix the components' predictives, with `draws` divided among them; see `Posterior.predict`."""
         positive_whole("predict: draws", draws)
         parts = [
             component.predict(
@@ -199,7 +204,7 @@ class Mixture(Posterior):
         return mixed(parts, self.shares)
 
     def parts(self) -> dict[str, Part]:
-        """The components as one part; a tensor that is the same in the first one is stored there alone."""
+        """Return the components as one part; a tensor equal to the first component's is stored once."""
         tensors: dict[str, Tensor] = {"weights": self.shares}
         each = [component.parts()["posterior"] for component in self.posteriors]
         first = each[0].tensors
@@ -211,34 +216,17 @@ class Mixture(Posterior):
         return {"posterior": Part({"mixture": [dict(part.config) for part in each]}, tensors)}
 
     def _counts(self, draws: int, key: Key) -> list[int]:
-        """How many of the draws each component gets: its share, rounded so that it is right on average."""
+        """The number of draws of each component: its share, rounded at random without bias."""
         start = float(key.fold("share").uniform((), torch.float64, "cpu"))
         ends = (self.shares.cumsum(0) * draws + start).floor()
-        ends[-1] = draws  # where a random start below 1 puts it, but for rounding
+        ends[-1] = draws  # already so, up to rounding, as the start is below 1
         return [int(count) for count in ends.diff(prepend=ends.new_zeros(1))]
 
 
 def _expanded(posterior: Posterior, share: float) -> list[tuple[Posterior, float]]:
-    """A posterior and its weight; those inside one that is a mixture or has members."""
+    """Split a mixture into components and a posterior with members into these, each with its weight."""
     if isinstance(posterior, Mixture):
         inner = zip(posterior.posteriors, posterior.shares.tolist(), strict=True)
         return [(component, share * part) for component, part in inner]
     count = posterior.num_members
     return [(posterior, share)] if count is None else [(posterior.member(i), share / count) for i in range(count)]
-
-
-def _names(posterior: Posterior) -> tuple[object, ...]:
-    joint = posterior.joint
-    layout = joint.network.layout if isinstance(joint, Joint) else joint.layout
-    return type(joint), layout
-
-
-def _moments(
-    posterior: Posterior, inputs: Inputs, marginal: bool, memory_budget: int | None
-) -> tuple[Tensor, Tensor] | None:
-    """Those of the posterior's outputs, and of a point without spread."""
-    if not isinstance(posterior, Point):
-        return posterior.output_moments(inputs, marginal=marginal, memory_budget=memory_budget)
-    mean = posterior.outputs(inputs, 1, Key(0))[0]
-    size = mean[0].numel()
-    return mean, mean.new_zeros((len(mean), size) if marginal else (len(mean), size, size))

@@ -1,4 +1,4 @@
-"""One weight vector as a posterior, and a module filled with it."""
+"""One weight vector as a posterior."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,36 +9,19 @@ from torch import Tensor, nn
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
 from posterity.model.module import copied
-from posterity.model.network import Buffers, Network
+from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior, WeightPart
 
 
-def filled(network: Network, theta: Tensor, buffers: Buffers | None = None) -> nn.Module:
-    """A new module in evaluation mode with the weights theta (P,), the frozen ones, and buffers (or the network's own).
-
-    >>> filled(Network(nn.Linear(2, 1)), torch.tensor([3.0, 4.0, 5.0])).weight
-    Parameter containing:
-    tensor([[3., 4.]], requires_grad=True)
-    """
-    module = copied(network.module).eval()  # a step may have left batch norm in training mode
-    values = {**network.frozen, **network.buffers, **(buffers or {}), **network.layout.unflatten(theta)}
-    own: dict[str, Tensor] = dict(module.named_parameters())
-    own.update(module.named_buffers())
-    with torch.no_grad():
-        for name, value in values.items():
-            own[name].copy_(value)
-    return module
-
-
 @dataclass(frozen=True, eq=False)
 class Point(Posterior):
-    """One weight vector theta (P,), or one for each member, (M, P): what MAP finds.
+    """A point estimate theta (P,), or one for each member, (M, P): the result of MAP.
 
     **Math**: q(w) = delta(w - theta); the predictive is the plug-in p(y | f_theta(x)).
 
-    **Limit**: knows no uncertainty of the weights: class probabilities saturate far from the data.
+    **Limit**: no uncertainty of the weights: class probabilities saturate far from the data.
 
     **Cost**: one forward pass.
 
@@ -46,13 +29,15 @@ class Point(Posterior):
 
     **Example**:
 
-    >>> import torch
     >>> from posterity.likelihoods import Bernoulli
     >>> from posterity.priors import Normal
     >>> joint = Joint(torch.nn.Linear(1, 1, bias=False), Bernoulli(), Normal(), num_data=1)
-    >>> Point(joint, torch.tensor([0.0])).predict(torch.ones(2, 1)).probs
+    >>> q = Point(joint, torch.tensor([0.0]))
+    >>> q.predict(torch.ones(2, 1)).probs
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]], dtype=torch.float64)
+    >>> q.module().weight.tolist()
+    [[0.0]]
     """
 
     joint: Problem
@@ -76,11 +61,18 @@ class Point(Posterior):
         return self.theta
 
     def module(self) -> nn.Module:
-        """A new module in evaluation mode with these weights: for `model.pruned`, or to go on without this library."""
+        """A new module in evaluation mode with these weights, frozen ones and buffers, for use without posterity."""
         self._alone()
         if not isinstance(self.joint, Joint):
             raise TypeError("Point.module needs the point of a Joint: a Density has no module.")
-        return filled(self.joint.network, self.theta, self.buffers)
+        network = self.joint.network
+        module = copied(network.module).eval()  # a step may have left batch norm in training mode
+        own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        with torch.no_grad():
+            weights = network.layout.unflatten(self.theta)
+            for name, value in {**network.frozen, **network.buffers, **self.buffers, **weights}.items():
+                own[name].copy_(value)
+        return module
 
     def sample(self, draws: int, key: Key) -> Tensor:
         self._alone()

@@ -1,4 +1,4 @@
-"""What every posterior can do: draw network outputs, predict, and be saved."""
+"""The interface of posteriors: draw weights and outputs, predict, save."""
 
 import os
 import sys
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 
 
 class WeightPart(NamedTuple):
-    """A part of a distribution over weights that has the probability `share`."""
+    """A component of a distribution over weights, of probability `share`."""
 
     share: float
     weights: Tensor  # one vector (P,), or draws (S, P), in float64
     spread: Tensor | None = None  # standard deviations (P,) around it
-    independent: bool = True  # whether the weights are so within the part
+    independent: bool = True  # whether the weights are independent within the part
 
 
 class Posterior(ABC):
-    """A distribution over functions: whatever draws network outputs.
+    """A distribution over functions, from which network outputs can be drawn.
 
-    Subclasses are frozen dataclasses whose first field is the fitted `joint`; every other field is made of
-    numbers, tensors and posterity's own values, so that `save` needs no code of theirs.
+    Subclasses are frozen dataclasses whose first field is the fitted `joint`; all other fields hold numbers, tensors
+    and posterity's own values, so that `save` works without code in the subclass.
     """
 
     joint: Problem
     buffers: Buffers
 
-    # Whether its tensors stay on the CPU, wherever the model is: there may be more of them than a device holds.
     on_cpu: ClassVar[bool] = False
+    """Whether tensors stay on the CPU, wherever the model is, since they may not fit on a device."""
 
     @property
     def num_members(self) -> int | None:
@@ -57,7 +57,7 @@ class Posterior(ABC):
         return None
 
     def member(self, index: int) -> "Posterior":
-        """One of the side-by-side posteriors."""
+        """Return one of the side-by-side posteriors."""
         raise TypeError(f"{type(self).__name__} has no members. Use it as it is.")
 
     @property
@@ -67,18 +67,18 @@ class Posterior(ABC):
 
     @abstractmethod
     def point(self) -> Tensor:
-        """The weights (P,) or (M, P) that stand for the posterior when another run starts from it."""
+        """Weights (P,) or (M, P) from which another run starts."""
 
     def start(self) -> "Posterior":
-        """What another run starts from when it is given this one: itself, or a point that stands for it."""
+        """The posterior from which another run starts: this one, or a point in its place."""
         return self
 
     def as_gaussian(self) -> "Gaussian | None":
-        """The Gaussian over weights that this is, or that its functions are linear in; None of other posteriors."""
+        """The Gaussian over weights, of this posterior or of its linearisation; None where there is none."""
         return None
 
     def weight_parts(self) -> Iterator[WeightPart]:
-        """The parts that the distribution over weights is a mixture of; large sets of draws in several of them."""
+        """Yield the components of the distribution over weights; large sets of draws in several blocks."""
         raise TypeError(
             "The posterior must be over weights: Gaussian, Linearized, Point, Samples or a Mixture of them. "
             f"Got {type(self).__name__}."
@@ -91,7 +91,7 @@ class Posterior(ABC):
     def log_density(self, theta: Tensor) -> Tensor:
         """Log density of this posterior at weights (S, P), (S,) in float64, normalised over the random weights.
 
-        Weights that are points are not looked at. A TypeError where there is no density.
+        Weights that are points are ignored. A TypeError where there is no density.
         """
         raise TypeError(
             f"{type(self).__name__} has no density over weights. Use a posterior that has one: that of Laplace or "
@@ -103,7 +103,7 @@ class Posterior(ABC):
         """Draws of the network outputs at all inputs jointly, (S, N, *event)."""
 
     def likelihood(self, draws: int, key: Key) -> Likelihood:
-        """The likelihood of as many draws of `outputs` under the key: by default the joint's for all of them."""
+        """The likelihood of `draws` draws of `outputs` under the key: by default the joint's for all of them."""
         assert isinstance(self.joint, Joint)
         return self.joint.likelihood
 
@@ -112,25 +112,24 @@ class Posterior(ABC):
     ) -> tuple[Tensor, Tensor] | None:
         """Mean (N, *event) and covariance (N, D, D) of the outputs where they have a closed form, else None.
 
-        With `marginal` variances (N, D) come in place of the covariance. Rows go in chunks whose derivatives take
-        about `memory_budget` bytes (None: as many as are quickest).
+        With `marginal` variances (N, D) replace the covariance. Rows go in chunks whose derivatives take about
+        `memory_budget` bytes (None: the fastest size).
         """
         return None
 
     def joint_output_moments(self, inputs: Inputs, *, memory_budget: int | None = None) -> tuple[Tensor, Tensor] | None:
-        """Mean (N, *event) and covariance (N D, N D) of all outputs together where it has a closed form, else None."""
+        """Mean (N, *event) and covariance (N D, N D) within and across rows in closed form, else None."""
         return None
 
     def draws(self, draws: int, seed: int = 0) -> dict[str, Tensor]:
-        """Named draws: of a density's own (constrained) parameters, or of a network's weights (and sampled noise)."""
+        """Draws by name: constrained parameters of a density, or a network's weights (and sampled noise)."""
         positive_whole("draws: draws", draws)
-        theta = self.sample(draws, Key(seed))
-        joint = self.joint
+        theta, joint = self.sample(draws, Key(seed)), self.joint
         if isinstance(joint, Density):
             return joint.constrained(theta)
-        # Chains draw the noise as well, others have it fitted.
-        whole = joint.network is None or theta.shape[-1] == joint.size
-        layout: Layout = joint.layout if whole else joint.as_joint("draws").network.layout
+        # Chains sample the noise, other methods fit it.
+        with_noise = joint.network is None or theta.shape[-1] == joint.size
+        layout: Layout = joint.layout if with_noise else joint.as_joint("draws").network.layout
         return layout.unflatten(theta)
 
     def predict(
@@ -144,13 +143,13 @@ class Posterior(ABC):
         memory_budget: int | None = None,
         joint: bool = False,
     ) -> Predictive:
-        """The predictive distribution at the inputs: a tensor, an array, a tuple, a dict or a `DataLoader`.
+        """Predict at the inputs: a tensor, an array, a tuple, a dict or a `DataLoader`.
 
-        A posterior with closed-form output moments turns them into probabilities by the `integrator` (by default
-        the one that suits the likelihood) and has no use for `draws`; any other one averages over them. Rows go in
-        chunks of `batch_size`; all chunks see the same draws of the weights. Derivatives in the weights, where they
-        are needed, take about `memory_budget` bytes (None: what is quickest). With `joint` a Gaussian likelihood's
-        predictive knows the covariance between rows, too. Where inputs require a gradient, so do the results.
+        A posterior with closed-form output moments integrates the likelihood over them by the `integrator` (by default
+        `default_integrator`) and ignores `draws`; any other averages over draws. Rows go in chunks of `batch_size`; all
+        chunks share the draws of the weights. Derivatives in the weights, where needed, take about `memory_budget`
+        bytes (None: the fastest). With `joint` the predictive of a Gaussian likelihood has the covariance between rows.
+        Where inputs require a gradient, so do the results.
         """
         self._alone()
         if not isinstance(self.joint, Joint):
@@ -165,7 +164,7 @@ class Posterior(ABC):
             raise TypeError("predict: joint=True needs all rows at once. Got a DataLoader. Pass a tensor of the rows.")
         key, first, parts = Key(seed), 0, []
         wanted = torch.is_grad_enabled() and _requires_grad(inputs)
-        # Derivatives in the weights need a graph, which there is none of in the caller's inference mode.
+        # Derivatives in the weights need a graph, which inference mode would not record.
         with torch.inference_mode(False), torch.set_grad_enabled(wanted):
             for chunk, example in self._chunks(inputs, sys.maxsize if joint else batch_size):
                 if joint:
@@ -176,21 +175,18 @@ class Posterior(ABC):
                     moments = self.output_moments(chunk, marginal=marginal, memory_budget=memory_budget)
                     if moments is not None:  # rows are independent
                         parts.append(chosen(self.joint.likelihood, *moments, key.fold(first)))
+                    elif integrator is not None:
+                        raise TypeError(
+                            f"{type(self).__name__} has no closed-form output moments for {integrator} to integrate. "
+                            "Leave integrator out (it averages over draws), or use a linearised posterior."
+                        )
                     else:
-                        self._refuse(integrator)
                         drawn = self.outputs(chunk, draws, key)
                         parts.append(from_outputs(self.likelihood(draws, key), drawn, shared=self.ties_rows))
                 first += num_rows(chunk)
         if not parts:
             raise BadData("predict: the inputs have no rows. Pass at least one.")
         return parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
-
-    def _refuse(self, integrator: Integrator | None) -> None:
-        if integrator is not None:
-            raise TypeError(
-                f"{type(self).__name__} has no closed-form output moments for {integrator} to integrate. "
-                "Leave integrator out (it averages over draws), or use a linearised posterior."
-            )
 
     def _predict_jointly(self, inputs: Inputs, memory_budget: int | None) -> Predictive:
         assert isinstance(self.joint, Joint)
@@ -206,31 +202,24 @@ class Posterior(ABC):
                 f"predict: joint=True needs closed-form output moments, which {type(self).__name__} has not. "
                 "Leave it out: draws of the weights tie the rows together (joint_log_prob)."
             )
-        mean, covariance = moments
-        return joint_gaussian(likelihood, mean, covariance)
+        return joint_gaussian(likelihood, *moments)
 
     def _chunks(self, inputs: object, batch_size: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """Rows that go together, each with an example of an output row."""
+        """Yield chunks of rows, each with an example of an output row."""
         assert isinstance(self.joint, Joint)
-        if isinstance(inputs, DataLoader):
-            whole: Iterator[object] = (
-                item[0] if isinstance(item, (tuple, list)) else item for item in in_order(inputs)
-            )
-        else:
-            whole = iter([inputs])
-        for part in whole:
+        for item in in_order(inputs) if isinstance(inputs, DataLoader) else [inputs]:
+            part = item[0] if isinstance(inputs, DataLoader) and isinstance(item, (tuple, list)) else item
             tensors = map_inputs(lambda tensor: tensor.to(self.joint.device), as_inputs(part, torch.is_grad_enabled()))
             tensors = map_inputs(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, tensors)
             self.joint.check_inputs(tensors)
             if not num_rows(tensors):
                 continue
-            example = self.joint.example_output(Batch(tensors, torch.empty(num_rows(tensors))))  # or a refusal
+            example = self.joint.example_output(Batch(tensors, torch.empty(num_rows(tensors))))  # raises if they misfit
             if num_rows(tensors) <= batch_size:
                 yield tensors, example
                 continue
             for low in range(0, num_rows(tensors), batch_size):
-                some = map_inputs(lambda tensor, low=low: tensor[low : low + batch_size], tensors)  # type: ignore[misc]
-                yield some, example
+                yield map_inputs(lambda t, low=low: t[low : low + batch_size], tensors), example  # type: ignore[misc]
 
     def _alone(self) -> None:
         if self.num_members is not None:
@@ -239,7 +228,7 @@ class Posterior(ABC):
             )
 
     def parts(self) -> dict[str, Part]:
-        """The posterior as parts of a run folder."""
+        """Return the posterior as parts of a run folder."""
         tensors: dict[str, Tensor] = {}
         config: dict[str, Any] = {"posterior": _encode(self, tensors, "posterior")}
         config["joint" if isinstance(self.joint, Joint) else "density"] = self.joint.encode(tensors)
@@ -251,33 +240,26 @@ class Posterior(ABC):
 
 
 def _requires_grad(inputs: object) -> bool:
-    """Whether any tensor in them does."""
-    if isinstance(inputs, Tensor):
-        return inputs.requires_grad
-    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else ()
+    """Whether any tensor of the inputs requires a gradient."""
+    values = inputs.values() if isinstance(inputs, dict) else inputs if isinstance(inputs, (tuple, list)) else [inputs]
     return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
 
 def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict[str, Any]:
-    """A posterior without its joint; posteriors inside it (a linearised one's Gaussian) share the joint."""
+    """Encode a posterior without its joint, which posteriors inside it (the Gaussian of `Linearized`) share."""
     values: dict[str, Any] = {}
-    for field in fields(posterior):  # type: ignore[arg-type]
-        if field.name == "joint":
-            continue
-        value = getattr(posterior, field.name)
-        place = f"{path}.{field.name}"
-        if isinstance(value, Posterior):
-            values[field.name] = {"posterior": _encode(value, tensors, place)}
-        else:
-            values[field.name] = encode(value, tensors, place)
+    for name in (field.name for field in fields(posterior) if field.name != "joint"):  # type: ignore[arg-type]
+        value, own = getattr(posterior, name), f"{path}.{name}"
+        nested = isinstance(value, Posterior)
+        values[name] = {"posterior": _encode(value, tensors, own)} if nested else encode(value, tensors, own)
     return {"type": type(posterior).__name__, "fields": values}
 
 
 def default_integrator(likelihood: Likelihood, mean: Tensor) -> Integrator:
-    """The integrator for outputs of this mean (N, *event) where the caller names none.
+    """The default integrator for outputs of this mean (N, *event).
 
-    `Exact()` for Gaussian, Bernoulli and two classes, `Probit()` for more classes (for two it ignores that the logits
-    are correlated, which costs more than all else), `MonteCarlo(1000)` for any other likelihood.
+    `Exact()` for Gaussian, Bernoulli and two classes, `Probit()` for more classes (for two, ignoring the correlation of
+    the logits is its largest error), `MonteCarlo(1000)` for any other likelihood.
 
     >>> from posterity.likelihoods import Categorical
     >>> default_integrator(Categorical(), torch.zeros(5, 2)), default_integrator(Categorical(), torch.zeros(5, 10))

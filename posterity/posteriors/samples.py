@@ -1,10 +1,9 @@
-"""Draws of chains as a posterior; log-likelihoods of rows at draws; export to ArviZ."""
+"""Draws of Markov chains as a posterior, with log-likelihoods of rows and export to ArviZ."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,52 +19,13 @@ from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, WeightPart
 
-ROWS = 1024  # of data at a time: bounds the memory
-TOGETHER = 1 << 14  # rows times draws that go through the network in one call
+ROWS = 1024  # rows of data at a time: bounds the memory
+TOGETHER = 1 << 14  # rows times draws in one call of the network
+LARGE = 1 << 24  # numbers in the draws moved to the device at a time
+CUT_OFF = "cut_off"  # the statistic that marks trajectories which reached the sampler's limit
 
-Blocks = Callable[[int], Iterable[tuple[Tensor, Buffers]]]  # draws (s, P) with their buffers, at most so many at a time
-
-
-def batches(data: Data) -> Iterator[Batch]:
-    """All rows once, some at a time."""
-    for batch in data.passes(ROWS).from_step(0):
-        assert isinstance(batch, Batch)
-        yield batch
-
-
-def pointwise_log_likelihoods(joint: Problem, blocks: Blocks, data: object) -> Tensor:
-    """w_n log p(y_n | f(x_n)) of each row at each draw, untempered: (S, N) in float64 on the CPU."""
-    rows = joint.checked(as_data(data).to(joint.device))
-    with torch.no_grad():
-        if isinstance(joint, Density):
-            return torch.cat([joint.log_likelihoods(theta).double().cpu() for theta, _ in blocks(ROWS)])
-        if isinstance(rows, TensorData) and rows.rows.per_member:
-            raise BadData("log_likelihoods: pass the rows of one problem, and take its chain: q.chain(0).")
-        parts, problem = [], joint.as_joint("log_likelihoods")
-        for batch in batches(rows):
-            step = max(1, TOGETHER // batch.size)
-            parts.append(torch.cat([_at(problem, theta, batch, buffers).cpu() for theta, buffers in blocks(step)]))
-        return torch.cat(parts, dim=1)
-
-
-def outputs_at(joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers) -> Tensor:
-    """Network outputs (s, n, *event) at draws (s, P); a single one goes the way of one theta, which is quicker."""
-    if len(theta) > 1:
-        return joint.outputs(theta, inputs, buffers or None)
-    own = {name: buffer[0] for name, buffer in buffers.items()}
-    return joint.outputs(theta[0], inputs, own or None).unsqueeze(0)
-
-
-def _at(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
-    """(s, n) in float64."""
-    outputs = outputs_at(joint, theta, batch.inputs, buffers).double()
-    likelihood = joint.likelihood.with_free(joint.split(theta)[1].double())
-    each = likelihood.log_prob(outputs, batch.targets)
-    return each if batch.weights is None else each * batch.weights
-
-
-# What ArviZ calls the statistics that samplers keep; others go by their own names.
-NAMES = {
+# ArviZ's names of sampler statistics; others keep their own.
+_ARVIZ_NAMES = {
     "log_density": "lp",
     "divergent": "diverging",
     "accept": "acceptance_rate",
@@ -75,52 +35,29 @@ NAMES = {
 }
 
 
-def inference_data(values: dict[str, Tensor], statistics: dict[str, Tensor], log_likelihood: Tensor | None) -> Any:
-    """An `arviz.InferenceData`, of ArviZ 1 a `DataTree`, from tensors that begin with axes of chains and draws.
-
-    Its groups are `posterior`, `sample_stats` and, where it is given, `log_likelihood` with the variable "y".
-    """
-    try:
-        import arviz
-    except ImportError as error:
-        raise PosterityError(
-            "to_inference_data needs ArviZ. Install it with: pip install 'posterity[arviz]'."
-        ) from error
-    groups: dict[str, Any] = {"posterior": {name: _array(value) for name, value in values.items()}}
-    if statistics:
-        groups["sample_stats"] = {NAMES.get(name, name): _array(value) for name, value in statistics.items()}
-    if log_likelihood is not None:
-        groups["log_likelihood"] = {"y": _array(log_likelihood)}
-    if int(arviz.__version__.partition(".")[0]) >= 1:
-        return arviz.from_dict(groups)
-    return arviz.from_dict(**groups)
-
-
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
-
-
-CUT_OFF = "cut_off"  # the statistic that marks trajectories which reached the sampler's limit
-LARGE = 1 << 24  # numbers in the draws that are moved to the device at a time
+def batches(data: Data) -> Iterator[Batch]:
+    """Yield all rows once, `ROWS` at a time."""
+    for batch in data.passes(ROWS).from_step(0):
+        assert isinstance(batch, Batch)
+        yield batch
 
 
 @dataclass(frozen=True, eq=False)
 class Samples(Posterior):
     """The draws of C Markov chains with D draws each, theta (C, D, P), all of equal weight.
 
-    theta is what the sampler walked in: the network's weights, behind them the raw parameters that the likelihood
-    learns (the log of its noise), or the unconstrained space of a `Density`. `statistics` are numbers of each draw,
-    (C, D): "log_density", "energy", "divergent" and what else the sampler tells. `buffers` are those of each draw,
-    (C, D, *shape), or none. All of it lies on the CPU, some of it perhaps on a disk; what is used moves to the
-    model's device.
+    theta is the sampler's state: the network's weights followed by raw parameters of the likelihood (the log of its
+    noise), or the unconstrained parameters of a `Density`. `statistics` hold a number per draw, (C, D):
+    "log_density", "energy", "divergent" and others of the sampler. `buffers` (C, D, *shape) hold each draw's, if any.
+    All tensors are on the CPU, perhaps memory-mapped; the draws in use move to the model's device.
 
     **Math**: q = (1 / C D) sum_cd delta(theta - theta_cd). The predictive is the mean over draws of p(y | f_s(x)),
-    each with its own observation noise where that was sampled, too.
+    each with its own observation noise where the noise was sampled.
 
-    **Limit**: as good as the chains: look at their diagnostics before anything else. Draws of one chain are
-    correlated; predictions take `draws` of them, spread evenly over chains and iterations.
+    **Limit**: as good as the chains: look at their diagnostics first. Draws of one chain are correlated; predictions
+    take `draws` of them, spread evenly over chains and iterations.
 
-    **Cost**: one forward pass for each draw, several at once for small networks; C D P numbers to keep.
+    **Cost**: one forward pass for each draw, several at once for small networks; C D P numbers in memory.
 
     **References**: Robert and Casella (2004), Monte Carlo statistical methods, chapter 7.
 
@@ -168,17 +105,17 @@ class Samples(Posterior):
 
     @property
     def num_chains(self) -> int:
-        """C."""
+        """Number of chains C."""
         return self.theta.shape[0]
 
     @property
     def num_draws(self) -> int:
-        """D, the draws of each chain."""
+        """Number of draws D of each chain."""
         return self.theta.shape[1]
 
     @property
     def num_members(self) -> int | None:
-        """C where each chain is that of another problem, as the joint's member axis says."""
+        """C where the joint has a member axis, so that each chain belongs to another problem; else None."""
         count: int | None = self.joint.num_members
         return count
 
@@ -186,12 +123,12 @@ class Samples(Posterior):
         return self if self.num_members is None else self.chain(index)
 
     def chain(self, index: int) -> "Samples":
-        """One chain, as samples of 1 chain."""
+        """Samples of one chain."""
         joint = self.joint if self.num_members is None else self.joint.member(index)
         return self._cut(joint, lambda tensor: tensor[index].unsqueeze(0))
 
     def thinned(self, every: int) -> "Samples":
-        """Every `every`-th draw: what the same run with `thin` as many times larger would have kept."""
+        """Keep every `every`-th draw, as a run with `thin` multiplied by `every` does."""
         positive_whole("thinned: every", every)
         if every > self.num_draws:
             raise ValueError(f"thinned: every must be at most the {self.num_draws} draws of a chain. Got {every}.")
@@ -207,42 +144,35 @@ class Samples(Posterior):
         return Samples(joint, part(self.theta), statistics, {name: part(b) for name, b in self.buffers.items()})
 
     def values(self) -> dict[str, Tensor]:
-        """All draws by name, (C, D, *shape): constrained values of a density, or a network's weights and raw noise."""
+        """All draws by name, (C, D, *shape): constrained parameters of a density, or weights and raw noise."""
         joint = self.joint
         return joint.constrained(self.theta) if isinstance(joint, Density) else joint.layout.unflatten(self.theta)
 
     def start(self) -> Point:
         """The draw of highest log density as a point, with its noise and buffers; one for each problem.
 
-        Where no log density was kept, it is the last draw of the first chain.
+        Without a recorded log density it is the last draw of the first chain.
         """
-        chains, draws = self._best()
+        order = torch.arange(self.num_draws, device="cpu").expand(self.num_chains, -1)
+        values = self.statistics.get("log_density", order)  # (C, D)
+        chains = torch.arange(self.num_chains, device="cpu") if self.num_members else values.amax(1).argmax()
+        draws = values.argmax(1)[chains]
         theta = self.theta[chains, draws].to(self.joint.device)
         buffers = {name: b[chains, draws].to(self.joint.device) for name, b in self.buffers.items()}
         return Point(self.joint.fitted(theta), self.joint.split(theta)[0], buffers)
 
-    def _best(self) -> tuple[Tensor, Tensor]:
-        """Chain and draw, () each, or (C,) where each chain is that of another problem."""
-        order = torch.arange(self.num_draws, device="cpu").expand(self.num_chains, -1)
-        values = self.statistics.get("log_density", order)  # (C, D)
-        draws = values.argmax(1)  # (C,)
-        if self.num_members is not None:
-            return torch.arange(self.num_chains, device="cpu"), draws
-        chain = values.amax(1).argmax()
-        return chain, draws[chain]
-
     def weight_parts(self) -> Iterator[WeightPart]:
         self._alone()
-        every = self.theta.flatten(0, 1)  # (C D, P)
-        for some in torch.split(every, max(1, LARGE // every.shape[1])):
-            yield WeightPart(len(some) / len(every), some.to(self.joint.device, torch.float64))
+        draws = self.theta.flatten(0, 1)  # (C D, P)
+        for block in torch.split(draws, max(1, LARGE // draws.shape[1])):
+            yield WeightPart(len(block) / len(draws), block.to(self.joint.device, torch.float64))
 
     def point(self) -> Tensor:
         """The network's weights, or theta of a density, at the draw of highest log density: see `start`."""
         return self.start().theta
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Draws (draws, P) chosen at random, each once while there are enough; raw noise included."""
+        """Draws (draws, P) chosen at random, without replacement where there are enough; raw noise included."""
         self._alone()
         total = self.num_chains * self.num_draws
         if draws <= total:
@@ -252,7 +182,7 @@ class Samples(Posterior):
         return self.theta[chosen // self.num_draws, chosen % self.num_draws].to(self.joint.device)
 
     def likelihood(self, draws: int, key: Key) -> Likelihood:
-        """The joint's likelihood, with the noise of each draw that `outputs` gives where that was sampled."""
+        """The joint's likelihood; where the noise was sampled, with the noise of each draw of `outputs`."""
         assert isinstance(self.joint, Joint)
         if not self.joint.likelihood.num_free:
             return self.joint.likelihood
@@ -260,52 +190,92 @@ class Samples(Posterior):
         return self.joint.likelihood.fixed(raw.to(self.joint.device))
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
-        """At `draws` draws spread evenly over chains and iterations, or at all where there are no more."""
+        """Outputs at `draws` draws spread evenly over chains and iterations, or at all where there are fewer."""
         self._alone()
         assert isinstance(self.joint, Joint)
         step = max(1, TOGETHER // max(1, num_rows(inputs)))
         blocks = self._blocks(*self._spread(draws), step)
-        return torch.cat([outputs_at(self.joint, theta, inputs, buffers) for theta, buffers in blocks])
+        return torch.cat([_outputs(self.joint, theta, inputs, buffers) for theta, buffers in blocks])
 
     def log_likelihoods(self, data: object = None) -> Tensor:
-        """log p(y_n | theta_cd) of each row at each draw, (C, D, N) in float64 on the CPU: what LOO is made of.
+        """log p(y_n | theta_cd) of each row at each draw, (C, D, N) in float64 on the CPU, as LOO needs.
 
-        Untempered, and with the draw's own noise; weights of rows multiply. A `Density` tells them by its `pointwise`.
+        Untempered, with the draw's own noise, times the weights of rows. For a `Density` by its `pointwise`.
         """
         self._alone()
-        every = self._spread(self.num_chains * self.num_draws)
-        rows = pointwise_log_likelihoods(self.joint, lambda step: self._blocks(*every, step), data)
-        return rows.reshape(self.num_chains, self.num_draws, -1)
+        chosen = self._spread(self.num_chains * self.num_draws)
+        rows = self.joint.checked(as_data(data).to(self.joint.device))
+        with torch.no_grad():
+            if isinstance(self.joint, Density):
+                blocks = self._blocks(*chosen, ROWS)
+                values = torch.cat([self.joint.log_likelihoods(theta).double().cpu() for theta, _ in blocks])
+                return values.reshape(self.num_chains, self.num_draws, -1)
+            if isinstance(rows, TensorData) and rows.rows.per_member:
+                raise BadData("log_likelihoods: pass the rows of one problem, and take its chain: q.chain(0).")
+            columns, joint = [], self.joint.as_joint("log_likelihoods")
+            for batch in batches(rows):
+                blocks = self._blocks(*chosen, max(1, TOGETHER // batch.size))
+                columns.append(torch.cat([_log_prob(joint, theta, batch, buffers).cpu() for theta, buffers in blocks]))
+        return torch.cat(columns, dim=1).reshape(self.num_chains, self.num_draws, -1)
 
     def to_inference_data(self, data: object = None, *, log_likelihood: bool = False) -> Any:
         """The draws for ArviZ: an `InferenceData`, or the `DataTree` of ArviZ 1, with `posterior` and `sample_stats`.
 
-        With `log_likelihood` there is that group, too, as `log_likelihoods(data)` gives it. Statistics have ArviZ's
-        names: lp, diverging, energy, acceptance_rate, tree_depth,
-        reached_max_treedepth, n_steps, step_size.
+        With `log_likelihood` also that group, with the variable "y" of `log_likelihoods(data)`. Statistics have ArviZ's
+        names: lp, diverging, energy, acceptance_rate, tree_depth, reached_max_treedepth, n_steps, step_size.
         """
         if data is not None and not log_likelihood:
             raise ValueError(
                 "to_inference_data: data are for log-likelihoods. Add log_likelihood=True, or leave them out."
             )
         self._alone()
-        return inference_data(self.values(), self.statistics, self.log_likelihoods(data) if log_likelihood else None)
+        groups = {"posterior": self.values()}
+        if self.statistics:
+            groups["sample_stats"] = {_ARVIZ_NAMES.get(name, name): value for name, value in self.statistics.items()}
+        if log_likelihood:
+            groups["log_likelihood"] = {"y": self.log_likelihoods(data)}
+        try:
+            import arviz
+        except ImportError as error:
+            raise PosterityError(
+                "to_inference_data needs ArviZ. Install it with: pip install 'posterity[arviz]'."
+            ) from error
+        arrays: dict[str, Any] = {
+            group: {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in tensors.items()}
+            for group, tensors in groups.items()  # numpy has no bfloat16
+        }
+        return arviz.from_dict(arrays) if int(arviz.__version__.partition(".")[0]) >= 1 else arviz.from_dict(**arrays)
 
     def _spread(self, draws: int) -> tuple[Tensor, Tensor]:
-        """Chains and iterations (S,) of as many draws, none twice: each chain its share, at even distances in it."""
+        """Chains and iterations (S,) of `draws` distinct draws: equal shares of the chains, evenly spaced in each."""
         total = min(draws, self.num_chains * self.num_draws)
-        chains, places = [], []
+        chains, iterations = [], []
         for chain in range(self.num_chains):
             share = (chain + 1) * total // self.num_chains - chain * total // self.num_chains
-            at = torch.arange(share, device="cpu")
-            chains.append(torch.full_like(at, chain))
-            places.append((2 * at + 1) * self.num_draws // (2 * max(1, share)))
-        return torch.cat(chains), torch.cat(places)
+            order = torch.arange(share, device="cpu")
+            chains.append(torch.full_like(order, chain))
+            iterations.append((2 * order + 1) * self.num_draws // (2 * max(1, share)))
+        return torch.cat(chains), torch.cat(iterations)
 
     def _blocks(self, chains: Tensor, draws: Tensor, step: int) -> Iterator[tuple[Tensor, Buffers]]:
-        """theta (s, P) and buffers (s, *shape) of these draws on the model's device, at most `step` at a time."""
+        """Yield theta (s, P) and buffers (s, *shape) of these draws on the model's device, at most `step` at a time."""
         step = max(1, min(step, LARGE // self.theta.shape[2]))
         for low in range(0, len(chains), step):
             here = chains[low : low + step], draws[low : low + step]
             buffers = {name: b[here].to(self.joint.device) for name, b in self.buffers.items()}
             yield self.theta[here].to(self.joint.device), buffers
+
+
+def _outputs(joint: Joint, theta: Tensor, inputs: Inputs, buffers: Buffers) -> Tensor:
+    """Network outputs (s, n, *event) at draws (s, P); a single draw runs without a member axis, which is faster."""
+    if len(theta) > 1:
+        return joint.outputs(theta, inputs, buffers or None)
+    own = {name: buffer[0] for name, buffer in buffers.items()}
+    return joint.outputs(theta[0], inputs, own or None).unsqueeze(0)
+
+
+def _log_prob(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+    """Weighted log-likelihood of each row at each draw, (s, n) in float64."""
+    outputs = _outputs(joint, theta, batch.inputs, buffers).double()
+    each = joint.likelihood.with_free(joint.split(theta)[1].double()).log_prob(outputs, batch.targets)
+    return each if batch.weights is None else each * batch.weights

@@ -7,11 +7,18 @@ from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.draws import DrawsPredictive, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian, sigmoid_gaussian, softmax_gaussian
 from posterity.predictive.gaussian import GaussianPredictive, moment_matched
-from posterity.predictive.integrator import Integrator, MonteCarlo
-from posterity.predictive.laplace_bridge import LaplaceBridge, laplace_bridge
+from posterity.predictive.integrator import (
+    Integrator,
+    LaplaceBridge,
+    MonteCarlo,
+    Probit,
+    ProbitPhi,
+    laplace_bridge,
+    probit_kappa,
+    probit_phi,
+)
 from posterity.predictive.mixture import MixturePredictive, mixed
 from posterity.predictive.predictive import Predictive
-from posterity.predictive.probit import Probit, ProbitPhi, probit_kappa, probit_phi
 from posterity.predictive.temperature_scaling import TemperatureScaling
 
 __all__ = [

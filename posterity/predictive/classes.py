@@ -1,4 +1,4 @@
-"""Predictive of a classification: averaged class probabilities."""
+"""Predictives of classification: averaged class probabilities."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posterity.errors import BadData, shown
 from posterity.numerics.random import Key
-from posterity.predictive.predictive import Predictive, chosen_rows, rows
+from posterity.predictive.predictive import UNSHARED, Predictive, chosen_rows, rows
 
 
 @final
@@ -22,11 +22,10 @@ class ClassPredictive(Predictive):
     label and weights), all in nats. A binary problem has C = 2, columns p(y = 0) and p(y = 1). Labels at positions
     (pixels, tokens, many binary labels) have probs (N, C, *positions) and draws (S, N, C, *positions); each position
     is predicted by itself: log_prob sums over positions the logs of the averages, and entropies are
-    (N, *positions). `joint_log_prob` is the one that keeps rows and positions together.
+    (N, *positions). `joint_log_prob` averages the product over rows and positions instead.
 
-    **Limit**: a probability of exactly 0 gives log_prob -inf; nothing is clamped. Without `draws` the split
-    of the entropy is unknown and asking for it is an error. The mutual information of S draws is biased
-    low, by O(1/S).
+    **Limit**: a probability of exactly 0 gives log_prob -inf; nothing is clamped. Without `draws` the entropy cannot
+    be split, and `aleatoric` raises. The mutual information of S draws is biased low, by O(1/S).
 
     **Cost**: O(N C); memory O(S N C) with `draws`.
 
@@ -45,9 +44,9 @@ class ClassPredictive(Predictive):
     classifies = True
 
     def __init__(self, probs: Tensor, draws: Tensor | None = None, *, shared: bool = True) -> None:
-        """Take averaged probabilities (N, C, *positions) and, where known, those of each draw, (S, N, C, *positions).
+        """Take averaged probabilities (N, C, *positions) and, where known, each draw's, (S, N, C, *positions).
 
-        `shared` says that draw s is of the same weights in all rows, as `joint_log_prob` needs.
+        `shared`: draw s has the same weights in all rows, as `joint_log_prob` needs.
         """
         if probs.dim() < 2 or probs.shape[1] < 2:
             raise ValueError(
@@ -74,27 +73,26 @@ class ClassPredictive(Predictive):
         self._probs = probs
         self._log_draws = None if draws is None else draws.log()
         self._shared = shared
-        self._shares: Tensor | None = None  # logs of the weights of the draws, (S,); None where they are equal
+        self._shares: Tensor | None = None  # log weights of the draws, (S,); None where they are equal
 
     @classmethod
     def of_log_probs(cls, log_draws: Tensor, dtype: torch.dtype, *, shared: bool = True) -> "ClassPredictive":
-        """The average of log probabilities (S, N, C, *positions) given in float64, whose draws are kept in `dtype`."""
+        """Average log probabilities (S, N, C, *positions) in float64; keep the draws in `dtype`."""
         pred = cls(log_draws.exp().mean(0), shared=shared)
-        pred._log_draws = log_draws.to(dtype)  # as logs, which float32 holds where it rounds a probability to 0
+        pred._log_draws = log_draws.to(dtype)  # logs: float32 would round small probabilities to 0
         return pred
 
     @classmethod
     def mixed(cls, parts: Sequence["ClassPredictive"], weights: Tensor) -> "ClassPredictive":
-        """The average of predictives of the same rows with weights (K,), and their draws where all of them have any."""
+        """Average predictives of the same rows with weights (K,); keep their draws where all have draws."""
         weights = weights.to(parts[0]._probs.device, torch.float64)
         probs = torch.einsum("k,k...->...", weights, torch.stack([part._probs.double() for part in parts]))
         pred = cls(probs, shared=all(part._shared for part in parts))
         known = [part._log_draws for part in parts if part._log_draws is not None]
         if len(known) == len(parts):
-            shares = [w.log() + part._log_shares() for w, part in zip(weights, parts, strict=True)]
-            together = torch.cat(shares)
+            shares = torch.cat([w.log() + part._log_shares() for w, part in zip(weights, parts, strict=True)])
             pred._log_draws = torch.cat(known)
-            pred._shares = None if torch.allclose(together, together[:1], rtol=0.0, atol=1e-12) else together
+            pred._shares = None if torch.allclose(shares, shares[:1], rtol=0.0, atol=1e-12) else shares
         return pred
 
     @property
@@ -134,7 +132,7 @@ class ClassPredictive(Predictive):
         return (self.entropy - self.aleatoric).clamp_min(0.0)  # Jensen: below 0 only by rounding
 
     def check(self, y: Tensor) -> Tensor:
-        """Labels (N, *positions) in 0 .. C - 1, or BadData. Binary targets may also be 0.0 and 1.0, and (N, 1)."""
+        """Return labels (N, *positions) in 0 .. C - 1, or raise BadData. Binary targets may be floats, and (N, 1)."""
         count, classes = self._probs.shape[:2]
         shape = (count, *self._probs.shape[2:])
         y = rows(y, count).to(self._probs.device)
@@ -155,24 +153,21 @@ class ClassPredictive(Predictive):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log probability of each row's label, (N,); a sum over positions where there are any."""
-        chosen = self._probs.gather(1, self.check(y).unsqueeze(1)).log()  # (N, 1, *positions)
-        return chosen.flatten(1).sum(-1)
+        return self._probs.gather(1, self.check(y).unsqueeze(1)).log().flatten(1).sum(-1)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
-        """Mean over the draws of each row's log probability, (N,)."""
         return self._average(self._each(y, "expected_log_prob needs", "use log_prob"))
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """Log probability of all labels together: the log of the mean over draws of their product, ()."""
         each = self._each(y, "joint_log_prob needs", "predict by draws of the weights").sum(-1)  # (S,)
         if not self._shared:
-            raise ValueError(self._unshared())
+            raise ValueError(UNSHARED)
         return (each + self._log_shares()).logsumexp(0)
 
     def sample(self, draws: int, key: Key) -> Tensor:
         flat = self._probs.movedim(1, -1)  # (N, *positions, C)
         cumulative = flat.reshape(-1, flat.shape[-1]).double().cumsum(-1)
-        cumulative = cumulative / cumulative[:, -1:]  # the last must be 1, or rounding could pick a class too many
+        cumulative = cumulative / cumulative[:, -1:]  # ends at 1, or rounding could give the label C
         uniform = key.uniform((len(cumulative), draws), dtype=torch.float64, device=cumulative.device)
         labels = torch.searchsorted(cumulative, uniform, right=True).T  # right: a class of probability 0 is skipped
         return labels.reshape(draws, *flat.shape[:-1])
@@ -185,14 +180,14 @@ class ClassPredictive(Predictive):
         return pred
 
     def _log_shares(self) -> Tensor:
-        """Logs of the weights of the draws, (S,) in float64."""
+        """Log weights of the draws, (S,) in float64."""
         if self._shares is not None:
             return self._shares
         count = 1 if self._log_draws is None else len(self._log_draws)
         return torch.full((count,), -math.log(count), dtype=torch.float64, device=self._probs.device)
 
     def _average(self, values: Tensor) -> Tensor:
-        """The average over draws of values (S, ...)."""
+        """Average values (S, ...) over the draws."""
         if self._shares is None:
             return values.mean(0)
         return torch.einsum("s,s...->...", self._shares.exp().to(values.dtype), values)
@@ -220,8 +215,7 @@ class ClassPredictive(Predictive):
                 "Predictive.concatenate: all parts must have the same number of draws, or none. "
                 f"Got {len(known)} of {len(parts)} parts with draws, {sorted(sizes)} of them."
             )
-        shared = all(part._shared for part in parts)
-        pred = ClassPredictive(torch.cat([part._probs for part in parts]), shared=shared)
+        pred = ClassPredictive(torch.cat([part._probs for part in parts]), shared=all(part._shared for part in parts))
         pred._log_draws = torch.cat(known, dim=1) if known else None
         pred._shares = self._shares
         return pred

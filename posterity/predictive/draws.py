@@ -14,6 +14,7 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.predictive import (
+    UNSHARED,
     Predictive,
     aligned,
     between_zero_and_one,
@@ -52,29 +53,20 @@ class DrawsPredictive(Predictive):
     """
 
     classifies = False
+    likelihood: Likelihood
+    outputs: Tensor
 
     def __init__(self, likelihood: Likelihood, outputs: Tensor, *, shared: bool = True) -> None:
-        """Take the likelihood and the outputs of each draw, (S, N, *event).
-
-        `shared` says that draw s is of the same weights in all rows, as `joint_log_prob` needs.
-        """
+        """Take the likelihood and the outputs of each draw, (S, N, *event); `shared` as in `ClassPredictive`."""
         _check_draws("DrawsPredictive.outputs", outputs)
-        self._likelihood = likelihood
-        self._outputs = outputs
-        self._shared = shared
+        self.likelihood, self.outputs, self._shared = likelihood, outputs, shared
 
     @property
-    def likelihood(self) -> Likelihood:
-        """The likelihood of each draw."""
-        return self._likelihood
-
-    @property
-    def outputs(self) -> Tensor:
-        """Outputs of the network at each draw, (S, N, *event)."""
-        return self._outputs
+    def mean(self) -> Tensor:
+        return self._mean
 
     @cached_property
-    def mean(self) -> Tensor:
+    def _mean(self) -> Tensor:
         return self._means.mean(0)
 
     @property
@@ -93,100 +85,90 @@ class DrawsPredictive(Predictive):
     @property
     def normals(self) -> tuple[Tensor, Tensor] | None:
         """Means and scales (S, N, *event) of the draws, where their noise is normal."""
-        return (self._means, self._variances.sqrt()) if self._likelihood.normal_targets else None
+        return (self._means, self._variances.sqrt()) if self.likelihood.normal_targets else None
 
     def __len__(self) -> int:
-        return self._outputs.shape[1]
+        return self.outputs.shape[1]
 
     def __repr__(self) -> str:
-        return f"DrawsPredictive({self._likelihood}, outputs {shown(self._outputs)})"
+        return f"DrawsPredictive({self.likelihood}, outputs {shown(self.outputs)})"
 
     def check(self, y: Tensor) -> Tensor:
-        """Targets shaped as `mean` and possible under the likelihood, or BadData."""
-        if isinstance(self._likelihood, Custom):  # it alone knows the form of its targets
-            y = rows(y, len(self)).to(self._outputs.device)
-        else:
-            y = aligned(y, self.mean)
-        return self._likelihood.check(self._outputs[0], y)
+        custom = isinstance(self.likelihood, Custom)  # whose targets may have any form
+        y = rows(y, len(self)).to(self.outputs.device) if custom else aligned(y, self.mean)
+        return self.likelihood.check(self.outputs[0], y)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of each row under the mixture, (N,), joint over the event."""
-        return self._each(y).logsumexp(0) - math.log(len(self._outputs))
+        return self._each(y).logsumexp(0) - math.log(len(self.outputs))
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
-        """Mean over the draws of each row's log density, (N,)."""
         return self._each(y).mean(0)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """Log density of all rows together: the log of the mean over draws of their product, ()."""
         if not self._shared:
-            raise ValueError(self._unshared())
-        return self._each(y).double().sum(-1).logsumexp(0) - math.log(len(self._outputs))
+            raise ValueError(UNSHARED)
+        return self._each(y).double().sum(-1).logsumexp(0) - math.log(len(self.outputs))
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Independent targets (draws, N, *event): a component for each row, then a target from it."""
-        outputs, device, noise = self._outputs, self._outputs.device, key.fold("noise")
+        """Draw a component for each row, then a target from it, (draws, N, *event)."""
+        outputs, device, noise = self.outputs, self.outputs.device, key.fold("noise")
         generator = key.fold("component").generator(device)
         chosen = torch.randint(len(outputs), (draws, len(self)), generator=generator, device=device)
         row = torch.arange(len(self), device=device)
         normals = self.normals
-        if normals is not None:  # by moments: the noise may belong to the draw
+        if normals is not None:  # each draw may have its own noise
             centre, scale = normals[0][chosen, row], normals[1][chosen, row]
             return centre + scale * noise.normal(centre.shape, centre.dtype, device)
-        if self._likelihood.member(0) is self._likelihood:
-            return self._likelihood.sample(outputs[chosen, row], noise)
+        if self.likelihood.member(0) is self.likelihood:
+            return self.likelihood.sample(outputs[chosen, row], noise)
         drawn = torch.empty_like(outputs[chosen, row])
         for component in range(len(outputs)):  # each with its own noise
             here = chosen == component
-            alone = self._likelihood.member(component)
-            drawn[here] = alone.sample(
-                outputs[component].expand(draws, *outputs.shape[1:])[here], noise.fold(component)
-            )
+            own = outputs[component].expand(draws, *outputs.shape[1:])[here]
+            drawn[here] = self.likelihood.member(component).sample(own, noise.fold(component))
         return drawn
 
     def quantile(self, p: float) -> Tensor:
-        """The p-quantile of each entry's mixture, (N, *event)."""
         between_zero_and_one("quantile: p", p)
-        outputs = self._outputs.double()
-        self._likelihood.cdf(outputs, outputs.new_zeros(()))  # refuses where there is none
-
-        def cdf(y: Tensor) -> Tensor:
-            return self._likelihood.cdf(outputs, y).mean(0)
-
-        return bisected_quantile(cdf, self.mean, self.std, p).to(self._outputs.dtype)
+        outputs = self.outputs.double()
+        cdf = self.likelihood.cdf
+        cdf(outputs, outputs.new_zeros(()))  # raises where there is none
+        quantile = bisected_quantile(lambda y: cdf(outputs, y).mean(0), self.mean, self.std, p)
+        return quantile.to(self.outputs.dtype)
 
     def rows(self, index: Tensor | slice) -> "DrawsPredictive":
-        index = chosen_rows(index, self._outputs.device)
-        return DrawsPredictive(self._likelihood, self._outputs[:, index], shared=self._shared)
+        index = chosen_rows(index, self.outputs.device)
+        return DrawsPredictive(self.likelihood, self.outputs[:, index], shared=self._shared)
 
     @property
     def _means(self) -> Tensor:
-        return self._likelihood.mean(self._outputs)  # (S, N, *event)
+        return self.likelihood.mean(self.outputs)  # (S, N, *event)
 
     @property
     def _variances(self) -> Tensor:
-        return self._likelihood.variance(self._outputs)  # (S, N, *event)
+        return self.likelihood.variance(self.outputs)  # (S, N, *event)
 
     def _each(self, y: Tensor) -> Tensor:
-        return self._likelihood.log_prob(self._outputs, self.check(y))  # (S, N)
+        return self.likelihood.log_prob(self.outputs, self.check(y))  # (S, N)
 
     def _joined(self, parts: Sequence["DrawsPredictive"]) -> "DrawsPredictive":
-        sizes = sorted({len(part._outputs) for part in parts})
-        if len(sizes) > 1 or any(part._likelihood != self._likelihood for part in parts):
+        sizes = sorted({len(part.outputs) for part in parts})
+        if len(sizes) > 1 or any(part.likelihood != self.likelihood for part in parts):
             raise ValueError(
                 "Predictive.concatenate: all parts must have the same likelihood and number of draws. "
                 f"Got {sizes} draws. Predict every chunk with the same posterior."
             )
-        outputs = torch.cat([part._outputs for part in parts], dim=1)
-        return DrawsPredictive(self._likelihood, outputs, shared=all(part._shared for part in parts))
+        outputs = torch.cat([part.outputs for part in parts], dim=1)
+        return DrawsPredictive(self.likelihood, outputs, shared=all(part._shared for part in parts))
 
 
 def from_outputs(likelihood: Likelihood, outputs: Tensor, *, shared: bool = True) -> Predictive:
     """The predictive (1/S) sum_s p(y | f_s) of outputs (S, N, *event) under a likelihood.
 
     A likelihood of classes gives a `ClassPredictive`, its probabilities averaged in float64 so that the log of a tiny
-    one stays finite; any other likelihood gives a `DrawsPredictive`. `shared` says that draw s is of the same weights
-    in all rows (of one weight draw, or one dropout mask for all), as `joint_log_prob` needs.
+    one stays finite; any other likelihood gives a `DrawsPredictive`. `shared`: draw s has the same weights (or dropout
+    mask) in all rows, as `joint_log_prob` needs.
 
     >>> from posterity.likelihoods import Categorical
     >>> from_outputs(Categorical(), torch.zeros(3, 2, 4)).probs[0].tolist()

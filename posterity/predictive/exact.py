@@ -11,13 +11,12 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.gaussian import GaussianPredictive
-from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
+from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance, probit_phi
 from posterity.predictive.predictive import Predictive
-from posterity.predictive.probit import probit_phi
 
 _NODES = 401
-_WIDE = 10.0  # standard deviation from which a grid on +-9 of them is too coarse for the sigmoid
-_SIGMOID_ROWS = 4096  # at a time: bounds the memory
+_WIDE = 10.0  # standard deviation above which a grid on +-9 of them is too coarse for the sigmoid
+_SIGMOID_ROWS = 4096  # rows at a time: bounds the memory
 
 
 def sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ def sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def _sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
-    """The same for float64 vectors (N,)."""
+    """`sigmoid_gaussian` of float64 vectors (N,)."""
     scale = variance.sqrt()
     node = torch.linspace(-9.0, 9.0, _NODES, dtype=torch.float64, device=mean.device)
     weight = torch.exp(-0.5 * node**2)
@@ -55,9 +54,9 @@ def _sigmoid_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
 
 
 _LEAST = 81  # nodes on an axis: enough for the Gaussian itself on +-9 standard deviations
-_NODES_PER_SCALE = 24.0  # more where the softmax changes faster than the Gaussian
+_NODES_PER_SCALE = 24.0  # nodes per unit of logit scale, where the softmax changes faster than the Gaussian
 _MOST = 4_000_000  # nodes of one row, which take 0.3 GB
-_SOFTMAX_ROWS = 64  # at a time
+_SOFTMAX_ROWS = 64  # rows at a time
 
 
 def softmax_gaussian(mean: Tensor, covariance: Tensor) -> Tensor:
@@ -95,7 +94,7 @@ def softmax_gaussian(mean: Tensor, covariance: Tensor) -> Tensor:
 
 
 def _three(centre: Tensor, axes: Tensor, reach: Tensor) -> Tensor:
-    """The same for differences (N, 2) with axes (N, 2, 2), on a grid fine enough for `reach` (2,) of its axes."""
+    """E softmax of three logits, from differences (N, 2) with axes (N, 2, 2); `reach` (2,) sets the grid's nodes."""
     counts = [max(_LEAST, int(_NODES_PER_SCALE * float(scale)) + 1) for scale in reach]
     if counts[0] * counts[1] > _MOST:
         raise ValueError(
@@ -124,7 +123,7 @@ class Exact(Integrator):
     `softmax_gaussian`, an integral over the one or two differences of the logits.
 
     **Limit**: exact to rounding for Gaussian, to about 1e-12 for Bernoulli and two classes, 1e-9 for three. More
-    classes are an integral over too many logits and are refused.
+    classes are refused: the integral has too many dimensions.
 
     **Cost**: O(N D) for Gaussian (and O(N D^3) in its log_prob), O(401 N) for Bernoulli and two classes, some
     7,000 softmaxes for each label of three, growing with the variance.
@@ -143,15 +142,13 @@ class Exact(Integrator):
         return likelihood.link == "sigmoid" or (likelihood.link == "identity" and mean[:1].numel() <= 1)
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:
-        """The predictive at outputs of mean (N, *event) and covariance (N, D, D)."""
         variance = output_variance(mean, covariance)
         if likelihood.link == "identity":
             joint = covariance if covariance.dim() == 3 and covariance.shape[-1] > 1 else None
             return GaussianPredictive(mean, variance.to(mean), likelihood.variance(mean), joint)
         if likelihood.link == "sigmoid":
             logits, spread = labels_only(mean.double(), leading=1), labels_only(variance.double(), leading=1)
-            zero, one = sigmoid_gaussian(-logits, spread), sigmoid_gaussian(logits, spread)
-            return ClassPredictive(torch.stack([zero, one], dim=1))
+            return ClassPredictive(torch.stack([sigmoid_gaussian(sign * logits, spread) for sign in (-1, 1)], dim=1))
         if likelihood.link == "softmax" and mean.shape[1] in (2, 3):
             if covariance.dim() == 2:
                 covariance = torch.diag_embed(covariance)  # independent logits
@@ -167,7 +164,7 @@ class Exact(Integrator):
 
 
 def joint_gaussian(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> GaussianPredictive:
-    """The predictive at outputs of mean (N, *event) whose covariance (N D, N D) between all rows is known.
+    """Return the predictive at outputs of mean (N, *event) and covariance (N D, N D) within and across rows.
 
     >>> from posterity.likelihoods import Gaussian
     >>> pred = joint_gaussian(Gaussian(scale=1.0), torch.zeros(2, 1), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))

@@ -1,4 +1,4 @@
-"""Gaussian predictives, and the Gaussian with the moments of another predictive."""
+"""Gaussian predictives, and moment matching of draws by one."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ class GaussianPredictive(Predictive):
     y_n ~ N(mean_n, V_n + diag(noise_variance_n)). `function_variance` (N, *event) is the diagonal of V_n.
     Without `covariance` the outputs of a row are taken as independent; with `covariance` (N, D, D), D the
     flattened event, `log_prob` and `sample` use the joint density of the row. epistemic = function_variance,
-    aleatoric = noise_variance. `joint_covariance` (N D, N D), where it is known, is that of the outputs of all rows
-    (row by row), for `joint_log_prob`. expected_log_prob(y) = log N(y; mean, noise) - sum V / (2 noise) in closed form.
+    aleatoric = noise_variance. `joint_covariance` (N D, N D), where known, is the covariance of the outputs of all
+    rows, for `joint_log_prob`. expected_log_prob(y) = log N(y; mean, noise) - sum V / (2 noise) in closed form.
 
-    **Limit**: exact for a linear-Gaussian model; for a network the Gaussian of f is the posterior's claim.
+    **Limit**: exact for a linear-Gaussian model; for a network f is Gaussian only as the posterior approximates it.
 
     **Cost**: O(N D), and O(N D^3) in float64 with `covariance`; O(N^3 D^3) for `joint_log_prob`.
 
@@ -41,6 +41,8 @@ class GaussianPredictive(Predictive):
     """
 
     classifies = False
+    covariance: Tensor | None
+    joint_covariance: Tensor | None
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class GaussianPredictive(Predictive):
     ) -> None:
         """Take output moments (N, *event), noise that broadcasts to them, and covariances of the outputs if known.
 
-        `covariance` (N, D, D) is within each row, `joint_covariance` (N D, N D) within and across rows.
+        `covariance` (N, D, D) is within each row, `joint_covariance` (N D, N D) within and across rows, without noise.
         """
         if mean.dim() == 0:
             raise ValueError("GaussianPredictive.mean must have one row for each input, (N, *event). Got a scalar.")
@@ -65,8 +67,8 @@ class GaussianPredictive(Predictive):
                 f"Got {tuple(function_variance.shape)}."
             )
         size = math.prod(mean.shape[1:])
-        wholes = {"covariance": (len(mean), size, size), "joint_covariance": (len(mean) * size, len(mean) * size)}
-        for (name, shape), matrix in zip(wholes.items(), (covariance, joint_covariance), strict=True):
+        shapes = {"covariance": (len(mean), size, size), "joint_covariance": (len(mean) * size, len(mean) * size)}
+        for (name, shape), matrix in zip(shapes.items(), (covariance, joint_covariance), strict=True):
             if matrix is None:
                 continue
             if matrix.shape != shape:
@@ -78,11 +80,9 @@ class GaussianPredictive(Predictive):
                     f"GaussianPredictive.function_variance must be the diagonal of {name}. "
                     f"Got {shown(function_variance)} against {shown(diagonal)}. Leave the noise out of both."
                 )
-        self._mean = mean
-        self._function_variance = function_variance
+        self._mean, self._function_variance = mean, function_variance
         self._noise_variance = noise_variance.to(mean).expand(mean.shape)
-        self._covariance = covariance
-        self._joint_covariance = joint_covariance
+        self.covariance, self.joint_covariance = covariance, joint_covariance
 
     @property
     def mean(self) -> Tensor:
@@ -90,18 +90,7 @@ class GaussianPredictive(Predictive):
 
     @property
     def variance(self) -> Tensor:
-        """Function variance plus noise variance, (N, *event)."""
         return self._function_variance + self._noise_variance
-
-    @property
-    def covariance(self) -> Tensor | None:
-        """Covariance of the outputs f of each row, (N, D, D), where it is known; noise not included."""
-        return self._covariance
-
-    @property
-    def joint_covariance(self) -> Tensor | None:
-        """Covariance of the outputs f of all rows, (N D, N D), where it is known; noise not included."""
-        return self._joint_covariance
 
     @property
     def normals(self) -> tuple[Tensor, Tensor]:
@@ -121,11 +110,10 @@ class GaussianPredictive(Predictive):
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of each row, (N,): joint over outputs with `covariance`, else a sum over outputs."""
         residual = self._flat(self.check(y) - self._mean)  # (N, D)
-        if self._covariance is None:
+        if self.covariance is None:
             variance = self._flat(self.variance)
             return -0.5 * (residual**2 / variance + torch.log(2.0 * math.pi * variance)).sum(-1)
-        noise = self._flat(self._noise_variance)
-        return _log_normal(residual, self._covariance, noise).to(residual.dtype)
+        return _log_normal(residual, self.covariance, self._flat(self._noise_variance)).to(residual.dtype)
 
     def expected_log_prob(self, y: Tensor) -> Tensor:
         noise = self._noise_variance
@@ -134,27 +122,25 @@ class GaussianPredictive(Predictive):
         return self._flat(entries).sum(-1)
 
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """Log density of all rows together, (), from `joint_covariance`."""
         residual = (self.check(y) - self._mean).reshape(-1)  # (N D,)
-        if self._joint_covariance is None:
+        if self.joint_covariance is None:
             raise ValueError(
                 "joint_log_prob needs the covariance of the outputs across rows. Got moments of each row by itself. "
                 "Give GaussianPredictive joint_covariance, or predict by draws: "
                 "from_outputs(likelihood, q.outputs(inputs, draws, key))."
             )
-        return _log_normal(residual, self._joint_covariance, self._noise_variance.reshape(-1))
+        return _log_normal(residual, self.joint_covariance, self._noise_variance.reshape(-1))
 
     def sample(self, draws: int, key: Key) -> Tensor:
         noise = key.normal((draws, *self._mean.shape), dtype=self._mean.dtype, device=self._mean.device)
-        if self._covariance is None:
+        if self.covariance is None:
             return self._mean + self.std * noise
-        flat = noise.reshape(draws, *self._covariance.shape[:2])
-        factor = _factor(self._covariance, self._flat(self._noise_variance))
+        flat = noise.reshape(draws, *self.covariance.shape[:2])
+        factor = _factor(self.covariance, self._flat(self._noise_variance))
         coloured = torch.einsum("nij,snj->sni", factor.to(flat.dtype), flat)
         return self._mean + coloured.reshape(noise.shape)
 
     def quantile(self, p: float) -> Tensor:
-        """The p-quantile of each entry's marginal, (N, *event)."""
         between_zero_and_one("quantile: p", p)
         standard = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
         return self._mean + standard * self.std
@@ -164,32 +150,28 @@ class GaussianPredictive(Predictive):
 
     def rows(self, index: Tensor | slice) -> "GaussianPredictive":
         index = chosen_rows(index, self._mean.device)
-        joint = self._joint_covariance
+        joint = self.joint_covariance
         if joint is not None:
-            places = torch.arange(len(joint), device=joint.device).reshape(len(self), math.prod(self._mean.shape[1:]))
-            chosen = places[index].reshape(-1)
+            chosen = self._flat(torch.arange(len(joint), device=joint.device))[index].reshape(-1)
             joint = joint[chosen][:, chosen]
         return GaussianPredictive(
             self._mean[index],
             self._function_variance[index],
             self._noise_variance[index],
-            None if self._covariance is None else self._covariance[index],
+            None if self.covariance is None else self.covariance[index],
             joint,
         )
 
     def _joined(self, parts: Sequence["GaussianPredictive"]) -> "GaussianPredictive":
-        known = [part._covariance for part in parts if part._covariance is not None]
+        known = [part.covariance for part in parts if part.covariance is not None]
         if known and len(known) != len(parts):
             raise ValueError(
                 "Predictive.concatenate: all parts must have an output covariance, or none. "
                 f"Got it for {len(known)} of {len(parts)}."
             )
-        return GaussianPredictive(
-            torch.cat([part._mean for part in parts]),
-            torch.cat([part._function_variance for part in parts]),
-            torch.cat([part._noise_variance for part in parts]),
-            torch.cat(known) if known else None,
-        )
+        moments = zip(*((part._mean, part._function_variance, part._noise_variance) for part in parts), strict=True)
+        mean, variance, noise = (torch.cat(columns) for columns in moments)
+        return GaussianPredictive(mean, variance, noise, torch.cat(known) if known else None)
 
 
 def _factor(covariance: Tensor, noise: Tensor) -> Tensor:
@@ -201,8 +183,7 @@ def _factor(covariance: Tensor, noise: Tensor) -> Tensor:
 def _log_normal(residual: Tensor, covariance: Tensor, noise: Tensor) -> Tensor:
     """log N(residual; 0, covariance + diag(noise)) of vectors (..., D), in float64."""
     factor = _factor(covariance, noise)
-    columns = residual.double().unsqueeze(-1)
-    whitened: Tensor = torch.linalg.solve_triangular(factor, columns, upper=False).squeeze(-1)
+    whitened: Tensor = torch.linalg.solve_triangular(factor, residual.double().unsqueeze(-1), upper=False).squeeze(-1)
     log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     constant = residual.shape[-1] * math.log(2.0 * math.pi)
     return -0.5 * ((whitened**2).sum(-1) + log_determinant + constant)

@@ -1,4 +1,4 @@
-"""Mixtures of predictives: those of several posteriors."""
+"""Mixtures of predictives."""
 
 import math
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ class MixturePredictive(Predictive):
 
     **Limit**: exact for these components, whatever they are.
 
-    **Cost**: that of all components, and some 70 distribution functions of each for a quantile.
+    **Cost**: the sum over components, and some 70 distribution functions of each for a quantile.
 
     **References**: Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation, section 2.4.
 
     **Example**:
 
     >>> from posterity.predictive.gaussian import GaussianPredictive
-    >>> one, two = (GaussianPredictive(torch.tensor([[m]]), torch.ones(1, 1), torch.tensor(1.0)) for m in (-2.0, 2.0))
-    >>> pred = MixturePredictive([one, two])
+    >>> parts = [GaussianPredictive(torch.tensor([[m]]), torch.ones(1, 1), torch.tensor(1.0)) for m in (-2.0, 2.0)]
+    >>> pred = MixturePredictive(parts)
     >>> pred.mean.item(), pred.aleatoric.item(), pred.epistemic.item()
     (0.0, 1.0, 5.0)
     """
@@ -48,7 +48,8 @@ class MixturePredictive(Predictive):
         flat: list[tuple[Predictive, float]] = []
         for part, weight in zip(parts, weights.tolist(), strict=True):
             if isinstance(part, MixturePredictive):
-                flat += [(one, weight * share) for one, share in zip(part.parts, part.weights.tolist(), strict=True)]
+                inner = zip(part.parts, part.weights.tolist(), strict=True)
+                flat += [(component, weight * share) for component, share in inner]
             else:
                 flat.append((part, weight))
         shapes = {tuple(part.mean.shape) for part, _ in flat}
@@ -58,9 +59,8 @@ class MixturePredictive(Predictive):
                 "Use mixed(parts) for classes."
             )
         self.parts = tuple(part for part, _ in flat)
-        self.weights = torch.tensor(
-            [weight for _, weight in flat], dtype=torch.float64, device=self.parts[0].mean.device
-        )
+        shares = [weight for _, weight in flat]
+        self.weights = torch.tensor(shares, dtype=torch.float64, device=self.parts[0].mean.device)
 
     @property
     def mean(self) -> Tensor:
@@ -72,23 +72,21 @@ class MixturePredictive(Predictive):
 
     @property
     def aleatoric(self) -> Tensor:
-        """Weighted mean of the components' aleatoric variances, (N, *event)."""
         return self._average([part.aleatoric for part in self.parts])
 
     @property
     def epistemic(self) -> Tensor:
-        """Weighted mean of the components' epistemic variances, and the variance of their means, (N, *event)."""
         mean = self.mean
         return self._average([part.epistemic + (part.mean - mean).square() for part in self.parts])
 
     @property
     def normals(self) -> tuple[Tensor, Tensor] | None:
         """Means and scales (S, N, *event) of all components, where they are normals of equal weight."""
-        known = [part.normals for part in self.parts]
-        found = [normals for normals in known if normals is not None]
-        if len(found) < len(known) or len({len(means) for means, _ in found}) > 1 or not equal(self.weights):
+        known = [part.normals for part in self.parts if part.normals is not None]
+        equal = bool(torch.isclose(self.weights, self.weights[0], rtol=1e-12, atol=0.0).all())
+        if len(known) < len(self.parts) or len({len(means) for means, _ in known}) > 1 or not equal:
             return None
-        return torch.cat([means for means, _ in found]), torch.cat([scales for _, scales in found])
+        return torch.cat([means for means, _ in known]), torch.cat([scales for _, scales in known])
 
     def check(self, y: Tensor) -> Tensor:
         return self.parts[0].check(y)
@@ -103,24 +101,21 @@ class MixturePredictive(Predictive):
         return self._log_mean([part.joint_log_prob(y).double() for part in self.parts])
 
     def sample(self, draws: int, key: Key) -> Tensor:
-        """Independent targets (draws, N, *event): a component for each row, then a target from it."""
+        """Draw a component for each row, then a target from it, (draws, N, *event)."""
         generator = key.fold("component").generator(self.weights.device)
         count = draws * len(self)
         chosen = torch.multinomial(self.weights, count, replacement=True, generator=generator).view(draws, len(self))
-        drawn = torch.stack(
-            [part.sample(draws, key.fold(k)) for k, part in enumerate(self.parts)]
-        )  # (K, draws, N, ...)
+        samples = [part.sample(draws, key.fold(k)) for k, part in enumerate(self.parts)]
+        drawn = torch.stack(samples)  # (K, draws, N, ...)
         index = chosen.reshape(1, draws, len(self), *(1,) * (drawn.dim() - 3)).expand(1, *drawn.shape[1:])
         return drawn.gather(0, index).squeeze(0)
 
     def quantile(self, p: float) -> Tensor:
-        """The p-quantile of each entry's mixture, (N, *event)."""
         between_zero_and_one("quantile: p", p)
-
-        def cdf(y: Tensor) -> Tensor:
-            return self._average([_cdf(part, y) for part in self.parts])
-
-        return bisected_quantile(cdf, self.mean, self.std, p).to(self.parts[0].mean.dtype)
+        values = bisected_quantile(
+            lambda y: self._average([_cdf(part, y) for part in self.parts]), self.mean, self.std, p
+        )
+        return values.to(self.parts[0].mean.dtype)
 
     def rows(self, index: Tensor | slice) -> "MixturePredictive":
         return MixturePredictive([part.rows(index) for part in self.parts], self.weights)
@@ -146,8 +141,8 @@ def mixed(parts: Sequence[Predictive], weights: Tensor | None = None) -> Predict
     Class probabilities are averaged, with the draws behind them where all components have draws; other predictives
     become a `MixturePredictive`.
 
-    >>> one, two = ClassPredictive(torch.tensor([[0.9, 0.1]])), ClassPredictive(torch.tensor([[0.5, 0.5]]))
-    >>> mixed([one, two]).probs
+    >>> sure, unsure = ClassPredictive(torch.tensor([[0.9, 0.1]])), ClassPredictive(torch.tensor([[0.5, 0.5]]))
+    >>> mixed([sure, unsure]).probs
     tensor([[0.7000, 0.3000]], dtype=torch.float64)
     """
     shares = checked_weights("mixed: weights", weights, len(parts))
@@ -159,24 +154,19 @@ def mixed(parts: Sequence[Predictive], weights: Tensor | None = None) -> Predict
 
 
 def checked_weights(name: str, weights: Tensor | None, count: int) -> Tensor:
-    """Weights (K,) in float64 on the CPU, equal ones for None; a ValueError where they are not a distribution."""
+    """Return weights (K,) in float64 on the CPU, equal for None; raise a ValueError unless they are a distribution."""
     if count < 1:
         raise ValueError(f"{name}: a mixture needs at least one component. Got none.")
     if weights is None:
         return torch.full((count,), 1.0 / count, dtype=torch.float64, device="cpu")
     given = torch.as_tensor(weights).detach().to("cpu", torch.float64)
-    good = given.shape == (count,) and bool((given > 0).all()) and math.isclose(float(given.sum()), 1.0, abs_tol=1e-6)
-    if not good:
+    positive = given.shape == (count,) and bool((given > 0).all())
+    if not positive or not math.isclose(float(given.sum()), 1.0, abs_tol=1e-6):
         raise ValueError(
             f"{name} must be {count} positive numbers that sum to 1, one for each component. Got {shown(given)}. "
             "Divide them by their sum, and leave components of weight 0 out."
         )
     return given / given.sum()
-
-
-def equal(weights: Tensor) -> bool:
-    """Whether all are the same but for rounding."""
-    return bool(torch.isclose(weights, weights[0], rtol=1e-12, atol=0.0).all())
 
 
 def _cdf(part: Predictive, y: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""What every predictive distribution offers, and its quantiles by bisection."""
+"""The interface of predictive distributions, their checks, and quantiles by bisection."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ class Predictive(ABC):
     """The distribution of targets at N inputs, rows independent, under the untempered likelihood.
 
     For regression `mean` and `variance` are (N, *event), `aleatoric` and `epistemic` are variances and sum to
-    `variance`. For classification `mean` is `probs` (N, C), `variance` is that of the one-hot label,
+    `variance`. For classification `mean` is `probs` (N, C), `variance` is the variance of the one-hot label,
     `aleatoric` and `epistemic` are (N,) in nats and sum to `entropy`. Labels at positions (pixels, tokens) have
     `probs` (N, C, *positions) and entropies (N, *positions).
     """
@@ -41,12 +41,12 @@ class Predictive(ABC):
     @property
     @abstractmethod
     def aleatoric(self) -> Tensor:
-        """Uncertainty that would stay with the weights known: E Var[y | w], or E entropy of y given w."""
+        """Uncertainty given the weights: E Var[y | w], or E entropy of y given w."""
 
     @property
     @abstractmethod
     def epistemic(self) -> Tensor:
-        """Uncertainty that comes from the weights: Var E[y | w], or mutual information of y and w."""
+        """Uncertainty due to the weights: Var E[y | w], or mutual information of y and w."""
 
     @property
     def probs(self) -> Tensor:
@@ -65,7 +65,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def check(self, y: Tensor) -> Tensor:
-        """Targets lined up with the rows: shaped as `mean`, or labels (N,); BadData where they cannot be."""
+        """Return the targets shaped as `mean`, or as labels (N,); raise BadData where they do not fit the rows."""
 
     @abstractmethod
     def log_prob(self, y: Tensor) -> Tensor:
@@ -73,11 +73,11 @@ class Predictive(ABC):
 
     @abstractmethod
     def expected_log_prob(self, y: Tensor) -> Tensor:
-        """E log p(y_n | w) over the weights, (N,): the score of a random draw. Never above `log_prob`, by Jensen."""
+        """E log p(y_n | w) over the weights, (N,): the score of one draw. Never above `log_prob`, by Jensen."""
 
     @abstractmethod
     def joint_log_prob(self, y: Tensor) -> Tensor:
-        """Log density of all rows together, log E prod_n p(y_n | w), (): rows share the weights, so it is no sum."""
+        """Joint log density log E prod_n p(y_n | w), (): not the sum of `log_prob`, since rows share the weights."""
 
     @abstractmethod
     def sample(self, draws: int, key: Key) -> Tensor:
@@ -90,7 +90,7 @@ class Predictive(ABC):
         )
 
     def interval(self, level: float) -> tuple[Tensor, Tensor]:
-        """Lower and upper end of the central interval that holds y with probability `level`."""
+        """Lower and upper end of the central interval that contains y with probability `level`."""
         between_zero_and_one("interval: level", level)
         return self.quantile((1.0 - level) / 2.0), self.quantile((1.0 + level) / 2.0)
 
@@ -101,7 +101,7 @@ class Predictive(ABC):
 
     @abstractmethod
     def rows(self, index: Tensor | slice) -> Self:
-        """The predictive of some rows: a vector of indices (with repeats, if wanted), a mask or a slice."""
+        """Select rows by a vector of indices (repeats allowed), a mask or a slice."""
 
     def __len__(self) -> int:
         return self.mean.shape[0]
@@ -111,41 +111,39 @@ class Predictive(ABC):
 
     @staticmethod
     def concatenate(parts: Sequence["Predictive"]) -> "Predictive":
-        """One predictive of all rows, from predictives of successive chunks of rows."""
+        """Join predictives of successive chunks of rows."""
         if not parts:
             raise ValueError("Predictive.concatenate needs at least one predictive. Got an empty list.")
-        first = parts[0]
         kinds = sorted({type(part).__name__ for part in parts})
         if len(kinds) > 1:
             raise TypeError(
                 f"Predictive.concatenate needs predictives of one class. Got {', '.join(kinds)}. "
                 "Predict every chunk with the same posterior and integrator."
             )
-        return first if len(parts) == 1 else first._joined(parts)
-
-    def _unshared(self) -> str:
-        """The message for a joint density of rows that were not drawn together."""
-        return (
-            "joint_log_prob needs draws of the weights that all rows share. Got draws of the outputs of each row by "
-            "itself. Predict without an integrator: from_outputs(likelihood, q.outputs(inputs, draws, key)), "
-            "for dropout with one_mask_a_draw=True."
-        )
+        return parts[0] if len(parts) == 1 else parts[0]._joined(parts)
 
     @abstractmethod
-    def _joined(self, parts: Sequence[Self]) -> Self:
-        """One predictive from several of this class, self the first of them."""
+    def _joined(self, parts: Sequence[Any]) -> "Predictive":
+        """Join several predictives of this class, self the first of them."""
+
+
+UNSHARED = (
+    "joint_log_prob needs draws of the weights that all rows share. Got draws of the outputs of each row by "
+    "itself. Predict without an integrator: from_outputs(likelihood, q.outputs(inputs, draws, key)), "
+    "for dropout with one_mask_a_draw=True."
+)
+"""The message for a joint density of rows that were not drawn together."""
 
 
 def aligned(y: Tensor, like: Tensor) -> Tensor:
-    """Regression targets with the shape, dtype and device of `like` (N, *event).
+    """Return regression targets with the shape, dtype and device of `like` (N, *event).
 
-    (N,) and (N, 1) stand for each other, because one number a row is meant; nothing is ever broadcast.
+    (N,) and (N, 1) are taken for each other; nothing is broadcast.
     """
     y = rows(y, like.shape[0]).to(like.device)
     if y.is_complex():
         raise BadData(f"y must hold real numbers. Got {y.dtype}. Give the real part, or two columns.")
-    one_each = y.numel() == like.numel() == like.shape[0]
-    if y.shape != like.shape and not one_each:
+    if y.shape != like.shape and not y.numel() == like.numel() == like.shape[0]:
         raise BadData(
             f"y must have the shape {tuple(like.shape)} of the predictive mean. Got {tuple(y.shape)}. "
             "Give one column for each output of the network."
@@ -157,7 +155,7 @@ def aligned(y: Tensor, like: Tensor) -> Tensor:
 
 
 def rows(y: Tensor, count: int) -> Tensor:
-    """The targets as a tensor, once they are known to have `count` rows."""
+    """Return the targets as a tensor; raise BadData unless they have `count` rows."""
     y = torch.as_tensor(y)
     if y.dim() == 0 or y.shape[0] != count:
         raise BadData(
@@ -168,7 +166,7 @@ def rows(y: Tensor, count: int) -> Tensor:
 
 
 def chosen_rows(index: Tensor | slice, device: torch.device) -> Tensor | slice:
-    """An index of rows on the device of what it is for."""
+    """Check an index of rows, and move it to the device."""
     if isinstance(index, slice):
         return index
     index = torch.as_tensor(index)
@@ -187,25 +185,26 @@ def between_zero_and_one(name: str, value: float) -> None:
 
 
 _BISECTIONS = 64  # each halves the bracket: enough for every bit of a float64
-_DOUBLINGS = 2000  # the range of a float64
+_DOUBLINGS = 1999  # the range of a float64
 
 
 def bisected_quantile(cdf: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, p: float) -> Tensor:
-    """The smallest y with cdf(y) >= p, entry by entry in float64, searched from mean and standard deviation.
+    """The smallest y with cdf(y) >= p, entry by entry in float64; the bracket starts from mean and `std`.
 
     >>> bisected_quantile(torch.special.ndtr, torch.tensor([0.1]), torch.tensor([2.0]), 0.975)
     tensor([1.9600], dtype=torch.float64)
     """
-    # A bracket that is a whole number plus and minus a power of two is halved at whole numbers, until these
-    # are an end of it. So the quantile of a count, where the mixture jumps, comes out whole.
+    # The bracket is a whole number plus and minus a power of two, and so is halved at whole numbers first: the
+    # quantile of a count, where the distribution function jumps, is exactly whole.
     centre = mean.double().floor()
     width = torch.exp2(std.double().nan_to_num(1.0, posinf=1.0).clamp_min(1e-300).log2().ceil())
+    lower, upper = centre - width, centre + width
     for _ in range(_DOUBLINGS):
-        lower, upper = centre - width, centre + width
         narrow = ((cdf(lower) >= p) | ~(cdf(upper) >= p)) & torch.isfinite(centre)
         if not bool(narrow.any()):
             break
         width = torch.where(narrow, 2.0 * width, width)
+        lower, upper = centre - width, centre + width
     for _ in range(_BISECTIONS):
         middle = 0.5 * (lower + upper)
         below = ~(cdf(middle) >= p)

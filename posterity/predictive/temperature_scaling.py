@@ -1,4 +1,4 @@
-"""Temperature scaling: one number that calibrates a network's logits after training."""
+"""Temperature scaling of a network's logits after training."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from torch import Tensor
 from posterity.errors import BadData, positive
 from posterity.predictive.classes import ClassPredictive
 
-_LARGEST = 1e3  # temperatures are sought from its inverse up to it
+_LARGEST = 1e3  # temperature, and the inverse of the smallest
 _STEPS = 200
 
 
 @dataclass(frozen=True)
 class TemperatureScaling:
-    """Class probabilities softmax(f / temperature): the plain baseline of calibration, not a posterior.
+    """Class probabilities softmax(f / temperature): the baseline of calibration, not a posterior.
 
     **Math**: `fit` minimises -(1/N) sum_n log softmax(b f_n)[y_n] over b = 1 / temperature on held-out logits f (N, C)
     and labels y. The loss is convex in b, with derivative (1/N) sum_n (E_p[f] - f_{y_n}) and second derivative
     (1/N) sum_n Var_p[f] under p = softmax(b f_n): Newton steps inside a bracket that bisection halves.
 
-    **Limit**: it changes no label and knows nothing of the inputs: far from the data it is as sure as the network is.
-    Fit on training rows it calibrates nothing. The temperature stays within 0.001 .. 1000, whose ends it takes where
-    all held-out labels are predicted right (the smaller the better), or the logits tell nothing (the larger).
+    **Limit**: predicted labels do not change, and far from the data it is as confident as the network. Fitted on
+    training rows it does not calibrate. The temperature stays within 0.001 .. 1000: it is the lower end where all
+    held-out labels are predicted right, the upper end where the logits carry no information.
 
     **Cost**: a few passes over the held-out logits.
 
@@ -43,7 +43,7 @@ class TemperatureScaling:
 
     @classmethod
     def fit(cls, logits: Tensor, y: Tensor) -> "TemperatureScaling":
-        """The temperature of least loss at held-out logits (N, C), or (N, 1) and (N,) for one binary logit."""
+        """Minimise the loss at held-out logits (N, C), or (N, 1) and (N,) for one binary logit."""
         logits = _two_or_more(logits)
         labels = ClassPredictive(logits.softmax(-1)).check(y).unsqueeze(-1)
         if not len(logits):
@@ -72,14 +72,13 @@ class TemperatureScaling:
         return cls(1.0 / inverse)
 
     def apply(self, logits: Tensor) -> ClassPredictive:
-        """The predictive of probabilities softmax(logits / temperature), from logits shaped as in `fit`."""
+        """Return the predictive softmax(logits / temperature), from logits shaped as in `fit`."""
         return ClassPredictive((_two_or_more(logits) / self.temperature).softmax(-1))
 
 
 def _two_or_more(logits: Tensor) -> Tensor:
-    """Logits (N, C) in float64; one binary logit f, (N,) or (N, 1), is (0, f)."""
-    if logits.dim() == 1:
-        logits = logits.unsqueeze(-1)
+    """Return logits (N, C) in float64; one binary logit f, (N,) or (N, 1), becomes (0, f)."""
+    logits = logits.unsqueeze(-1) if logits.dim() == 1 else logits
     if logits.dim() != 2 or not logits.shape[1]:
         raise BadData(
             f"TemperatureScaling: logits must be (N, C), or (N,) for one binary logit. Got {tuple(logits.shape)}. "

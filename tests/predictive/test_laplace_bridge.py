@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from posterity.likelihoods import Categorical
 from posterity.numerics.random import Key
 from posterity.predictive import Exact, LaplaceBridge, Probit, laplace_bridge
-from posterity.predictive.laplace_bridge import projected
+from posterity.predictive.integrator import projected
 
 KEY = Key(0)
 
