@@ -1,4 +1,4 @@
-"""The protocol of inference methods: hyper-parameters and five pure functions, with traits and a footprint."""
+"""The protocol of methods: five functions, traits and a footprint; the base of methods that follow gradients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,9 +7,10 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
-from posterity.errors import shown
+from posterity.errors import check_batch_size, of_kinds, positive_whole, shown
 from posterity.model import Batch, Data, Density, Feed, Joint, Problem
 from posterity.numerics.random import Key
+from posterity.optim import Optimizer, Schedule
 from posterity.posteriors.posterior import Posterior
 
 Info: TypeAlias = Mapping[str, Tensor | float]
@@ -136,3 +137,30 @@ def check_arguments(caller: str, method: object, joint: object) -> None:
         raise TypeError(f"{caller}: the first argument must be a Method. Got {shown(method)}.{hint}")
     if not isinstance(joint, (Joint, Density)):
         raise TypeError(f"{caller}: the problem must be a Joint or a Density. Got {shown(joint)}.")
+
+
+class GradientFit(Method):
+    """`steps` steps of `optimizer` on batches of `batch_size` rows; states have the fields `optimizer` and `step`."""
+
+    steps: int
+    batch_size: int | None
+    schedule: Schedule
+    optimizer: Optimizer
+
+    def __post_init__(self) -> None:
+        positive_whole(f"{type(self).__name__}.steps", self.steps)
+        check_batch_size(f"{type(self).__name__}.batch_size", self.batch_size)
+        of_kinds(self, optimizer=Optimizer, schedule=Schedule)
+
+    def batches(self, data: Data, key: Key) -> Feed:
+        return data.minibatches(self.batch_size, self.steps, key)
+
+    def _step_size(self, state: Any) -> float | Tensor:
+        return self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
+
+    def _ascended(self, joint: Problem, parameters: Tensor, grad: Tensor, state: Any) -> Any:
+        """Move the parameters in place along the gradient; returns the optimiser's moments."""
+        return self.optimizer.ascend(parameters, grad, state.optimizer, self._step_size(state), joint.num_data)
+
+    def keep(self, state: Any) -> Any:
+        return state._replace(optimizer=None)

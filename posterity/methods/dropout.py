@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posterity.errors import of_kinds, positive
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info
-from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.inference.method import Footprint, GradientFit, Info
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import map_inputs
 from posterity.model.dropout_sites import dropout_sites

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, theta_bytes
-from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.inference.method import Footprint, GradientFit, Info, theta_bytes
 from posterity.methods.parts.gradients.estimator import initial_log_scales, shifted
 from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key

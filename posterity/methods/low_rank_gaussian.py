@@ -10,9 +10,8 @@ from torch import Tensor
 
 from posterity.errors import of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, theta_bytes
+from posterity.inference.method import Footprint, GradientFit, Info, theta_bytes
 from posterity.jacobians.jacobian import CACHED, chunk_size
-from posterity.methods.parts.gradient_fit import GradientFit
 from posterity.methods.parts.gradients.estimator import Factorised, Gradients, divergence, initial_log_scales, shifted
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.numerics.random import Key

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from posterity.errors import of_kinds
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Traits, theta_bytes
-from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.inference.method import Footprint, GradientFit, Info, Traits, theta_bytes
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import Adam, Optimizer, Proximal

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posterity.errors import of_kinds
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, Traits, theta_bytes
-from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.inference.method import Footprint, GradientFit, Info, Traits, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from posterity.errors import fraction, of_kinds, positive, shown
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, Info, theta_bytes
-from posterity.methods.parts.gradient_fit import GradientFit
+from posterity.inference.method import Footprint, GradientFit, Info, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,

@@ -7,18 +7,10 @@ from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.draws import DrawsPredictive, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian, sigmoid_gaussian, softmax_gaussian
 from posterity.predictive.gaussian import GaussianPredictive, moment_matched
-from posterity.predictive.integrator import (
-    Integrator,
-    LaplaceBridge,
-    MonteCarlo,
-    Probit,
-    ProbitPhi,
-    laplace_bridge,
-    probit_kappa,
-    probit_phi,
-)
+from posterity.predictive.integrator import Integrator, MonteCarlo
 from posterity.predictive.mixture import MixturePredictive, mixed
 from posterity.predictive.predictive import Predictive
+from posterity.predictive.probit import LaplaceBridge, Probit, ProbitPhi, laplace_bridge, probit_kappa, probit_phi
 from posterity.predictive.temperature_scaling import TemperatureScaling
 
 __all__ = [

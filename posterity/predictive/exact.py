@@ -11,8 +11,9 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.gaussian import GaussianPredictive
-from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance, probit_phi
+from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
 from posterity.predictive.predictive import Predictive
+from posterity.predictive.probit import probit_phi
 
 _NODES = 401
 _WIDE = 10.0  # standard deviation above which a grid on +-9 of them is too coarse for the sigmoid

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from posterity.likelihoods import Categorical
 from posterity.numerics.random import Key
 from posterity.predictive import Exact, LaplaceBridge, Probit, laplace_bridge
-from posterity.predictive.integrator import projected
+from posterity.predictive.probit import projected
 
 KEY = Key(0)
 

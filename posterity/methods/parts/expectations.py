@@ -14,7 +14,7 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.evidence.elbo import in_blocks
 from posterity.evidence.m_steps import Expected
-from posterity.inference.method import Info, Method
+from posterity.inference.method import GradientFit, Info, Method
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.methods.conjugate import Conjugate
@@ -25,7 +25,6 @@ from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.mean_field import MeanField
 from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.parts.chains import Chains
-from posterity.methods.parts.gradient_fit import GradientFit
 from posterity.methods.parts.sampler import Sampler
 from posterity.model import Batch, Data, Feed, Joint
 from posterity.numerics.random import Key
