@@ -1,7 +1,6 @@
-"""Prior and steps of a Bayesian Gaussian mixture."""
+"""Bayesian Gaussian mixtures: the estimator, its prior and its steps of coordinate ascent."""
 
 import numbers
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,7 +28,7 @@ from posterity.mixtures.beliefs import (
 )
 from posterity.mixtures.checks import as_key, as_location, as_rows, as_start, not_negative, one_of, refuse_few_rows
 from posterity.mixtures.covariance import Covariance
-from posterity.mixtures.estimator import MixtureEstimator, as_parameter, given_as
+from posterity.mixtures.estimator import MixtureEstimator, Steps, as_parameter, given_as
 from posterity.mixtures.passes import scores, statistics
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of, statistics_of_all
 from posterity.mixtures.sweeps import Rows
@@ -48,11 +47,11 @@ def prior_of(
     covariance: object = None,
     floor: object = 1e-6,
 ) -> Beliefs:
-    """The prior, with its mean relative to the rows' centre.
+    """Make the prior, with its mean relative to the rows' centre.
 
-    None stands for: weights 1 / K; mean precision 1; the mean of the rows; D degrees of freedom; the covariance of the
-    rows (in the kind's storage) with the share `floor` added to its variances (`floor` itself to those that are 0), so
-    that it is not singular when columns are constant or depend on each other.
+    Defaults for None: weights 1 / K; mean precision 1; the mean of the rows; D degrees of freedom; the covariance of
+    the rows (in the kind's storage) with variances raised by the share `floor` (zero variances to `floor`), so that it
+    is not singular when columns are constant or depend on each other.
     """
     kind, dimensions = family.kind, rows.points.shape[1]
     smallest = kind.block(dimensions)[0] - 1
@@ -62,12 +61,17 @@ def prior_of(
     concentration = _number("weight_concentration_prior", weight_concentration, 1.0 / components)
     shrinkage = _number("mean_precision_prior", mean_precision, 1.0)
     share = not_negative("reg_covar", floor)
-    if mean is None or covariance is None:
-        centre, inverse_scale = moments(kind, rows)
-        inverse_scale = kind.floored(inverse_scale, share)
-    if mean is not None:
+    sums = statistics_of_all(rows, kind)
+    if mean is None:
+        centre = sums.shifts[0, 0]
+    else:
         centre = as_location(mean, "mean_prior", (dimensions,), rows.points) - rows.centre
-    if covariance is not None:
+    if covariance is None:
+        total = float(sums.counts)
+        # Less one, as in scikit-learn, so that a weight of 2 is a row twice; row weights may also sum to less than one.
+        divisor = max(total - 1, total / 2) * kind.multiplicity(dimensions)
+        inverse_scale = kind.floored(kind.second_moments(sums) / divisor, share)
+    else:
         inverse_scale = kind.from_matrix(_matrix(covariance, kind, rows))
     number = torch.ones(1, 1, dtype=torch.float64, device=rows.points.device)
     prior = Beliefs(
@@ -89,15 +93,6 @@ def prior_of(
     return prior
 
 
-def moments(kind: Covariance, rows: Rows) -> tuple[Tensor, Tensor]:
-    """The mean (D,) of all rows relative to their centre, and their covariance in the kind's storage, (1, *shape)."""
-    sums = statistics_of_all(rows, kind)
-    total = float(sums.counts)
-    # Less one, as in scikit-learn, so that a weight of 2 is a row twice; row weights may also sum to less than one.
-    divisor = max(total - 1, total / 2) * kind.multiplicity(rows.points.shape[1])
-    return sums.shifts[0, 0], kind.second_moments(sums) / divisor
-
-
 def _number(name: str, value: object, default: float) -> float:
     if value is None:
         return default
@@ -106,7 +101,7 @@ def _number(name: str, value: object, default: float) -> float:
 
 
 def _matrix(value: object, kind: Covariance, rows: Rows) -> Tensor:
-    """A covariance_prior as a matrix (D, D), from the shape that the kind asks for."""
+    """Convert a covariance_prior in the kind's shape to a matrix (D, D)."""
     dimensions = rows.points.shape[1]
     shape = kind.single_shape(dimensions)
     if not shape and isinstance(value, numbers.Real):
@@ -120,10 +115,10 @@ def _matrix(value: object, kind: Covariance, rows: Rows) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class VariationalRounds:
-    """Coordinate ascent in q(Z) q(pi, mu, Lambda) on given rows: the E-step improves q(Z), the M-step the other.
+class VariationalRounds(Steps):
+    """Coordinate ascent in q(Z) q(pi, mu, Lambda) on given rows: the E-step updates q(Z), the M-step the other factor.
 
-    Values are the fields of `Beliefs`, with means about `rows.centre`; q(Z) is kept as its `Sums` over the rows. Both
+    Values are the fields of `Beliefs`, with means about `rows.centre`; q(Z) is stored as its `Sums` over the rows. Both
     steps maximise the ELBO, so that it never falls.
     """
 
@@ -132,7 +127,7 @@ class VariationalRounds:
     prior: Beliefs
 
     def density(self) -> Density:
-        """The problem: the ELBO under the best q(Z), by the names of the values."""
+        """The density to maximise: the ELBO under the optimal q(Z), by the names of the values."""
         weights = tuple(self.prior.concentration.shape[1:])
         components, dimensions = weights[0], self.rows.points.shape[1]
         counts = self.rows.centre.new_zeros(1, components)
@@ -153,32 +148,23 @@ class VariationalRounds:
         )
 
     def best(self, beliefs: Beliefs) -> Tensor:
-        """The ELBO (R,) of these beliefs with the q(Z) that is best for them."""
+        """The ELBO (R,) of these beliefs with the optimal q(Z)."""
         made = components(self.family, beliefs)
         log_likelihood = statistics(self.rows, self.family.kind, made).log_likelihood
         return log_likelihood - divergence(self.family, self.prior, beliefs, made.factors)
 
     def expectation(self, values: Values, latent: Values) -> dict[str, Tensor]:
-        """The sums over the rows under q(z_n = k), proportional to exp E log p(x_n, z_n = k | pi, mu, Lambda)."""
+        # q(z_n = k) is proportional to exp E log p(x_n, z_n = k | pi, mu, Lambda)
         made = components(self.family, Beliefs(**values))
-        sums = statistics(self.rows, self.family.kind, made)
-        return sums_of(self.family, made.means, sums)._asdict()
+        return sums_of(self.family, made.means, statistics(self.rows, self.family.kind, made))._asdict()
 
     def maximisation(self, values: Values, latent: Values) -> dict[str, Tensor]:
-        """The conjugate update."""
         return updated(self.family, self.prior, Sums(**latent))._asdict()
 
     def bound(self, values: Values, latent: Values) -> Tensor:
-        """The ELBO (R,)."""
         return bound(self.family, self.prior, Beliefs(**values), Sums(**latent))
 
-    @property
-    def exact(self) -> bool:
-        """Always: both steps maximise the ELBO."""
-        return True
-
     def condition(self, values: Values) -> float:
-        """The condition number of the matrices, which magnifies rounding."""
         return self.family.kind.condition(values["inverse_scales"])
 
 
@@ -186,7 +172,7 @@ WEIGHTS: dict[str, Dirichlet | Sticks] = {"dirichlet_distribution": Dirichlet(),
 
 
 class BayesianGaussianMixture(MixtureEstimator):
-    """A variational posterior over Gaussian mixtures, with scikit-learn's settings, verbs and attributes.
+    """A variational posterior over Gaussian mixtures, with scikit-learn's settings, methods and attributes.
 
     **Math**: weights ~ Dir(a0), mu_k | Lambda_k ~ N(m0, (b0 Lambda_k)^-1), Lambda_k ~ Wishart(W0, nu0), where
     `weight_concentration_prior` is a0 (None: 1 / K), `mean_precision_prior` b0 (1), `mean_prior` m0 (the rows' mean),
@@ -198,7 +184,7 @@ class BayesianGaussianMixture(MixtureEstimator):
     `weights_` is E weights, and `covariances_` = (E Lambda_k)^-1 = W_k^-1 / nu_k.
 
     `weight_concentration_prior_type` "dirichlet_process" has weights v_k prod_{j<k} (1 - v_j), v_k ~ Beta(1, a0) and
-    v_K = 1; `weight_concentration_` is then a pair, 1 + N_k and a0 + sum_{j>k} N_j, of which the last are not in use.
+    v_K = 1; `weight_concentration_` is then a pair, 1 + N_k and a0 + sum_{j>k} N_j, whose last entries are not used.
     "tied" has one Lambda ~ Wishart, with nu = nu0 + N (`degrees_of_freedom_` of length 1); "diag" an independent
     Gamma(nu_k / 2, rate W_kd^-1 / 2) for each dimension; "spherical" one such for all, with nu_k = nu0 + D N_k.
     `lower_bound_` is the ELBO in nats after the last round, all constants kept: below the log evidence of the rows, and
@@ -209,7 +195,7 @@ class BayesianGaussianMixture(MixtureEstimator):
 
     **Limit**: q factorises between Z and the parameters, so that it is too narrow, and it holds one labelling of the
     components, which alone costs up to log K! nats of evidence. The ELBO never falls: a round that lowers it raises
-    `BoundFell`, but where rounding can be more than the 1e-10 of it that are allowed (full or tied covariances whose
+    `BoundFell`, except where rounding can exceed the tolerance, 1e-10 of the ELBO (full or tied covariances whose
     correlations have a condition number above 1e5).
 
     Differences to scikit-learn: the default is a Dirichlet distribution, and its Dirichlet process does not end with
@@ -243,7 +229,14 @@ class BayesianGaussianMixture(MixtureEstimator):
     degrees_of_freedom_prior_: float
     covariance_prior_: Any
     _noted = "bound_after_m"
-    _fitted_family: Family  # which the attributes are of, whatever the settings have become since
+    reg_covar: float
+    weight_concentration_prior_type: str
+    weight_concentration_prior: float | None
+    mean_precision_prior: float | None
+    mean_prior: Any
+    degrees_of_freedom_prior: float | None
+    covariance_prior: Any
+    _fitted_family: Family  # of the last fit, since when the settings may have changed
 
     def __init__(
         self,
@@ -266,28 +259,13 @@ class BayesianGaussianMixture(MixtureEstimator):
         verbose: int = 0,
         verbose_interval: int = 10,
     ) -> None:
-        self.n_components = n_components
-        self.covariance_type = covariance_type
-        self.tol = tol
-        self.reg_covar = reg_covar
-        self.max_iter = max_iter
-        self.n_init = n_init
-        self.init_params = init_params
-        self.weight_concentration_prior_type = weight_concentration_prior_type
-        self.weight_concentration_prior = weight_concentration_prior
-        self.mean_precision_prior = mean_precision_prior
-        self.mean_prior = mean_prior
-        self.degrees_of_freedom_prior = degrees_of_freedom_prior
-        self.covariance_prior = covariance_prior
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.verbose = verbose  # a bar of progress
-        self.verbose_interval = verbose_interval  # scikit-learn's; the bar needs none
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
         """Fit to rows X (N, D) or (N,), with weights (N,) and known components (N,), -1 if unknown; y is not used."""
         self._check_settings()
-        family, key = self._family(), as_key(self.random_state)
+        one_of("weight_concentration_prior_type", self.weight_concentration_prior_type, WEIGHTS)
+        family, key = Family(WEIGHTS[self.weight_concentration_prior_type], self._kind()), as_key(self.random_state)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
         prior = prior_of(
@@ -314,7 +292,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         return self
 
     def elbo(self, X: Any, *, sample_weight: Any = None, labels: Any = None) -> float:
-        """The ELBO in nats of rows X under the fitted posterior, with the q(Z) that is best for it.
+        """The ELBO in nats of rows X under the fitted posterior, with the optimal q(Z).
 
         On the rows of the fit it is at least `lower_bound_`, and below their log evidence.
         """
@@ -333,15 +311,23 @@ class BayesianGaussianMixture(MixtureEstimator):
         )
         return float(VariationalRounds(rows, self._fitted_family, prior).best(self._beliefs(rows.points, rows.centre)))
 
-    def _family(self) -> Family:
-        one_of("weight_concentration_prior_type", self.weight_concentration_prior_type, WEIGHTS)
-        return Family(WEIGHTS[self.weight_concentration_prior_type], self._kind())
-
     def _start(self, rounds: VariationalRounds, key: Key) -> Beliefs:
-        """The beliefs of the restarts: where the last fit ended, or by seeds."""
+        """The beliefs of the restarts: the result of the last fit, or from seeds."""
         rows, kind = rounds.rows, rounds.family.kind
         if self.warm_start and self.__sklearn_is_fitted__():
-            self._refuse_other_shapes(rounds.density().shapes)
+            held, wanted = self.weight_concentration_, rounds.density().shapes
+            shapes = {
+                "means": np.shape(self.means_),
+                "inverse_scales": np.shape(self.covariances_),
+                "degrees": np.shape(self.degrees_of_freedom_),
+                "concentration": (*np.shape(held[0]), 2) if isinstance(held, tuple) else np.shape(held),
+            }
+            for name, shape in shapes.items():
+                if tuple(shape) != tuple(wanted[name]):
+                    raise ValueError(
+                        f"warm_start: the last fit must have {name.replace('_', ' ')} of shape {wanted[name]}. "
+                        f"Got {tuple(shape)}. Fit a new mixture, or set warm_start=False."
+                    )
             return self._beliefs(rows.points, rows.centre)
         if self.init_params == "random":
             sums = shared_at_random(rows, kind, self.n_components, self.n_init, key)
@@ -355,24 +341,8 @@ class BayesianGaussianMixture(MixtureEstimator):
                 sums = nearest(rows, kind, centres, spread_of(rows))
         return updated(rounds.family, rounds.prior, sums_of(rounds.family, centres, sums))
 
-    def _refuse_other_shapes(self, wanted: Mapping[str, tuple[int, ...]]) -> None:
-        """A warm start needs a last fit of the same shapes."""
-        held = self.weight_concentration_
-        shapes = {
-            "means": np.shape(self.means_),
-            "inverse_scales": np.shape(self.covariances_),
-            "degrees": np.shape(self.degrees_of_freedom_),
-            "concentration": (*np.shape(held[0]), 2) if isinstance(held, tuple) else np.shape(held),
-        }
-        for name, shape in shapes.items():
-            if tuple(shape) != tuple(wanted[name]):
-                raise ValueError(
-                    f"warm_start: the last fit must have {name.replace('_', ' ')} of shape {wanted[name]}. "
-                    f"Got {tuple(shape)}. Fit a new mixture, or set warm_start=False."
-                )
-
     def _note(self, family: Family, prior: Beliefs, beliefs: Beliefs, centre: Tensor, X: Any) -> None:
-        """The fitted attributes, under scikit-learn's names."""
+        """Set the fitted attributes, under scikit-learn's names."""
         means = family.weights.means(beliefs.concentration)
         self._note_mixture(X, family.kind, centre, means, beliefs.means, covariances(family, beliefs))
         self._fitted_family = family
@@ -388,7 +358,7 @@ class BayesianGaussianMixture(MixtureEstimator):
         self.covariance_prior_ = given_as(prior.inverse_scales.reshape(family.kind.single_shape(len(centre))), X)
 
     def _beliefs(self, like: Tensor, centre: Tensor) -> Beliefs:
-        """The fitted posterior as one restart, on the device of `like`, with means about the centre."""
+        """The fitted posterior as a single restart, on the device of `like`, with means about the centre."""
         degrees, held = as_parameter(self.degrees_of_freedom_, like)[None], self.weight_concentration_
         pair = torch.stack([as_parameter(part, like) for part in held], -1) if isinstance(held, tuple) else None
         return Beliefs(

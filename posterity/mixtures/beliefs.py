@@ -19,7 +19,7 @@ class Dirichlet:
     ordered: ClassVar[bool] = False  # whether the order of the components matters, large ones first
 
     def prior(self, concentration: Tensor, components: int) -> Tensor:
-        """The concentrations (1, *shape) of the prior, from its one number as a tensor ()."""
+        """The concentrations (1, *shape) of a prior with the concentration () for every component."""
         return concentration.expand(1, components)
 
     def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
@@ -27,8 +27,8 @@ class Dirichlet:
         return prior + counts
 
     def expected_logs(self, concentration: Tensor) -> Tensor:
-        """E log weight_k, (R, K)."""
-        return dirichlet_expected_logs(concentration)
+        """E log weight_k = psi(a_k) - psi(sum a), (R, K)."""
+        return torch.digamma(concentration) - torch.digamma(concentration.sum(-1, keepdim=True))
 
     def means(self, concentration: Tensor) -> Tensor:
         """E weight_k, (R, K), with sum 1."""
@@ -36,7 +36,8 @@ class Dirichlet:
 
     def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
         """KL(posterior || prior) in nats, (R,)."""
-        return dirichlet_divergence(concentration, prior)
+        pull = ((concentration - prior) * self.expected_logs(concentration)).sum(-1)
+        return dirichlet_log_normaliser(concentration) - dirichlet_log_normaliser(prior.expand_as(concentration)) + pull
 
 
 def dirichlet_log_normaliser(concentration: Tensor) -> Tensor:
@@ -48,56 +49,42 @@ def dirichlet_log_normaliser(concentration: Tensor) -> Tensor:
     return torch.lgamma(concentration.sum(-1)) - torch.lgamma(concentration).sum(-1)
 
 
-def dirichlet_expected_logs(concentration: Tensor) -> Tensor:
-    """E log pi_k = psi(a_k) - psi(sum a), (..., K)."""
-    return torch.digamma(concentration) - torch.digamma(concentration.sum(-1, keepdim=True))
-
-
-def dirichlet_divergence(concentration: Tensor, prior: Tensor) -> Tensor:
-    """KL(Dir(concentration) || Dir(prior)) in nats, (...,)."""
-    pull = ((concentration - prior) * dirichlet_expected_logs(concentration)).sum(-1)
-    return dirichlet_log_normaliser(concentration) - dirichlet_log_normaliser(prior.expand_as(concentration)) + pull
-
-
 @dataclass(frozen=True)
 class Sticks:
     """weights_k = v_k prod_{j<k} (1 - v_j) with v_k ~ Beta(1, gamma), and v_K = 1: a Dirichlet process cut at K.
 
-    Concentrations (R, K, 2) are the parameters of the Beta distributions; those of the last are not used.
+    Concentrations (R, K, 2) are the parameters of the Beta distributions, of which the last is not used. The methods
+    are as in `Dirichlet`.
 
     **References**: Blei and Jordan (2006), Variational inference for Dirichlet process mixtures, (18) and (19).
     """
 
     ordered: ClassVar[bool] = True
+    beta: ClassVar[Dirichlet] = Dirichlet()  # a Beta distribution is a Dirichlet distribution of two
 
     def prior(self, concentration: Tensor, components: int) -> Tensor:
-        """The Beta parameters (1, K, 2), from gamma as a tensor ()."""
         return torch.stack([torch.ones_like(concentration), concentration]).expand(1, components, 2)
 
     def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
-        """Each stick gains its own count, and the counts of all components after it."""
         after = counts.flip(-1).cumsum(-1).flip(-1) - counts
         return prior + torch.stack([counts, after], -1)
 
     def expected_logs(self, concentration: Tensor) -> Tensor:
-        """E log v_k, where that is not 1, and E log(1 - v_j) of all before."""
-        taken, left = self._last_is_one(dirichlet_expected_logs(concentration), 0.0).unbind(-1)
+        # E log v_k plus E log(1 - v_j) over j < k
+        taken, left = self._last_is_one(self.beta.expected_logs(concentration), 0.0).unbind(-1)
         return taken + left.cumsum(-1) - left
 
     def means(self, concentration: Tensor) -> Tensor:
-        """E weight_k, (R, K), with sum 1."""
-        shares = concentration / concentration.sum(-1, keepdim=True)
-        taken, left = self._last_is_one(shares, 1.0).unbind(-1)
+        taken, left = self._last_is_one(self.beta.means(concentration), 1.0).unbind(-1)
         before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1].cumprod(-1)], -1)
         return taken * before
 
     def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
-        """The sum of KL of Beta distributions, all but the last."""
-        return dirichlet_divergence(concentration[..., :-1, :], prior[..., :-1, :]).sum(-1)
+        return self.beta.divergence(concentration[..., :-1, :], prior[..., :-1, :]).sum(-1)
 
     @staticmethod
     def _last_is_one(pairs: Tensor, value: float) -> Tensor:
-        """The numbers of sticks (..., K, 2) with `value` at the last."""
+        """Pairs (..., K, 2) of the sticks with the last replaced by `value`."""
         return torch.cat([pairs[..., :-1, :], torch.full_like(pairs[..., -1:, :], value)], -2)
 
 
@@ -115,28 +102,8 @@ def expected_log_det(log_det: Tensor, degrees: Tensor, size: int, copies: int = 
     return log_det + copies * (psi - size * (degrees / 2).log())
 
 
-def wishart_divergence(
-    log_det: Tensor,
-    degrees: Tensor,
-    prior_log_det: Tensor,
-    prior_degrees: Tensor,
-    trace: Tensor,
-    size: int,
-    copies: int,
-) -> Tensor:
-    """KL(q || p) of all copies in nats; `trace` = the sum of tr(W0^-1 nu W)."""
-    expected = expected_log_det(log_det, degrees, size, copies)
-    return (
-        log_normaliser(log_det, degrees, size, copies)
-        - log_normaliser(prior_log_det, prior_degrees, size, copies)
-        + (degrees - prior_degrees) / 2 * expected
-        - copies * size * degrees / 2
-        + trace / 2
-    )
-
-
 class Family(NamedTuple):
-    """Which distributions weights and precisions have."""
+    """The distributions of weights and precisions."""
 
     weights: Dirichlet | Sticks
     kind: Covariance
@@ -156,10 +123,10 @@ class Beliefs(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What rows with responsibilities come down to; all that the conjugate update and the bound need of them."""
+    """Sufficient statistics of rows with responsibilities, for the conjugate update and the bound."""
 
     counts: Tensor  # (R, K) sum_n w_n r_nk
-    averages: Tensor  # (R, K, D) the rows' mean in each component (anything where its count is 0)
+    averages: Tensor  # (R, K, D) the rows' mean in each component (arbitrary where its count is 0)
     moments: Tensor  # (R, *shape) sum_n w_n r_nk (x_n - average_k)(x_n - average_k)^T in the kind's storage
     entropy: Tensor  # (R,) -sum_n w_n sum_k r_nk log r_nk
 
@@ -167,16 +134,15 @@ class Sums(NamedTuple):
 def updated(family: Family, prior: Beliefs, sums: Sums) -> Beliefs:
     """The optimal q(pi, mu, Lambda) at given responsibilities (Bishop 10.58 to 10.63, with nu_k = nu_0 + N_k)."""
     mean_precision = prior.mean_precision + sums.counts
-    share = sums.counts / mean_precision  # (R, K), what the rows weigh against the prior mean
+    share = sums.counts / mean_precision  # (R, K), the weight of the rows against the prior mean
     apart = sums.averages - prior.means
     pull = family.kind.outer(prior.mean_precision * share, apart)
-    gained = family.kind.gained_degrees(sums.counts, sums.averages.shape[-1])
     return Beliefs(
         concentration=family.weights.updated(prior.concentration, sums.counts),
         mean_precision=mean_precision,
         means=prior.means + share[..., None] * apart,
         inverse_scales=prior.inverse_scales + sums.moments + pull,
-        degrees=prior.degrees + gained,
+        degrees=prior.degrees + family.kind.gained_degrees(sums.counts, sums.averages.shape[-1]),
     )
 
 
@@ -186,7 +152,7 @@ def covariances(family: Family, beliefs: Beliefs) -> Tensor:
 
 
 def components(family: Family, beliefs: Beliefs) -> Components:
-    """What gives the scores of rows: score_nk = E_q log p(x_n, z_n = k | pi, mu, Lambda)."""
+    """The components whose scores of rows are score_nk = E_q log p(x_n, z_n = k | pi, mu, Lambda)."""
     dimensions = beliefs.means.shape[-1]
     factors = family.kind.factors(covariances(family, beliefs))
     size, copies = family.kind.block(dimensions)
@@ -212,18 +178,15 @@ def bound(family: Family, prior: Beliefs, beliefs: Beliefs, sums: Sums) -> Tenso
 
 def divergence(family: Family, prior: Beliefs, beliefs: Beliefs, factors: Tensor) -> Tensor:
     """KL(q(pi, mu, Lambda) || prior) in nats, (R,); `factors` are those of the beliefs' covariances."""
-    dimensions = beliefs.means.shape[-1]
-    kind = family.kind
+    dimensions, kind = beliefs.means.shape[-1], family.kind
     size, copies = kind.block(dimensions)
-    prior_factors = kind.factors(covariances(family, prior))
-    matrices = wishart_divergence(
-        kind.log_det(factors),
-        beliefs.degrees,
-        kind.log_det(prior_factors),
-        prior.degrees,
-        kind.trace(factors, prior.inverse_scales),
-        size,
-        copies,
+    log_det, prior_log_det = kind.log_det(factors), kind.log_det(kind.factors(covariances(family, prior)))
+    matrices = (
+        log_normaliser(log_det, beliefs.degrees, size, copies)
+        - log_normaliser(prior_log_det, prior.degrees, size, copies)
+        + (beliefs.degrees - prior.degrees) / 2 * expected_log_det(log_det, beliefs.degrees, size, copies)
+        - copies * size * beliefs.degrees / 2
+        + kind.trace(factors, prior.inverse_scales) / 2  # tr(W0^-1 nu W)
     )
     ratio = prior.mean_precision / beliefs.mean_precision  # (R, K)
     drift = kind.outer(prior.mean_precision.expand_as(ratio), beliefs.means - prior.means)
@@ -232,13 +195,12 @@ def divergence(family: Family, prior: Beliefs, beliefs: Beliefs, factors: Tensor
 
 
 def sums_of(family: Family, means: Tensor, statistics: Statistics) -> Sums:
-    """The sums of one pass over the rows, which was about `means` (R, K, D)."""
-    return Sums(
-        statistics.counts, means + statistics.shifts, family.kind.second_moments(statistics), statistics.entropy
-    )
+    """Convert the sums of a pass over the rows about `means` (R, K, D)."""
+    moments = family.kind.second_moments(statistics)
+    return Sums(statistics.counts, means + statistics.shifts, moments, statistics.entropy)
 
 
-CHUNK_NUMBERS = 1 << 20  # whitened coordinates of the rows that are looked at together
+CHUNK_NUMBERS = 1 << 20  # whitened coordinates of a chunk of rows
 
 
 @torch.no_grad()
@@ -246,12 +208,11 @@ def log_joint(family: Family, beliefs: Beliefs, points: Tensor, centre: Tensor) 
     """log E_q p(x_n, z_n = k) of rows (N, D), (N, K) in float64; beliefs of one restart, about the `centre`.
 
     E_q p(x) = sum_k E weight_k St(x; m_k, Sigma_k, t_k) with Sigma_k = (1 + beta_k) / (beta_k t_k) W_k^-1 and
-    t_k = nu_k + 1 - p degrees of freedom, for Wishart matrices p by p; where a component's precision is made of several
-    that are independent, St is a product of as many.
+    t_k = nu_k + 1 - p degrees of freedom, for Wishart matrices p by p; where a component's precision consists of
+    several independent ones, St is a product of as many.
     """
     only = Beliefs(*(tensor[0] for tensor in beliefs))
-    components, dimensions = only.means.shape
-    kind = family.kind
+    (components, dimensions), kind = only.means.shape, family.kind
     copies = kind.block(dimensions)[1]
     factors = kind.factors(covariances(family, beliefs))
     degrees = _degrees(family, beliefs)[0].expand(components)
@@ -271,7 +232,7 @@ def log_joint(family: Family, beliefs: Beliefs, points: Tensor, centre: Tensor) 
 
 @torch.no_grad()
 def scale_matrices(family: Family, beliefs: Beliefs) -> Tensor:
-    """Sigma_k of that mixture as matrices (K, D, D)."""
+    """Sigma_k of the mixture of Student-t in `log_joint`, as matrices (K, D, D)."""
     components, dimensions = beliefs.means.shape[1:]
     matrices = family.kind.dense(covariances(family, beliefs), components, dimensions)[0]
     widening = (1 + 1 / beliefs.mean_precision) * beliefs.degrees / _degrees(family, beliefs)
@@ -280,12 +241,12 @@ def scale_matrices(family: Family, beliefs: Beliefs) -> Tensor:
 
 @torch.no_grad()
 def noise(family: Family, beliefs: Beliefs, chosen: Tensor, key: Key) -> Tensor:
-    """Student-t numbers (n, D) of unit scale, as the components `chosen` (n,) have them, in float64."""
+    """Draw Student-t numbers (n, D) of unit scale in float64, for rows of the components `chosen` (n,)."""
     dimensions = beliefs.means.shape[-1]
     copies = family.kind.block(dimensions)[1]
     degrees = _degrees(family, beliefs).expand(1, beliefs.means.shape[1])[0, chosen, None].expand(-1, copies)
     normal = key.fold("normal").normal((len(chosen), dimensions), torch.float64, chosen.device)
-    # What torch.distributions.Gamma draws by; that takes no generator.
+    # torch.distributions.Gamma draws by this function, but takes no generator.
     gammas = torch._standard_gamma(degrees.contiguous() / 2, generator=key.fold("scale").generator(chosen.device))
     return normal * (degrees / (2 * gammas)).sqrt()
 

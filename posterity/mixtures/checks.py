@@ -1,4 +1,4 @@
-"""Doors of the mixtures: rows, weights, labels and settings become tensors, or a message says what is wrong."""
+"""Checks of rows, weights, labels and settings of mixtures, and their conversion to tensors."""
 
 import math
 import numbers
@@ -14,16 +14,15 @@ from posterity.mixtures.sweeps import Rows
 from posterity.model.batch import as_tensor
 from posterity.numerics.random import Key
 
-NAMED = 5  # bad rows that a message names
-LARGEST = {torch.float32: 1e30, torch.float64: 1e140}  # sizes of numbers whose sums, and in float64 squares, are finite
-HEAVIEST = 1e20  # the sum of row weights for which that holds of weighted squares
+NAMED = 5  # the largest number of bad rows in a message
+LARGEST = {torch.float32: 1e30, torch.float64: 1e140}  # sums of such numbers, and in float64 of squares, are finite
+HEAVIEST = 1e20  # the largest sum of row weights at which weighted sums of squares are finite
 
 
 def as_points(value: object, name: str = "X", dimensions: int | None = None) -> Tensor:
-    """Rows (N, D) as a tensor of float32 or float64 that shares memory where it can; (N,) is one column.
+    """Convert rows (N, D), or (N,) for one column, to a float32 or float64 tensor, which shares memory where it can.
 
-    `dimensions` is the D that a fitted mixture knows. Lists, arrays and data frames of numbers are taken; whole numbers
-    become float64.
+    Takes lists, arrays and data frames of numbers; integers become float64. `dimensions` is the D of a fitted mixture.
     """
     points = _numbers(value, name)
     if points.dim() == 1:
@@ -51,18 +50,18 @@ def as_points(value: object, name: str = "X", dimensions: int | None = None) -> 
 
 
 def as_rows(X: object, sample_weight: object, labels: object, components: int, dimensions: int | None = None) -> Rows:
-    """The rows with their weights and labels, centred at their mean by weight."""
+    """Make rows with weights and labels, centred at their weighted mean."""
     points = as_points(X, dimensions=dimensions)
     weights = as_row_weights(sample_weight, points)
     if weights is None:
         centre = points.mean(0).to(torch.float64)
-    else:  # how well it is rounded does not matter
+    else:  # rounding of the centre has no effect
         centre = ((weights / weights.sum()).to(points.dtype) @ points).to(torch.float64)
     return Rows(points, weights, as_labels(labels, points, components), centre)
 
 
 def as_row_weights(value: object, points: Tensor) -> Tensor | None:
-    """Weights (N,) of the rows in float64, at least 0 and not all of them; None where all rows count alike."""
+    """Convert row weights (N,) to float64, at least 0 with a positive sum; None for equal weights."""
     if value is None:
         return None
     weights = _per_row(value, "sample_weight", points).double()
@@ -80,7 +79,7 @@ def as_row_weights(value: object, points: Tensor) -> Tensor | None:
 
 
 def as_labels(value: object, points: Tensor, components: int) -> Tensor | None:
-    """Known components (N,) in int64, -1 where unknown; None where no row has a label."""
+    """Convert known components (N,) to int64, -1 where unknown; None where no row has a label."""
     if value is None:
         return None
     labels = _per_row(value, "labels", points)
@@ -97,7 +96,7 @@ def as_labels(value: object, points: Tensor, components: int) -> Tensor | None:
 
 
 def refuse_few_rows(points: Tensor, weights: Tensor | None, components: int) -> None:
-    """A one-line error where there are more components than rows of positive weight."""
+    """Raise where there are more components than rows of positive weight."""
     count = len(points) if weights is None else int((weights > 0).sum())
     if components > count:
         kind = "rows" if weights is None else "rows of positive weight"
@@ -107,7 +106,7 @@ def refuse_few_rows(points: Tensor, weights: Tensor | None, components: int) -> 
 
 
 def not_negative(name: str, value: object, alternative: str = "") -> float:
-    """The value as a float; a ValueError unless it is a finite number of at least 0."""
+    """Return the value as a float; raise a ValueError unless it is finite and at least 0."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a number of at least 0{alternative}. Got {shown(value)}.")
     return float(value)
@@ -120,7 +119,7 @@ def one_of(name: str, value: object, known: Iterable[str]) -> None:
 
 
 def as_key(random_state: object) -> Key:
-    """The key of a random_state: a whole number, a Key, a numpy generator (a number is drawn), or None, which is 0."""
+    """Convert a random_state to a key: an integer, a Key, a numpy generator (an integer is drawn), or None, for 0."""
     if random_state is None:
         return Key(0)
     if isinstance(random_state, Key):
@@ -134,7 +133,7 @@ def as_key(random_state: object) -> Key:
 
 
 def as_location(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A given start that is made of points: it must lie where rows may."""
+    """Convert a given start in the space of the rows, which must lie within their limits."""
     start, largest = as_start(value, name, shape, like), LARGEST[torch.float64]
     if bool((start.abs() > largest).any()):
         raise ValueError(f"{name} must lie within {largest:g} of 0. Got larger numbers.")
@@ -142,7 +141,7 @@ def as_location(value: object, name: str, shape: tuple[int, ...], like: Tensor) 
 
 
 def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A given start as float64 of this shape, on the device of the rows; it must be finite."""
+    """Convert a given start to float64 on the device of the rows; it must be finite and of this shape."""
     start = _numbers(value, name).to(like.device, torch.float64)
     if tuple(start.shape) != shape:
         raise ValueError(f"{name} must have shape {shape}. Got {tuple(start.shape)}.")
@@ -152,7 +151,7 @@ def as_start(value: object, name: str, shape: tuple[int, ...], like: Tensor) -> 
 
 
 def as_mixture_weights(value: object, name: str, components: int, like: Tensor) -> Tensor:
-    """Weights (K,) of components: at least 0, with sum 1."""
+    """Convert weights (K,) of components, which must be at least 0 with sum 1."""
     weights = as_start(value, name, (components,), like)
     if bool((weights < 0).any()) or abs(float(weights.sum()) - 1) > 1e-6:
         raise ValueError(
@@ -162,7 +161,7 @@ def as_mixture_weights(value: object, name: str, components: int, like: Tensor) 
 
 
 def _numbers(value: object, name: str) -> Tensor:
-    """A tensor of real numbers, without a graph, sharing memory where it can."""
+    """Convert to a tensor of real numbers without a graph, which shares memory where it can."""
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise BadData(f"{name} must be dense. Got a sparse tensor. Use {name}.to_dense().")
@@ -174,7 +173,12 @@ def _numbers(value: object, name: str) -> Tensor:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise BadData(f"{name} must have no masked numbers. Got a masked array. Drop or impute them.")
     if hasattr(value, "columns"):
-        return as_tensor(_frame(value), name)
+        frame: Any = value
+        array = np.asarray(frame)
+        # Columns of different or nullable dtypes make an array of objects; missing numbers become NaN.
+        if array.dtype.kind == "O" and all(getattr(dtype, "kind", "O") in "fiub" for dtype in frame.dtypes):
+            array = frame.to_numpy(dtype=np.float64, na_value=np.nan)
+        return as_tensor(array, name)
     if isinstance(value, (list, tuple)):
         try:
             value = np.asarray(value)
@@ -183,28 +187,15 @@ def _numbers(value: object, name: str) -> Tensor:
     return as_tensor(value, name)
 
 
-def _frame(frame: Any) -> Any:
-    """A data frame as an array; columns of several or nullable types of numbers, which make one of objects, as float64.
-
-    Numbers that are missing become NaN.
-    """
-    array = np.asarray(frame)
-    if array.dtype.kind == "O" and all(getattr(dtype, "kind", "O") in "fiub" for dtype in frame.dtypes):
-        return frame.to_numpy(dtype=np.float64, na_value=np.nan)
-    return array
-
-
 def _per_row(value: object, name: str, points: Tensor) -> Tensor:
-    numbers_of_rows = _numbers(value, name).to(points.device)
-    if tuple(numbers_of_rows.shape) != (len(points),):
-        raise BadData(
-            f"{name} must have one number for each row, ({len(points)},). Got {tuple(numbers_of_rows.shape)}."
-        )
-    return numbers_of_rows
+    values = _numbers(value, name).to(points.device)
+    if tuple(values.shape) != (len(points),):
+        raise BadData(f"{name} must have one number for each row, ({len(points)},). Got {tuple(values.shape)}.")
+    return values
 
 
 def _rows(bad: Tensor) -> str:
-    """The first bad rows in words."""
+    """Name the first bad rows in words."""
     indices = bad.nonzero().flatten()
     named = ", ".join(str(int(index)) for index in indices[:NAMED])
     more = f" and {len(indices) - NAMED} more" if len(indices) > NAMED else ""

@@ -1,4 +1,4 @@
-"""Kinds of covariance: how each is stored, estimated and whitened, and how its inverse is distributed."""
+"""Kinds of covariance: their storage, estimation, whitening, and Wishart distributions of their inverses."""
 
 import math
 from abc import ABC, abstractmethod
@@ -31,12 +31,12 @@ class Covariance(ABC):
     """
 
     name: ClassVar[str]
-    matrices: ClassVar[bool]  # whether covariances and factors are kept as matrices (..., D, D), else as numbers
+    matrices: ClassVar[bool]  # whether covariances and factors are stored as matrices (..., D, D), else as variances
     shared: ClassVar[bool] = False  # whether all components have the same covariance
 
     @abstractmethod
     def single_shape(self, dimensions: int) -> tuple[int, ...]:
-        """The shape in which one covariance is kept."""
+        """The shape in which a single covariance is stored."""
 
     @abstractmethod
     def factors(self, covariances: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ class Covariance(ABC):
 
     @abstractmethod
     def from_matrix(self, matrix: Tensor) -> Tensor:
-        """A matrix (D, D) as the kind stores it, (1, *shape) with one component: its diagonal, or the mean of that."""
+        """Convert a matrix (D, D) to the kind's storage (1, *shape) at K = 1: its diagonal, or the diagonal's mean."""
 
     @abstractmethod
     def sweep(self, components: Components, num_data: int) -> Sweep:
-        """What goes over so many rows, chunk by chunk."""
+        """The computation of scores and moments of `num_data` rows, chunk by chunk."""
 
     @abstractmethod
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
@@ -71,23 +71,23 @@ class Covariance(ABC):
 
     @abstractmethod
     def block(self, dimensions: int) -> tuple[int, int]:
-        """(p, copies): a component's precision is made of so many independent Wishart matrices, each p by p."""
+        """(p, copies): a component's precision consists of `copies` independent Wishart matrices, each p by p."""
 
     @abstractmethod
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        """|(x_n - m_k) A_k|^2, apart for independent matrices: (N, D), (K, D), (*shape) -> (N, K, copies)."""
+        """|(x_n - m_k) A_k|^2 by independent matrix: (N, D), (K, D), (*shape) -> (N, K, copies)."""
 
     @abstractmethod
     def floored(self, stored: Tensor, floor: float) -> Tensor:
-        """Covariances with their variances raised by the share `floor`; those that are 0 become the floor."""
+        """Covariances with variances raised by the share `floor`; zero variances become the floor."""
 
     @abstractmethod
     def condition(self, stored: Tensor) -> float:
-        """The largest condition number of stored matrices, each scaled to a unit diagonal: it magnifies rounding."""
+        """The largest condition number of stored matrices, each scaled to a unit diagonal; 1 for variances."""
 
     @abstractmethod
     def identity(self, dimensions: int, like: Tensor) -> Tensor:
-        """The unit covariance, to be added to covariances (R, *shape)."""
+        """The unit covariance, which broadcasts with covariances (R, *shape)."""
 
     @abstractmethod
     def precisions(self, factors: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Covariance(ABC):
         """The sum over covariances of tr(S^-1 M), (R,), from factors and second moments (R, *shape)."""
 
     def shape(self, components: int, dimensions: int) -> tuple[int, ...]:
-        """The shape in which covariances and factors are kept."""
+        """The shape in which covariances and factors are stored."""
         single = self.single_shape(dimensions)
         return single if self.shared else (components, *single)
 
@@ -108,15 +108,15 @@ class Covariance(ABC):
         return size if self.shared else components * size
 
     def multiplicity(self, dimensions: int) -> int:
-        """How many times the stored covariance stands on the diagonal of the whole one (D, D)."""
+        """How many times the stored covariance is repeated on the diagonal of the matrix (D, D)."""
         return 1
 
     def half_log_det(self, factors: Tensor, components: int, dimensions: int) -> Tensor:
-        """log det A_k (R, K), which is minus half the log determinant of the covariance."""
+        """log det A_k = -1/2 log det S_k, (R, K)."""
         return (self.multiplicity(dimensions) * self.log_det(factors) / 2).expand(-1, components)
 
     def log_determinants(self, factors: Tensor, dimensions: int) -> Tensor:
-        """The sum of log det S over the covariances that there are, (R,)."""
+        """The sum of log det S over the stored covariances, (R,)."""
         return -(self.multiplicity(dimensions) * self.log_det(factors)).sum(-1)
 
     def second_moments(self, statistics: Statistics) -> Tensor:
@@ -128,27 +128,27 @@ class Covariance(ABC):
         return scatters
 
     def pooled(self, counts: Tensor) -> Tensor:
-        """Counts (R, K) of rows for each covariance, (R, K) or (R, 1)."""
+        """Counts of rows by covariance, (R, K) or (R, 1), from counts by component (R, K)."""
         return counts.sum(-1, keepdim=True) if self.shared else counts
 
     def gained_degrees(self, counts: Tensor, dimensions: int) -> Tensor:
-        """What counts (R, K) of rows add to the degrees of freedom, (R, K) or (R, 1)."""
+        """The degrees of freedom that counts (R, K) of rows add, (R, K) or (R, 1)."""
         return self.multiplicity(dimensions) * self.pooled(counts)
 
     def divisors(self, counts: Tensor, dimensions: int, added: float = 0.0) -> Tensor:
-        """What second moments (R, *shape) are divided by to be covariances: counts (R, K), with `added` to each one."""
+        """The divisors that turn second moments (R, *shape) into covariances: counts (R, K) plus `added`."""
         return self.broadcast(self.multiplicity(dimensions) * (self.pooled(counts) + added))
 
     def broadcast(self, numbers: Tensor) -> Tensor:
-        """Numbers for each covariance, (R, K) or (R, 1), with the axes that multiply a tensor in the kind's storage."""
+        """Reshape one number per covariance, (R, K) or (R, 1), to broadcast with the kind's storage."""
         return numbers.reshape(*numbers.shape, *(1,) * (len(self.shape(1, 1)) - 1))
 
     def marked(self, chosen: Tensor) -> Tensor:
-        """A mark on components (R, K) as one on covariances (R, *shape); one that is shared is never marked."""
+        """Extend a mask of components (R, K) to covariances (R, *shape); a shared covariance is never chosen."""
         return self.broadcast(torch.zeros_like(chosen[:, :1]) if self.shared else chosen)
 
     def identity_moment(self, dimensions: int, like: Tensor) -> Tensor:
-        """The second moment of unit covariance and count 1, to be added to second moments (R, *shape)."""
+        """The second moment of unit covariance and count 1, which broadcasts with second moments (R, *shape)."""
         return self.multiplicity(dimensions) * self.identity(dimensions, like)
 
 
@@ -218,15 +218,14 @@ class Full(_Matrices):
         return matrix[None, None]
 
     def sweep(self, components: Components, num_data: int) -> Sweep:
-        """Products of coordinates where these suffice, else whitened distances."""
         return matrix_sweep(components, num_data)
 
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
         return outer_products(weights, vectors)
 
     def squares(self, points: Tensor, means: Tensor, factors: Tensor) -> Tensor:
-        ways = [((points - mean) @ factor).square().sum(-1) for mean, factor in zip(means, factors, strict=True)]
-        return torch.stack(ways, -1)[..., None]
+        pairs = zip(means, factors, strict=True)
+        return torch.stack([((points - mean) @ factor).square().sum(-1) for mean, factor in pairs], -1)[..., None]
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ class Tied(_Matrices):
         return matrix[None]
 
     def sweep(self, components: Components, num_data: int) -> Sweep:
-        """Components of unit covariance in whitened coordinates; far apart, as with a matrix for each component."""
+        # In whitened coordinates components have unit covariance; far from the centre each has its own matrix.
         whitened = components.means @ components.factors  # (R, K, D)
         if suffice(whitened.square().sum(-1) + whitened.shape[-1]):
             return SharedSweep(components, whitened, num_data)
@@ -255,7 +254,6 @@ class Tied(_Matrices):
         return MatrixSweep(components._replace(factors=factors), num_data)
 
     def stored(self, scatters: Tensor) -> Tensor:
-        """Added over components, where the sweep has not done so."""
         return scatters.sum(1)
 
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
@@ -320,7 +318,6 @@ class Diagonal(_Variances):
         return matrix.diagonal()[None, None]
 
     def sweep(self, components: Components, num_data: int) -> Sweep:
-        """Squares of coordinates where these suffice, else whitened distances."""
         return scale_sweep(components, num_data)
 
     def outer(self, weights: Tensor, vectors: Tensor) -> Tensor:
@@ -388,7 +385,7 @@ KINDS: dict[str, Covariance] = {kind.name: kind for kind in (Full(), Tied(), Dia
 
 
 def refuse(bad: Tensor) -> None:
-    """Raise for the first covariance that is marked: (R,) for one that is shared, (R, K) for one of each component."""
+    """Raise `NotPositiveDefinite` for the first bad covariance: (R,) for shared ones, (R, K) otherwise."""
     first = bad.nonzero()[0].tolist()
     whose = f"of component {first[1]}" if len(first) > 1 else "that the components share"
     where = f" in restart {first[0]}" if len(bad) > 1 else ""
@@ -403,7 +400,7 @@ def outer_products(weights: Tensor, vectors: Tensor) -> Tensor:
 
 
 def non_negative(moments: Tensor) -> Tensor:
-    """Symmetric matrices (..., D, D), their eigenvalues raised to 1e-14 of the largest: enough for Cholesky."""
+    """Raise the eigenvalues of symmetric matrices (..., D, D) to 1e-14 of the largest: enough for Cholesky."""
     values, vectors = torch.linalg.eigh(moments)
     least = (1e-14 * values[..., -1:]).clamp_min(0.0)
     matrices: Tensor = (vectors * torch.maximum(values, least)[..., None, :]) @ vectors.mT
@@ -411,7 +408,7 @@ def non_negative(moments: Tensor) -> Tensor:
 
 
 def raised(variances: Tensor, floor: float) -> Tensor:
-    """Variances times 1 + floor; those that are 0 become the floor."""
+    """Variances times 1 + floor; zero variances become the floor."""
     return torch.where(variances > 0, variances * (1 + floor), floor)
 
 

@@ -1,11 +1,11 @@
-"""What mixtures share: scikit-learn's verbs, settings as parameters, and how rounds of EM are run."""
+"""The base of mixture estimators: scikit-learn's methods and parameters, and the loop of EM rounds."""
 
 import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -26,31 +26,35 @@ logger = logging.getLogger("posterity")
 COLLINEAR = 1e5  # condition number of correlations from which rounding can be 1e-10 of the bound
 
 
-class Steps(Protocol):
+class Steps(ABC):
     """The E-step, M-step and bound of a mixture on its rows, for all restarts at once."""
 
     @property
     def exact(self) -> bool:
         """Whether both steps maximise the bound, so that it never falls."""
+        return True
 
+    @abstractmethod
     def expectation(self, values: Values, latent: Values) -> Values:
-        """What the M-step needs of q."""
+        """The E-step: the sums over the rows under the responsibilities at these values."""
 
+    @abstractmethod
     def maximisation(self, values: Values, latent: Values) -> Values:
-        """The best values for q."""
+        """The M-step: the values that maximise the bound."""
 
+    @abstractmethod
     def bound(self, values: Values, latent: Values) -> Tensor:
-        """What both raise, (R,)."""
+        """The bound (R,), which both steps raise."""
 
+    @abstractmethod
     def condition(self, values: Values) -> float:
         """The condition number of the matrices in values, which magnifies rounding."""
 
 
 class MixtureEstimator(ABC):
-    """A mixture with scikit-learn's verbs; a subclass fits, scores rows by component, and has the fitted attributes.
+    """A mixture with scikit-learn's methods; a subclass fits, scores rows by component, and has the fitted attributes.
 
-    The constructor keeps its arguments as they are, under their names. Answers are arrays where rows come as arrays,
-    and tensors on the rows' device where they come as tensors; numbers are in float64.
+    Results are arrays where rows are arrays, and tensors on the rows' device where rows are tensors, in float64.
     """
 
     n_components: int
@@ -61,7 +65,8 @@ class MixtureEstimator(ABC):
     init_params: str
     random_state: Any
     warm_start: bool
-    verbose: int
+    verbose: int  # whether a progress bar is shown
+    verbose_interval: int  # for scikit-learn's interface; a bar needs none
     n_features_in_: int
     feature_names_in_: Any
     weights_: Any
@@ -73,7 +78,7 @@ class MixtureEstimator(ABC):
     n_iter_: int
     lower_bound_: float
     lower_bounds_: list[float]
-    _noted: ClassVar[str]  # the column of the trace that lower_bounds_ are: after E-steps or after M-steps
+    _noted: ClassVar[str]  # the column of the trace in lower_bounds_: after E-steps or after M-steps
 
     @abstractmethod
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
@@ -81,7 +86,7 @@ class MixtureEstimator(ABC):
 
     @abstractmethod
     def _scores(self, points: Tensor) -> Tensor:
-        """Of each row and component (N, K), in float64: softmax over components gives their probabilities."""
+        """Scores of each row and component (N, K) in float64, whose softmax over components is their probabilities."""
 
     @abstractmethod
     def _dense_covariances(self) -> Tensor:
@@ -92,9 +97,8 @@ class MixtureEstimator(ABC):
         return self._scores(points)
 
     def _noise(self, components: Tensor, key: Key) -> Tensor:
-        """What `sample` multiplies by roots of the covariances, for rows of these components: (n, D) in float64."""
-        shape = (len(components), self.n_features_in_)
-        return key.normal(shape, torch.float64, components.device)
+        """Draw standard noise (n, D) in float64 for `sample`, for rows of these components (n,)."""
+        return key.normal((len(components), self.n_features_in_), torch.float64, components.device)
 
     def log_joint(self, X: Any) -> Any:
         """log p(x_n, z_n = k) of each row and component, (N, K)."""
@@ -117,14 +121,11 @@ class MixtureEstimator(ABC):
         return given_as(self._scores(self._points(X)).argmax(1), X)
 
     def fit_predict(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Any:
-        """Fit, and the most probable component of each row by the fitted mixture, whatever its label."""
+        """Fit, and return the most probable component of each row by the fitted mixture, whatever its label."""
         return self.fit(X, y, sample_weight=sample_weight, labels=labels).predict(X)
 
     def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
-        """Rows (n, D) drawn from the mixture and their components (n,), in the order of components.
-
-        The same rows come at each call with the same `random_state`.
-        """
+        """Draw rows (n, D) and their components (n,), in the order of components; `random_state` determines them."""
         self._refuse_unfitted()
         positive_whole("n_samples", n_samples)
         key = as_key(self.random_state).fold("sample")
@@ -141,11 +142,11 @@ class MixtureEstimator(ABC):
         return given_as(rows, self.means_), given_as(components, self.means_)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings by name; there are no nested ones, so `deep` changes nothing."""
+        """The settings by name; none is nested, so that `deep` has no effect."""
         return {name: getattr(self, name) for name in self._defaults()}
 
     def set_params(self, **params: Any) -> Self:
-        """Change settings by name, and give the mixture back."""
+        """Change settings by name, and return the mixture."""
         known = self._defaults()
         for name in params:
             if name not in known:
@@ -165,11 +166,11 @@ class MixtureEstimator(ABC):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def __sklearn_is_fitted__(self) -> bool:
-        """For scikit-learn's `check_is_fitted`."""
+        """Whether fit was called, for scikit-learn's `check_is_fitted`."""
         return hasattr(self, "n_features_in_")
 
     def __sklearn_tags__(self) -> Any:
-        """For scikit-learn's pipelines, which alone ask for it."""
+        """The tags that scikit-learn's pipelines read."""
         from sklearn.utils import Tags, TargetTags
 
         return Tags(
@@ -180,13 +181,17 @@ class MixtureEstimator(ABC):
             regressor_tags=None,
         )
 
+    def _keep(self, settings: dict[str, Any]) -> None:
+        """Store the arguments of the constructor, its `locals()`, under their names, as scikit-learn asks."""
+        vars(self).update({name: value for name, value in settings.items() if name != "self"})
+
     @classmethod
     def _defaults(cls) -> dict[str, Any]:
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
         return {parameter.name: parameter.default for parameter in parameters}
 
     def _check_settings(self) -> None:
-        """One-line errors for the settings that all mixtures have."""
+        """Check the settings that all mixtures have."""
         positive_whole("n_components", self.n_components)
         not_negative("tol", self.tol)
         whole("max_iter", self.max_iter)
@@ -200,11 +205,11 @@ class MixtureEstimator(ABC):
         return KINDS[self.covariance_type]
 
     def _run(self, steps: Steps, density: Density, start: Values) -> dict[str, Tensor]:
-        """Rounds from `start` (R, ...) until the bound of each restart changes by at most `tol`, or `max_iter` of them.
+        """Run rounds from `start` (R, ...) until the bound of each restart changes by at most `tol`, or `max_iter`.
 
-        Returns the values of the best restart (1, ...), and notes how the run went. Where matrices are far from
-        singular, a fall of the bound in exact rounds is an error; otherwise rounding explains it, and the rounds are
-        run again without that check, which is logged.
+        Returns the values of the best restart (1, ...), and sets the attributes that describe the run. Where matrices
+        are far from singular, a fall of the bound in exact rounds is an error; otherwise rounding explains it, and the
+        rounds are run again without that check, with a warning in the log.
         """
         name, last = type(self).__name__, deque[Values](maxlen=2)  # values at which the last two bounds were taken
 
@@ -226,11 +231,8 @@ class MixtureEstimator(ABC):
             )
             values = self._rounds(steps, steps.bound, density, start, False)
         if not self.converged_:
-            logger.warning(
-                "%s has not converged after max_iter = %d rounds. Raise max_iter or tol, or try n_init.",
-                name,
-                self.max_iter,
-            )
+            advice = "Raise max_iter or tol, or try n_init."
+            logger.warning("%s has not converged after max_iter = %d rounds. %s", name, self.max_iter, advice)
         return values
 
     def _rounds(
@@ -249,9 +251,9 @@ class MixtureEstimator(ABC):
         )
         q, trace = infer(em, density, None, start=density.unconstrained(start), progress=bool(self.verbose))
         best = int(trace["bound_after_m"][-1].argmax())
-        touching = trace["bound"][:, best].tolist()  # after each E-step
-        still = [index for index in range(1, len(touching)) if abs(touching[index] - touching[index - 1]) <= self.tol]
-        self.n_iter_ = still[0] + 1 if still else len(touching)
+        bounds = trace["bound"][:, best].tolist()  # after each E-step
+        still = [index for index in range(1, len(bounds)) if abs(bounds[index] - bounds[index - 1]) <= self.tol]
+        self.n_iter_ = still[0] + 1 if still else len(bounds)
         self.converged_, self.lower_bounds_ = bool(still), trace[self._noted][: self.n_iter_, best].tolist()
         self.lower_bound_ = self.lower_bounds_[-1]
         return {name: value[None] for name, value in density.constrained(q.start().point()).items()}
@@ -259,9 +261,12 @@ class MixtureEstimator(ABC):
     def _note_mixture(
         self, X: Any, kind: Covariance, centre: Tensor, weights: Tensor, means: Tensor, covariances: Tensor
     ) -> None:
-        """The fitted attributes that all mixtures have, from values (1, ...) with means about the centre."""
+        """Set the fitted attributes that all mixtures have, from values (1, ...) with means about the centre."""
         factors = kind.factors(covariances)
-        self._note_columns(X, len(centre))
+        self.n_features_in_ = len(centre)
+        vars(self).pop("feature_names_in_", None)
+        if (names := _names(X)) is not None:
+            self.feature_names_in_ = names
         self.weights_ = given_as(weights[0], X)
         self.means_ = given_as(means[0] + centre, X)
         self.covariances_ = given_as(covariances[0], X)
@@ -273,17 +278,8 @@ class MixtureEstimator(ABC):
         self._refuse_other_names(X)
         return as_points(X, dimensions=self.n_features_in_)
 
-    def _note_columns(self, X: Any, count: int) -> None:
-        """How many columns the rows of the fit have, and their names where X is a data frame."""
-        self.n_features_in_ = count
-        names = _names(X)
-        if names is not None:
-            self.feature_names_in_ = names
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
-
     def _refuse_other_names(self, X: Any) -> None:
-        """The columns of a data frame must be those of the fit, in their order."""
+        """Raise unless the columns of a data frame are the columns of fit, in their order."""
         wanted, names = getattr(self, "feature_names_in_", None), _names(X)
         if wanted is not None and names is not None and names.tolist() != wanted.tolist():
             raise BadData(
@@ -297,12 +293,12 @@ class MixtureEstimator(ABC):
 
 
 def given_as(tensor: Tensor, like: Any) -> Any:
-    """The tensor where `like` is one, otherwise an array."""
+    """Return the tensor where `like` is a tensor, otherwise an array."""
     return tensor if isinstance(like, Tensor) else tensor.cpu().numpy()
 
 
 def as_parameter(value: Any, like: Tensor | None = None) -> Tensor:
-    """A fitted attribute as a float64 tensor, on the device of `like` where that is given."""
+    """Convert a fitted attribute to a float64 tensor, on the device of `like` if given."""
     tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     return tensor.to(torch.float64) if like is None else tensor.to(like.device, torch.float64)
 

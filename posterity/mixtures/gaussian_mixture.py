@@ -1,4 +1,4 @@
-"""The values at which the restarts of a Gaussian mixture begin, from what is given and from seeds."""
+"""Gaussian mixtures by EM: the estimator and the starts of its restarts."""
 
 from typing import Any, Self
 
@@ -11,19 +11,19 @@ from posterity.mixtures.checks import as_key, as_location, as_mixture_weights, a
 from posterity.mixtures.covariance import Covariance
 from posterity.mixtures.estimator import MixtureEstimator, as_parameter
 from posterity.mixtures.passes import scores
-from posterity.mixtures.rounds import EMPTY, Floor, InverseWishart, Regularisation, Rounds, Tensors, log_normalisers
+from posterity.mixtures.rounds import EMPTY, Floor, InverseWishart, Rounds, Tensors, log_normalisers
 from posterity.mixtures.seeding import nearest, seeds, shared_at_random, spread_of, statistics_of_all
 from posterity.mixtures.sweeps import Components, Rows
 from posterity.numerics.random import Key
 
-NARROW = 1e-14  # the share of the variance of all rows below which a start is no covariance
+NARROW = 1e-14  # the least variance of a start, as a share of the variance of all rows
 
 
 def seeded(rounds: Rounds, components: int, restarts: int, init: str, means: Tensor | None, key: Key) -> Tensors:
-    """Values of the restarts: an M-step when each row belongs to the nearest seed, or to all at random.
+    """Values of the restarts: an M-step with each row assigned to the nearest seed, or to all at random.
 
-    Given means (K, D) relative to the centre are the seeds. Components without rows, or whose rows have no spread and
-    get none by the regularisation, begin with the covariance of all rows.
+    Given means (K, D) relative to the centre are the seeds. Components without rows, or with a singular covariance even
+    after regularisation, begin with the covariance of all rows.
     """
     rows, kind = rounds.rows, rounds.kind
     if init == "random" and means is None:
@@ -47,39 +47,28 @@ def seeded(rounds: Rounds, components: int, restarts: int, init: str, means: Ten
     }
 
 
-def given(values: Tensors, kind: Covariance, rows: Rows, weights: object, precisions: object) -> Tensors:
-    """The values with weights and precisions that were given in the place of theirs."""
-    restarts, components, dimensions = values["means"].shape
-    values = dict(values)
-    if weights is not None:
-        shares = as_mixture_weights(weights, "weights_init", components, rows.points)
-        # A weight of 0 would make a row with that label impossible.
-        values["weights"] = shares.clamp_min(torch.finfo(shares.dtype).tiny).expand(restarts, -1)
-    if precisions is not None:
-        shape = kind.shape(components, dimensions)
-        inverse = inverted(kind, as_start(precisions, "precisions_init", shape, rows.points))
-        values["covariances"] = inverse.expand(restarts, *shape)
-    return values
-
-
 def inverted(kind: Covariance, precisions: Tensor) -> Tensor:
-    """Covariances of precisions that must be symmetric and positive definite, or positive."""
-    if not kind.matrices:
+    """Invert precisions, which must be symmetric and positive definite, or positive."""
+    if kind.matrices:
+        roots, failed = torch.linalg.cholesky_ex(precisions)
+        apart = (precisions - precisions.mT).abs()
+        if bool((failed > 0).any()) or not bool((apart <= 1e-8 * precisions.abs().amax()).all()):
+            raise ValueError(
+                "precisions_init must be symmetric and positive definite matrices. Got one that is not. "
+                "Give the inverses of covariances."
+            )
+        covariances = torch.cholesky_inverse(roots)
+    else:
         if not bool((precisions > 0).all()):
             raise ValueError("precisions_init must be positive. Got a number that is not. Give 1 / variance.")
-        return _finite(precisions.reciprocal())
-    scale = precisions.abs().amax()
-    roots, failed = torch.linalg.cholesky_ex(precisions)
-    if bool((failed > 0).any()) or not bool(((precisions - precisions.mT).abs() <= 1e-8 * scale).all()):
-        raise ValueError(
-            "precisions_init must be symmetric and positive definite matrices. Got one that is not. "
-            "Give the inverses of covariances."
-        )
-    return _finite(torch.cholesky_inverse(roots))
+        covariances = precisions.reciprocal()
+    if not bool(torch.isfinite(covariances).all()):
+        raise ValueError("precisions_init must have finite inverses. Got one that is too close to 0.")
+    return covariances
 
 
 def refuse_constant_columns(rows: Rows) -> None:
-    """A one-line error where columns have no variance, for fits without regularisation."""
+    """Raise where columns have no variance, for fits without regularisation."""
     points = rows.points if rows.weights is None else rows.points[rows.weights > 0]
     same = (points.amin(0) == points.amax(0)).nonzero().flatten().tolist()
     if same:
@@ -89,14 +78,8 @@ def refuse_constant_columns(rows: Rows) -> None:
         )
 
 
-def _finite(covariances: Tensor) -> Tensor:
-    if not bool(torch.isfinite(covariances).all()):
-        raise ValueError("precisions_init must have finite inverses. Got one that is too close to 0.")
-    return covariances
-
-
 def _unusable(kind: Covariance, covariances: Tensor, whole: Tensor) -> Tensor:
-    """Which covariances are not positive beside that of all rows: (R, K), or (R,) of one that is shared."""
+    """A mask of the covariances that are singular relative to the covariance of all rows: (R, K), or (R,) if shared."""
     if not kind.matrices:
         good = covariances > NARROW * whole
         return ~good if good.dim() == 2 else ~good.all(-1)
@@ -110,7 +93,7 @@ def _unusable(kind: Covariance, covariances: Tensor, whole: Tensor) -> Tensor:
 
 
 class GaussianMixture(MixtureEstimator):
-    """A mixture of Gaussians with scikit-learn's settings, verbs and attributes: change one import.
+    """A mixture of Gaussians with scikit-learn's settings, methods and attributes: change one import.
 
     **Math**: p(x) = sum_k weights_k N(x; means_k, S_k). EM: r_nk is proportional to weights_k N(x_n; means_k, S_k);
     then weights_k = N_k / N, means_k = sum_n r_nk x_n / N_k and S_k = sum_n r_nk (x_n - means_k)(x_n - means_k)^T / N_k
@@ -122,11 +105,11 @@ class GaussianMixture(MixtureEstimator):
 
     `n_init` restarts run together, in one pass over the rows for each round, and the best is kept. Each begins with
     every row at its nearest seed: by `init_params` "kmeans", "k-means++" or "random_from_data" (or `means_init`), or
-    with "random" responsibilities. With more than 32768 rows seeds are looked for among some of them. `random_state` is
-    a whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
+    with "random" responsibilities. With more than 32768 rows a random subset provides the seeds. `random_state` is a
+    whole number, a numpy generator or a `Key`; None is 0, so that fits repeat.
 
     Rows are (N, D), or (N,) for one dimension; arrays give arrays, tensors give tensors on their device. Parameters,
-    sums and answers are in float64, whatever the rows are.
+    sums and results are float64, whatever the dtype of the rows.
 
     **Limit**: a local maximum. With a floor the bound may fall by O(`reg_covar`); with an `InverseWishart` a round that
     lowers it is an error, unless a covariance is so close to singular that rounding explains it. A component with less
@@ -152,7 +135,11 @@ class GaussianMixture(MixtureEstimator):
     """
 
     _noted = "bound"
-    _fitted_kind: Covariance  # which the attributes are of, whatever covariance_type has become since
+    reg_covar: float | InverseWishart
+    weights_init: Any
+    means_init: Any
+    precisions_init: Any
+    _fitted_kind: Covariance  # of the last fit, since when covariance_type may have changed
 
     def __init__(
         self,
@@ -172,25 +159,13 @@ class GaussianMixture(MixtureEstimator):
         verbose: int = 0,
         verbose_interval: int = 10,
     ) -> None:
-        self.n_components = n_components
-        self.covariance_type = covariance_type
-        self.tol = tol
-        self.reg_covar = reg_covar
-        self.max_iter = max_iter
-        self.n_init = n_init
-        self.init_params = init_params
-        self.weights_init = weights_init
-        self.means_init = means_init
-        self.precisions_init = precisions_init
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.verbose = verbose  # a bar of progress
-        self.verbose_interval = verbose_interval  # scikit-learn's; the bar needs none
+        self._keep(locals())
 
     def fit(self, X: Any, y: Any = None, *, sample_weight: Any = None, labels: Any = None) -> Self:
         """Fit to rows X (N, D) or (N,), with weights (N,) and labels (N,) that are -1 where unknown; y is not used."""
         self._check_settings()
-        kind, regularisation, key = self._kind(), self._regularisation(), as_key(self.random_state)
+        kind, key = self._kind(), as_key(self.random_state)
+        regularisation = self.reg_covar if isinstance(self.reg_covar, InverseWishart) else Floor(self.reg_covar)
         rows = as_rows(X, sample_weight, labels, self.n_components)
         refuse_few_rows(rows.points, rows.weights, self.n_components)
         if isinstance(regularisation, Floor) and regularisation.variance == 0:
@@ -205,32 +180,37 @@ class GaussianMixture(MixtureEstimator):
         return self
 
     def bic(self, X: Any) -> float:
-        """Bayesian information criterion on rows X: less is better."""
+        """Bayesian information criterion on rows X; lower is better."""
         points = self._points(X)
         return -2 * self.score(X) * len(points) + self._num_parameters() * float(np.log(len(points)))
 
     def aic(self, X: Any) -> float:
-        """Akaike information criterion on rows X: less is better."""
+        """Akaike information criterion on rows X; lower is better."""
         return -2 * self.score(X) * len(self._points(X)) + 2 * self._num_parameters()
 
-    def _regularisation(self) -> Regularisation:
-        return self.reg_covar if isinstance(self.reg_covar, InverseWishart) else Floor(self.reg_covar)
-
     def _start(self, rounds: Rounds, key: Key) -> Tensors:
-        """Values of the restarts: where the last fit ended, or as given, or by seeds."""
+        """Values of the restarts: the result of the last fit, or the given values, or seeds."""
         rows, kind = rounds.rows, rounds.kind
         if self.warm_start and self.__sklearn_is_fitted__():
             return self._last_values(rows, kind)
-        shape = (self.n_components, rows.points.shape[1])
-        means = None
+        components, dimensions, means = self.n_components, rows.points.shape[1], None
         if self.means_init is not None:
+            shape = (components, dimensions)
             means = as_location(self.means_init, "means_init", shape, rows.points) - rows.centre
+        restarts = self.n_init if means is None else 1
         if means is None or self.weights_init is None or self.precisions_init is None:
-            restarts = self.n_init if means is None else 1
-            values = seeded(rounds, self.n_components, restarts, self.init_params, means, key.fold("seeds"))
+            values = seeded(rounds, components, restarts, self.init_params, means, key.fold("seeds"))
         else:
             values = {"means": means[None]}
-        return given(values, kind, rows, self.weights_init, self.precisions_init)
+        if self.weights_init is not None:
+            weights = as_mixture_weights(self.weights_init, "weights_init", components, rows.points)
+            # A weight of 0 would make a row with that label impossible.
+            values["weights"] = weights.clamp_min(torch.finfo(weights.dtype).tiny).expand(restarts, -1)
+        if self.precisions_init is not None:
+            stored = kind.shape(components, dimensions)
+            covariances = inverted(kind, as_start(self.precisions_init, "precisions_init", stored, rows.points))
+            values["covariances"] = covariances.expand(restarts, *stored)
+        return values
 
     def _last_values(self, rows: Rows, kind: Covariance) -> Tensors:
         if kind != self._fitted_kind:
@@ -268,4 +248,4 @@ class GaussianMixture(MixtureEstimator):
 
     def _num_parameters(self) -> int:
         components, dimensions = self.means_.shape
-        return int(self._fitted_kind.num_parameters(components, dimensions) + components * dimensions + components - 1)
+        return int(self._fitted_kind.num_parameters(components, dimensions) + components * (dimensions + 1) - 1)

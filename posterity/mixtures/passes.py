@@ -1,4 +1,4 @@
-"""Passes over the rows of a mixture, chunk by chunk: the sums of an EM round, and what is asked about each row."""
+"""Passes over the rows of a mixture, chunk by chunk: the sums of an EM round, and scores of each row."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,7 @@ from posterity.mixtures.sweeps import WORK, Components, Rows, Statistics, Sweep,
 
 @torch.no_grad()
 def statistics(rows: Rows, kind: Covariance, components: Components) -> Statistics:
-    """The sums over all rows that an M-step and a bound need, in one pass.
-
-    Takes the rows, the kind of covariance and R mixtures of it; gives `Statistics` about the means given.
-    """
+    """Sum over all rows in one pass, for an M-step and a bound, under R mixtures and about their means."""
     restarts, count = components.offsets.shape
     counts = torch.zeros_like(components.offsets)
     tops, logs, negentropies = counts.new_zeros(3, restarts)
@@ -50,9 +47,9 @@ def statistics(rows: Rows, kind: Covariance, components: Components) -> Statisti
 
 @torch.no_grad()
 def scores(rows: Rows, kind: Covariance, components: Components) -> Tensor:
-    """The scores (R, N, K) of all rows in float64; labels and weights play no part.
+    """The scores (R, N, K) of all rows, without labels and weights.
 
-    Their differences say which component a row has: in float32 those of a row far from all would be lost.
+    They are float64: for a row far from all components float32 would lose their differences.
     """
     restarts, count = components.offsets.shape
     result = components.offsets.new_empty(restarts, len(rows.points), count)
@@ -84,15 +81,11 @@ def log_densities(rows: Rows, kind: Covariance, components: Components) -> Tenso
 
 @torch.no_grad()
 def score_chunks(rows: Rows, kind: Covariance, components: Components) -> Iterator[tuple[slice, Tensor]]:
-    """The scores of the rows in float64, a piece after another: which rows, and their scores (R, K, n).
-
-    These are overwritten by those of the next piece, and may be by the caller.
-    """
+    """Yield slices of the rows with their scores (R, K, n) in float64, which the next slice overwrites."""
     yield from _chunks(rows, kind.sweep(components, len(rows.points)), components)
 
 
 def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[slice, Tensor]]:
-    """Each piece of the rows with its scores (R, K, n)."""
     points = rows.points.detach()
     for start in range(0, len(points), sweep.rows):
         piece = slice(start, min(start + sweep.rows, len(points)))
@@ -100,6 +93,6 @@ def _chunks(rows: Rows, sweep: Sweep, components: Components) -> Iterator[tuple[
 
 
 def excluded(labels: Tensor, components: int) -> Tensor:
-    """Which components (K, n) the labels rule out."""
+    """A mask of the components (K, n) that the labels rule out."""
     each = torch.arange(components, device=labels.device)[:, None]
     return (labels >= 0) & (labels != each)

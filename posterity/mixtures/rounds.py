@@ -13,29 +13,31 @@ from torch import Tensor
 from posterity.errors import positive
 from posterity.mixtures.checks import not_negative
 from posterity.mixtures.covariance import Covariance, non_negative
+from posterity.mixtures.estimator import Steps
 from posterity.mixtures.passes import log_densities, statistics
 from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.model.density import Density
 
 
 class Regularisation(ABC):
-    """Covariances from second moments, and what the objective loses by them."""
+    """Estimates covariances from second moments, with a penalty on the log-likelihood."""
 
     exact: ClassVar[bool]  # whether the M-step maximises the objective, so that the objective never falls
 
     @property
     @abstractmethod
     def positive(self) -> bool:
-        """Whether covariances are positive definite whatever the second moments are."""
+        """Whether covariances are positive definite for all second moments."""
 
     @abstractmethod
     def covariances(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
         """Covariances (R, *shape) from second moments (R, *shape) about the means and counts (R, K)."""
 
     def estimated(self, kind: Covariance, moments: Tensor, counts: Tensor, dimensions: int) -> Tensor:
-        """The same where rounding has left second moments below zero: those are mended if the result shall be positive.
+        """As `covariances`, for second moments that rounding may have made indefinite.
 
-        Sums about means far away lose digits in the difference to those about the new ones.
+        They are differences of sums about the old means and about the new ones, which lose digits where these are far
+        apart. Negative eigenvalues are raised where `positive` promises a positive definite result.
         """
         if not kind.matrices:
             return self.covariances(kind, moments.clamp_min(0.0), counts, dimensions)
@@ -49,7 +51,7 @@ class Regularisation(ABC):
 
     @abstractmethod
     def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
-        """What is taken from the log-likelihood, in nats (R,), from whitening factors (R, *shape)."""
+        """The penalty on the log-likelihood in nats (R,), from whitening factors (R, *shape)."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Floor(Regularisation):
     """
 
     variance: float = 1e-6
-    exact: ClassVar[bool] = False  # even 0 has no limit to the digits lost on the way to a collapse
+    exact: ClassVar[bool] = False  # at 0, too: a collapse loses any number of digits
 
     def __post_init__(self) -> None:
         not_negative("reg_covar", self.variance, ", or an InverseWishart")
@@ -91,15 +93,15 @@ class Floor(Regularisation):
 
 @dataclass(frozen=True)
 class InverseWishart(Regularisation):
-    """An inverse-Wishart prior on covariances, at whose mode they are put: the objective never falls.
+    """An inverse-Wishart prior on covariances, which are estimated by their mode: the objective never falls.
 
     **Math**: S_k = (N_k S_k^ML + eps I) / (N_k + nu) with eps = `scale` and nu = `degrees` maximises the log-likelihood
     less 1/2 sum_k [nu log det S_k + eps tr S_k^-1], which is the logarithm of an inverse-Wishart density with scale
     matrix eps I and nu - D - 1 degrees of freedom. A tied covariance has one such term, a diagonal or spherical one the
-    term of the matrix that it stands for.
+    term of its matrix (D, D).
 
-    **Limit**: eps is in squared units of the data, weighed against the scatter of all rows of a component, where a
-    floor is weighed against a variance. An empty component has the covariance eps / nu I.
+    **Limit**: eps is in squared units of the data and adds to the scatter of all rows of a component, where a floor
+    adds to a variance. An empty component has the covariance eps / nu I.
 
     **Cost**: none.
 
@@ -130,16 +132,15 @@ class InverseWishart(Regularisation):
         return moments / kind.divisors(counts, dimensions, self.degrees)
 
     def penalty(self, kind: Covariance, factors: Tensor, dimensions: int) -> Tensor:
-        """1/2 sum [nu log det S + eps tr S^-1] over the matrices."""
         traces = kind.quadratic(factors, kind.identity_moment(dimensions, factors))
         return (self.degrees * kind.log_determinants(factors, dimensions) + self.scale * traces) / 2
 
 
-SIZES = (1.0, 0.1)  # of covariances, over the mean one
+SIZES = (1.0, 0.1)  # candidate covariances of re-seeded components, relative to the mean covariance
 
 
 def worst_rows(rows: Rows, kind: Covariance, components: Components, count: int) -> Tensor | None:
-    """The `count` rows of lowest density, relative to the centre, (R, count, D); None where every row has a label."""
+    """The `count` rows of lowest density, relative to the centre, (R, count, D); None where too few have no label."""
     logs = log_densities(rows, kind, components)  # (R, N)
     free = torch.ones(len(rows.points), dtype=torch.bool, device=logs.device)
     if rows.labels is not None:
@@ -155,58 +156,49 @@ def worst_rows(rows: Rows, kind: Covariance, components: Components, count: int)
 def proposals(
     kind: Covariance, values: dict[str, Tensor], empty: Tensor, points: Tensor, num_data: int
 ) -> list[dict[str, Tensor]]:
-    """The values with empty components (R, K) at the points (R, E, D), the worst first.
+    """Candidate values with empty components (R, K) moved to the points (R, E, D), in order.
 
-    Weight and covariance of such a component come in several sizes: its share among all or that of one row; the mean
-    covariance of the others or a tenth of it.
+    The weight of such a component is 1 / K or that of one row, its covariance the mean of the others or a tenth of it.
     """
     count = values["weights"].shape[-1]
     rank = (empty.cumsum(-1) - 1).clamp_min(0)  # (R, K): the first empty component takes the worst row
-    there = points.gather(1, rank[..., None].expand_as(values["means"]))
-    means = torch.where(empty[..., None], there, values["means"])
+    means = torch.where(empty[..., None], points.gather(1, rank[..., None].expand_as(values["means"])), values["means"])
     shares = torch.where(empty, 0.0, values["weights"])
     shares = shares / shares.sum(-1, keepdim=True)
+    choices = [values["covariances"]]
+    if not kind.shared:
+        mean = (kind.broadcast(shares) * choices[0]).sum(1, keepdim=True)
+        if kind.matrices:  # rounding may make a sum of nearly singular matrices indefinite
+            mean = non_negative(mean)
+        choices = [torch.where(kind.marked(empty), size * mean, choices[0]) for size in SIZES]
     candidates = []
     for weight in (1 / count, min(1 / count, 1 / num_data)):
         left = 1 - weight * empty.sum(-1, keepdim=True).to(shares)
-        own = torch.where(empty, weight, shares * left)
-        for covariances in _sizes(kind, values["covariances"], shares, empty):
-            candidates.append({"weights": own, "means": means, "covariances": covariances})
+        weights = torch.where(empty, weight, shares * left)
+        candidates += [{"weights": weights, "means": means, "covariances": covariances} for covariances in choices]
     return candidates
-
-
-def _sizes(kind: Covariance, covariances: Tensor, shares: Tensor, empty: Tensor) -> list[Tensor]:
-    """The covariances where those of empty components are the mean one, or a part of it; shared ones as they are."""
-    if kind.shared:
-        return [covariances]
-    mean = (kind.broadcast(shares) * covariances).sum(1, keepdim=True)
-    if kind.matrices:  # a sum of matrices close to singular may be rounded to one that is not positive
-        mean = non_negative(mean)
-    return [torch.where(kind.marked(empty), size * mean, covariances) for size in SIZES]
 
 
 Values = Mapping[str, Tensor]  # weights, means and covariances
 Tensors = dict[str, Tensor]
 
 EMPTY = 1e-8  # the share of all rows below which a component is empty
-# The mean squared distance of rows from the means before an M-step, in the covariances after it, at which moments about
-# the means after it have lost so many digits that a bound made of them is off by 1e-12. Passes allow sums about the
-# centre to lose ten times as much.
+# The mean squared distance of rows from the means before an M-step, in the covariances after it, at which rounding of
+# the moments about the means after it changes the bound by 1e-12. Passes tolerate ten times as much about the centre.
 FAR = 5000.0
 NAMES = ("weights", "means", "covariances")
 
 
 @dataclass(frozen=True, eq=False)
-class Rounds:
+class Rounds(Steps):
     """Rounds of EM on given rows: values are weights (R, K), means (R, K, D) about `rows.centre`, and covariances.
 
-    The objective is the log-likelihood less the penalty of the regularisation, for each unit of row weight. q is kept
-    as its sums over the rows, with the values that it was made at.
+    The objective is the log-likelihood less the penalty of the regularisation, for each unit of row weight. q is stored
+    as its sums over the rows, with the values of its E-step.
 
-    A component with less than 1e-8 of all rows is empty: it keeps mean and covariance, and is offered a new place at
-    the row that the mixture explains worst, with several weights. The best of them is taken if it raises the objective,
-    so that re-seeding lowers no bound. In such a round the bound after the M-step is the objective itself; so it is
-    after a start so far from the rows that sums about its means lose digits.
+    A component with less than 1e-8 of all rows is empty: it keeps mean and covariance, or moves to the row of lowest
+    density, with the best of several weights and covariances, if that raises the objective. In such a round the bound
+    after the M-step is the objective itself, as it is where rows are so far from the means that sums lose digits.
     """
 
     rows: Rows
@@ -220,7 +212,7 @@ class Rounds:
         return float(len(self.rows.points)) if weights is None else float(weights.sum())
 
     def density(self, components: int) -> Density:
-        """The problem: the objective times the sum of the row weights, by the names of the values."""
+        """The density to maximise: the objective times the sum of the row weights, by the names of the values."""
         dimensions = self.rows.points.shape[1]
         shapes = {"weights": (components,), "means": (components, dimensions)}
         return Density(
@@ -233,27 +225,23 @@ class Rounds:
 
     @property
     def exact(self) -> bool:
-        """Whether the M-step maximises the objective: as the regularisation says."""
         return self.regularisation.exact
 
     def condition(self, values: Values) -> float:
-        """The condition number of the matrices, which magnifies rounding."""
         return self.kind.condition(values["covariances"])
 
     def components(self, values: Values) -> Components:
-        """The values as a pass over the rows takes them."""
+        """The components of a pass over the rows, from the values."""
         factors = self.kind.factors(values["covariances"])
         offsets = log_normalisers(self.kind, factors, *values["means"].shape[1:]) + values["weights"].log()
         return Components(offsets, values["means"], factors)
 
     def expectation(self, values: Values, latent: Values) -> Tensors:
-        """The sums over the rows under the responsibilities at these values."""
         components = self.components(values)
         sums = statistics(self.rows, self.kind, components)
         return {**sums._asdict(), **{name: values[name] for name in NAMES}, "factors": components.factors}
 
     def maximisation(self, values: Values, latent: Values) -> Tensors:
-        """The values that maximise the bound; with empty components, those with new places if they are better."""
         sums = Statistics(*(latent[name] for name in Statistics._fields))
         empty = self.empty(latent)  # (R, K)
         sums = sums._replace(shifts=torch.where(empty[..., None], 0.0, sums.shifts))
@@ -267,14 +255,14 @@ class Rounds:
         return self._reseeded(moved, empty) if bool(empty.any()) else moved
 
     def bound(self, values: Values, latent: Values) -> Tensor:
-        """The objective where q was made at these values, otherwise that less KL(q || posterior); (R,)."""
+        """The objective less KL(q || posterior), (R,); the KL is 0 where q is from an E-step at these values."""
         if all(torch.equal(values[name], latent[name]) for name in NAMES):
             return self._penalised(latent["log_likelihood"], latent["factors"], values)
         sums = Statistics(*(latent[name] for name in Statistics._fields))
         factors = self.kind.factors(values["covariances"])
         if bool((self.empty(latent).any(-1) | self._lost(sums, latent, factors)).any()):
             return self.objective(values)
-        # About the means of `values`, which need not be those of the M-step.
+        # About the means of `values`, which may differ from the means of the M-step.
         beside = sums._replace(
             shifts=values["means"] - latent["means"] - sums.shifts, scatters=torch.zeros_like(sums.scatters)
         )
@@ -291,14 +279,14 @@ class Rounds:
         return self._penalised(log_likelihood, components.factors, values)
 
     def empty(self, latent: Values) -> Tensor:
-        """Which components have almost no rows, (R, K)."""
+        """A mask of the components with almost no rows, (R, K)."""
         return latent["counts"] < EMPTY * latent["counts"].sum(-1, keepdim=True)
 
     def _lost(self, sums: Statistics, latent: Values, factors: Tensor) -> Tensor:
-        """Whether moments about the means after the M-step, in covariances with these factors, have lost digits, (R,).
+        """Whether moments about the means after the M-step, relative to these covariances, lose digits, (R,).
 
-        They are differences of sums about the means before it; and those, of sums about the centre, unless components
-        were narrow beside their distance from it.
+        They are differences of sums about the means before it, which are differences of sums about the centre, unless
+        components were narrow relative to their distance from it.
         """
         placed = sums._replace(shifts=latent["means"], scatters=torch.zeros_like(sums.scatters))
         away = sums.scatters - self.kind.second_moments(placed)  # about the centre, all but exactly
@@ -311,7 +299,7 @@ class Rounds:
         return (log_likelihood - penalty) / self.total
 
     def _reseeded(self, moved: Tensors, empty: Tensor) -> Tensors:
-        """The values where empty components have the best of the new places, in the restarts that gain by it."""
+        """Move empty components to the best of the proposals, in the restarts whose objective rises by it."""
         restarts = empty.any(-1).nonzero().squeeze(-1)
         held = {name: value[restarts] for name, value in moved.items()}
         points = worst_rows(self.rows, self.kind, self.components(held), int(empty.sum(-1).max()))

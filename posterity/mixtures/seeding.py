@@ -1,4 +1,4 @@
-"""Where the restarts of a mixture begin: k-means++, k-means, rows at random, random responsibilities."""
+"""Starts of the restarts of a mixture: k-means++, k-means, random rows, random responsibilities."""
 
 import math
 
@@ -11,34 +11,43 @@ from posterity.mixtures.sweeps import Components, Rows, Statistics
 from posterity.numerics.random import Key
 
 INITS = ("kmeans", "k-means++", "random", "random_from_data")
-SUBSET = 1 << 15  # rows among which seeds are looked for
-LLOYD = 30  # rounds of k-means at most
-SETTLED = 1e-3  # the share of the spread of the rows that no centre may move by in the last of them
-SHARPNESS = 1e4  # the distance of seeds over the width at which assignments of rows to seeds are sharp
-SAME = 1e-12  # the share of the spread of the rows within which two seeds are one
+SUBSET = 1 << 15  # the largest number of rows from which seeds are chosen
+LLOYD = 30  # the largest number of rounds of k-means
+SETTLED = 1e-3  # k-means ends when no centre moves by more than this share of the spread of the rows
+SHARPNESS = 1e4  # the distance of seeds over their width at which assignments of rows to seeds are sharp
+SAME = 1e-12  # the share of the spread of the rows within which two seeds coincide
 
 
 def seeds(rows: Rows, components: int, restarts: int, init: str, key: Key) -> Tensor:
     """Centres (R, K, D) relative to `rows.centre` by "kmeans", "k-means++" or "random_from_data".
 
-    They are looked for among 32768 rows chosen at random where there are more. A component with labelled rows begins at
-    their mean; row weights count as copies of the row.
+    Of more than 32768 rows a random subset of that size is used. A component with labelled rows begins at their mean;
+    row weights count as copies of the row.
     """
     few = _subset(rows, key.fold("subset"))
     known, centres = _labelled(rows, components)  # (K,), (K, D)
     points = few.points.to(torch.float64) - few.centre  # (n, D)
     weights = torch.ones_like(points[:, 0]) if few.weights is None else few.weights
-    if init == "random_from_data":
-        drawn = _any_rows(points, weights, components, restarts, key.fold("rows"))
+    if init == "random_from_data":  # K different rows by weight: the first arrivals of clocks at rates of the weights
+        uniform = key.fold("rows").uniform((restarts, len(points)), torch.float64, points.device)
+        drawn = points[(-torch.log1p(-uniform) / weights).topk(components, largest=False).indices]
         return torch.where(known[:, None], centres, drawn)
     centres = _plus_plus(points, weights, known, centres.expand(restarts, -1, -1).clone(), key.fold("rows"))
-    return _lloyd(few, centres) if init == "kmeans" else centres
+    if init != "kmeans":
+        return centres
+    spread = spread_of(few)
+    for _ in range(LLOYD):
+        shifts = nearest(few, Spherical(), centres, spread).shifts
+        centres = centres + shifts
+        if not float(shifts.abs().max()) > SETTLED * spread:
+            break
+    return centres
 
 
 def nearest(rows: Rows, kind: Covariance, centres: Tensor, spread: float) -> Statistics:
-    """Sums over all rows when each belongs to the nearest of the centres (R, K, D), or to its label; ties are shared.
+    """Sums over all rows, each assigned to the nearest of the centres (R, K, D), or to its label; ties are shared.
 
-    `spread` is that of all rows: seeds much closer than that are one.
+    Seeds much closer than `spread`, the spread of all rows, coincide.
     """
     return statistics(rows, kind, _sharp(kind, centres, spread))
 
@@ -50,7 +59,7 @@ def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: in
     counts = torch.zeros_like(centre[..., 0])
     for begin in range(0, len(rows.points), sweep.rows):
         piece = slice(begin, begin + sweep.rows)
-        sweep.scores(rows.points[piece], rows.centre)  # it notes the rows whose moments it adds
+        sweep.scores(rows.points[piece], rows.centre)  # sets the rows whose moments `add` adds
         shape = (restarts, components, len(rows.points[piece]))
         shares = key.fold(begin).uniform(shape, torch.float64, centre.device)
         if rows.labels is not None:
@@ -67,21 +76,20 @@ def shared_at_random(rows: Rows, kind: Covariance, components: int, restarts: in
 
 
 def _subset(rows: Rows, key: Key) -> Rows:
-    """The rows, or some of them drawn with replacement where there are many."""
+    """The rows, or `SUBSET` of them drawn with replacement where there are more."""
     count = len(rows.points)
     if count <= SUBSET:
         return rows
-    weights = rows.weights
-    if weights is None:
+    if rows.weights is None:
         chosen = (key.uniform((SUBSET,), torch.float64, rows.points.device) * count).long()
     else:
-        chosen = _drawn(weights[None].expand(1, -1), SUBSET, key)[0]
+        chosen = _drawn(rows.weights[None], SUBSET, key)[0]
     labels = None if rows.labels is None else rows.labels[chosen]
     return Rows(rows.points[chosen], None, labels, rows.centre)
 
 
 def _labelled(rows: Rows, components: int) -> tuple[Tensor, Tensor]:
-    """Which components have labelled rows (K,), and the means of those (K, D) relative to the centre."""
+    """A mask of the components with labelled rows (K,), and the means of these (K, D) relative to the centre."""
     dimensions, device = rows.points.shape[1], rows.points.device
     zeros = torch.zeros(1, components, dimensions, dtype=torch.float64, device=device)
     if rows.labels is None:
@@ -93,7 +101,7 @@ def _labelled(rows: Rows, components: int) -> tuple[Tensor, Tensor]:
 
 
 def _plus_plus(points: Tensor, weights: Tensor, known: Tensor, centres: Tensor, key: Key) -> Tensor:
-    """Greedy k-means++: of a few rows drawn by squared distance from the seeds so far, the one that leaves least."""
+    """Greedy k-means++: draw a few rows by squared distance from the seeds, take the best for the remaining sum."""
     restarts, components, _ = centres.shape
     trials = 2 + int(math.log(components))
     nearest_square = points.new_full((restarts, len(points)), torch.inf)
@@ -110,26 +118,10 @@ def _plus_plus(points: Tensor, weights: Tensor, known: Tensor, centres: Tensor, 
     return centres
 
 
-def _any_rows(points: Tensor, weights: Tensor, components: int, restarts: int, key: Key) -> Tensor:
-    """K different rows for each restart, by weight: the first arrivals of clocks that run at the weights."""
-    clocks = -torch.log1p(-key.uniform((restarts, len(points)), torch.float64, points.device)) / weights
-    return points[clocks.topk(components, largest=False).indices]
-
-
-def _lloyd(rows: Rows, centres: Tensor) -> Tensor:
-    spread = spread_of(rows)
-    for _ in range(LLOYD):
-        shifts = nearest(rows, Spherical(), centres, spread).shifts
-        centres = centres + shifts
-        if not float(shifts.abs().max()) > SETTLED * spread:
-            break
-    return centres
-
-
 def _sharp(kind: Covariance, centres: Tensor, spread: float) -> Components:
     """Components at the centres, so narrow that a row belongs to the nearest alone.
 
-    The width follows from the closest two centres: beside one far row, the spread of all may be wider than clusters.
+    The closest two centres set the width: with a single distant row, the spread of all may be wider than clusters.
     """
     restarts, components, dimensions = centres.shape
     apart = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")  # (R, K, K)
@@ -140,7 +132,7 @@ def _sharp(kind: Covariance, centres: Tensor, spread: float) -> Components:
 
 
 def statistics_of_all(rows: Rows, kind: Covariance) -> Statistics:
-    """Sums over all rows about their centre, as of one component, whatever their labels."""
+    """Sums over all rows about their centre, as a single component, whatever their labels."""
     dimensions = rows.points.shape[1]
     zeros = torch.zeros(1, 1, dimensions, dtype=torch.float64, device=rows.points.device)
     unit = kind.identity(dimensions, zeros).expand(1, *kind.shape(1, dimensions)).contiguous()
@@ -148,7 +140,7 @@ def statistics_of_all(rows: Rows, kind: Covariance) -> Statistics:
 
 
 def spread_of(rows: Rows) -> float:
-    """The root mean square distance of the rows from their centre, by weight; 1 where they all lie there."""
+    """The root mean square distance of the rows from their centre, by weight; 1 where all rows are equal."""
     sums = statistics_of_all(rows, Spherical())
     return float((sums.scatters / sums.counts).sqrt()) or 1.0
 
@@ -162,7 +154,7 @@ def _squares(points: Tensor, centres: Tensor) -> Tensor:
 
 
 def _drawn(chances: Tensor, count: int, key: Key) -> Tensor:
-    """Places (R, count) drawn with chances (R, n), which need not sum to 1."""
+    """Draw indices (R, count) with chances (R, n), which need not sum to 1."""
     sums = chances.cumsum(-1)
     numbers = key.uniform((len(chances), count), torch.float64, chances.device) * sums[:, -1:]
     return torch.searchsorted(sums, numbers, right=True).clamp_max(chances.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""What goes into a pass over the rows of a mixture, and what comes out."""
+"""Rows, components and sums of a pass over the rows of a mixture, and the work on one chunk of rows."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-WORK: Final = torch.float64  # the number type of all that a pass computes; float32 rows are cast chunk by chunk
+WORK: Final = torch.float64  # the dtype of all that a pass computes; float32 rows are cast chunk by chunk
 
 # Bytes that a pass works on at a time. On a CPU they should stay in the caches; on a GPU few large kernels win.
 CPU_BYTES = 1 << 21
@@ -17,7 +17,7 @@ GPU_BYTES = 1 << 28
 
 
 class Rows(NamedTuple):
-    """Points with their weights and known components; `centre` is what the means of components are relative to.
+    """Points with their weights and known components; means of components are relative to `centre`.
 
     Takes points (N, D) in float32 or float64, which are never copied whole; weights (N,) or None for ones; labels (N,)
     of whole numbers, -1 where the component is unknown, or None; centre (D,) in float64. `rows_of` chooses a centre.
@@ -51,15 +51,12 @@ class Statistics(NamedTuple):
 
 
 def rows_of(points: Tensor, weights: Tensor | None = None, labels: Tensor | None = None) -> Rows:
-    """The rows, centred at the mean of the points: takes points (N, D), weights (N,) and labels (N,)."""
+    """Make rows of points (N, D), weights (N,) and labels (N,), centred at the mean of the points."""
     return Rows(points, weights, labels, points.detach().mean(0).to(torch.float64))
 
 
 def chunk_rows(numbers: int, offsets: Tensor, num_data: int) -> int:
-    """How many rows to take at a time, where each needs this many numbers and the softmax of its scores.
-
-    Takes the components' offsets (R, K).
-    """
+    """The number of rows in a chunk, where each needs `numbers` and the softmax of its scores; offsets are (R, K)."""
     restarts, components = offsets.shape
     numbers += restarts * (2 * components + 3)  # scores, shares; three sums over components
     budget = CPU_BYTES if offsets.device.type == "cpu" else GPU_BYTES
@@ -72,9 +69,9 @@ def taken(workspace: Tensor, *shape: int) -> Tensor:
 
 
 class Sweep(ABC):
-    """What a pass does with one chunk of rows after another, for M = R K components, in float64."""
+    """Scores and moments of one chunk of rows after another, for M = R K components, in float64."""
 
-    rows: int  # at most that many at a time
+    rows: int  # the largest number of rows in a chunk
 
     @abstractmethod
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
@@ -86,31 +83,34 @@ class Sweep(ABC):
 
     @abstractmethod
     def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """What was added: sum w (x - mean) (R, K, D), and sum w (x - mean)(x - mean)^T (R, K, D, D) or its
-        diagonal (R, K, D). Takes the sums of the weights (R, K).
+        """The sums, from the sums of the weights (R, K): sum w (x - mean) (R, K, D), and sum w (x - mean)(x - mean)^T
+        (R, K, D, D) or its diagonal (R, K, D).
         """
 
 
-class ScaleSweep(Sweep):
-    """Distances over scales, their squares, and the weighted sums of both; one scale for a component and dimension.
-
-    Rows are the last axis everywhere: sums over components and dimensions then run along contiguous memory.
-    """
+class _Whitened(Sweep):
+    """Whitened coordinates of every component, with rows as the last axis: sums run along contiguous memory."""
 
     def __init__(self, components: Components, num_data: int) -> None:
-        """Takes components with factors (R, K, D)."""
         offsets, means, self.factors = components
         self.shape = means.shape
         count, dimensions = offsets.numel(), means.shape[2]
         self.offsets = offsets.reshape(count, 1)
-        self.means, self.scales = means.reshape(count, dimensions, 1), self.factors.reshape(count, dimensions, 1)
         self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
         self.workspace = means.new_empty(2 * count * dimensions * self.rows)
         self.centred = means.new_empty(dimensions * self.rows)
-        self.first, self.second = (torch.zeros_like(self.means[..., 0]) for _ in range(2))
+        self.first = means.new_zeros(count, dimensions)
+
+
+class ScaleSweep(_Whitened):
+    """Distances over scales, their squares, and the weighted sums of both; factors are (R, K, D)."""
+
+    def __init__(self, components: Components, num_data: int) -> None:
+        super().__init__(components, num_data)
+        self.means, self.scales = (tensor.reshape(*self.first.shape, 1) for tensor in components[1:])
+        self.second = torch.zeros_like(self.first)
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """Squares of whitened coordinates, added over the dimensions."""
         self.z, self.squares = taken(self.workspace, 2, *self.first.shape, len(points))
         torch.sub(centred(points, centre, self.centred), self.means, out=self.z)
         self.z *= self.scales
@@ -127,25 +127,16 @@ class ScaleSweep(Sweep):
         return self.first.view(self.shape) / self.factors, self.second.view(self.shape) / self.factors.square()
 
 
-class MatrixSweep(Sweep):
-    """Whitened coordinates of all components by one product, and moments in those coordinates."""
+class MatrixSweep(_Whitened):
+    """Whitened coordinates by one product (M D, D) (D, n), and moments in them; factors are (R, K, D, D)."""
 
     def __init__(self, components: Components, num_data: int) -> None:
-        """Takes components with factors (R, K, D, D)."""
-        offsets, means, self.factors = components
-        self.shape = means.shape
-        count, dimensions = offsets.numel(), means.shape[2]
-        self.offsets = offsets.reshape(count, 1)
-        self.whitening = self.factors.mT.reshape(count * dimensions, dimensions)
-        self.bias = -(means[..., None, :] @ self.factors).reshape(count * dimensions, 1)
-        self.rows = chunk_rows((2 * count + 1) * dimensions, offsets, num_data)
-        self.workspace = means.new_empty(2 * count * dimensions * self.rows)
-        self.centred = means.new_empty(dimensions * self.rows)
-        self.first = means.new_zeros(count, dimensions)
-        self.second = means.new_zeros(count, dimensions, dimensions)
+        super().__init__(components, num_data)
+        self.whitening = self.factors.mT.reshape(-1, self.shape[2])
+        self.bias = -(components.means[..., None, :] @ self.factors).reshape(-1, 1)
+        self.second = self.first.new_zeros(*self.first.shape, self.shape[2])
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """One product (M D, D) (D, n), then squares added over the dimensions."""
         self.z, self.scaled = taken(self.workspace, 2, *self.first.shape, len(points))
         rows = centred(points, centre, self.centred)
         torch.addmm(self.bias, self.whitening, rows, out=self.z.view(len(self.bias), -1))
@@ -153,35 +144,36 @@ class MatrixSweep(Sweep):
         return torch.add(self.offsets, self.scaled.sum(1), alpha=-0.5)
 
     def add(self, weights: Tensor) -> None:
-        """Products of the whitened rows with themselves, weighted, by component."""
         torch.mul(self.z, weights[:, None], out=self.scaled)
         self.first += self.scaled.sum(2)
         self.second.baddbmm_(self.scaled, self.z.mT)
 
     def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The moments taken back by A^-1: (R, K, D) and (R, K, D, D)."""
-        first = self.first.view(*self.shape[:2], 1, -1)
-        second = self.second.view(*self.shape, -1)
-        first = torch.linalg.solve_triangular(self.factors, first, upper=True, left=False)[..., 0, :]
-        second = torch.linalg.solve_triangular(self.factors, second, upper=True, left=False)
-        second = torch.linalg.solve_triangular(self.factors, second.mT, upper=True, left=False)
+        first = unwhitened(self.first.view(*self.shape[:2], 1, -1), self.factors)[..., 0, :]
+        second = unwhitened(unwhitened(self.second.view(*self.shape, -1), self.factors).mT, self.factors)
         return first, (second + second.mT) / 2
 
 
+def unwhitened(whitened: Tensor, factors: Tensor) -> Tensor:
+    """Rows x (..., n, D) of the whitened coordinates z = x A."""
+    rows: Tensor = torch.linalg.solve_triangular(factors, whitened, upper=True, left=False)
+    return rows
+
+
 def centred(points: Tensor, centre: Tensor, workspace: Tensor) -> Tensor:
-    """Points (n, D) less the centre, one dimension after the other (D, n), at the beginning of the workspace (W,)."""
+    """Points (n, D) less the centre, transposed to (D, n), at the beginning of the workspace (W,)."""
     return torch.sub(points.mT, centre[:, None], out=taken(workspace, points.shape[1], len(points)))
 
 
-# What products may lose: the error of a score, and of a covariance relative to itself, in a component's own directions.
+# The tolerated rounding error of products: of a score, and of a covariance relative to itself.
 TOLERATED = 1e-11
 
 
 def suffice(sizes: Tensor) -> bool:
-    """Whether products lose no digits that count, where `sizes` (R, K) is what they add up to a small number from.
+    """Whether products of coordinates are accurate enough, from the sums (R, K) of the sizes of their terms.
 
-    That is sum_ij |P_ij| s_i s_j with the precision P of a component and s_i^2 = E x_i^2 about the centre: large for a
-    component many standard deviations from the centre (1e-11 allows about 200), and for strong correlations.
+    These are sum_ij |P_ij| s_i s_j with the precision P of a component and s_i^2 = E x_i^2 about the centre: large for
+    a component many standard deviations from the centre (1e-11 allows about 200), and for strong correlations.
     """
     return bool(sizes.amax() * torch.finfo(WORK).eps <= TOLERATED)
 
@@ -189,29 +181,22 @@ def suffice(sizes: Tensor) -> bool:
 class MomentSweep(Sweep):
     """Two products a chunk: coefficients times features are scores, weights times features are sums.
 
-    The features are x_i x_{i + s}, indices going round, and x_i. A precision matrix needs the shifts s = 0 .. D // 2, a
-    diagonal one s = 0 alone.
-    All products come from one multiplication of the rows with a sliding view of themselves.
+    The features are x_i x_{i + s}, with indices modulo D, and x_i. A precision matrix needs the shifts s = 0 .. D // 2,
+    a diagonal one s = 0 alone. One multiplication of the rows with a sliding view of themselves makes all products.
+    Takes `pulls`, precision times mean (R, K, D), precisions by shift (R, K, S, D), and `restore`, which turns entries
+    by shift into the scatters of the kind.
     """
 
     def __init__(
-        self,
-        components: Components,
-        pulls: Tensor,
-        precisions: Tensor,
-        restore: Callable[[Tensor], Tensor],
-        num_data: int,
+        self, components: Components, pulls: Tensor, precisions: Tensor, restore: Callable[..., Tensor], num_data: int
     ) -> None:
-        """Takes `pulls`, precision times mean (R, K, D), precisions by shift (R, K, S, D), and what turns entries by
-        shift into the scatters of the kind.
-        """
         restarts, count, shifts, dimensions = precisions.shape
         offsets, means, _ = components
         self.means, self.restore = means, restore
         numbers = (shifts + 1) * dimensions + shifts - 1
         self.rows = chunk_rows(numbers, offsets, num_data)
         self.shape = (restarts, count, shifts + 1, dimensions)
-        # An even number of dimensions meets each pair twice at the last shift; x_i^2 is there once for half of P_ii.
+        # The score has half of P_ii x_i^2, and for even D the last shift has each pair of coordinates twice.
         shares = torch.ones(shifts, 1, dtype=WORK, device=means.device)
         shares[0] = 0.5
         if shifts > 1 and dimensions % 2 == 0:
@@ -233,7 +218,7 @@ class MomentSweep(Sweep):
         return torch.addmm(self.offsets, self.coefficients, self.features, out=self.current)
 
     def _resize(self, size: int) -> None:
-        """Views of the workspace for chunks of this size: products, rows, and the first of these once more."""
+        """Make views of the workspace for chunks of this size: products, rows, and the first rows again."""
         _, _, blocks, dimensions = self.shape
         shifts, used = blocks - 1, blocks * dimensions
         table = taken(self.workspace, used + shifts - 1, size)
@@ -255,30 +240,6 @@ class MomentSweep(Sweep):
         return away, self.restore(second - by_shift(self.means, first, shifts) - by_shift(away, self.means, shifts))
 
 
-def matrix_moments(components: Components, num_data: int) -> MomentSweep | None:
-    """The quick sweep for factors (R, K, D, D); None where it would lose digits."""
-    _, means, factors = components
-    precisions = factors @ factors.mT
-    identity = torch.eye(factors.shape[-1], dtype=WORK, device=factors.device)
-    variances = torch.linalg.solve_triangular(factors, identity, upper=True).square().sum(-2)
-    scales = (means.square() + variances).sqrt()
-    if not suffice(((precisions.abs() @ scales[..., None])[..., 0] * scales).sum(-1)):
-        return None
-    pulls = (precisions @ means[..., None])[..., 0]
-    return MomentSweep(components, pulls, shifted(precisions), unshifted, num_data)
-
-
-def scale_moments(components: Components, num_data: int) -> MomentSweep | None:
-    """The quick sweep for factors (R, K, D); None where it would lose digits."""
-    _, means, factors = components
-    if not suffice((means * factors).square().sum(-1) + means.shape[-1]):
-        return None
-    precisions = factors.square()
-    return MomentSweep(
-        components, precisions * means, precisions[..., None, :], lambda entries: entries[..., 0, :], num_data
-    )
-
-
 def by_shift(left: Tensor, right: Tensor, shifts: int) -> Tensor:
     """left_i right_{i + s} (..., S, D) of two vectors (..., D)."""
     around = torch.cat([right, right[..., : shifts - 1]], -1)
@@ -286,14 +247,14 @@ def by_shift(left: Tensor, right: Tensor, shifts: int) -> Tensor:
 
 
 def shifted(matrices: Tensor) -> Tensor:
-    """A symmetric matrix (..., D, D) by shifts (..., D // 2 + 1, D): its entries (i, i + s), indices going round."""
+    """Entries (i, i + s), indices modulo D, of symmetric matrices (..., D, D) by shift s: (..., D // 2 + 1, D)."""
     dimensions = matrices.shape[-1]
     entries = matrices.flatten(-2).index_select(-1, _indices(dimensions, matrices.device)[0])
     return entries.view(*matrices.shape[:-2], -1, dimensions)
 
 
 def unshifted(entries: Tensor) -> Tensor:
-    """The symmetric matrix (..., D, D) that has these entries by shift."""
+    """Symmetric matrices (..., D, D) from their entries by shift, the inverse of `shifted`."""
     dimensions = entries.shape[-1]
     matrices = entries.flatten(-2).index_select(-1, _indices(dimensions, entries.device)[1])
     return matrices.view(*entries.shape[:-2], dimensions, dimensions)
@@ -301,35 +262,47 @@ def unshifted(entries: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _indices(dimensions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where in a matrix the entries by shift are, and where among these (of D // 2 + 1 by D) those of a matrix are."""
-    here = torch.arange(dimensions, device=device)
-    steps = torch.arange(dimensions // 2 + 1, device=device)[:, None]
-    apart = (here - here[:, None]) % dimensions  # (D, D), of column from row
-    near = torch.where(here > here[:, None], 2 * apart <= dimensions, 2 * apart < dimensions)  # each pair in one place
-    back = torch.where(near, apart * dimensions + here[:, None], (dimensions - apart) * dimensions + here)
-    return (here * dimensions + (here + steps) % dimensions).flatten(), back.flatten()
+    """Flat indices in a matrix of the entries by shift, and among these (D // 2 + 1, D) of the entries of a matrix."""
+    columns = torch.arange(dimensions, device=device)
+    rows, steps = columns[:, None], torch.arange(dimensions // 2 + 1, device=device)[:, None]
+    shift = (columns - rows) % dimensions  # (D, D)
+    near = torch.where(columns > rows, 2 * shift <= dimensions, 2 * shift < dimensions)  # each pair has one entry
+    entries = torch.where(near, shift * dimensions + rows, (dimensions - shift) * dimensions + columns)
+    return (columns * dimensions + (columns + steps) % dimensions).flatten(), entries.flatten()
 
 
 def matrix_sweep(components: Components, num_data: int) -> Sweep:
-    """What goes over the rows for factors (R, K, D, D)."""
-    # All components share the products of coordinates; making these for a few takes longer than whitening, as measured.
-    shared = 4 * components.offsets.numel() >= min(components.means.shape[-1], 32)
-    return (matrix_moments(components, num_data) if shared else None) or MatrixSweep(components, num_data)
+    """Choose the sweep for factors (R, K, D, D): products of coordinates where accurate, otherwise whitening."""
+    offsets, means, factors = components
+    # All components share the products of coordinates; for few components whitening is faster, as measured.
+    if 4 * offsets.numel() >= min(means.shape[-1], 32):
+        precisions = factors @ factors.mT
+        identity = torch.eye(factors.shape[-1], dtype=WORK, device=factors.device)
+        variances = torch.linalg.solve_triangular(factors, identity, upper=True).square().sum(-2)
+        scales = (means.square() + variances).sqrt()
+        if suffice(((precisions.abs() @ scales[..., None])[..., 0] * scales).sum(-1)):
+            pulls = (precisions @ means[..., None])[..., 0]
+            return MomentSweep(components, pulls, shifted(precisions), unshifted, num_data)
+    return MatrixSweep(components, num_data)
 
 
 def scale_sweep(components: Components, num_data: int) -> Sweep:
-    """What goes over the rows for factors (R, K, D)."""
-    return scale_moments(components, num_data) or ScaleSweep(components, num_data)
+    """Choose the sweep for factors (R, K, D): squares of coordinates where accurate, otherwise whitening."""
+    _, means, factors = components
+    if not suffice((means * factors).square().sum(-1) + means.shape[-1]):
+        return ScaleSweep(components, num_data)
+    precisions = factors.square()
+    return MomentSweep(components, precisions * means, precisions[..., None, :], lambda rows: rows[..., 0, :], num_data)
 
 
 class SharedSweep(Sweep):
     """Coordinates whitened once for all components: scores are linear in them but for a term that all share.
 
-    Scatters need the products of the rows with themselves, weighted by row, and nothing else for each component.
+    Scatters need the products of the rows with themselves, weighted by row, and nothing else for each component. Takes
+    components with factors (R, D, D), and means in whitened coordinates (R, K, D).
     """
 
     def __init__(self, components: Components, whitened_means: Tensor, num_data: int) -> None:
-        """Takes components with factors (R, D, D), and means in whitened coordinates (R, K, D)."""
         offsets, _, self.factors = components
         restarts, count, dimensions = whitened_means.shape
         self.means = whitened_means
@@ -343,7 +316,6 @@ class SharedSweep(Sweep):
         self.second = torch.zeros_like(self.factors)
 
     def scores(self, points: Tensor, centre: Tensor) -> Tensor:
-        """Whitened rows times whitened means, less half the squares of the rows."""
         (size, dimensions), (restarts, count, _) = points.shape, self.means.shape
         self.z, self.scaled = taken(self.workspace, 2, restarts, dimensions, size)
         rows = centred(points, centre, self.centred)
@@ -355,21 +327,14 @@ class SharedSweep(Sweep):
         return scores.flatten(0, 1)
 
     def add(self, weights: Tensor) -> None:
-        """Weighted sums by component, and products weighted by the row."""
         weights = weights.view(*self.means.shape[:2], -1)
         self.first.baddbmm_(weights, self.z.mT)
         torch.mul(self.z, weights.sum(1, keepdim=True), out=self.scaled)
         self.second.baddbmm_(self.scaled, self.z.mT)
 
     def sums(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums moved to the means and taken back by A^-1; scatters (R, 1, D, D) of all components together."""
         away = self.first - counts[..., None] * self.means
         second = self.second - self.means.mT @ self.first - away.mT @ self.means
-        scatters = back(back(second, self.factors).mT, self.factors)[:, None]
-        return back(away, self.factors), (scatters + scatters.mT) / 2
-
-
-def back(whitened: Tensor, factors: Tensor) -> Tensor:
-    """Rows of whitened coordinates (R, n, D) in those of the points, x A = z."""
-    rows: Tensor = torch.linalg.solve_triangular(factors, whitened, upper=True, left=False)
-    return rows
+        # Scatters (R, 1, D, D) of all components together.
+        scatters = unwhitened(unwhitened(second, self.factors).mT, self.factors)[:, None]
+        return unwhitened(away, self.factors), (scatters + scatters.mT) / 2

@@ -1,4 +1,4 @@
-"""Smaller networks without dead units: `unit_uses` finds who sees a unit, `passages` what lies between, `pruning` cuts.
+"""Removal of dead units: `unit_uses` finds the layers that use a unit, `passages` the operations between them.
 
 The penalties that kill units are in `penalties`.
 """

@@ -1,12 +1,13 @@
-"""What may stand between a unit and its use, by a symbolic trace."""
+"""Operations between a unit and the layers that use it, from a symbolic trace."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -15,27 +16,28 @@ from posterity.model.batch import Inputs, map_inputs, named_tensors
 
 
 def traced(module: nn.Module) -> fx.Graph:
-    """The operations of a module in evaluation mode; a TypeError where its code cannot be followed."""
-    there = set(vars(module))
+    """Trace the operations of a module in evaluation mode; raise a TypeError where its code cannot be traced."""
+    before = set(vars(module))
     try:
         graph = fx.Tracer().trace(module)
-    except Exception as error:  # the user's code runs on stand-ins for tensors, and may fail in any way
+    except Exception as error:  # the user's code runs on proxies for tensors, and may fail in any way
         raise TypeError(
             f"pruned: the forward code of {type(module).__name__} cannot be traced: {str(error).splitlines()[0]} "
             "Code that decides by the values or shapes of its inputs has no fixed layers. Prune a part that has, "
             "such as an nn.Sequential."
         ) from error
-    # Tensors that the code makes are put into the module by the trace, and are none of its own.
+    # The trace stores tensors that the code makes as attributes of the module: they move into the graph.
+    made = vars(module).keys() - before
     for node in graph.nodes:
-        if node.op == "get_attr" and str(node.target) in vars(module).keys() - there:
+        if node.op == "get_attr" and str(node.target) in made:
             node.meta["made"] = getattr(module, str(node.target))
-    for name in vars(module).keys() - there:
+    for name in made:
         delattr(module, name)
     return graph
 
 
 def note_ranks(module: nn.Module, graph: fx.Graph, inputs: Inputs) -> None:
-    """Write how many axes every tensor has, as `inputs` make it, into the nodes' `meta` ("rank")."""
+    """Run the graph on `inputs`, and store the number of axes of every tensor in its node's `meta` ("rank")."""
     if isinstance(inputs, dict):
         names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         given = tuple(inputs[name] for name in names if name in inputs)
@@ -55,10 +57,9 @@ def note_ranks(module: nn.Module, graph: fx.Graph, inputs: Inputs) -> None:
 
 
 class _Ranks(fx.Interpreter):
-    """Runs a graph, and notes how many axes its tensors have."""
+    """Runs a graph, and stores the number of axes of its tensors."""
 
     def run_node(self, n: fx.Node) -> Any:
-        """As ever; a tensor that the code had made comes from where the trace has put it."""
         result = n.meta["made"] if "made" in n.meta else super().run_node(n)
         if isinstance(result, Tensor):
             n.meta["rank"] = result.dim()
@@ -66,10 +67,10 @@ class _Ranks(fx.Interpreter):
 
 
 def check_same_code(before: fx.Graph, after: fx.Graph, name: str) -> None:
-    """A TypeError where the code of a module, traced again, does something else with its layers."""
-    one, other = (_operations(graph) for graph in (before, after))
-    changed = [str(node) for node, mine, its in zip(before.nodes, one, other, strict=False) if mine != its]
-    if changed or len(one) != len(other):
+    """Raise a TypeError where the code of a module, traced again, has other operations."""
+    old, new = _operations(before), _operations(after)
+    changed = [str(node) for node, was, now in zip(before.nodes, old, new, strict=False) if was != now]
+    if changed or len(old) != len(new):
         raise TypeError(
             f"pruned: the forward code of {name} uses the sizes of its layers (in {', '.join(changed[:3]) or 'all'}), "
             "and would compute another function with fewer units. Keep such numbers in attributes of the module, as "
@@ -78,11 +79,11 @@ def check_same_code(before: fx.Graph, after: fx.Graph, name: str) -> None:
 
 
 def _operations(graph: fx.Graph) -> list[tuple[Any, ...]]:
-    """What each node does, for comparison."""
+    """The operation of each node, for comparison."""
     number = {node: index for index, node in enumerate(graph.nodes)}
 
     def plain(value: Any) -> Any:
-        return repr(fx.node.map_arg(value, lambda node: f"%{number[node]}"))
+        return repr(map_arg(value, lambda node: f"%{number[node]}"))
 
     return [
         (node.op, "a tensor" if "made" in node.meta else node.target, plain(node.args), plain(node.kwargs))
@@ -93,7 +94,7 @@ def _operations(graph: fx.Graph) -> list[tuple[Any, ...]]:
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}  # with their axes of space
+NORMS = {nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}  # with their number of spatial axes
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _ENTRYWISE = (
     *(nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
@@ -111,7 +112,7 @@ _AUGMENTED: set[Any] = {operator.mul, operator.add, operator.sub, operator.trued
 _DROPOUT_FUNCTIONS: set[Any] = {
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 }
-# Pooling by its axes of space: on a tensor with others it takes the units for positions, or rows for units.
+# Pooling by its number of spatial axes: with another number it would pool over units, or take rows for units.
 _MAXIMA: dict[Any, int] = {
     **{nn.MaxPool1d: 1, nn.AdaptiveMaxPool1d: 1, nn.AdaptiveAvgPool1d: 1},
     **{nn.MaxPool2d: 2, nn.AdaptiveMaxPool2d: 2, nn.AdaptiveAvgPool2d: 2},
@@ -131,13 +132,13 @@ _RESHAPES: set[Any] = {torch.reshape, "reshape", "view"}
 
 @dataclass(frozen=True)
 class Constants:
-    """What units (C,) give that do not depend on the inputs: `known` says which these are, and `values` what."""
+    """Outputs of units (C,) that do not depend on the inputs: `values`, where the mask `known` is true."""
 
     values: Tensor
     known: Tensor
 
     def through(self, function: Callable[[Tensor], Tensor]) -> "Constants":
-        """After a function of each number by itself."""
+        """Apply an entrywise function to the values."""
         values = function(self.values.clone())
         return Constants(values, self.known & torch.isfinite(values))
 
@@ -146,12 +147,12 @@ Passage = Callable[[Constants], Constants]
 
 
 def space(layer: nn.Module) -> int:
-    """How many axes of positions stand behind the units of a layer: those of a convolution."""
+    """The number of spatial axes of a layer's outputs, 0 for a linear layer."""
     return 0 if isinstance(layer, nn.Linear) else len(layer.kernel_size)  # type: ignore[arg-type]
 
 
 def flattens(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether a node puts the positions of each channel side by side."""
+    """Whether a node flattens all axes behind the first."""
     if isinstance(module, nn.Flatten):
         return module.start_dim == 1 and module.end_dim == -1
     if (node.op, node.target) in (("call_function", torch.flatten), ("call_method", "flatten")):
@@ -169,7 +170,7 @@ def reshaped_rows(node: fx.Node) -> fx.Node | None:
 
 
 def num_rows_of(node: fx.Node) -> fx.Node | None:
-    """The tensor whose first size a node is: x.size(0), x.shape[0] or x.size()[0]."""
+    """The tensor x of a node that is x.size(0), x.shape[0] or x.size()[0]."""
     if node.op == "call_method" and node.target == "size":
         return node.all_input_nodes[0] if [*node.args[1:], *node.kwargs.values()] == [0] else None
     if node.target is operator.getitem and node.args[1] == 0 and isinstance(node.args[0], fx.Node):
@@ -178,7 +179,7 @@ def num_rows_of(node: fx.Node) -> fx.Node | None:
 
 
 def reads_rows(node: fx.Node) -> bool:
-    """Whether a node takes nothing from a tensor but its first size, which is not that of the units."""
+    """Whether a node uses the first size of a tensor only, which is not the number of units."""
     if _gives_shape(node):
         return all(num_rows_of(user) is not None for user in node.users)
     return num_rows_of(node) is not None
@@ -191,9 +192,9 @@ def _gives_shape(node: fx.Node) -> bool:
 
 
 def over_space(node: fx.Node, axes: int, rank: int | None) -> bool | None:
-    """Whether a mean or largest value over all positions of each unit keeps their axes; None where it is none.
+    """Whether a mean or maximum over all positions of each unit keeps the spatial axes; None for other operations.
 
-    `axes` is how many there are, `rank` that of the tensor, where known: else it is one of rows.
+    `axes` is the number of spatial axes, `rank` the number of all axes, None for a batch (N, units, *positions).
     """
     if node.op not in ("call_function", "call_method") or node.target not in _OVER_AXES or not axes:
         return None
@@ -206,14 +207,14 @@ def over_space(node: fx.Node, axes: int, rank: int | None) -> bool | None:
 
 
 def averages_space(node: fx.Node) -> bool:
-    """Whether a node is a mean or largest value over the last axes of a batch (N, channels, *positions)."""
+    """Whether a node is a mean or maximum over the spatial axes of a batch (N, channels, *positions)."""
     return any(over_space(node, axes, None) is not None for axes in set(NORMS.values()))
 
 
 def passage_of(node: fx.Node, module: nn.Module | None, axes: int) -> Passage | None:
-    """What an operation that keeps units apart does to constants; None where it is none.
+    """The effect on constants of an operation that keeps units apart; None for other operations.
 
-    `axes` is how many axes of positions stand behind the units: pooling over others would mix them.
+    `axes` is the number of spatial axes: pooling over other axes would mix units.
     """
     kind: Any = node.target if module is None else type(module)
     if module is None and node.op not in ("call_function", "call_method"):
@@ -227,12 +228,21 @@ def passage_of(node: fx.Node, module: nn.Module | None, axes: int) -> Passage | 
     if axes and _AVERAGES.get(kind) == axes:
         given = dict(zip(_AVERAGE_SETTINGS, node.args[2:], strict=False)) | node.kwargs
         return _averaging(given if module is None else vars(module))
-    known = kind in (_ENTRYWISE_METHODS if node.op == "call_method" else _ENTRYWISE_FUNCTIONS)
-    return (lambda constants: constants.through(lambda values: _called(node, values))) if known else None
+    if kind not in (_ENTRYWISE_METHODS if node.op == "call_method" else _ENTRYWISE_FUNCTIONS):
+        return None
+
+    def called(values: Tensor) -> Tensor:
+        function: Any = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+        arguments: Any = map_arg(node.args, lambda _: values)
+        settings: Any = map_arg(node.kwargs, lambda _: values)
+        result: Tensor = function(*arguments, **settings)
+        return result
+
+    return lambda constants: constants.through(called)
 
 
 def keeps_rows(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether a node leaves the one tensor that it is given its first axis, and, but for flattening, all axes."""
+    """Whether a node has a single input and keeps its first axis and, unless it flattens, the number of axes."""
     if len(node.all_input_nodes) != 1:
         return False
     if flattens(node, module) or isinstance(module, (*LAYERS, *NORMS)):
@@ -241,33 +251,24 @@ def keeps_rows(node: fx.Node, module: nn.Module | None) -> bool:
 
 
 def may_write(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether an operation may work in place; of h * 2 and h *= 2 a trace makes the same."""
+    """Whether an operation may work in place: a trace does not distinguish h * 2 from h *= 2."""
     given = (*node.args, *node.kwargs.values())
     return bool(getattr(module, "inplace", False)) or node.target in _AUGMENTED or any(value is True for value in given)
 
 
 def may_give_itself(node: fx.Node, module: nn.Module | None) -> bool:
-    """Whether an operation may give the tensor that it was given, or a view of it."""
+    """Whether an operation may return its input, or a view of it."""
     aliases = node.target == "contiguous" or node.target in _DROPOUT_FUNCTIONS
     return isinstance(module, (nn.Identity, *_DROPOUTS)) or aliases
 
 
-def _called(node: fx.Node, values: Tensor) -> Tensor:
-    """The operation of a node on other values."""
-    arguments: Sequence[Any] = fx.node.map_arg(node.args, lambda _: values)
-    settings: dict[str, Any] = fx.node.map_arg(node.kwargs, lambda _: values)
-    function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
-    result: Tensor = function(*arguments, **settings)
-    return result
-
-
 def as_they_are(constants: Constants) -> Constants:
-    """What pooling and dropout do to constants."""
+    """The identity, for pooling and dropout."""
     return constants
 
 
 def _averaging(settings: Mapping[str, Any]) -> Passage:
-    """Windows that reach beyond the edge average in zeros: only zero stays what it is."""
+    """Average pooling: windows beyond the edge include zeros, and keep no constant but zero."""
     whole = set(_numbers(settings.get("padding", 0))) == {0} and not settings.get("ceil_mode", False)
     if whole and settings.get("divisor_override") is None:
         return as_they_are
@@ -279,7 +280,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
 
 
 def through_norm(norm: _BatchNorm) -> Passage:
-    """Batch norm by its running statistics; a scale of zero makes every unit a constant."""
+    """Batch norm by its running statistics; a unit with a scale of zero is constant."""
 
     def passage(constants: Constants) -> Constants:
         assert norm.running_mean is not None

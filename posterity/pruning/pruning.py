@@ -1,7 +1,8 @@
-"""Removal of units that do nothing: a smaller module that computes the same function."""
+"""Removal of units without effect: a smaller module that computes the same function."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,10 @@ from posterity.pruning.unit_uses import Units, Use, hidden_units, input_layers
 
 @dataclass(frozen=True)
 class Pruned:
-    """A smaller `module`, with what is left: by layer, units (before, after), and all weights (before, after).
+    """A smaller `module`, its units (before, after) by layer, and its number of weights (before, after).
 
-    `stay` says of hidden layers that were left alone, why; `assumes_batches` that the module is smaller in a way that
-    is right for inputs (N, features) or (N, channels, *positions) only, as no inputs were given that would tell.
+    `stay` has the reasons why hidden layers were left alone; `assumes_batches` says that the removal is right for
+    inputs (N, features) or (N, channels, *positions) only, since no inputs were given.
     """
 
     module: nn.Module
@@ -38,7 +39,7 @@ class Pruned:
 
 
 def pruned(module: nn.Module, inputs: Inputs | None = None) -> Pruned:
-    """The module without the hidden units that do nothing, in evaluation mode; the one given is left as it is.
+    """Copy a module without the hidden units that have no effect in evaluation mode.
 
     A unit (of a linear layer, or a channel of a convolution) goes where all its outgoing weights are exactly zero, or
     where all its incoming weights are, or its batch-norm scale: it is constant then, and what it adds to the next layer
@@ -91,7 +92,7 @@ def pruned(module: nn.Module, inputs: Inputs | None = None) -> Pruned:
 
 
 def dead_units(module: nn.Module, inputs: Inputs | None = None) -> dict[str, int]:
-    """How many units of each hidden layer `pruned` would remove, given the same.
+    """The number of units of each hidden layer that `pruned` would remove with the same arguments.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     >>> _ = net[0].weight.data[:2].zero_()
@@ -102,7 +103,7 @@ def dead_units(module: nn.Module, inputs: Inputs | None = None) -> dict[str, int
 
 
 def unused_inputs(module: nn.Module) -> Tensor:
-    """Which inputs no weight sees, bool (features,), or (channels,) for convolutions: `pruned` keeps them.
+    """A mask of the inputs that no weight uses, (features,), or (channels,) for convolutions: `pruned` keeps them.
 
     >>> net = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1))
     >>> _ = net[0].weight.data[:, 1].zero_()
@@ -115,11 +116,15 @@ def unused_inputs(module: nn.Module) -> Tensor:
             f"unused_inputs: the inputs of {type(module).__name__} must go into linear layers or convolutions of one "
             "size, entry by entry. Something else sees them, or there are several."
         )
-    return ~torch.stack([_seen(layer) for layer in layers]).any(0)
+    seen = []
+    for layer in layers:
+        parts = (layer.weight.detach() != 0).chunk(getattr(layer, "groups", 1))  # (out, in, *kernel) each
+        seen.append(torch.cat([part.transpose(0, 1).flatten(1).any(1) for part in parts]))
+    return ~torch.stack(seen).any(0)
 
 
 def _prepared(owner: str, module: nn.Module) -> nn.Module:
-    """The module itself, under torch.compile too, if its weights have shapes."""
+    """Check the module and unwrap it from torch.compile."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"{owner}: must be given a module, such as q.module() of a Point. Got {shown(module)}.")
     plain = uncompiled(module)
@@ -127,24 +132,22 @@ def _prepared(owner: str, module: nn.Module) -> nn.Module:
     return plain
 
 
-def _seen(layer: Layer) -> Tensor:
-    """Which inputs of a layer have a weight, (inputs,)."""
-    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
-    parts = (layer.weight.detach() != 0).chunk(groups)  # (out, in, *kernel) each
-    return torch.cat([part.transpose(0, 1).flatten(1).any(1) for part in parts])
-
-
 def _prune(units: Units) -> bool:
-    """Remove what can be from the outputs of one layer; whether anything was."""
+    """Remove units without effect from the outputs of a layer; return whether any was removed."""
     count = units.layer.weight.shape[0]
     if count == 1:
         return False
     idle = (units.layer.weight.reshape(count, -1) == 0).all(1)
     bias = units.layer.bias
     start = Constants(units.layer.weight.new_zeros(count) if bias is None else bias.detach(), idle)
-    arriving = [_arriving(use, start) for use in units.uses]
+    arriving = [reduce(lambda constants, passage: passage(constants), use.passages, start) for use in units.uses]
     unseen = torch.stack([(_columns(use) == 0).all(2).all(0) for use in units.uses]).all(0)
-    folded = torch.stack([_foldable(use, found) for use, found in zip(units.uses, arriving, strict=True)]).all(0)
+    folded = torch.stack(
+        [
+            constants.known & (constants.values == 0) if _padded(use.layer) else constants.known
+            for use, constants in zip(units.uses, arriving, strict=True)
+        ]
+    ).all(0)
     removed = unseen | folded
     if len(units.uses) == 1:
         removed |= _merged(units.uses[0], arriving[0], removed)
@@ -152,38 +155,27 @@ def _prune(units: Units) -> bool:
         removed[0] = False  # tensors without entries are refused by some layers
     if not bool(removed.any()):
         return False
-    for use, found in zip(units.uses, arriving, strict=True):
-        _fold(use, torch.where(removed & folded & ~unseen, found.values, 0.0))
+    for use, constants in zip(units.uses, arriving, strict=True):
+        _fold(use, torch.where(removed & folded & ~unseen, constants.values, 0.0))
     _keep(units, (~removed).nonzero().squeeze(1))
     return True
 
 
 def _columns(use: Use) -> Tensor:
-    """The weights that see each unit, (out, units, span * kernel)."""
+    """The weights of each unit, (out, units, span * kernel)."""
     weight = use.layer.weight.detach()
     return weight.reshape(weight.shape[0], weight.shape[1] // use.span, -1)
 
 
-def _arriving(use: Use, constants: Constants) -> Constants:
-    for passage in use.passages:
-        constants = passage(constants)
-    return constants
-
-
 def _padded(layer: Layer) -> bool:
-    """Whether a convolution sees zeros beyond the edge."""
+    """Whether a convolution pads its inputs by zeros."""
     if isinstance(layer, nn.Linear) or layer.padding_mode != "zeros":
         return False
     return layer.padding != "valid" and any(layer.padding)
 
 
-def _foldable(use: Use, found: Constants) -> Tensor:
-    """Which units the layer's bias can stand for, (units,)."""
-    return found.known & (found.values == 0) if _padded(use.layer) else found.known
-
-
 def _fold(use: Use, values: Tensor) -> None:
-    """Add what these constants (units,) give to the layer's bias."""
+    """Add the contribution of constants (units,) to the layer's bias."""
     if not bool((values != 0).any()):
         return
     extra = (_columns(use).sum(2, dtype=torch.float64) @ values.double()).to(values.dtype)
@@ -193,21 +185,21 @@ def _fold(use: Use, values: Tensor) -> None:
         use.layer.bias.add_(extra)
 
 
-def _merged(use: Use, found: Constants, removed: Tensor) -> Tensor:
-    """Constants that no bias can stand for go into the largest of them: which are removed thereby, (units,)."""
-    others = found.known & ~removed
+def _merged(use: Use, constants: Constants, removed: Tensor) -> Tensor:
+    """Merge constants that no bias can replace into the largest of them; return a mask of the others, (units,)."""
+    others = constants.known & ~removed
     if int(others.sum()) < 2:
         return torch.zeros_like(removed)
-    kept = int(torch.where(others, found.values.abs(), 0.0).argmax())
+    kept = int(torch.where(others, constants.values.abs(), 0.0).argmax())
     others[kept] = False
-    shares = torch.where(others, found.values, 0.0) / found.values[kept]
+    shares = torch.where(others, constants.values, 0.0) / constants.values[kept]
     weight = use.layer.weight
     weight[:, kept] += torch.einsum("oi...,i->o...", weight, shares)
     return others
 
 
 def _keep(units: Units, kept: Tensor) -> None:
-    """Cut the layer, the batch norms behind it and the layers that see it down to these units."""
+    """Restrict the layer, the batch norms behind it and the layers that use it to these units."""
     layer = units.layer
     layer.weight = _cut(layer.weight, 0, kept)
     if layer.bias is not None:
@@ -241,7 +233,7 @@ def _num_weights(module: nn.Module) -> int:
 
 
 def _without_config(module: nn.Module) -> nn.Module:
-    """The module with every `Chain` as a plain `nn.Sequential`: its constructor's arguments are true no more."""
+    """Replace every `Chain` by a plain `nn.Sequential`, since its constructor's arguments no longer hold."""
     for name, child in module.named_children():
         setattr(module, name, _without_config(child))
     hooked = module._forward_hooks or module._forward_pre_hooks

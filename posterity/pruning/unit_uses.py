@@ -1,4 +1,4 @@
-"""Which units of a network only later layers see, and through what: from a symbolic trace of its forward code."""
+"""Units of a network that only later layers use, and the operations between: from a trace of its forward code."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -32,9 +32,9 @@ _NOT_ALONE = "it has groups or hooks, shares its weights, or is called more than
 
 @dataclass(frozen=True)
 class Use:
-    """A later layer that sees units, each in `span` columns of its weight, and what is done to them on the way.
+    """A later layer that uses units, each in `span` columns of its weight, and the operations on the way.
 
-    `assumes` says whether that holds for inputs in a batch (N, ...) only, which nothing but the inputs would tell.
+    `assumes` says whether that holds for inputs in a batch (N, ...) only, where no inputs were given.
     """
 
     layer: Layer
@@ -46,7 +46,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Units:
-    """The outputs of a layer that nothing but the layers of `uses` sees."""
+    """The outputs of a layer that only the layers of `uses` see."""
 
     name: str
     layer: Layer
@@ -54,13 +54,13 @@ class Units:
 
 
 def hidden_units(module: nn.Module, graph: fx.Graph) -> tuple[tuple[Units, ...], dict[str, str]]:
-    """The layers of a module in evaluation mode whose outputs are seen by later layers alone, in order.
+    """The layers of a module in evaluation mode whose outputs only later layers see, in order.
 
-    With them, by name, why the units of other layers must stay, but for those that give the outputs.
+    Returns them with the reasons why the units of other layers must stay, by name, except for the output layers.
     """
     own = _Own(module, graph)
     own.note_known_ranks(graph)
-    found, stay = [], {}
+    hidden, stay = [], {}
     for node in graph.nodes:
         layer = own.layer(node)
         if layer is None:
@@ -68,19 +68,19 @@ def hidden_units(module: nn.Module, graph: fx.Graph) -> tuple[tuple[Units, ...],
                 stay[str(node.target)] = _NOT_ALONE
             continue
         try:
-            found.append(Units(str(node.target), layer, _uses(own, node, layer)))
+            hidden.append(Units(str(node.target), layer, _uses(own, node, layer)))
         except _Seen as reason:
             if str(reason) != _OUTPUT:
                 stay[str(node.target)] = str(reason)
-    return tuple(found), stay
+    return tuple(hidden), stay
 
 
 def input_layers(module: nn.Module) -> tuple[Layer, ...]:
-    """The layers that see the module's inputs, entry by entry; none where anything else sees them, too."""
+    """The layers that see the module's inputs, entry by entry; none where any other operation sees them."""
     graph = traced(module)
     own = _Own(module, graph)
     ways = [node for node in graph.nodes if node.op == "placeholder"]
-    found: list[Layer] = []
+    layers: list[Layer] = []
     if len(ways) != 1:
         return ()
     while ways:
@@ -88,21 +88,21 @@ def input_layers(module: nn.Module) -> tuple[Layer, ...]:
         for user in before.users:
             layer = own.module(user)
             if isinstance(layer, LAYERS):
-                found.append(layer)
+                layers.append(layer)
             elif own.flattens(user, before) or (user.all_input_nodes == [before] and passage_of(user, layer, 0)):
                 ways.append(user)
             elif not reads_rows(user):
                 return ()
-    return tuple(found) if len({(type(layer), num_inputs(layer)) for layer in found}) == 1 else ()
+    return tuple(layers) if len({(type(layer), num_inputs(layer)) for layer in layers}) == 1 else ()
 
 
 def num_inputs(layer: Layer) -> int:
-    """How many features or channels go into a layer, in all its groups."""
+    """The number of input features or channels of a layer, in all its groups."""
     return layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
 
 
 class _Own:
-    """What a call in the graph stands for, and whether it may be changed: called once, with tensors of its own."""
+    """The modules that a graph calls, and whether they may be changed: called once, with parameters of their own."""
 
     def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
         self._modules = dict(module.named_modules())
@@ -115,29 +115,28 @@ class _Own:
         return self._modules[str(node.target)] if node.op == "call_module" else None
 
     def module(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls with one tensor, if nothing hangs on it that the graph does not show."""
-        found = self.called(node)
-        if found is None or len(node.args) != 1 or node.kwargs:
+        """The module that a node calls with one tensor, if it has no hooks, which the graph does not show."""
+        module = self.called(node)
+        if module is None or len(node.args) != 1 or node.kwargs:
             return None
-        return None if found._forward_hooks or found._forward_pre_hooks else found
+        return None if module._forward_hooks or module._forward_pre_hooks else module
 
     def changeable(self, node: fx.Node) -> nn.Module | None:
-        """As `module`, where its weights are its own and it is called once."""
-        found = self.module(node)
-        if found is None or self._calls[node.target] > 1 or node.target in self._read:
+        """As `module`, if it is called once and shares no parameters."""
+        module = self.module(node)
+        if module is None or self._calls[node.target] > 1 or node.target in self._read:
             return None
-        return None if any(self._shared[id(p)] > 1 for p in found.parameters()) else found
+        return None if any(self._shared[id(p)] > 1 for p in module.parameters()) else module
 
     def layer(self, node: fx.Node) -> Layer | None:
-        """The linear layer or convolution that a node calls."""
-        found = self.changeable(node)
-        if type(found) not in LAYERS or getattr(found, "groups", 1) != 1:
+        """The changeable linear layer or convolution, without groups, that a node calls."""
+        module = self.changeable(node)
+        if not isinstance(module, LAYERS) or type(module) not in LAYERS or getattr(module, "groups", 1) != 1:
             return None
-        assert isinstance(found, LAYERS)
-        return found
+        return module
 
     def note_known_ranks(self, graph: fx.Graph) -> None:
-        """Write how many axes tensors have into the nodes' `meta`, where inputs have not told but the layers do."""
+        """Store the number of axes of tensors in the nodes' `meta`, where the layers determine it and no inputs did."""
         for node in graph.nodes:
             module = self.module(node)
             before = node.all_input_nodes[0] if node.all_input_nodes else node
@@ -145,13 +144,13 @@ class _Own:
                 continue
             if self.flattens(node, before):
                 node.meta["rank"] = 2
-            elif isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d)):  # others are refused by it
+            elif isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d)):  # which refuse other ranks
                 node.meta["rank"] = 2 + NORMS[type(module)]
             elif "rank" in before.meta and keeps_rows(node, module):
                 node.meta["rank"] = before.meta["rank"]
 
     def flattens(self, node: fx.Node, before: fx.Node) -> bool:
-        """Whether a node puts the positions of each channel of `before` side by side, as x.view(x.size(0), -1) does."""
+        """Whether a node flattens all axes of `before` behind the first, as x.view(x.size(0), -1) does."""
         if node.all_input_nodes == [before] and flattens(node, self.module(node)):
             return True
         rows = reshaped_rows(node)
@@ -164,12 +163,12 @@ class _Own:
 
 
 class _Seen(Exception):
-    """Why the units of a layer cannot be taken away."""
+    """The reason why the units of a layer must stay."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """Where units have come to: `axes` of positions stand behind them; `flat`, those of a unit are side by side."""
+    """A node that units have reached, with `axes` spatial axes behind them; `flat` if these are flattened."""
 
     node: fx.Node
     axes: int
@@ -181,19 +180,19 @@ class _Way:
 
     @property
     def rank(self) -> int | None:
-        """How many axes the tensor has, where that is known."""
+        """The number of axes of the tensor, if known."""
         rank: int | None = self.node.meta.get("rank")
         return rank
 
     @property
     def in_rows(self) -> bool:
-        """Whether the tensor is (N, units, *positions): known, or taken for granted."""
+        """Whether the tensor is (N, units, *positions), known or assumed."""
         return self.rank in (None, 2 + self.axes)
 
 
 def _uses(own: _Own, node: fx.Node, layer: Layer) -> tuple[Use, ...]:
-    """All that see the outputs of a layer; `_Seen` where one of them is no such layer, or sees them with others."""
-    found: list[Use] = []
+    """All layers that use the outputs of a layer; raises `_Seen` where any other operation sees them."""
+    uses: list[Use] = []
     ways = [_Way(node, space(layer))]
     while ways:
         way = ways.pop()
@@ -207,25 +206,20 @@ def _uses(own: _Own, node: fx.Node, layer: Layer) -> tuple[Use, ...]:
         way = replace(way, shared=way.shared or len(readers) > 1, assumes=assumes)
         for user in readers:
             if isinstance(own.module(user), LAYERS):
-                found.append(_use(own, user, layer, way))
+                later = own.layer(user)
+                if later is None:
+                    raise _Seen(f"{user.target} sees them, and {_NOT_ALONE}")
+                span = _span(layer, later, way.flat)
+                if not span:
+                    raise _Seen(f"{user.target} does not take them for its inputs")
+                uses.append(Use(later, span, way.passages, way.norms, way.assumes))
             else:
                 ways.append(_onward(own, user, layer, way))
-    return tuple(found)
-
-
-def _use(own: _Own, user: fx.Node, layer: Layer, way: _Way) -> Use:
-    """The later layer that a way ends in."""
-    later = own.layer(user)
-    if later is None:
-        raise _Seen(f"{user.target} sees them, and {_NOT_ALONE}")
-    span = _span(layer, later, way.flat)
-    if not span:
-        raise _Seen(f"{user.target} does not take them for its inputs")
-    return Use(later, span, way.passages, way.norms, way.assumes)
+    return tuple(uses)
 
 
 def _onward(own: _Own, user: fx.Node, layer: Layer, way: _Way) -> _Way:
-    """The way through an operation that keeps units apart."""
+    """Follow units through an operation that keeps them apart; raise `_Seen` for other operations."""
     module = own.module(user)
     if own.flattens(user, way.node):
         if way.axes and not way.in_rows:
@@ -240,7 +234,7 @@ def _onward(own: _Own, user: fx.Node, layer: Layer, way: _Way) -> _Way:
         norm = own.changeable(user)
         if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
             raise _Seen(f"{_words(own, user)} has no statistics, or {_NOT_ALONE}")
-        # One of one axis also takes (N, units).
+        # BatchNorm1d also takes (N, units).
         if norm.num_features != len(layer.weight) or max(way.axes, 1) != NORMS[type(norm)] or not way.in_rows:
             raise _Seen(f"{_words(own, user)} works along another axis")
         passages, norms = (*way.passages, through_norm(norm)), (*way.norms, norm)
@@ -253,14 +247,14 @@ def _onward(own: _Own, user: fx.Node, layer: Layer, way: _Way) -> _Way:
     if passage is None:
         raise _Seen(f"{_words(own, user)} sees them")
     writes = may_write(user, module)
-    if way.shared and writes:  # what others see would be changed under them
+    if way.shared and writes:  # it would change the tensor that others see
         raise _Seen(f"{_words(own, user)} may change them in place, and others see them")
     shared = way.shared and (writes or may_give_itself(user, module))
     return replace(way, node=user, shared=shared, passages=(*way.passages, passage))
 
 
 def _words(own: _Own, node: fx.Node) -> str:
-    """An operation as a message names it."""
+    """The name of an operation in messages."""
     module = own.called(node)
     if module is not None:
         return f"{node.target} ({type(module).__name__})"
@@ -268,7 +262,7 @@ def _words(own: _Own, node: fx.Node) -> str:
 
 
 def _span(layer: Layer, later: nn.Module, flat: bool) -> int:
-    """How many columns of `later` belong to each unit of `layer`; 0 where that cannot be told."""
+    """The number of columns of `later` for each unit of `layer`; 0 where the layers do not fit."""
     count = len(layer.weight)
     if isinstance(layer, nn.Linear):
         return int(isinstance(later, nn.Linear) and later.in_features == count)

@@ -1,4 +1,4 @@
-"""What figures share: a grid of panels without global state, colours, and the file."""
+"""Common parts of figures: a grid of panels without global state, colours, and files."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures of Markov chains: their traces, the ranks of their draws, their energy."""
+"""Figures of Markov chains: traces, ranks of draws, energies."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FEW = 8  # chains that can be told apart by colour, or have a row of bars each
 MOST = 12  # quantities in one figure
 POINTS = 1000  # of a trace; more hide each other
-CANDIDATES = 1000  # numbers among which the worst are looked for
+CANDIDATES = 1000  # quantities whose R-hat is computed
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, BLACK, GREY, "#6a3d9a")  # red is for what is wrong
 
 Draws = Samples | Mapping[str, Tensor]
@@ -54,8 +54,8 @@ def trace_plot(q: Draws, names: Sequence[str] | None = None) -> "Figure":
         _title(trace, name, draws, letters=80)
         if index >= len(chosen) - wide:
             trace.set_xlabel("draw", fontsize=9)
-    for place in axes[2 * len(chosen) :]:
-        place.set_visible(False)
+    for panel in axes[2 * len(chosen) :]:
+        panel.set_visible(False)
     _legend(figure, _chains(next(iter(chosen.values()))), divergent is not None and bool(divergent.any()))
     return figure
 
@@ -78,46 +78,43 @@ def rank_plot(q: Draws, names: Sequence[str] | None = None, bins: int = 20) -> "
     figure, axes = panels(rows, columns, size=(3.1, height), sharex=True, sharey=True)
     expected = length / bins
     image: Any = None
-    for place, (name, draws) in zip(axes, chosen.items(), strict=False):
+    for panel, (name, draws) in zip(axes, chosen.items(), strict=False):
         counts = _rank_counts(_rows(draws), bins)
         if chains <= FEW:
-            _bars(place, counts, expected)
+            _bars(panel, counts, expected)
         else:
             spread = math.sqrt(expected * (1.0 - 1.0 / bins))
             edges = (-0.5, bins - 0.5, chains - 0.5, -0.5)
-            image = place.imshow(
-                array((counts - expected) / spread),
-                cmap=gentle("RdBu_r", 0.08, 0.92),
-                vmin=-5,
-                vmax=5,
-                aspect="auto",
-                extent=edges,
-                interpolation="nearest",
-            )
-            place.locator_params(axis="y", integer=True)
-        _title(place, name, draws, letters=44)
-        first, last = place.set_xticks([-0.5, bins - 0.5], ["1", f"{chains * length:,}"])
+            shades: dict[str, Any] = {
+                "cmap": gentle("RdBu_r", 0.08, 0.92),
+                "vmin": -5,
+                "vmax": 5,
+                "interpolation": "nearest",
+            }
+            image = panel.imshow(array((counts - expected) / spread), aspect="auto", extent=edges, **shades)
+            panel.locator_params(axis="y", integer=True)
+        _title(panel, name, draws, letters=44)
+        first, last = panel.set_xticks([-0.5, bins - 0.5], ["1", f"{chains * length:,}"])
         first.label1.set_horizontalalignment("left")  # beside those of the next panel
         last.label1.set_horizontalalignment("right")
-    for index, place in enumerate(axes):
+    for index, panel in enumerate(axes):
         if index >= len(chosen):
-            place.set_visible(False)
+            panel.set_visible(False)
         elif index >= len(chosen) - columns:
-            place.set_xlabel("rank among all draws", fontsize=9, labelpad=0)
-            place.xaxis.set_tick_params(labelbottom=True)
+            panel.set_xlabel("rank among all draws", fontsize=9, labelpad=0)
+            panel.xaxis.set_tick_params(labelbottom=True)
         if index % columns == 0:
-            place.set_ylabel("half" if alone else "chain", fontsize=9)
+            panel.set_ylabel("half" if alone else "chain", fontsize=9)
     if image is not None:
-        bar = figure.colorbar(
-            image, ax=axes, shrink=min(1.0, 2.2 / (rows * height)), aspect=18, pad=0.02, extend="both"
-        )
+        shrink = min(1.0, 2.2 / (rows * height))
+        bar = figure.colorbar(image, ax=axes, shrink=shrink, aspect=18, pad=0.02, extend="both")
         bar.set_label("standard deviations", fontsize=9)
         bar.ax.tick_params(labelsize=8)
     return figure
 
 
 def energy_plot(q: Samples | Tensor) -> "Figure":
-    """Draw how far energies (C, D) lie from their mean beside how far they jump between draws, and E-BFMI by chain.
+    """Draw energies (C, D) less their mean, their changes between draws, and E-BFMI by chain.
 
     Takes samples with energies among their statistics, or the energies. Jumps that are much narrower than the energies
     themselves mean that momenta do not take a chain through its tails: E-BFMI below the dashed line.
@@ -135,15 +132,8 @@ def energy_plot(q: Samples | Tensor) -> "Figure":
     figure, (both, chains) = panels(1, 2, size=(3.6, 2.8), width_ratios=[1.5, 1.0])
     edges = _edges(torch.cat([away, jumps]), min(60, max(10, int(math.sqrt(len(away))))))
     both.hist(array(away), edges.tolist(), density=True, color=SKY, alpha=0.55, label="energy less its mean")
-    both.hist(
-        array(jumps),
-        edges.tolist(),
-        density=True,
-        histtype="step",
-        color=BLUE,
-        linewidth=1.5,
-        label="jump between draws",
-    )
+    line: dict[str, Any] = {"histtype": "step", "color": BLUE, "linewidth": 1.5, "label": "jump between draws"}
+    both.hist(array(jumps), edges.tolist(), density=True, **line)
     both.set(xlabel="nats", yticks=[])
     both.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, columnspacing=1.0)
     both.spines["left"].set_visible(False)
@@ -156,22 +146,22 @@ def energy_plot(q: Samples | Tensor) -> "Figure":
     chains.set(xlabel="chain", ylabel="E-BFMI", ylim=(0.0, 1.12 * max(top, 1.0)), xlim=(-0.6, len(value) - 0.4))
     if len(value) <= 16:
         chains.set_xticks(number)
-    for place in (both, chains):
-        plain(place)
+    for panel in (both, chains):
+        plain(panel)
     return figure
 
 
 def _chosen(q: Draws, names: Sequence[str] | None) -> dict[str, Tensor]:
-    """Up to MOST quantities (C, D) by name, in order."""
+    """Select up to MOST quantities (C, D) by name, in order."""
     tensors = q.values() if isinstance(q, Samples) else dict(q)
     shapes = {tuple(draws.shape[:2]) for draws in tensors.values()}
     if len(shapes) != 1 or any(draws.dim() < 2 for draws in tensors.values()) or 0 in next(iter(shapes)):
         wanted = "draws (chains, draws, *event) by name, of as many chains and draws each"
         raise ValueError(f"A figure of chains needs Samples or {wanted}. Got the leading shapes {sorted(shapes)}.")
     every = [
-        (name, place, f"{name}[{', '.join(map(str, place))}]" if place else name)
+        (name, index, f"{name}[{', '.join(map(str, index))}]" if index else name)
         for name, draws in tensors.items()
-        for place in _places(tuple(draws.shape[2:]))
+        for index in product(*map(range, draws.shape[2:]))
     ]
     for wanted in names if names is not None else ():
         if not any(wanted == label or fnmatchcase(name, wanted) for name, _, label in every):
@@ -181,24 +171,19 @@ def _chosen(q: Draws, names: Sequence[str] | None) -> dict[str, Tensor]:
     if not every:
         raise ValueError("A figure of chains needs at least one quantity. Got none: give names.")
     step = math.ceil(len(every) / CANDIDATES) if len(every) > MOST else 1
-    found = {
-        label: tensors[name].movedim((0, 1), (-2, -1))[place].detach().cpu().double()
-        for name, place, label in every[::step]
+    candidates = {
+        label: tensors[name].movedim((0, 1), (-2, -1))[index].detach().cpu().double()
+        for name, index, label in every[::step]
     }
-    if len(found) <= MOST:
-        return found
-    worst = rhat(torch.stack(list(found.values()), -1)).nan_to_num(0.0).argsort(descending=True)[:MOST]
-    labels = list(found)
-    return {labels[index]: found[labels[index]] for index in sorted(worst.tolist())}
-
-
-def _places(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All indices of a tensor, row-major; one empty index for a number."""
-    return list(product(*map(range, shape)))
+    if len(candidates) <= MOST:
+        return candidates
+    worst = rhat(torch.stack(list(candidates.values()), -1)).nan_to_num(0.0).argsort(descending=True)[:MOST]
+    labels = list(candidates)
+    return {labels[index]: candidates[labels[index]] for index in sorted(worst.tolist())}
 
 
 def _chains(draws: Tensor) -> list[Any]:
-    """One colour for each chain: told apart where they are few, else along a scale."""
+    """A colour for each chain: distinct colours for few chains, a colour scale for many."""
     count = len(draws)
     if count <= FEW:
         return list(COLOURS[:count])
@@ -206,37 +191,37 @@ def _chains(draws: Tensor) -> list[Any]:
     return [scale(index / (count - 1)) for index in range(count)]
 
 
-def _trace(place: "Axes", draws: Tensor) -> None:
+def _trace(panel: "Axes", draws: Tensor) -> None:
     chains, length = draws.shape
     step = math.ceil(length / POINTS)
     number = array(torch.arange(0, length, step, device="cpu"))
     alpha = max(0.25, min(0.85, 6.0 / chains))
     for values, colour in zip(draws, _chains(draws), strict=True):
-        place.plot(number, array(values[::step]), color=colour, linewidth=0.6, alpha=alpha)
-    place.set_xlim(0, max(1, length - 1))
-    place.margins(y=0.08)
-    plain(place)
+        panel.plot(number, array(values[::step]), color=colour, linewidth=0.6, alpha=alpha)
+    panel.set_xlim(0, max(1, length - 1))
+    panel.margins(y=0.08)
+    plain(panel)
 
 
-def _marginals(place: "Axes", draws: Tensor) -> None:
+def _marginals(panel: "Axes", draws: Tensor) -> None:
     finite = draws[draws.isfinite()]
     if not finite.numel():
-        place.set_visible(False)
+        panel.set_visible(False)
         return
     edges = _edges(finite, min(40, max(8, int(math.sqrt(draws.shape[1])))))
     alpha = max(0.3, min(0.9, 6.0 / len(draws)))
     for values, colour in zip(draws, _chains(draws), strict=True):
         inside = values[values.isfinite()]
         height = torch.histogram(inside, edges, density=True).hist
-        place.plot(array(height), array(0.5 * (edges[1:] + edges[:-1])), color=colour, alpha=alpha, linewidth=0.9)
-    place.set_xlim(left=0.0)
-    place.set_xticks([])
-    place.tick_params(left=False, labelleft=False)
-    place.spines[["top", "right", "bottom", "left"]].set_visible(False)
+        panel.plot(array(height), array(0.5 * (edges[1:] + edges[:-1])), color=colour, alpha=alpha, linewidth=0.9)
+    panel.set_xlim(left=0.0)
+    panel.set_xticks([])
+    panel.tick_params(left=False, labelleft=False)
+    panel.spines[["top", "right", "bottom", "left"]].set_visible(False)
 
 
 def _edges(values: Tensor, bins: int) -> Tensor:
-    """Edges of bins over the range of the values, which may be one point."""
+    """Edges of bins over the range of the values, which may be a single point."""
     low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 1.0)
     if low == high:
         low, high = low - 0.5, high + 0.5
@@ -244,13 +229,13 @@ def _edges(values: Tensor, bins: int) -> Tensor:
 
 
 def _rows(draws: Tensor) -> Tensor:
-    """The chains, or the two halves of one alone, which by itself has all ranks alike."""
+    """The chains, or the two halves of a single chain, whose ranks would be uniform by definition."""
     half = draws.shape[1] // 2
     return torch.cat([draws[:, :half], draws[:, -half:]]) if len(draws) == 1 and half else draws
 
 
 def _rank_counts(draws: Tensor, bins: int) -> Tensor:
-    """How many draws of each chain have their rank among all in each bin, (C, bins) in float64."""
+    """Count the draws of each chain by the bin of their rank among all draws, (C, bins) in float64."""
     flat = draws.T.flatten()  # draw by draw, so that ties go to all chains in turn
     ranks = torch.empty_like(flat)
     ranks[flat.argsort(stable=True)] = torch.arange(len(flat), dtype=flat.dtype, device=flat.device)
@@ -259,28 +244,28 @@ def _rank_counts(draws: Tensor, bins: int) -> Tensor:
     return counts.scatter_add_(1, bin_of, torch.ones_like(draws))
 
 
-def _bars(place: "Axes", counts: Tensor, expected: float) -> None:
-    """A row of bars for each chain, the first on top, all of one scale."""
+def _bars(panel: "Axes", counts: Tensor, expected: float) -> None:
+    """Draw a row of bars for each chain, the first on top, all of one scale."""
     unit = 0.85 / float(counts.max())
     for chain, colour in zip(range(len(counts)), _chains(counts), strict=True):
         base = chain + 0.45  # the axis points down
-        place.bar(range(counts.shape[1]), array(-counts[chain] * unit), 0.94, bottom=base, color=colour, alpha=0.75)
-        place.axhline(base - expected * unit, color=BLACK, linewidth=0.8, linestyle="dashed")
-    place.set(xlim=(-0.5, counts.shape[1] - 0.5), ylim=(len(counts) - 0.5, -0.5), yticks=range(len(counts)))
-    place.tick_params(left=False)
-    plain(place)
+        panel.bar(range(counts.shape[1]), array(-counts[chain] * unit), 0.94, bottom=base, color=colour, alpha=0.75)
+        panel.axhline(base - expected * unit, color=BLACK, linewidth=0.8, linestyle="dashed")
+    panel.set(xlim=(-0.5, counts.shape[1] - 0.5), ylim=(len(counts) - 0.5, -0.5), yticks=range(len(counts)))
+    panel.tick_params(left=False)
+    plain(panel)
 
 
-def _title(place: "Axes", name: str, draws: Tensor, letters: int) -> None:
-    """The name with R-hat and effective sample size, in red where chains disagree, no line longer than so many."""
+def _title(panel: "Axes", name: str, draws: Tensor, letters: int) -> None:
+    """Set the name with R-hat and ESS as the title, in red where chains disagree, in lines of at most `letters`."""
     ratio, size = float(rhat(draws)), float(bulk_ess(draws))
     told = [] if math.isnan(ratio) else [f"R-hat {ratio:.3g}" if ratio > 1.1 else f"R-hat {ratio:.3f}"]
     told += [] if math.isnan(size) else [f"ESS {size:,.0f}"]
     short = name if len(name) <= letters else f"...{name[3 - letters :]}"
     gap = "   " if len("   ".join([short, *told])) <= letters else "\n"
     text = gap.join([short.replace("$", r"\$"), "   ".join(told)]).strip()
-    place.set_title(text, fontsize=9, loc="left", color=RED if ratio > RHAT else BLACK)
-    place.tick_params(labelsize=8)
+    panel.set_title(text, fontsize=9, loc="left", color=RED if ratio > RHAT else BLACK)
+    panel.tick_params(labelsize=8)
 
 
 def _legend(figure: "Figure", colours: list[Any], divergent: bool) -> None:

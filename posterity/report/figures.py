@@ -26,11 +26,11 @@ COLOURS = ("#053061", "#67001f", "#276419", "#40004b", "#7f3b08", "#003c30")
 MARKERS = ("o", "^", "s", "D", "v", "P")
 NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", "#222222"
 Path_ = str | os.PathLike[str]
+Panels = Mapping[str, Posterior]
+Scores = Mapping[str, float]
 
 
-def class_probability_maps(
-    panels: Mapping[str, Posterior], data: DataSet, path: Path_, nll: Mapping[str, float] | None = None
-) -> None:
+def class_probability_maps(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
     """Draw p(y = 1 | x) of each posterior over a 2-D input space, well beyond the data, into one figure file.
 
     Takes posteriors by title, the data set (two inputs, two classes) they were fitted to, the file, and their test
@@ -52,14 +52,11 @@ def class_probability_maps(
     )
 
 
-def confidence_maps(
-    panels: Mapping[str, Posterior], data: DataSet, path: Path_, nll: Mapping[str, float] | None = None
-) -> None:
+def confidence_maps(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
     """Draw the probability of the most probable class over a 2-D input space, well beyond the data.
 
     Takes what `class_probability_maps` takes, for any number of classes.
     """
-    classes = _classes(data)
     _maps(
         panels,
         data,
@@ -67,19 +64,17 @@ def confidence_maps(
         nll,
         value=lambda probs: probs.max(-1).values,
         colours=("Purples_r", 0.1, 1.0),
-        bounds=(1.0 / len(classes), 1.0),
+        bounds=(1.0 / len(_classes(data)), 1.0),
         label="probability of the most probable class",
         contours={0.9: ("dotted", 0.9)},
     )
 
 
-def regression_bands(
-    panels: Mapping[str, Posterior], data: DataSet, path: Path_, nll: Mapping[str, float] | None = None
-) -> None:
+def regression_bands(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
     """Draw mean and 95 % band of each posterior over a 1-D input, beyond the data, into one figure file.
 
-    The inner band is what the weights leave open (epistemic); the outer one has the noise in it and holds 95 % of
-    new targets. Takes what `class_probability_maps` takes, for data with one input and one number to predict.
+    The inner band is the epistemic uncertainty of the function; the outer one includes the noise and holds 95 % of new
+    targets. Takes what `class_probability_maps` takes, for data with one input and one number to predict.
     """
     if data.task != "regression" or data.train.inputs.shape[1:] != (1,) or data.train.targets.shape[1:] != (1,):
         raise ValueError(
@@ -108,9 +103,7 @@ def regression_bands(
     _save(figure, path, axes, 4)
 
 
-def comparison(
-    panels: Mapping[str, Posterior], data: DataSet, path: Path_, nll: Mapping[str, float] | None = None
-) -> None:
+def comparison(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
     """Draw the figure that suits the data: probability maps, confidence maps or bands."""
     if data.task == "regression":
         regression_bands(panels, data, path, nll)
@@ -121,10 +114,10 @@ def comparison(
 
 
 def _maps(
-    panels: Mapping[str, Posterior],
+    panels: Panels,
     data: DataSet,
     path: Path_,
-    nll: Mapping[str, float] | None,
+    nll: Scores | None,
     *,
     value: Any,
     colours: tuple[str, float, float],
@@ -144,18 +137,12 @@ def _maps(
     half = 0.5 * (sides[0][1] - sides[0][0]) / (GRID - 1)  # a pixel reaches half a step around its point
     extent = (sides[0][0] - half, sides[0][1] + half, sides[1][0] - half, sides[1][1] + half)
     figure, axes = _figure(len(panels), width=4.0, height=3.9)
+    image: Any = None  # of the last panel; `_figure` refuses none
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         probs = posterior.predict(grid).probs.cpu()
         shown = array(value(probs).reshape(GRID, GRID).T)  # rows are the second input
-        image = panel.imshow(
-            shown,
-            origin="lower",
-            extent=extent,
-            cmap=canvas.gentle(*colours),
-            vmin=bounds[0],
-            vmax=bounds[1],
-            interpolation="bilinear",
-        )
+        shades: dict[str, Any] = {"cmap": canvas.gentle(*colours), "vmin": bounds[0], "vmax": bounds[1]}
+        image = panel.imshow(shown, origin="lower", extent=extent, interpolation="bilinear", **shades)
         for level, (style, width) in contours.items():
             if shown.min() < level < shown.max():
                 panel.contour(*coordinates, shown, levels=[level], colors=INK, linestyles=style, linewidths=width)
@@ -167,13 +154,12 @@ def _maps(
         panel.set(xlim=sides[0], ylim=sides[1], xlabel="$x_1$", aspect="equal")
         _title(panel, title, posterior, data, nll)
     axes[0].set_ylabel("$x_2$")
-    bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02)
-    bar.set_label(label, fontsize=10)
+    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02).set_label(label, fontsize=10)
     _save(figure, path, axes[:1])
 
 
 def _leads(probs: Tensor) -> Tensor:
-    """By how much each class is more probable than the best other one, (C, N): its zero is the class's border."""
+    """The probability of each class less the largest of the others, (C, N): zero at the border of the class."""
     top = probs.topk(2).values  # (N, 2)
     others = torch.where(probs == top[:, :1], top[:, 1:], top[:, :1])
     return (probs - others).T
@@ -195,23 +181,21 @@ def _points(panel: "Axes", data: DataSet) -> None:
 
 
 def _figure(count: int, *, width: float, height: float) -> tuple["Figure", list["Axes"]]:
-    """A figure with a row of panels, no global state behind it."""
+    """A figure with a row of panels."""
     if not count:
         raise ValueError("A figure needs at least one panel. Got no posterior.")
     size, beside = (width, height), (0.9, 0.75)
     return canvas.panels(1, count, size=size, beside=beside, layout="compressed", sharex=True, sharey=True)
 
 
-def _title(panel: "Axes", title: str, posterior: Posterior, data: DataSet, nll: Mapping[str, float] | None) -> None:
-    if nll is None:
-        value = negative_log_likelihood(posterior.predict(data.test.inputs), data.test.targets)
-    else:
-        value = nll[title]
+def _title(panel: "Axes", title: str, posterior: Posterior, data: DataSet, nll: Scores | None) -> None:
+    test = data.test
+    value = negative_log_likelihood(posterior.predict(test.inputs), test.targets) if nll is None else nll[title]
     panel.set_title(f"{title}   test NLL {value:.3f}", fontsize=11)
 
 
 def _save(figure: "Figure", path: Path_, legend_of: list["Axes"], columns: int | None = None) -> None:
-    """Write the figure with one legend below it, of all labels in these panels."""
+    """Write the figure with a legend below it, of all labels in these panels."""
     labelled = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in legend_of)
     handles = {label: handle for pairs in labelled for handle, label in pairs}
     ncols = columns or len(handles)
@@ -226,7 +210,7 @@ def _classes(data: DataSet) -> tuple[str, ...]:
 
 
 def _plain(name: str) -> str:
-    """A name from the data, none of it taken for maths."""
+    """Escape a name from the data, so that none of it is read as maths."""
     return name.replace("$", r"\$")
 
 
@@ -244,11 +228,11 @@ def _square(inputs: Tensor) -> list[tuple[float, float]]:
     return [(round(float(middle)) - half, round(float(middle)) + half) for middle in 0.5 * (low + high)]
 
 
-BINS = 15  # those of the expected calibration error
+BINS = 15  # as in the expected calibration error
 MOST_INTERVALS = 150  # more of them hide each other
 
 
-def reliability_diagram(panels: Mapping[str, Posterior], data: DataSet, path: Path_) -> None:
+def reliability_diagram(panels: Panels, data: DataSet, path: Path_) -> None:
     """Draw the accuracy of each posterior against its confidence on the test rows, bin by bin, into one figure file.
 
     Takes posteriors by title, the data set (with classes) they were fitted to, and the file, which is written whole or
@@ -268,17 +252,14 @@ def reliability_diagram(panels: Mapping[str, Posterior], data: DataSet, path: Pa
         panel.plot((0, 1), (0, 1), color=INK, linewidth=1, linestyle="dashed", label="calibrated")
         panel.vlines(confidence, confidence, accuracy, color=WEIGHT_BAND, linewidth=2, label="gap")
         dots = panel.scatter(confidence, accuracy, s=14 + 260 * share, color=LINE, alpha=0.85, linewidth=0, zorder=3)
-        dots.set_clip_on(False)  # a bin that is all right sits on the border
-        low = 1.0 / len(data.classes) - 0.02
-        panel.set(xlim=(low, 1.01), ylim=(-0.02, 1.02), xlabel="confidence")
+        dots.set_clip_on(False)  # a bin of accuracy 1 lies on the border
+        panel.set(xlim=(1.0 / len(data.classes) - 0.02, 1.01), ylim=(-0.02, 1.02), xlabel="confidence")
         panel.set_title(title, fontsize=11)
     axes[0].set_ylabel("accuracy")
     _save(figure, path, axes[:1], 2)
 
 
-def predicted_observed(
-    panels: Mapping[str, Posterior], data: DataSet, path: Path_, *, scale: float = 1.0, shift: float = 0.0
-) -> None:
+def predicted_observed(panels: Panels, data: DataSet, path: Path_, *, scale: float = 1.0, shift: float = 0.0) -> None:
     """Draw predicted means and 95 % intervals against the targets of the test rows, into one figure file.
 
     Takes what `reliability_diagram` takes, for data with one number to predict, and what turns targets into the units

@@ -1,4 +1,4 @@
-"""Files of a report: which can be written, and the machine that made them."""
+"""Checks of the files of a report, and facts about the machine."""
 
 import os
 import platform
@@ -40,7 +40,7 @@ def _check_matplotlib() -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Model name of the processor and number of cores; nothing that tells one computer from another of its kind."""
+    """Model name of the CPU and number of cores; nothing that identifies a single computer."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -50,7 +50,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor(device: str) -> dict[str, Any]:
-    """What tensors on a device are computed by: its name, and the threads of a CPU that take part."""
+    """The name of a device, and the number of threads of a CPU."""
     import torch
 
     name = platform.machine() if device == "cpu" else torch.cuda.get_device_name(device)

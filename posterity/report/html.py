@@ -60,18 +60,21 @@ MEANINGS = {
 
 
 class Score(Protocol):
-    """A column of the table: the key of its values in the document, its heading, and how a value is written."""
+    """A column of the table: the key of its values in the document, its heading, and the format of a value."""
 
     @property
     def key(self) -> str:
-        """Its key in the document."""
+        """The key of its values in the document."""
+        ...
 
     @property
     def heading(self) -> str:
-        """What stands above it."""
+        """The heading of the column."""
+        ...
 
     def shown(self, value: float) -> str:
-        """The value as tables show it."""
+        """Format a value for the table."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def comparison_page(
     date: str,
     versions: Mapping[str, str],
 ) -> str:
-    """The page of a comparison.
+    """Write the page of a comparison.
 
     Takes the document of `posterity compare --json`, the scores that are its columns, the methods' names as people
     write them, pictures, the network in a few words, remarks on the table, the command line that made it, when, and
@@ -112,39 +115,38 @@ def comparison_page(
         "Made": date,
         "With": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
-    notes = document["notes"]
+    notes, remark = document["notes"], "<br>".join(escape(line) for line in remarks)
+    remark = f'\n<p class="remarks">{remark}</p>' if remarks else ""
     parts = [
         f"<h1>{escape(title)}</h1>",
         '<p class="lead">Methods fitted to the same training rows, scored on the same test rows.</p>',
-        _section("Scores", _table(document["methods"], scores, labels) + _remarks(remarks)),
+        _section("Scores", _table(document["methods"], scores, labels) + remark),
         _section("How to read them", *(f"<p>{escape(MEANINGS[score.key])}</p>" for score in scores)),
         *(_section(picture.heading, _figure(picture)) for picture in pictures),
-        _section("How the file was read", _list(notes)) if notes else "",
+        _section("How the file was read", "<ul>", *(f"<li>{escape(note)}</li>" for note in notes), "</ul>")
+        if notes
+        else "",
         _section("What was compared", _facts(facts), _settings(document["settings"])),
         _section("Made by", f"<pre><code>{escape(command)}</code></pre>"),
         "<footer>This page holds all it shows; it loads nothing and runs no scripts.</footer>",
     ]
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta http-equiv="Content-Security-Policy" '
-            "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
-            f"<title>{escape(title)}</title>",
-            f"<style>{_STYLE}</style>",
-            "</head>",
-            "<body>",
-            "<main>",
-            *(part for part in parts if part),
-            "</main>",
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    body = "\n".join(part for part in parts if part)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{escape(title)}</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
 
 
 def _enumerated(names: Sequence[str]) -> str:
@@ -170,28 +172,18 @@ def _table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], labels: M
                 cells.append(f"<td>{value}</td>")
         cells.append(f"<td>{'+' if row['starts_from'] else ''}{row['seconds']:.2f}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return _wide(
-        "Scores", f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{chr(10).join(body)}\n</tbody>\n</table>"
-    )
+    lines = ["<table>", f"<thead><tr>{head}</tr></thead>", "<tbody>", *body, "</tbody>", "</table>"]
+    return _wide("Scores", "\n".join(lines))
 
 
 def _wide(label: str, content: str) -> str:
-    """What may be wider than a phone scrolls by itself, with the keyboard too."""
+    """Wrap content that may be wider than a phone in a region that scrolls, also by the keyboard."""
     return f'<div class="wide" role="region" tabindex="0" aria-label="{escape(label)}">\n{content}\n</div>'
 
 
-def _remarks(lines: Sequence[str]) -> str:
-    return "" if not lines else f'\n<p class="remarks">{"<br>".join(escape(line) for line in lines)}</p>'
-
-
-def _list(lines: Sequence[str]) -> str:
-    return "\n".join(["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"])
-
-
 def _facts(facts: Mapping[str, str]) -> str:
-    return "\n".join(
-        ["<dl>", *(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items()), "</dl>"]
-    )
+    entries = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+    return "\n".join(["<dl>", *entries, "</dl>"])
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
@@ -212,10 +204,7 @@ def _figure(picture: Picture) -> str:
     width, height = (int.from_bytes(picture.png[at : at + 4], "big") for at in (16, 20))  # of the header of a PNG
     width, height = round(width / 1.5), round(height / 1.5)  # drawn at 150 dots an inch, a page has 96 or more
     data = base64.b64encode(picture.png).decode("ascii")
-    broad = ' class="broad"' if width > 576 else ""
-    image = (
-        f'<img{broad} src="data:image/png;base64,{data}" width="{width}" height="{height}" alt="{escape(picture.alt)}">'
-    )
-    return "\n".join(
-        ["<figure>", _wide(picture.heading, image), f"<figcaption>{escape(picture.caption)}</figcaption>", "</figure>"]
-    )
+    broad, size = ' class="broad"' if width > 576 else "", f'width="{width}" height="{height}"'
+    image = f'<img{broad} src="data:image/png;base64,{data}" {size} alt="{escape(picture.alt)}">'
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>"
+    return "\n".join(["<figure>", _wide(picture.heading, image), caption, "</figure>"])

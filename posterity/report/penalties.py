@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 POINTS = 321  # an odd number: 0 is among them
 LogDensity = Callable[[Tensor], Tensor]
-_DROP = 5.5  # nats below its mode at which a density is as good as nothing
+_DROP = 5.5  # nats below its mode at which a density is negligible
 _REACH = 4.0  # the range shown where there is no density
 
 
@@ -48,17 +48,17 @@ def penalty_figure(
     single = group == (1, 1)
     _draw_penalty(axes[0], penalty, family, nearest, near_to, lengths, group)
     axes[0].set_xlabel(r"$\mu$" if single else r"$\pm\|\mu_g\|$", fontsize=10)
-    for place, kind in zip(axes[1:], ("density", "log density"), strict=False):
+    for panel, kind in zip(axes[1:], ("density", "log density"), strict=False):
         for (label, log_density), colour in zip(priors.items(), _colours(len(priors)), strict=True):
             logs = log_density(lengths)
             values = logs.exp() if kind == "density" else logs
-            place.plot(array(lengths), array(values), color=colour, linewidth=1.6, label=label)
+            panel.plot(array(lengths), array(values), color=colour, linewidth=1.6, label=label)
             if kind == "density":
-                place.fill_between(array(lengths), array(values), color=colour, alpha=0.12, linewidth=0)
-        place.set_title(f"{kind} of {of}" + ("" if single else ", along a line"), fontsize=10.5, pad=12)
-        place.set_xlabel("$w$" if single else r"$\pm\|w_g\|$", fontsize=10)
-        place.set_ylabel("nats" if kind == "log density" else "", fontsize=10)
-        plain(place)
+                panel.fill_between(array(lengths), array(values), color=colour, alpha=0.12, linewidth=0)
+        panel.set_title(f"{kind} of {of}" + ("" if single else ", along a line"), fontsize=10.5, pad=12)
+        panel.set_xlabel("$w$" if single else r"$\pm\|w_g\|$", fontsize=10)
+        panel.set_ylabel("nats" if kind == "log density" else "", fontsize=10)
+        plain(panel)
     if priors:
         axes[1].set_ylim(bottom=0.0)
     if len(priors) > 1:
@@ -76,18 +76,18 @@ def signals_figure(runs: Mapping[str, Sequence[Signals]], path: Path, *, title: 
     """
     figure, axes = panels(1, 2, size=(4.8, 3.6))
     for (label, several), colour in zip(runs.items(), (BLUE, BLACK, ORANGE), strict=False):
-        for place, part in zip(axes, ("variance", "correlation"), strict=True):
-            drawn = torch.stack([getattr(one, part) for one in several])  # (networks, layers)
+        for panel, part in zip(axes, ("variance", "correlation"), strict=True):
+            drawn = torch.stack([getattr(signals, part) for signals in several])  # (networks, layers)
             expected = getattr(several[0], f"mean_field_{part}")
             layers = array(torch.arange(len(expected), device="cpu"))
             bars = array(drawn.std(0) / math.sqrt(len(several))) if len(several) > 1 else None
-            place.plot(layers, array(expected), color=colour, linewidth=1.4, label=label)
-            place.errorbar(layers, array(drawn.mean(0)), bars, color=colour, fmt="o", markersize=2.6, elinewidth=0.7)
+            panel.plot(layers, array(expected), color=colour, linewidth=1.4, label=label)
+            panel.errorbar(layers, array(drawn.mean(0)), bars, color=colour, fmt="o", markersize=2.6, elinewidth=0.7)
     axes[0].set_yscale("log")  # without biases q falls or grows exponentially
-    for place, name in zip(axes, ("variance $q$ of pre-activations", "correlation $c$ of two inputs"), strict=True):
-        place.set_title(name, fontsize=10.5)
-        place.set_xlabel("layer", fontsize=10)
-        plain(place)
+    for panel, name in zip(axes, ("variance $q$ of pre-activations", "correlation $c$ of two inputs"), strict=True):
+        panel.set_title(name, fontsize=10.5)
+        panel.set_xlabel("layer", fontsize=10)
+        plain(panel)
     _legend_below(figure, axes[0])
     figure.suptitle(title, fontsize=11.5)
     save(figure, path)
@@ -105,15 +105,15 @@ def penalty_along(penalty: Penalty, lengths: Tensor, scale: float, group: tuple[
 
 
 def _draw_penalty(
-    place: "Axes",
+    panel: "Axes",
     penalty: Penalty,
     family: Family,
     nearest: Divergence | None,
-    of: str,
+    near_to: str,
     lengths: Tensor,
     group: tuple[int, int],
 ) -> None:
-    """r less the constant that brings it nearest to the KL, where there is one; a colour for each scale."""
+    """Draw r less the constant that brings it nearest to the KL, if any, in a colour for each scale."""
     values = torch.stack([penalty_along(penalty, lengths, scale, group) for scale in family.scales])
     colours = _colours(len(family.scales))
     is_kl = isinstance(penalty, Divergence) and family.scales != (0.0,)
@@ -122,34 +122,31 @@ def _draw_penalty(
         values = values - (values - others).mean()
         for scale, colour, other in zip(family.scales, colours, others, strict=True):
             label = rf"KL, $\sigma$ = {scale:g}"
-            place.plot(array(lengths), array(other), color=colour, linewidth=3.2, alpha=0.45, label=label)
+            panel.plot(array(lengths), array(other), color=colour, linewidth=3.2, alpha=0.45, label=label)
     varies = len(values) > 1 and not torch.allclose(values, values[:1].expand_as(values))
     letter = "KL" if is_kl else "$r$"
     labels = [rf"{letter}, $\sigma$ = {scale:g}" for scale in family.scales] if varies else [letter]
     for label, colour, value in zip(labels, colours if varies else [BLACK], values, strict=False):
         style = "dashed" if nearest is not None else "solid"
-        place.plot(array(lengths), array(value), color=colour, linestyle=style, linewidth=1.6, label=label)
-    beside = "" if nearest is None else f" $r - K$ beside the KL to {of}"
-    place.set_title("KL to the prior" if is_kl else f"penalty{beside}", fontsize=10.5, pad=12)
-    place.set_ylabel("nats", fontsize=10)
-    plain(place)
+        panel.plot(array(lengths), array(value), color=colour, linestyle=style, linewidth=1.6, label=label)
+    beside = "" if nearest is None else f" $r - K$ beside the KL to {near_to}"
+    panel.set_title("KL to the prior" if is_kl else f"penalty{beside}", fontsize=10.5, pad=12)
+    panel.set_ylabel("nats", fontsize=10)
+    plain(panel)
 
 
-def _legend_below(figure: "Figure", place: "Axes") -> None:
-    """The lines of one panel, told under all of them."""
-    lines = [line for line in place.get_lines() if not str(line.get_label()).startswith("_")]  # not those of error bars
+def _legend_below(figure: "Figure", panel: "Axes") -> None:
+    """Draw a legend of the lines of a panel below the figure."""
+    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # not those of error bars
     labels = [str(line.get_label()) for line in lines]
     figure.legend(lines, labels, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
 
 
 def _half_range(priors: Mapping[str, LogDensity]) -> float:
-    """How far from 0 the densities are worth being shown."""
+    """The distance from 0 within which the densities are not negligible."""
     halves = torch.logspace(-4, 4, 801, dtype=torch.float64, device="cpu")
-    found = [
-        float(halves[torch.maximum(logs, mirrored) > torch.maximum(logs, mirrored).max() - _DROP].max())
-        for logs, mirrored in ((one(halves), one(-halves)) for one in priors.values())
-    ]
-    return max(found, default=_REACH)
+    larger = [torch.maximum(log_density(halves), log_density(-halves)) for log_density in priors.values()]
+    return max((float(halves[logs > logs.max() - _DROP].max()) for logs in larger), default=_REACH)
 
 
 def _colours(count: int) -> list[str]:

@@ -16,15 +16,15 @@ from posterity.special.functions import complex_expm1, complex_log1p
 from posterity.theory.activations import Activation, Moments
 from posterity.theory.neurons import Neurons
 
-_LEAST = 1e-30  # a scale of pre-activations that is positive at inputs of zero, too
+_LEAST = 1e-30  # keeps scales of pre-activations positive at inputs of zero
 _BUDGET = 2**12  # characteristic functions at a time, each of which holds some hundred numbers
 
 
 @dataclass(frozen=True, eq=False)
 class OutputLaw:
-    """f(x) = (1/N) sum over j of a_j sigma(<b_j, x>) at rows x, for N = `width` independent neurons distributed as nu.
+    """The law of f(x) = (1/N) sum over j of a_j sigma(<b_j, x>) at rows x, for N = `width` independent neurons of nu.
 
-    `width` (...) broadcasts with the leading axes of the neurons: all widths at once. An infinite one gives E f.
+    `width` (...) broadcasts with the leading axes of the neurons: all widths at once. At infinite width f is E f.
     """
 
     neurons: Neurons
@@ -40,7 +40,7 @@ class OutputLaw:
 
     @cached_property
     def moments(self) -> Moments:
-        """Of sigma(<b, x>), (..., J, P) each."""
+        """Moments of sigma(<b, x>), (..., J, P) each."""
         return self.activation.moments(*self.pre_activations)
 
     @cached_property
@@ -76,37 +76,35 @@ class OutputLaw:
     def log_characteristic(self, times: Tensor) -> Tensor:
         """log E exp(i t (f - E f)) = N times the average of log E exp(i (t/N) (phi - E phi)), (T,) -> (..., P, T).
 
-        For one output. Zero at infinite width, to which it goes as 1/N.
+        For one output. It vanishes as 1/N, and at infinite width.
         """
         width = self.width[..., None, None, None]  # against (..., J, P, T)
         mean, scale = (value.unsqueeze(-1) for value in self.pre_activations)
-        outer_mean, outer_scale = (
-            value.unsqueeze(-1) for value in (self.neurons.outer_mean, self.neurons.outer_scale)
-        )  # (..., J, 1, 1)
-        of_a_row = (mean[..., :1, :] + width).numel()
-        rows = max(1, min(_BUDGET // of_a_row, len(self.inputs)))
+        outer_mean, outer_scale = self.neurons.outer_mean.unsqueeze(-1), self.neurons.outer_scale.unsqueeze(-1)
+        per_row = (mean[..., :1, :] + width).numel()
+        rows = max(1, min(_BUDGET // per_row, len(self.inputs)))
         blocks = []
         for row_mean, row_scale in zip(torch.split(mean, rows, -2), torch.split(scale, rows, -2), strict=True):
             pieces = []
-            for part in torch.split(times, max(1, _BUDGET // (rows * of_a_row))):
-                found = self.activation.characteristic(outer_mean, outer_scale, row_mean, row_scale, part / width)
-                pieces.append(self.neurons.average(complex_log1p(found), behind=2))
+            for part in torch.split(times, max(1, _BUDGET // (rows * per_row))):
+                values = self.activation.characteristic(outer_mean, outer_scale, row_mean, row_scale, part / width)
+                pieces.append(self.neurons.average(complex_log1p(values), behind=2))
             blocks.append(torch.cat(pieces, -1))
         finite = torch.where(self.width.isinf(), torch.zeros_like(self.width), self.width)
         return torch.cat(blocks, -2) * finite[..., None, None]
 
 
 class Loss(ABC):
-    """l(f, y) = -log p(y | f) - log Z for rows of outputs f (..., P, C), convex and smooth in f."""
+    """A loss l(f, y) = -log p(y | f) - log Z of rows of outputs f (..., P, C), convex and smooth in f."""
 
     @property
     @abstractmethod
     def smoothness(self) -> float:
-        """beta: no eigenvalue of the curvature is larger, at any f."""
+        """The largest eigenvalue beta of the curvature over all f."""
 
     @abstractmethod
     def checked(self, targets: Tensor, outputs: int) -> Tensor:
-        """The targets as the other functions take them, or a ValueError that says what is wrong with them."""
+        """Convert targets to the form that the other functions take; raise a ValueError if that is impossible."""
 
     @abstractmethod
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -118,15 +116,15 @@ class Loss(ABC):
 
     @abstractmethod
     def curvature(self, outputs: Tensor) -> Tensor:
-        """Hessian of l in f, (..., P, C, C); that of these losses does not depend on the target."""
+        """Hessian of l in f, (..., P, C, C), which does not depend on the target for these losses."""
 
-    @abstractmethod
     def excess(self, law: OutputLaw) -> Tensor:
-        """E l(f, y) - l(E f, y) under the law of f, (..., P): at least 0; not the difference of the two."""
+        """E l(f, y) - l(E f, y) >= 0 under the law of f, (..., P), without subtraction; here to second order."""
+        return self.second_order(law)
 
-    @abstractmethod
     def log_normaliser(self, outputs: int) -> float:
-        """log Z of one row: log p(y | f) = -l(f, y) - log Z."""
+        """log Z of one row, log p(y | f) = -l(f, y) - log Z; here 0."""
+        return 0.0
 
     def second_order(self, law: OutputLaw) -> Tensor:
         """1/2 tr(curvature at E f times Cov f), (..., P): the excess up to O(1/N^2)."""
@@ -184,13 +182,12 @@ class Logistic(Loss):
 
     **Math**: log cosh(f/2) is the integral over t > 0 of (1 - cos(t f)) / (t sinh(pi t)), so that with m = E f and
     c(t) = E exp(i t (f - m)) the excess E l - l(m) is that of -Re(e^(i t m) (c(t) - 1)) / (t sinh(pi t)), whatever y
-    is. The characteristic function c is a product over the neurons. By the midpoint rule, whose error falls as exp(-2
-    pi / step) for a function that is analytic near the real axis.
+    is. The characteristic function c is a product over the neurons. The midpoint rule has an error of exp(-2 pi / step)
+    for a function that is analytic near the real axis.
 
-    **Limit**: exact to 1e-10 of its value while m is not so far out that the excess itself is below 1e-6.
+    **Limit**: a relative error of 1e-10 where the excess is above 1e-6.
 
-    **Cost**: a hundred times (more where |f| is large), at each of which every neuron has a characteristic function of
-    every row.
+    **Cost**: a characteristic function of every neuron and row at a hundred values of t (more where |f| is large).
 
     **References**: Gradshteyn and Ryzhik, 3.981.1, for the derivative in f: tanh(f/2) / 2 is the sine transform of
     1 / sinh(pi t).
@@ -224,19 +221,16 @@ class Logistic(Loss):
 
     def excess(self, law: OutputLaw) -> Tensor:
         mean = law.mean  # (..., P, 1)
-        with torch.no_grad():  # steps that follow the turns of e^(i t f)
+        with torch.no_grad():  # the step resolves the oscillation of e^(i t f)
             reach = (mean.squeeze(-1).abs() + 8.0 * law.total_variance.sqrt()).max().item()
         count = math.ceil(_LAST * (_DECAY + reach) / (2.0 * math.pi))
         step = _LAST / count
         times = step * (torch.arange(count, dtype=torch.float64, device=mean.device) + 0.5)
         logarithm = law.log_characteristic(times)  # (..., P, T)
         difference = complex_expm1(logarithm.real, logarithm.imag)
-        turn = times * mean
-        integrand = turn.sin() * difference.imag - turn.cos() * difference.real
+        phase = times * mean
+        integrand = phase.sin() * difference.imag - phase.cos() * difference.real
         return (integrand * (step / (times * torch.sinh(math.pi * times)))).sum(-1)
-
-    def log_normaliser(self, outputs: int) -> float:
-        return 0.0
 
 
 @dataclass(frozen=True)
@@ -245,8 +239,7 @@ class Softmax(Loss):
 
     **Math**: the excess to second order, 1/2 tr((diag p - p p^T) Cov f) with p = softmax(E f).
 
-    **Limit**: the error is O(1/N^2), beside an excess of O(1/N). `sampled_excess` has the rest, with its standard
-    error.
+    **Limit**: the error is O(1/N^2), beside an excess of O(1/N). `sampled_excess` estimates the rest.
 
     >>> Softmax().value(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
@@ -271,18 +264,11 @@ class Softmax(Loss):
         return outputs.logsumexp(-1) - chosen
 
     def slope(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        indicator = torch.nn.functional.one_hot(targets, outputs.shape[-1])
-        return torch.softmax(outputs, -1) - indicator.to(outputs.dtype)
+        return torch.softmax(outputs, -1) - F.one_hot(targets, outputs.shape[-1]).to(outputs.dtype)
 
     def curvature(self, outputs: Tensor) -> Tensor:
         probabilities = torch.softmax(outputs, -1)
         return torch.diag_embed(probabilities) - probabilities.unsqueeze(-1) * probabilities.unsqueeze(-2)
-
-    def excess(self, law: OutputLaw) -> Tensor:
-        return self.second_order(law)
-
-    def log_normaliser(self, outputs: int) -> float:
-        return 0.0
 
 
 _DRAWS_BUDGET = 2**21  # numbers of a block of draws
@@ -296,7 +282,7 @@ class Sampled(NamedTuple):
 
 
 def sampled_excess(loss: Loss, law: OutputLaw, targets: Tensor, draws: int, key: Key) -> Sampled:
-    """E l(f, y) - l(E f, y) for each row, from `draws` networks of the law's width.
+    """Estimate E l(f, y) - l(E f, y) for each row from `draws` networks of the law's width.
 
     **Math**: with d = f - E f, g and H the slope and curvature of l at E f, the average of l(f) - l(E f) - <g, d> -
     d^T H d / 2 over draws, plus 1/2 tr(H Cov f). What is averaged is of third order in d: O(N^-3/2), where l itself
@@ -310,35 +296,28 @@ def sampled_excess(loss: Loss, law: OutputLaw, targets: Tensor, draws: int, key:
     positive_whole("sampled_excess: draws", draws)
     mean, curvature = law.mean, loss.curvature(law.mean)
     base, slope = loss.value(mean, targets), loss.slope(mean, targets)
+    neurons, (rows, inputs), kinds = law.neurons, law.inputs.shape, _kinds(law.neurons, law.width)
+    block = max(1, _DRAWS_BUDGET // (len(kinds) * (rows + inputs + neurons.num_outputs)))
+
+    def drawn(centres: Tensor, scales: Tensor, count: int, key: Key) -> Tensor:
+        shape = (count, len(kinds), centres.shape[-1])
+        return centres[kinds] + scales[kinds] * key.normal(shape, torch.float64, centres.device)
+
     residuals = []
-    for outputs in _outputs(law, draws, key):  # (S, P, C)
+    for start in range(0, draws, block):
+        count, own = min(block, draws - start), key.fold(start)
+        outer = drawn(neurons.outer_mean, neurons.outer_scale, count, own.fold("outer"))
+        inner = drawn(neurons.inner_mean, neurons.inner_scale, count, own.fold("inner"))
+        outputs = law.activation(inner @ law.inputs.mT).mT @ outer / len(kinds)  # (S, P, C)
         deviation = outputs - mean
-        bent = (deviation * (curvature @ deviation.unsqueeze(-1)).squeeze(-1)).sum(-1)
-        residuals.append(loss.value(outputs, targets) - base - (slope * deviation).sum(-1) - 0.5 * bent)
+        quadratic = (deviation * (curvature @ deviation.unsqueeze(-1)).squeeze(-1)).sum(-1)
+        residuals.append(loss.value(outputs, targets) - base - (slope * deviation).sum(-1) - 0.5 * quadratic)
     rest = torch.cat(residuals)  # (draws, P)
     return Sampled(rest.mean(0) + loss.second_order(law), rest.std(0) / draws**0.5)
 
 
-def _outputs(law: OutputLaw, draws: int, key: Key) -> list[Tensor]:
-    """f at the law's rows for so many networks, in blocks (S, P, C)."""
-    kinds = _kinds(law.neurons, law.width)
-    neurons, (rows, inputs), width = law.neurons, law.inputs.shape, len(kinds)
-    block, found = max(1, _DRAWS_BUDGET // (width * (rows + inputs + neurons.num_outputs))), []
-    for start in range(0, draws, block):
-        count, own = min(block, draws - start), key.fold(start)
-        outer, inner = (
-            mean[kinds] + scale[kinds] * own.fold(name).normal((count, width, size), torch.float64, mean.device)
-            for name, mean, scale, size in (
-                ("outer", neurons.outer_mean, neurons.outer_scale, neurons.num_outputs),
-                ("inner", neurons.inner_mean, neurons.inner_scale, inputs),
-            )
-        )
-        found.append(law.activation(inner @ law.inputs.mT).mT @ outer / width)
-    return found
-
-
 def _kinds(neurons: Neurons, width: Tensor) -> Tensor:
-    """The number of the kind of each of the N neurons, (N,)."""
+    """The index of the kind of each of the N neurons, (N,)."""
     shares = neurons.average(torch.eye(neurons.count, dtype=torch.float64, device=neurons.inner_mean.device), behind=1)
     copies = shares * width
     whole = copies.round()

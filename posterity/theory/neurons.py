@@ -10,7 +10,7 @@ from posterity.priors import Normal
 
 
 def parts(theta: Tensor, outputs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Outer means, outer scales (..., C), inner means and inner scales (..., D) in rows (..., 2 (C + D))."""
+    """Split rows (..., 2 (C + D)) into outer means and scales (..., C), and inner means and scales (..., D)."""
     inputs = theta.shape[-1] // 2 - outputs
     pieces = torch.split_with_sizes(theta, [outputs, outputs, inputs, inputs], -1)
     return pieces[0], pieces[1], pieces[2], pieces[3]
@@ -22,12 +22,12 @@ class Neurons:
 
     A neuron a sigma(<b, x>) has outer weights a ~ N(outer_mean, outer_scale^2) (..., J, C) and inner weights b ~
     N(inner_mean, inner_scale^2) (..., J, D), all independent. `shares` (..., J) add up to 1 (1/J each by default): a
-    network of width N has N share_j neurons of kind j, so that one nu stands for networks of every width at which these
-    are whole numbers (between, the formulas go on without a network). The leading axes are for many such distributions
-    at once. Everything is kept in float64.
+    network of width N has N share_j neurons of kind j, so that one nu describes networks of every width at which these
+    are whole numbers (the formulas also hold in between, where no network exists). Leading axes hold many such
+    distributions at once. All tensors are float64.
 
-    >>> one = Neurons(torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, 2), torch.ones(1, 2))
-    >>> one.theta
+    >>> neuron = Neurons(torch.ones(1, 1), torch.ones(1, 1), torch.zeros(1, 2), torch.ones(1, 2))
+    >>> neuron.theta
     tensor([[1., 1., 0., 0., 1., 1.]], dtype=torch.float64)
     """
 
@@ -55,13 +55,11 @@ class Neurons:
                 "Neurons.outer_mean and inner_mean must be of the same neurons, (..., J, C) and (..., J, D). "
                 f"Got {shown(self.outer_mean)} and {shown(self.inner_mean)}."
             )
-        if self.shares is not None:
-            self._check_shares(self.shares)
-
-    def _check_shares(self, shares: Tensor) -> None:
-        total = shares.sum(-1)
+        shares = self.shares
+        if shares is None:
+            return
         good = shares.shape[-1:] == self.inner_mean.shape[-2:-1] and bool((shares >= 0.0).all())
-        if not good or not bool(((total - 1.0).abs() <= 1e-9).all()):
+        if not good or not bool(((shares.sum(-1) - 1.0).abs() <= 1e-9).all()):
             raise ValueError(
                 f"Neurons.shares must be (..., {self.inner_mean.shape[-2]}), of at least 0 and with the sum 1. "
                 f"Got {shown(shares)}."
@@ -69,7 +67,7 @@ class Neurons:
 
     @classmethod
     def from_theta(cls, theta: Tensor, outputs: int = 1, shares: Tensor | None = None) -> "Neurons":
-        """Neurons from rows (..., J, 2 (C + D)): outer means, outer scales, inner means, inner scales."""
+        """Build neurons from rows (..., J, 2 (C + D)): outer means, outer scales, inner means, inner scales."""
         size = theta.shape[-1] - 2 * outputs if theta.dim() else 0
         if theta.dim() < 2 or size < 2 or size % 2:
             raise ValueError(
@@ -84,20 +82,19 @@ class Neurons:
 
     @property
     def count(self) -> int:
-        """J, the number of kinds of neurons."""
+        """The number J of kinds of neurons."""
         return int(self.inner_mean.shape[-2])
 
     @property
     def num_outputs(self) -> int:
-        """C."""
+        """The number C of outputs."""
         return int(self.outer_mean.shape[-1])
 
     def average(self, values: Tensor, behind: int = 0) -> Tensor:
-        """The integral over nu of values (..., J, *rest), where `rest` has the number of axes that is `behind`."""
-        axis = -1 - behind
+        """Integrate values (..., J, *rest) over nu, where `rest` has `behind` axes."""
         if self.shares is None:
-            return values.mean(axis)
-        return (values * self.shares.reshape(*self.shares.shape, *([1] * behind))).sum(axis)
+            return values.mean(-1 - behind)
+        return (values * self.shares.reshape(*self.shares.shape, *([1] * behind))).sum(-1 - behind)
 
 
 @dataclass(frozen=True)
@@ -117,10 +114,10 @@ class NeuronPrior:
     def __post_init__(self) -> None:
         positive("NeuronPrior.outer_scale", self.outer_scale)
         positive("NeuronPrior.inner_scale", self.inner_scale)
-        Normal(self.outer_scale, self.outer_mean)  # says what is wrong with a mean
+        Normal(self.outer_scale, self.outer_mean)  # checks the mean
 
     def kl(self, neurons: Neurons) -> Tensor:
-        """KL(q_theta || P0) of each neuron, (..., J), with all its digits near the prior."""
+        """KL(q_theta || P0) of each neuron, (..., J), without cancellation near the prior."""
         outer = Normal(self.outer_scale, self.outer_mean).kl(neurons.outer_mean, neurons.outer_scale)
         return outer + Normal(self.inner_scale).kl(neurons.inner_mean, neurons.inner_scale)
 

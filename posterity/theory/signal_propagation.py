@@ -1,4 +1,4 @@
-"""How the size and the likeness of two inputs change with depth in random networks, drawn and in theory."""
+"""Variance and correlation of two inputs by depth in random networks: drawn, and in the limit of infinite width."""
 
 import math
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from posterity.numerics.random import Key
 from posterity.special.activations import activation_function
 from posterity.special.quadrature import normal_expectation
 
-_INNER = 600  # nodes within one input, an even number: none on a kink at zero
-_OUTER = 151  # nodes of what both inputs share
+_INNER = 600  # nodes for the part of one input alone, an even number: none on a kink at zero
+_OUTER = 151  # nodes for the part that both inputs share
 
 
 class Signals(NamedTuple):
-    """By layer, (depth + 1,) in float64 on the CPU, that of the inputs first: drawn, and for infinite width.
+    """Variance and correlation by layer, (depth + 1,) in float64 on the CPU, the inputs first: drawn, and mean-field.
 
     `variance` is the mean square of a layer's pre-activations, `correlation` the cosine between those of two inputs.
     """
@@ -39,15 +39,15 @@ def signal_propagation(
     correlation: float = 0.5,
     key: Key | None = None,
 ) -> Signals:
-    """Sends two inputs of this `variance` and `correlation` through a network of random weights; gives `Signals`.
+    """Send two inputs of this `variance` and `correlation` through a network of random weights.
 
     **Math**: h' = W phi(h) + b with W ~ N(0, weight_variance / width), b ~ N(0, bias_variance), beside the recursion of
     infinite width q' = sigma_w^2 E phi(u)^2 + sigma_b^2, c' q' = sigma_w^2 E phi(u) phi(v) + sigma_b^2 for u, v normal
-    with variance q and correlation c. c leaves its fixed point by chi each layer, so that on the edge of chaos
-    (`EdgeOfChaos`), where chi = 1, it converges slowest: no exponential does. The same holds for q without biases.
+    with variance q and correlation c. Deviations of c from its fixed point grow by chi a layer, so that on the edge of
+    chaos (`EdgeOfChaos`), where chi = 1, it converges slower than exponentially. The same holds for q without biases.
 
     **Limit**: one draw of a network, whose q and c scatter by about 1 / sqrt(width) a layer, and these errors add up
-    where nothing decays. The recursion is exact to quadrature, 1e-6 for activations with no kinks but at zero.
+    where chi = 1. The recursion is exact to quadrature, 1e-6 for activations with no kinks but at zero.
 
     **Cost**: depth products of width^2; 1e5 evaluations of the activation a layer for the recursion.
 
@@ -76,20 +76,34 @@ def signal_propagation(
     expected = [(variance, correlation)]
     for _ in range(depth):
         expected.append(_next(function, *expected[-1], weight_variance, bias_variance))
-    drawn = _drawn(function, variance, correlation, weight_variance, bias_variance, width, depth, key or Key(0))
-    return Signals(*drawn, *torch.tensor(expected, dtype=torch.float64, device="cpu").unbind(-1))
+    key = key or Key(0)
+    first, second = torch.linalg.qr(key.fold("inputs").normal((width, 2), torch.float64, "cpu"))[0].T * math.sqrt(width)
+    second = correlation * first + math.sqrt(1.0 - correlation * correlation) * second
+    states = math.sqrt(variance) * torch.stack([first, second])  # (2, width)
+    drawn = []
+    for layer in range(depth + 1):
+        if layer:
+            weights = key.fold(layer).fold("weights").normal((width, width), torch.float64, "cpu")
+            biases = key.fold(layer).fold("biases").normal((width,), torch.float64, "cpu")
+            scale = math.sqrt(weight_variance / width)
+            with torch.no_grad():
+                states = scale * function(states.clone()) @ weights.T + math.sqrt(bias_variance) * biases
+        cosine = torch.cosine_similarity(states[0], states[1], dim=0, eps=1e-300)
+        drawn.append(torch.stack([states.square().mean(-1).mean(), cosine]))
+    recursion = torch.tensor(expected, dtype=torch.float64, device="cpu")
+    return Signals(*torch.stack(drawn).unbind(-1), *recursion.unbind(-1))
 
 
 def _next(
     function: Callable[[Tensor], Tensor], q: float, c: float, weight_variance: float, bias_variance: float
 ) -> tuple[float, float]:
-    """q and c one layer on.
+    """q and c of the next layer.
 
-    Two normals of correlation c are sqrt(|c|) times what they share, plus parts of their own; given the former,
+    Two normals of correlation c are sqrt(|c|) times a shared normal plus independent parts; given the shared one,
     phi(u) and phi(v) are independent. So kinks are met in one dimension only, where nodes crowd around zero.
     """
     if q < torch.finfo(torch.float64).tiny:
-        return 0.0, c  # nothing is left to go on
+        return 0.0, c  # the signal has died out
     zero = torch.zeros((), dtype=torch.float64, device="cpu")
     square = normal_expectation(lambda x: function(x).square(), zero, zero + math.sqrt(q), _INNER, width=0.0)
     own = torch.full((_OUTER,), math.sqrt(q * (1.0 - abs(c))), dtype=torch.float64, device="cpu")
@@ -104,30 +118,3 @@ def _next(
     if variance == 0.0:
         return 0.0, c
     return variance, max(-1.0, min(1.0, (weight_variance * float(both) + bias_variance) / variance))
-
-
-def _drawn(
-    function: Callable[[Tensor], Tensor],
-    q: float,
-    c: float,
-    weight_variance: float,
-    bias_variance: float,
-    width: int,
-    depth: int,
-    key: Key,
-) -> tuple[Tensor, Tensor]:
-    """q and c of every layer of one network, the inputs having them exactly."""
-    first, second = torch.linalg.qr(key.fold("inputs").normal((width, 2), torch.float64, "cpu"))[0].T * math.sqrt(width)
-    states = math.sqrt(q) * torch.stack([first, c * first + math.sqrt(1.0 - c * c) * second])  # (2, width)
-    found = []
-    for layer in range(depth + 1):
-        if layer:
-            weights = key.fold(layer).fold("weights").normal((width, width), torch.float64, "cpu")
-            biases = key.fold(layer).fold("biases").normal((width,), torch.float64, "cpu")
-            scale = math.sqrt(weight_variance / width)
-            with torch.no_grad():
-                states = scale * function(states.clone()) @ weights.T + math.sqrt(bias_variance) * biases
-        squares = states.square().mean(-1)
-        found.append(torch.stack([squares.mean(), torch.cosine_similarity(states[0], states[1], dim=0, eps=1e-300)]))
-    variance, correlation = torch.stack(found).unbind(-1)
-    return variance, correlation

@@ -40,8 +40,8 @@ class WideProblem:
     neurons in a compact set. Without one, F of the rectifier need not have a maximum at small tau: neurons k times as
     large, of which there are k^2 times fewer, do the same at no more cost, and there F'(nu) grows as k^2.
 
-    **Cost**: that of the moments, rows times kinds of neurons, whatever the width. Widths, temperatures and leading
-    axes of the neurons broadcast: all at once.
+    **Cost**: moments of every kind of neuron at every row, whatever the width. Widths, temperatures and leading axes
+    of the neurons broadcast.
 
     **References**: Huix, Majewski, Durmus, Moulines and Korba (2022), Variational inference of overparameterized
     Bayesian neural networks: a theoretical and empirical study.
@@ -69,7 +69,7 @@ class WideProblem:
 
     @property
     def num_data(self) -> int:
-        """p."""
+        """The number p of rows."""
         return len(self.inputs)
 
     def law(self, neurons: Neurons, width: float | Tensor) -> OutputLaw:
@@ -85,7 +85,7 @@ class WideProblem:
         return OutputLaw(neurons, self.activation, self.inputs, widths)
 
     def excess_terms(self, neurons: Neurons, width: float | Tensor) -> Tensor:
-        """G^N - G~ for each row, (..., P), with its digits however small it is."""
+        """G^N - G~ for each row, (..., P), computed without the difference of the two."""
         return self.loss.excess(self.law(neurons, width))
 
     def limit_terms(self, neurons: Neurons) -> Tensor:
@@ -98,7 +98,7 @@ class WideProblem:
         return self.loss.value(law.mean, self._targets(neurons)) + self.loss.excess(law)
 
     def kl(self, neurons: Neurons) -> Tensor:
-        """KL(q_theta || P0) averaged over nu, (...): that of the network is N times it."""
+        """KL(q_theta || P0) averaged over nu, (...): 1 / N of the KL of the network."""
         return neurons.average(self.prior.kl(neurons))
 
     def elbo(self, neurons: Neurons, width: float | Tensor, eta: float | Tensor = 1.0) -> Tensor:
@@ -137,10 +137,8 @@ class WideProblem:
         """
         with torch.enable_grad():
             theta = neurons.theta.detach().requires_grad_()
-            moving = Neurons.from_theta(theta, neurons.num_outputs)
-            value = self.first_variation(neurons, moving, tau).sum()
-            (gradient,) = torch.autograd.grad(value, theta)
-        return gradient
+            value = self.first_variation(neurons, Neurons.from_theta(theta, neurons.num_outputs), tau).sum()
+            return torch.autograd.grad(value, theta)[0]
 
     def eta(self, tau: float | Tensor, width: float | Tensor) -> Tensor:
         """The balanced temperature tau p/N."""
@@ -161,16 +159,16 @@ class WideProblem:
         return torch.as_tensor(value, dtype=torch.float64, device=self.inputs.device)
 
 
-_FLAT = 1e-8  # least curvature that a step believes, relative to the largest
-_ROUNDING = 1e-14  # differences of the objective that say nothing
+_FLAT = 1e-8  # least curvature of a step, relative to the largest
+_ROUNDING = 1e-14  # differences of the objective below this are rounding
 _HALVINGS = 40
 _LONGEST = 2.0  # change of a mean or of a scale's log in one step
 
 
 class Optimum(NamedTuple):
-    """Where the search ended, for each of the leading axes (...)."""
+    """The end of the search, for each of the leading axes (...)."""
 
-    neurons: Neurons  # with shares as they were
+    neurons: Neurons  # with the shares of the start
     gradient: Tensor  # (...), the largest entry, of -elbo / (eta N) in means and logs of scales
     rounds: int
 
@@ -178,40 +176,39 @@ class Optimum(NamedTuple):
 def optimum(
     problem: WideProblem, start: Neurons, width: float | Tensor, tau: float | Tensor, *, rounds: int = 200
 ) -> Optimum:
-    """A maximum of elbo / p = -(1/p) sum G^N - tau KL over the parameters of the neurons, near `start`.
+    """Find a maximum of elbo / p = -(1/p) sum G^N - tau KL over the parameters of the neurons, near `start`.
 
-    Widths and temperatures (...) broadcast with the leading axes of `start`, and every combination has its own search,
-    all in one. The bound at a temperature eta is tau = `problem.tau(eta, width)`; an infinite width is the limit
-    `problem.balanced`. J kinds of neurons keep their shares; one kind is the optimum among networks of equal neurons,
-    which is a stationary point among all.
+    Widths and temperatures (...) broadcast with the leading axes of `start`; all combinations are searched at once. The
+    bound at a temperature eta is tau = `problem.tau(eta, width)`; an infinite width is the limit `problem.balanced`. J
+    kinds of neurons keep their shares; one kind is the optimum among networks of equal neurons, which is a stationary
+    point among all.
 
-    **Math**: Newton's method on KL + sum G^N / (p tau) in means and logs of scales; directions of negative curvature
-    are taken upside down, and steps are halved until they descend.
+    **Math**: Newton's method on KL + sum G^N / (p tau) in means and logs of scales, with absolute eigenvalues of the
+    Hessian; steps are halved until they descend.
 
-    **Limit**: a local maximum. The digits are those of float64: gradients end near 1e-15.
+    **Limit**: a local maximum, to the rounding of float64: gradients end near 1e-15.
 
     **Cost**: a round is one gradient for each parameter of the J neurons.
     """
     positive("optimum: tau", tau)
     positive_whole("optimum: rounds", rounds)
-    scale = torch.as_tensor(tau, dtype=torch.float64, device=problem.inputs.device)
-    widths = torch.as_tensor(width, dtype=torch.float64, device=problem.inputs.device)
+    scale, widths = problem._tensor(tau), problem._tensor(width)
     lead = torch.broadcast_shapes(scale.shape, widths.shape, start.inner_mean.shape[:-2])  # type: ignore[no-untyped-call]
     outputs, shape = start.num_outputs, start.theta.shape[-2:]
 
     def neurons(point: Tensor) -> Neurons:
-        return Neurons.from_theta(_swapped(point.reshape(*lead, *shape), outputs, torch.exp), outputs, start.shares)
+        theta = _scales_mapped(point.reshape(*lead, *shape), outputs, torch.exp)
+        return Neurons.from_theta(theta, outputs, start.shares)
 
     def objective(point: Tensor) -> Tensor:
-        place = neurons(point)
-        return problem.kl(place) + problem.data_terms(place, widths).mean(-1) / scale
+        candidate = neurons(point)
+        return problem.kl(candidate) + problem.data_terms(candidate, widths).mean(-1) / scale
 
-    point = _swapped(start.theta, outputs, torch.log).detach().expand(*lead, *shape).reshape(*lead, -1)
+    point = _scales_mapped(start.theta, outputs, torch.log).detach().expand(*lead, *shape).reshape(*lead, -1)
     value, gradient, curvature = _derivatives(objective, point)
     taken = 0
     while taken < rounds:
-        step = _newton(gradient, curvature)
-        moved = _descended(objective, point, value, gradient, step)
+        moved = _line_search(objective, point, value, gradient, _newton_step(gradient, curvature))
         before, taken = gradient.abs().amax(-1), taken + 1
         value, gradient, curvature = _derivatives(objective, moved)
         still = (moved - point).abs().amax(-1) <= _ROUNDING
@@ -222,26 +219,25 @@ def optimum(
     return Optimum(neurons(point), gradient.abs().amax(-1), taken)
 
 
-def _swapped(theta: Tensor, outputs: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """theta with its scales through a function."""
+def _scales_mapped(theta: Tensor, outputs: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a function to the scales in theta."""
     outer_mean, outer_scale, inner_mean, inner_scale = parts(theta, outputs)
-    return torch.cat([outer_mean, change(outer_scale), inner_mean, change(inner_scale)], -1)
+    return torch.cat([outer_mean, function(outer_scale), inner_mean, function(inner_scale)], -1)
 
 
 def _derivatives(objective: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value (...), gradient (..., K) and Hessian (..., K, K); the searches do not touch each other."""
+    """Value (...), gradient (..., K) and Hessian (..., K, K) of independent searches."""
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
         value = objective(leaf)
         (gradient,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
-        columns = [
-            torch.autograd.grad(gradient[..., k].sum(), leaf, retain_graph=True)[0] for k in range(point.shape[-1])
-        ]
+        entries = gradient.unbind(-1)
+        columns = [torch.autograd.grad(entry.sum(), leaf, retain_graph=True)[0] for entry in entries]
     return value.detach(), gradient.detach(), torch.stack(columns, -1)
 
 
-def _newton(gradient: Tensor, curvature: Tensor) -> Tensor:
-    """-|H|^-1 gradient, where |H| has the absolute eigenvalues of H, none of them tiny; shortened where it is long."""
+def _newton_step(gradient: Tensor, curvature: Tensor) -> Tensor:
+    """-|H|^-1 gradient, where |H| has the absolute eigenvalues of H, bounded below; entries are at most `_LONGEST`."""
     eigenvalues, vectors = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
     sizes = eigenvalues.abs()
     sizes = torch.maximum(sizes, _FLAT * sizes.amax(-1, keepdim=True))
@@ -249,16 +245,16 @@ def _newton(gradient: Tensor, curvature: Tensor) -> Tensor:
     return step * (_LONGEST / step.abs().amax(-1, keepdim=True).clamp_min(_LONGEST))
 
 
-def _descended(
+def _line_search(
     objective: Callable[[Tensor], Tensor], point: Tensor, value: Tensor, gradient: Tensor, step: Tensor
 ) -> Tensor:
-    """The point after the step, halved for each search until its objective falls (or could not be seen to)."""
+    """Return the point after the step, halved in each search until the objective falls or changes by rounding only."""
     promised = -(gradient * step).sum(-1)  # at least 0
     fraction, unseen = torch.ones_like(value), _ROUNDING * value.abs().clamp_min(1.0)
     for _ in range(_HALVINGS):
         with torch.no_grad():
             reached = objective(point + fraction.unsqueeze(-1) * step)
-        # not finite counts as no descent
+        # a value that is not finite is no descent
         good = (reached <= value - 1e-4 * fraction * promised) | ((promised <= unseen) & (reached <= value + unseen))
         if bool(good.all()):
             break
@@ -270,13 +266,13 @@ _NOTHING = 1e-12  # slopes below it are rounding
 
 
 class CollapseLaw(NamedTuple):
-    """KL(q* || P0) of the whole network is constant N^exponent for large N."""
+    """The law KL(q* || P0) = constant N^exponent of the whole network for large N."""
 
     exponent: int  # -1, or -3 where the prior's mean output is already optimal to first order
     constant: float
 
     def kl(self, width: Tensor) -> Tensor:
-        """The law at these widths."""
+        """KL(q* || P0) by the law at these widths."""
         return self.constant * width.to(torch.float64) ** self.exponent
 
 
@@ -299,25 +295,22 @@ def collapse_law(problem: WideProblem, outputs: int = 1) -> CollapseLaw:
 
 
 def _dual_norm(problem: WideProblem, prior: Neurons, limit: bool) -> float:
-    """The form in the gradient of sum G~, or of N times its excess to second order."""
+    """The quadratic form of `collapse_law` in the gradient of sum G~, or of N times its excess to second order."""
     with torch.enable_grad():
         leaf = prior.theta.detach().requires_grad_()
         neurons = Neurons.from_theta(leaf, prior.num_outputs)
         terms = problem.limit_terms(neurons) if limit else problem.loss.second_order(problem.law(neurons, 1.0))
         (gradient,) = torch.autograd.grad(terms.sum(), leaf)
     outer_mean, outer_scale, inner_mean, inner_scale = parts(gradient, prior.num_outputs)
-    total = 0.0
-    for mean, scale, own in (
-        (outer_mean, outer_scale, prior.outer_scale),
-        (inner_mean, inner_scale, prior.inner_scale),
-    ):
-        # d/dv = s0 d/ds at the prior
-        total += float((0.5 * (own * mean).square() + 0.25 * (own * scale).square()).sum())
-    return total
+
+    def form(mean: Tensor, scale: Tensor, own: Tensor) -> float:  # d/dv = s0 d/ds at the prior
+        return float((0.5 * (own * mean).square() + 0.25 * (own * scale).square()).sum())
+
+    return form(outer_mean, outer_scale, prior.outer_scale) + form(inner_mean, inner_scale, prior.inner_scale)
 
 
 def neurons_of(posterior: Posterior) -> Neurons:
-    """The neurons of a factorised Gaussian over the weights of a `MeanFieldNetwork`; members are a leading axis.
+    """Read the neurons of a factorised Gaussian over the weights of a `MeanFieldNetwork`; members are a leading axis.
 
     >>> import posterity as po
     >>> net = MeanFieldNetwork(inputs=2, width=3)
@@ -338,13 +331,13 @@ def neurons_of(posterior: Posterior) -> Neurons:
         raise ValueError(
             "neurons_of: all weights must be random, and nothing else. Fit without subset and learnt noise."
         )
-    parts = [joint.network.views(value.to(torch.float64)) for value in (posterior.mean, posterior.variance.sqrt())]
-    (inner_mean, outer_mean), (inner_scale, outer_scale) = parts
+    inner_mean, outer_mean = joint.network.views(posterior.mean.to(torch.float64))
+    inner_scale, outer_scale = joint.network.views(posterior.variance.sqrt().to(torch.float64))
     return Neurons(outer_mean.mT, outer_scale.mT, inner_mean, inner_scale)
 
 
 def problem_of(joint: Joint, inputs: Tensor, targets: Tensor) -> WideProblem:
-    """Loss, prior and activation of a joint over a `MeanFieldNetwork`, with the rows given, as a `WideProblem`.
+    """Convert a joint over a `MeanFieldNetwork`, with the given rows, to a `WideProblem`.
 
     Its constants are left out: E log p(D | w) = -sum G^N - p `loss.log_normaliser(outputs)`. The width is
     `joint.network.module.width`, and eta is `joint.tempering.eta`.
