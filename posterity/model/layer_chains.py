@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posterity.model.batch import Inputs
+from posterity.networks.convolutional import ResidualBlock
 from posterity.networks.layers import Erf, Scaled
-from posterity.networks.resnet import ResidualBlock
 
 # Layers that act on each number by itself, so that axes in front of the rows change nothing.
 ENTRYWISE = (
