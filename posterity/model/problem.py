@@ -1,4 +1,4 @@
-"""What a method asks of a problem, and whether rows and stored networks fit a model."""
+"""The protocol of a problem, and checks of rows and stored networks against a model."""
 
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,148 +18,119 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """A log density of flat theta (P,) or (M, P), in nats: what `Joint` and `Density` have in common.
+    """A log density of flat theta (P,) or (M, P), in nats: the common interface of `Joint` and `Density`.
 
-    A method written against it takes both. What needs a prior, a likelihood or layers asks for `as_joint`. What `Joint`
-    caches is Any here, because type checkers do not match a cached property with a property.
+    Methods are written against it; a method that needs a prior, a likelihood or layers calls `as_joint`. Cached
+    properties of `Joint` are Any here, because type checkers do not match a cached property with a property.
     """
 
     @property
     def network(self) -> Network | None:
         """The network; None for a `Density`."""
-        ...
 
     @property
     def layout(self) -> Any:
         """The `Layout` of theta: names and shapes."""
-        ...
 
     @property
     def size(self) -> int:
         """Length of theta."""
-        ...
 
     @property
     def num_weights(self) -> int:
         """Length of theta without the likelihood's learnt parameters."""
-        ...
 
     @property
     def num_random(self) -> int:
         """Number R of weights that have a distribution."""
-        ...
 
     @property
     def random(self) -> str | tuple[str, ...] | Tensor:
-        """The weights that have a distribution: patterns, or places in theta."""
-        ...
+        """The weights that have a distribution: patterns, or positions in theta."""
 
     @property
     def random_indices(self) -> Any:
-        """Places (R,) of the random weights in theta; None where all weights are random."""
-        ...
+        """Positions (R,) of the random weights in theta; None where all weights are random."""
 
     @property
     def num_data(self) -> int:
         """Number of rows; 1 for a `Density`."""
-        ...
 
     @property
     def num_members(self) -> Any:
         """M where the problem differs by member, else None."""
-        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of theta."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Device of theta."""
-        ...
 
     @property
     def tempering(self) -> Tempering:
         """Powers of likelihood and prior."""
-        ...
 
     @property
     def powers(self) -> Any:
         """(likelihood_power, prior_power), tensors (M,) where they differ by member."""
-        ...
 
     def as_joint(self, user: str, instead: str = "") -> "Joint":
         """The problem itself if it is a `Joint`; else a TypeError that names the user and what to use instead."""
-        ...
 
     def initial(self) -> Tensor:
         """Starting theta (P,)."""
-        ...
 
     def fresh(self, key: Key) -> Tensor:
         """A random starting theta (P,)."""
-        ...
 
     def member(self, index: int) -> "Problem":
         """The problem of one member."""
-        ...
 
     def narrowed(self, places: Tensor) -> "Problem":
-        """The problem over the single weights at these places of theta; the same where there are none."""
-        ...
+        """The problem over the single weights at these positions of theta; itself if there are none."""
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """theta as (weights (..., P), raw likelihood parameters (..., H)); a `Density` has H = 0."""
-        ...
 
     def fitted(self, theta: Tensor) -> "Problem":
-        """The problem with the learnt parameters of theta put in."""
-        ...
+        """The problem with its likelihood fixed at the learnt parameters of theta."""
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
         """Copies of the network's buffers, one for each member of theta (M, P); none without a network."""
-        ...
 
     def check_rows(self, data: Data) -> None:
         """BadData unless the network takes such rows and there are as many as the problem says."""
-        ...
 
     def checked(self, data: Data) -> Data:
         """The data, checked against the problem, with targets shaped for the likelihood; BadData if they do not fit."""
-        ...
 
     def log_likelihood(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """Untempered log-likelihood of all data, estimated from the batch."""
-        ...
 
     def log_prior(self, theta: Tensor) -> Tensor:
         """Untempered log prior."""
-        ...
 
     def log_density(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """Tempered log density, differentiable in theta."""
-        ...
 
     def value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the tempered log density."""
-        ...
 
     def data_value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """As `value_and_grad`, of the tempered log-likelihood alone."""
-        ...
+        """Value, gradient and buffers of the tempered log-likelihood alone; the gradient is in `out` if given."""
 
     def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """What can be told of the problem, as JSON and tensors."""
-        ...
+        """Describe the problem as JSON and tensors."""
 
 
 def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
-    """A one-line error unless the inputs are finite and have the model's dtype."""
+    """Raise BadData unless the inputs are finite and have the model's dtype."""
     for name, tensor in named_tensors(inputs).items():
         if tensor.is_floating_point():
             if tensor.dtype != dtype:
@@ -172,7 +143,7 @@ def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
 
 
 def checked_patterns(random: object) -> str | tuple[str, ...]:
-    """One name pattern, or a tuple of them from any list; a one-line error where they are something else, or none."""
+    """Return a name pattern, or a non-empty tuple of patterns; raise a ValueError for anything else."""
     if isinstance(random, str):
         return random
     if not isinstance(random, (list, tuple)) or not random or not all(isinstance(pattern, str) for pattern in random):
@@ -183,7 +154,7 @@ def checked_patterns(random: object) -> str | tuple[str, ...]:
 
 
 def example_output(network: Network, batch: Batch) -> Tensor:
-    """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
+    """Outputs (1, *event) of the batch's first row; raises BadData where the model does not accept it."""
     network = network.member(0)
     axis, count = 1 if batch.per_member else 0, min(batch.size, 2)
     few = batch.map(lambda tensor: tensor.narrow(axis, 0, count).to(network.device)).member(0)
@@ -209,8 +180,8 @@ def example_output(network: Network, batch: Batch) -> Tensor:
 
 
 def check_finite(name: str, tensor: Tensor, per_member: bool) -> None:
-    """A one-line error that names the first row with NaN or infinity."""
-    # A sum is thirty times as fast as a look at every entry; where it overflows, that look follows.
+    """Raise BadData that names the first row with NaN or infinity."""
+    # A sum is thirty times as fast as a test of every entry, which follows only where the sum is not finite.
     if bool(torch.isfinite(tensor.sum())):
         return
     bad = ~torch.isfinite(tensor)
@@ -224,7 +195,7 @@ def check_finite(name: str, tensor: Tensor, per_member: bool) -> None:
 
 
 def like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> Network:
-    """The network with the saved choice of weights; BadFolder when it is another model than the saved one."""
+    """The network with the saved choice of weights; raises BadFolder for another model than the saved one."""
     remedy = "Pass the network this folder was fitted with."
     wanted = dict([*config["weights"], *config["frozen"]])
     here = {part.name: list(part.shape) for part in network.layout}

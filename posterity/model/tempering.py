@@ -23,7 +23,7 @@ class Tempering:
       variance T s^2.
     - `balanced(tau, num_data, units)` = tempered(tau * num_data / units).
 
-    `kl_weight` and `weight_decay` are what the same temperature is called elsewhere.
+    `kl_weight` and `weight_decay` convert the temperature to the terms of other libraries.
 
     **Limit**: an evidence under `tempered(eta)` is not comparable across eta; never tune eta by it.
 
@@ -99,8 +99,7 @@ class Tempering:
     def eta(self) -> float | Tensor:
         """The factor of the KL in the bound E log p - eta KL of this target: prior_power / likelihood_power.
 
-        It is the deck's eta under `tempered`; under `cold` it is 1, and the bound's optimum is sharpened by the
-        powers instead.
+        Under `tempered(eta)` it is eta; under `cold` it is 1, and the powers sharpen the bound's optimum instead.
         """
         return self.prior_power / self.likelihood_power
 
@@ -142,7 +141,7 @@ class Tempering:
         return self.eta * (rows / num_data) / prior_scale**2
 
     def prior_scale(self, weight_decay: float | Tensor, num_data: int, rows: int = 1) -> float | Tensor:
-        """The scale of the prior N(0, scale^2) that a `weight_decay` of torch's SGD and Adam is: the way back.
+        """The scale of the prior N(0, scale^2) of a `weight_decay` of torch's SGD and Adam: the inverse of it.
 
         >>> Tempering.bayes().prior_scale(weight_decay=0.04, num_data=100)
         0.5
@@ -156,9 +155,8 @@ class Tempering:
     @property
     def num_members(self) -> int | None:
         """M when a power differs by member, else None."""
-        sizes = {
-            value.numel() for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor) and value.dim()
-        }
+        powers = (self.likelihood_power, self.prior_power)
+        sizes = {power.numel() for power in powers if isinstance(power, Tensor) and power.dim()}
         if len(sizes) > 1:
             raise ValueError(
                 f"Tempering: both powers must have one value for each member. Got {sorted(sizes)} values. "
@@ -167,13 +165,9 @@ class Tempering:
         return sizes.pop() if sizes else None
 
     def member(self, index: int) -> "Tempering":
-        """The powers of one member."""
-        return Tempering(
-            *(
-                float(value[index]) if isinstance(value := getattr(self, f.name), Tensor) and value.dim() else value
-                for f in fields(self)
-            )
-        )
+        """The tempering of one member."""
+        powers = (self.likelihood_power, self.prior_power)
+        return Tempering(*(float(p[index]) if isinstance(p, Tensor) and p.dim() else p for p in powers))
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,7 @@ class Reported:
         return self.tempering(highest), self.tempering(lowest)
 
     def grid(self, count: int) -> Tempering:
-        """So many values from lowest to highest, evenly in their logarithms, as members: for `choose_tempering`.
+        """`count` values from lowest to highest, log-spaced, as members: for `choose_tempering`.
 
         >>> LITERATURE["ashukha-2020"].grid(3).eta
         tensor([1.0000e-05, 1.0000e-04, 1.0000e-03], dtype=torch.float64)
@@ -249,5 +243,5 @@ LITERATURE: dict[str, Reported] = {
 """Temperatures that papers report, by paper and year.
 
 The ranges come from a table in the literature that reads each paper's own symbol as the factor eta of the KL. They hold
-for the networks and data of these papers: a place to start from, no more.
+for the networks and data of these papers: values to start from, no more.
 """
