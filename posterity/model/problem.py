@@ -27,106 +27,135 @@ class Problem(Protocol):
     @property
     def network(self) -> Network | None:
         """The network; None for a `Density`."""
+        ...
 
     @property
     def layout(self) -> Any:
         """The `Layout` of theta: names and shapes."""
+        ...
 
     @property
     def size(self) -> int:
         """Length of theta."""
+        ...
 
     @property
     def num_weights(self) -> int:
         """Length of theta without the likelihood's learnt parameters."""
+        ...
 
     @property
     def num_random(self) -> int:
         """Number R of weights that have a distribution."""
+        ...
 
     @property
     def random(self) -> str | tuple[str, ...] | Tensor:
         """The weights that have a distribution: patterns, or positions in theta."""
+        ...
 
     @property
     def random_indices(self) -> Any:
         """Positions (R,) of the random weights in theta; None where all weights are random."""
+        ...
 
     @property
     def num_data(self) -> int:
         """Number of rows; 1 for a `Density`."""
+        ...
 
     @property
     def num_members(self) -> Any:
         """M where the problem differs by member, else None."""
+        ...
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of theta."""
+        ...
 
     @property
     def device(self) -> torch.device:
         """Device of theta."""
+        ...
 
     @property
     def tempering(self) -> Tempering:
         """Powers of likelihood and prior."""
+        ...
 
     @property
     def powers(self) -> Any:
         """(likelihood_power, prior_power), tensors (M,) where they differ by member."""
+        ...
 
     def as_joint(self, user: str, instead: str = "") -> "Joint":
         """The problem itself if it is a `Joint`; else a TypeError that names the user and what to use instead."""
+        ...
 
     def initial(self) -> Tensor:
         """Starting theta (P,)."""
+        ...
 
     def fresh(self, key: Key) -> Tensor:
         """A random starting theta (P,)."""
+        ...
 
     def member(self, index: int) -> "Problem":
         """The problem of one member."""
+        ...
 
     def narrowed(self, places: Tensor) -> "Problem":
         """The problem over the single weights at these positions of theta; itself if there are none."""
+        ...
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """theta as (weights (..., P), raw likelihood parameters (..., H)); a `Density` has H = 0."""
+        ...
 
     def fitted(self, theta: Tensor) -> "Problem":
         """The problem with its likelihood fixed at the learnt parameters of theta."""
+        ...
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
         """Copies of the network's buffers, one for each member of theta (M, P); none without a network."""
+        ...
 
     def check_rows(self, data: Data) -> None:
         """BadData unless the network takes such rows and there are as many as the problem says."""
+        ...
 
     def checked(self, data: Data) -> Data:
         """The data, checked against the problem, with targets shaped for the likelihood; BadData if they do not fit."""
+        ...
 
     def log_likelihood(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """Untempered log-likelihood of all data, estimated from the batch."""
+        ...
 
     def log_prior(self, theta: Tensor) -> Tensor:
         """Untempered log prior."""
+        ...
 
     def log_density(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """Tempered log density, differentiable in theta."""
+        ...
 
     def value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, *, train: bool = True
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the tempered log density."""
+        ...
 
     def data_value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the tempered log-likelihood alone; the gradient is in `out` if given."""
+        ...
 
     def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Describe the problem as JSON and tensors."""
+        ...
 
 
 def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:

@@ -114,8 +114,7 @@ class Tempering:
         >>> Tempering.tempered(0.5).kl_weight(num_data=100)
         0.005
         """
-        positive("Tempering.kl_weight: num_data", num_data)
-        positive("Tempering.kl_weight: rows", rows)
+        weight = self._per_row("kl_weight", num_data, rows)
         prior_power = self.prior_power
         if not bool((prior_power == 1.0).all() if isinstance(prior_power, Tensor) else prior_power == 1.0):
             raise ValueError(
@@ -123,7 +122,7 @@ class Tempering:
                 f"Got {shown(prior_power)}. For a normal prior use tempered(T), and a prior scale times sqrt(T) for "
                 "what cold(T) means."
             )
-        return self.eta * (rows / num_data)
+        return weight
 
     def weight_decay(self, prior_scale: float | Tensor, num_data: int, rows: int = 1) -> float | Tensor:
         """The `weight_decay` d of torch's SGD and Adam, with gradient d w, that is a prior N(0, prior_scale^2).
@@ -136,9 +135,7 @@ class Tempering:
         0.04
         """
         positive("Tempering.weight_decay: prior_scale", prior_scale)
-        positive("Tempering.weight_decay: num_data", num_data)
-        positive("Tempering.weight_decay: rows", rows)
-        return self.eta * (rows / num_data) / prior_scale**2
+        return self._per_row("weight_decay", num_data, rows) / prior_scale**2
 
     def prior_scale(self, weight_decay: float | Tensor, num_data: int, rows: int = 1) -> float | Tensor:
         """The scale of the prior N(0, scale^2) of a `weight_decay` of torch's SGD and Adam: the inverse of it.
@@ -147,10 +144,13 @@ class Tempering:
         0.5
         """
         positive("Tempering.prior_scale: weight_decay", weight_decay)
-        positive("Tempering.prior_scale: num_data", num_data)
-        positive("Tempering.prior_scale: rows", rows)
-        scale: float | Tensor = (self.eta * (rows / num_data) / weight_decay) ** 0.5
+        scale: float | Tensor = (self._per_row("prior_scale", num_data, rows) / weight_decay) ** 0.5
         return scale
+
+    def _per_row(self, user: str, num_data: int, rows: int) -> float | Tensor:
+        positive(f"Tempering.{user}: num_data", num_data)
+        positive(f"Tempering.{user}: rows", rows)
+        return self.eta * (rows / num_data)
 
     @property
     def num_members(self) -> int | None:

@@ -8,13 +8,9 @@ from torch import nn
 from posterity.errors import positive_whole, shown, unknown
 from posterity.networks.layers import Chain, Erf, Scaled
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "sigmoid": nn.Sigmoid,
-    "gelu": nn.GELU,
-    "silu": nn.SiLU,
-}
+ACTIVATIONS: dict[str, type[nn.Module]] = dict(
+    relu=nn.ReLU, tanh=nn.Tanh, sigmoid=nn.Sigmoid, gelu=nn.GELU, silu=nn.SiLU
+)
 
 
 class MLP(Chain):
@@ -73,12 +69,8 @@ class MeanFieldNetwork(Chain):
             positive_whole(f"MeanFieldNetwork.{name}", value)
         if activation not in MEAN_FIELD_ACTIVATIONS:
             raise ValueError(unknown("activation", str(activation), MEAN_FIELD_ACTIVATIONS))
-        layers = [
-            nn.Linear(inputs, width, bias=False),
-            MEAN_FIELD_ACTIVATIONS[activation](),
-            nn.Linear(width, outputs, bias=False),
-            Scaled(1.0 / width),
-        ]
+        inner, outer = nn.Linear(inputs, width, bias=False), nn.Linear(width, outputs, bias=False)
+        layers = [inner, MEAN_FIELD_ACTIVATIONS[activation](), outer, Scaled(1.0 / width)]
         super().__init__(layers, {"inputs": inputs, "width": width, "outputs": outputs, "activation": activation})
         self._start_outer()
 

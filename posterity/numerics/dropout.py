@@ -198,25 +198,26 @@ def _recurrent(func: Any) -> Callable[..., Any]:
     """
 
     def rule(
-        mode: Dropping, input: Any, hidden: Any, weights: Any, biases: Any, layers: Any, rate: Any, *modes: Any
+        mode: Dropping, input: Any, hx: Any, weights: Any, bias: Any, layers: Any, rate: Any, *modes: Any, **named: Any
     ) -> Any:
-        if not isinstance(biases, bool):  # data, batch sizes, hidden, weights, biases, layers, *(rate, modes)
+        if not isinstance(bias, bool):  # packed: data, batch sizes, hx, weights, bias, layers, *(rate, ...)
             if modes[0]:
                 raise ValueError(
                     "Dropout between the layers of a recurrent network needs a tensor. Got a packed sequence. Pad it, "
                     "or make the layer with dropout=0."
                 )
-            return func(input, hidden, weights, biases, layers, rate, *modes)
+            return func(input, hx, weights, bias, layers, rate, *modes, **named)
         if not rate:
-            return func(input, hidden, weights, biases, layers, 0.0, *modes)
+            return func(input, hx, weights, bias, layers, 0.0, *modes, **named)
         states: list[Any] = []
-        each, directions = len(weights) // layers, 2 if modes[1] else 1  # modes: train, bidirectional, batch_first
+        pair = isinstance(hx, (tuple, list))  # of an LSTM; each (layers * directions, rows, hidden)
+        each, directions = len(weights) // layers, len(hx[0] if pair else hx) // layers
         for layer in range(layers):
             own = slice(layer * directions, (layer + 1) * directions)
-            first = tuple(h[own] for h in hidden) if isinstance(hidden, (tuple, list)) else hidden[own]
+            first = tuple(h[own] for h in hx) if pair else hx[own]
             some = list(weights[layer * each : (layer + 1) * each])
             with scattered_weights():
-                output, *state = func(input, first, some, biases, 1, 0.0, *modes)
+                output, *state = func(input, first, some, bias, 1, 0.0, *modes, **named)
             states.append(state)
             input = output if layer == layers - 1 else mode.drop(output, rate, tuple(output.shape))
         return (input, *(torch.cat(parts) for parts in zip(*states, strict=True)))
