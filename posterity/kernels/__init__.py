@@ -1,4 +1,4 @@
-"""Transitions of Markov chains: pure functions of a batch of chains and the noise, and the adaptation of warm-up.
+"""Transitions of Markov chains as pure functions of a batch of chains and noise, and the adaptation of warm-up.
 
 The samplers that call them are in `methods`.
 """

@@ -1,4 +1,4 @@
-"""What a warm-up learns: step sizes by dual averaging, mass matrices over windows."""
+"""Adaptation in the warm-up: step sizes by dual averaging, mass matrices over windows."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class DualAveraging(NamedTuple):
-    """Search for the log of a step size: the one to try next, the average of those tried, and what leads to them."""
+    """Dual averaging of log step sizes: the next to try, their average, and the state of the search."""
 
     log_step: Tensor
     average: Tensor
@@ -25,13 +25,13 @@ SHRINKAGE, DELAY, FORGETTING, UPWARDS = 0.05, 10.0, 0.75, 10.0
 
 
 def averaging_from(step_size: Tensor) -> DualAveraging:
-    """The search from step sizes (G,)."""
+    """Begin the search at step sizes (G,)."""
     log_step, none = step_size.log(), torch.zeros_like(step_size)
     return DualAveraging(log_step, log_step, none, log_step + math.log(UPWARDS), torch.zeros_like(step_size[0]))
 
 
 def averaged(search: DualAveraging, accept: Tensor, wanted: float) -> DualAveraging:
-    """The search after a transition whose probability of acceptance was `accept` (G,), where `wanted` is the goal.
+    """Update the search after a transition with acceptance probability `accept` (G,), of which `wanted` is the target.
 
     **Math**: with t transitions so far, e_t = (1 - 1/(t + 10)) e_{t-1} + (wanted - accept) / (t + 10), log step =
     centre - e_t sqrt(t) / 0.05, and its average with weight t^-0.75.
@@ -54,20 +54,19 @@ def averaged(search: DualAveraging, accept: Tensor, wanted: float) -> DualAverag
 
 
 FIRST, LAST, BASE = 75, 50, 25  # transitions before, after and in the first window of a long warm-up
-SETTLING = 5  # transitions in which a step size comes down from the first, upward pull of its search
+SETTLING = 5  # transitions in which a step size recovers from the first, upward pull of its search
 SHORTEST = 20  # a shorter warm-up learns the step size alone
-FEW = 4  # so many chains or fewer that learn together learn no sooner than one
-SOONEST, LEAST = 20, 5  # FIRST and BASE of a great many chains
+FEW = 4  # up to so many chains learn no sooner than a single chain
+SOONEST, LEAST = 20, 5  # FIRST and BASE for many chains
 
 
 @lru_cache
 def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
-    """(first transition whose draws count, transitions after which the mass matrix is made anew) of a warm-up.
+    """First transition whose draws count, and the transitions after which the mass matrix is re-estimated.
 
-    Windows double in length, each beginning from nothing, so that early draws are forgotten; before and after them
-    only the step size is learnt. Many `chains` that learn together have enough draws sooner: theirs begin earlier and
-    are shorter. A warm-up too short for that is shared out as 15 %, 75 %, 10 %,
-    the last of at least 5 transitions.
+    Windows double in length and each forgets the draws before it; before and after them only the step size is learnt.
+    Many `chains` that learn together have enough draws sooner: their windows begin earlier and are shorter. A shorter
+    warm-up is divided as 15 %, 75 %, 10 %, the last of at least 5 transitions.
 
     >>> windows(1000)
     (75, (100, 150, 250, 450, 950))
@@ -85,8 +84,7 @@ def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
     if warmup < first + last + length:
         first, last = int(0.15 * warmup), max(SETTLING, int(0.1 * warmup))
         length = warmup - first - last
-    stop = warmup - last
-    ends, end = [], first
+    ends, end, stop = [], first, warmup - last
     while end < stop:
         end += length
         length *= 2
@@ -105,12 +103,10 @@ class Moments(NamedTuple):
 
 
 def with_positions(moments: Moments, positions: Tensor) -> Moments:
-    """The moments with positions (C, P) more, C / G to each group."""
-    groups = moments.mean.shape[0]
-    rows = positions.reshape(groups, -1, positions.shape[-1])  # (G, C / G, P)
-    more = rows.shape[1]
+    """Add positions (C, P) to the moments, C / G to each group."""
+    rows = positions.reshape(len(moments.mean), -1, positions.shape[-1])  # (G, C / G, P)
+    more, mean = rows.shape[1], rows.mean(1)
     number = moments.number + more
-    mean = rows.mean(1)
     away, shift = rows - mean.unsqueeze(1), mean - moments.mean
     weight = moments.number * more / number
     if moments.scatter.dim() == 2:
@@ -121,35 +117,32 @@ def with_positions(moments: Moments, positions: Tensor) -> Moments:
 
 
 def no_moments(like: Tensor) -> Moments:
-    """Those of nothing, for a scale like this one, (G, P) or (G, P, P)."""
-    return Moments(
-        torch.zeros((), dtype=like.dtype, device=like.device),
-        torch.zeros_like(like[..., 0] if like.dim() == 3 else like),
-        torch.zeros_like(like),
-    )
+    """Moments before any draw, for a scale `like` (G, P) or (G, P, P)."""
+    mean = torch.zeros_like(like[..., 0] if like.dim() == 3 else like)
+    return Moments(torch.zeros((), dtype=like.dtype, device=like.device), mean, torch.zeros_like(like))
 
 
-# The estimate from n positions is drawn to a small multiple of one as by so many more (Stan's choice).
+# The estimate from n positions is shrunk towards _SMALL times the identity as by _EXTRA more positions (as in Stan).
 _EXTRA, _SMALL = 5.0, 1e-3
 
 
 class Mass(ABC):
-    """How momenta are scaled: by the inverse of a covariance, of which the scale L has L L^T."""
+    """Mass matrix of the momenta: the inverse of a covariance L L^T with scale L."""
 
     learns: bool = True
 
     @abstractmethod
     def initial(self, groups: int, like: Tensor) -> Tensor:
-        """The scale before anything is known, for groups of chains: (G, P), or (G, P, P)."""
+        """Initial scale of groups of chains: (G, P) or (G, P, P)."""
 
     @abstractmethod
     def scale(self, moments: Moments) -> Tensor:
-        """The scale from moments of positions."""
+        """Estimate the scale from moments of positions."""
 
 
 @dataclass(frozen=True)
 class UnitMass(Mass):
-    """All directions alike, and nothing learnt: coordinates as they are."""
+    """Unit mass: nothing is learnt."""
 
     learns = False
 
@@ -165,7 +158,6 @@ class DiagonalMass(Mass):
     """One standard deviation for each parameter, learnt in the warm-up.
 
     >>> rows = torch.tensor([[[0.0], [2.0]]])
-    >>> from posterity.kernels.adaptation import no_moments, with_positions
     >>> moments = with_positions(no_moments(DiagonalMass().initial(1, rows)), rows[0])
     >>> round(float(DiagonalMass().scale(moments) ** 2), 4)  # 2/7 of the variance 2, 5/7 of 0.001
     0.5721
@@ -182,17 +174,16 @@ class DiagonalMass(Mass):
 
 @dataclass(frozen=True)
 class DenseMass(Mass):
-    """A whole covariance, learnt in the warm-up: for strongly correlated parameters, up to some hundred of them."""
+    """A dense covariance, learnt in the warm-up: for up to some hundred strongly correlated parameters."""
 
     def initial(self, groups: int, like: Tensor) -> Tensor:
-        size = like.shape[-1]
-        return torch.eye(size, dtype=like.dtype, device=like.device).repeat(groups, 1, 1)
+        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).repeat(groups, 1, 1)
 
     def scale(self, moments: Moments) -> Tensor:
-        """Lower factors (G, P, P) of the covariances, regularised; in float64 inside.
+        """Lower Cholesky factors (G, P, P) of the regularised covariances, computed in float64.
 
-        They are drawn to a small multiple of their diagonals: a fixed number would hide the correlations of
-        parameters whose variances are below it.
+        Covariances are shrunk towards a small multiple of their diagonals: a fixed number would hide the correlations
+        of parameters with smaller variances.
         """
         count = moments.number.double()
         share = count / (count + _EXTRA)
@@ -200,4 +191,4 @@ class DenseMass(Mass):
         variance = covariance.diagonal(dim1=-2, dim2=-1)
         small = _SMALL * torch.where(variance > 0.0, variance, 1.0).diag_embed()
         factor: Tensor = torch.linalg.cholesky(share * covariance + (1.0 - share) * small)
-        return factor.to(moments.scatter.dtype).contiguous()  # as it comes back from a file, to the bit
+        return factor.to(moments.scatter.dtype).contiguous()  # the layout in which it is loaded from a file, to the bit

@@ -9,7 +9,7 @@ from posterity.kernels.state import Move, Place, Target
 def leapfrog(
     target: Target, place: Place, momentum: Tensor, step_size: Tensor | float, steps: int = 1
 ) -> tuple[Place, Tensor]:
-    """The place and the momentum (C, P) after so many leapfrog steps of unit mass.
+    """Integrate Hamiltonian dynamics of unit mass by `steps` leapfrogs; returns the new place and momentum (C, P).
 
     **Math**: p <- p + (e/2) grad; then L times x <- x + e p and p <- p + e grad, the last kick halved; e is
     `step_size`, a number or (C, 1), negative to go back in time.
@@ -17,7 +17,7 @@ def leapfrog(
     **Limit**: reversible and volume preserving; the energy is kept to O(e^2), if e is below 2 over the largest
     frequency.
 
-    **Cost**: one gradient a step.
+    **Cost**: one gradient per step.
 
     **References**: Neal (2011), MCMC using Hamiltonian dynamics, eq. 5.18-5.20.
 
@@ -41,19 +41,19 @@ def leapfrog(
 
 
 def log_joint(value: Tensor, momentum: Tensor) -> Tensor:
-    """Log density of position and momentum (C,), without the constant of the momentum's: minus the energy."""
+    """Unnormalised log density of position and momentum (C,): minus the energy."""
     return value - 0.5 * momentum.square().sum(-1)
 
 
 def hamiltonian(
     target: Target, place: Place, momentum: Tensor, log_uniform: Tensor, step_size: Tensor | float, steps: int
 ) -> tuple[Place, Move]:
-    """A transition of Hamiltonian Monte Carlo: `steps` leapfrogs from a momentum (C, P), then the Metropolis rule.
+    """Hamiltonian Monte Carlo transition: `steps` leapfrogs from a momentum (C, P), then the Metropolis rule.
 
     **Math**: H(x, p) = -log pi(x) + |p|^2 / 2; the end is taken with probability min(1, exp(H(start) - H(end))).
 
-    **Limit**: exact for every step size, a number or (C, 1), and number of steps. A trajectory of a whole period comes
-    back to where it began: draw the step size anew for each transition.
+    **Limit**: exact for every step size, a number or (C, 1), and number of steps. A trajectory of a whole period
+    returns to its start: draw a new step size for each transition.
 
     **Cost**: `steps` gradients.
 
@@ -66,7 +66,7 @@ def hamiltonian(
 def judged(
     place: Place, momentum: Tensor, end: Place, last: Tensor, log_uniform: Tensor, steps: int
 ) -> tuple[Place, Move]:
-    """The end of a trajectory of so many steps, or its start, by the Metropolis rule; with the momenta at both."""
+    """Choose the end or the start of a trajectory, from its first and last momentum, by the Metropolis rule."""
     before = log_joint(place.value, momentum)
     log_ratio = log_joint(end.value, last) - before
     after, accept = accepted(end, place, log_ratio, log_uniform)

@@ -8,12 +8,12 @@ from posterity.kernels.state import Move, Place, Target
 
 
 def proposal_mean(place: Place, step_size: Tensor | float) -> Tensor:
-    """x + s grad log pi(x): the mean of the next position."""
+    """Mean x + s grad log pi(x) of the next position."""
     return place.position + step_size * place.grad
 
 
 def unadjusted(target: Target, place: Place, noise: Tensor, step_size: Tensor | float) -> tuple[Place, Move]:
-    """A step of unadjusted Langevin: x' = x + s grad log pi(x) + sqrt(2 s) noise, always taken.
+    """Unadjusted Langevin step: x' = x + s grad log pi(x) + sqrt(2 s) noise, always taken.
 
     **Math**: s is `step_size`, a number or (C, 1); noise (C, P) is standard normal.
 
@@ -26,14 +26,14 @@ def unadjusted(target: Target, place: Place, noise: Tensor, step_size: Tensor | 
     """
     position = proposal_mean(place, step_size) + _root(step_size, noise) * noise
     after = Place(position, *target(position))
-    ones = torch.ones_like(place.value)
-    return after, Move(ones, -place.value, torch.zeros_like(ones, dtype=torch.bool), ones, torch.zeros_like(ones))
+    always, never = torch.ones_like(place.value), torch.zeros_like(place.value)
+    return after, Move(always, -place.value, never.bool(), always, never)
 
 
 def adjusted(
     target: Target, place: Place, noise: Tensor, log_uniform: Tensor, step_size: Tensor | float
 ) -> tuple[Place, Move]:
-    """A transition of MALA: the step of `unadjusted` as a proposal of Metropolis and Hastings.
+    """MALA transition: the step of `unadjusted` as a Metropolis-Hastings proposal.
 
     **Math**: log ratio = log pi(x') - log pi(x) + log q(x | x') - log q(x' | x), with log q(b | a) = -|b - a - s
     grad log pi(a)|^2 / (4 s).

@@ -1,4 +1,4 @@
-"""The rule of acceptance, and the random walk that needs nothing else."""
+"""The Metropolis rule of acceptance, and random-walk Metropolis."""
 
 import math
 
@@ -7,17 +7,16 @@ from torch import Tensor
 
 from posterity.kernels.state import Move, Place, Target, chosen
 
-# A fall of the log density by more than this says that an integrator has lost the trajectory.
-DIVERGENCE = 1000.0
+DIVERGENCE = 1000.0  # a larger fall of the log density means that the integrator has lost the trajectory
 
 
 def finite_ratio(log_ratio: Tensor) -> Tensor:
-    """The log ratio of acceptance, minus infinity where it is not a number: such a proposal is never taken."""
+    """Log ratio of acceptance, with NaN replaced by minus infinity: such a proposal is never accepted."""
     return torch.where(torch.isnan(log_ratio), -math.inf, log_ratio)
 
 
 def accepted(proposal: Place, place: Place, log_ratio: Tensor, log_uniform: Tensor) -> tuple[Place, Tensor]:
-    """For each chain the proposal with probability min(1, exp(log_ratio)), else the place; and that probability (C,).
+    """Accept each chain's proposal with probability min(1, exp(log_ratio)); returns the places and these (C,).
 
     >>> here, there = (Place(torch.full((2, 1), x), torch.zeros(2), torch.zeros(2, 1)) for x in (0.0, 1.0))
     >>> place, probability = accepted(there, here, torch.tensor([0.5, -2.0]), torch.tensor([-0.1, -0.1]))
@@ -25,14 +24,13 @@ def accepted(proposal: Place, place: Place, log_ratio: Tensor, log_uniform: Tens
     ([1.0, 0.0], [1.0, 0.1353])
     """
     log_ratio = finite_ratio(log_ratio)
-    take = log_uniform < log_ratio
-    return chosen(take, proposal, place), log_ratio.clamp(max=0.0).exp()
+    return chosen(log_uniform < log_ratio, proposal, place), log_ratio.clamp(max=0.0).exp()
 
 
 def random_walk(
     target: Target, place: Place, noise: Tensor, log_uniform: Tensor, step_size: Tensor | float
 ) -> tuple[Place, Move]:
-    """A random-walk Metropolis transition: x' = x + s noise (C, P), taken with probability min(1, pi(x') / pi(x)).
+    """Random-walk Metropolis transition: x' = x + s noise (C, P), taken with probability min(1, pi(x') / pi(x)).
 
     **Limit**: exact for every step size s; the best is near 2.4 sd / sqrt(P), with a quarter accepted.
 
@@ -48,6 +46,6 @@ def random_walk(
 
 
 def single_move(accept: Tensor, energy: Tensor, log_ratio: Tensor, leapfrogs: int = 1) -> Move:
-    """The record of a transition with one proposal."""
+    """Record a transition with a single proposal."""
     count = torch.full_like(accept, leapfrogs)
     return Move(accept, energy, finite_ratio(log_ratio) < -DIVERGENCE, count, torch.zeros_like(accept))

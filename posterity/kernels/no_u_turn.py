@@ -11,11 +11,10 @@ from posterity.kernels.hamiltonian import leapfrog, log_joint
 from posterity.kernels.metropolis import DIVERGENCE, finite_ratio
 from posterity.kernels.state import Move, Place, Target, chosen, whitened
 
-# How a piece of work is run: `run(function, *arguments)` is `function(*arguments)`, in whatever way is quickest. What
-# it gives may be overwritten by its next call with the same function.
 Run: TypeAlias = Callable[..., Any]
+"""`run(function, *arguments)` is `function(*arguments)`, compiled or not; the next call may overwrite its result."""
 
-INFINITE = 1e30  # of log weights: as good as infinity beside all others, and can be subtracted from itself
+INFINITE = 1e30  # largest log weight: beside all others infinite, and can be subtracted from itself
 
 
 class Tree(NamedTuple):
@@ -40,7 +39,7 @@ class Tree(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Half of a tree as it grows: its far end, and as in `Tree`; `sound` until it turns or diverges."""
+    """A growing half of a tree: its far end, and sums as in `Tree`; `sound` until it turns or diverges."""
 
     end: Place
     end_momentum: Tensor
@@ -54,20 +53,20 @@ class Branch(NamedTuple):
 
 
 def turns(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
-    """Whether a piece of trajectory has made a U-turn (C,), from its first and last momentum and the sum of all.
+    """Whether a piece of trajectory has made a U-turn (C,), from its first and last momentum and their total.
 
-    The sum counts the end points by half, as the trapezoidal rule for the way from one to the other does.
+    The end points count half, as in the trapezoidal rule for the displacement.
     """
     way = total - 0.5 * (first + last)
     return ((first * way).sum(-1) <= 0) | ((last * way).sum(-1) <= 0)
 
 
 def begun(value: Tensor, grad: Tensor, momentum: Tensor, direction: Tensor) -> tuple[Tree, Branch]:
-    """Trees of one point, at z = 0, and their first branches in the directions (C,) of +1 or -1."""
+    """Trees of a single point at z = 0, and their first branches in the directions (C,) of +1 or -1."""
     here = Place(torch.zeros_like(momentum), value, grad)
-    none = torch.zeros_like(value)
+    zero = torch.zeros_like(value)
     no, yes = torch.zeros_like(value, dtype=torch.bool), torch.ones_like(value, dtype=torch.bool)
-    tree = Tree(here, momentum, here, momentum, here, momentum, none, yes, none, none, no, none)
+    tree = Tree(here, momentum, here, momentum, here, momentum, zero, yes, zero, zero, no, zero)
     return tree, _branch(tree, direction)
 
 
@@ -75,42 +74,34 @@ def _branch(tree: Tree, direction: Tensor) -> Branch:
     ahead = direction > 0
     end = chosen(ahead, tree.right, tree.left)
     momentum = torch.where(ahead.unsqueeze(-1), tree.right_momentum, tree.left_momentum)
-    empty = torch.full_like(tree.log_weight, -math.inf)
-    nothing = torch.zeros_like(momentum)
-    return Branch(end, momentum, end, nothing, empty, tree.active, tree.accept, tree.leapfrogs, tree.divergent)
+    zero, empty = torch.zeros_like(momentum), torch.full_like(tree.log_weight, -math.inf)
+    return Branch(end, momentum, end, zero, empty, tree.active, tree.accept, tree.leapfrogs, tree.divergent)
 
 
 def grown(
-    target: Target,
-    start: Tensor,
-    scale: Tensor,
-    branch: Branch,
-    step_size: Tensor,
-    level: Tensor,
-    log_uniforms: Tensor,
-    steps: int,
+    target: Target, start: Tensor, scale: Tensor, branch: Branch, step: Tensor, level: Tensor, noise: Tensor, steps: int
 ) -> tuple[Branch, Tensor]:
-    """The branch with so many leapfrogs more, a power of 2, and the first momentum of these.
+    """Extend the branch by `steps` leapfrogs of size `step` (C,), a power of 2; also returns their first momentum.
 
-    One of the new points is drawn by its weight, and takes the place of the point drawn before with the share that
-    the new ones have of all weight; `log_uniforms` (2, C) decide. Branches that have turned or diverged go on, to no
-    effect: their tree will not have them.
+    One of the new points is drawn by its weight, and replaces the point drawn before with probability (new weight /
+    total weight); log-uniform `noise` (2, C) decides. Branches that have turned or diverged continue without effect:
+    their tree does not join them.
     """
     target = whitened(target, start, scale)
     end, momentum, points, momenta, totals = branch.end, branch.end_momentum, [], [], [branch.momentum]
     for _ in range(steps):
-        end, momentum = leapfrog(target, end, momentum, step_size.unsqueeze(-1))
+        end, momentum = leapfrog(target, end, momentum, step.unsqueeze(-1))
         points.append(end)
         momenta.append(momentum)
         totals.append(totals[-1] + momentum)
-    # A density that is infinite somewhere is no density: such a point is drawn, for the run to stop at it.
+    # A point of infinite density is drawn, so that the run stops there.
     gaps = [
         finite_ratio(log_joint(point.value, own) - level).clamp(max=INFINITE)
         for point, own in zip(points, momenta, strict=True)
     ]
     log_new = torch.stack(gaps).logsumexp(0)
     log_weight = torch.logaddexp(branch.log_weight, log_new)
-    take = log_uniforms[1] < log_new - log_weight
+    take = noise[1] < log_new - log_weight
     sound, accept, leapfrogs, divergent = branch.sound, branch.accept, branch.leapfrogs, branch.divergent
     for index, gap in enumerate(gaps):
         lost = gap < -DIVERGENCE
@@ -123,36 +114,34 @@ def grown(
             first = index + 1 - span
             sound = sound & ~turns(momenta[first], momenta[index], totals[index + 1] - totals[first])
             span *= 2
-    drawn = chosen(take, _picked(points, gaps, log_uniforms[0]), branch.drawn)
+    drawn = chosen(take, _picked(points, gaps, noise[0]), branch.drawn)
     whole = Branch(end, momentum, drawn, totals[-1], log_weight, sound, accept, leapfrogs, divergent)
     return whole, momenta[0]
 
 
 def _picked(points: Sequence[Place], log_weights: Sequence[Tensor], log_uniform: Tensor) -> Place:
-    """One of several points for each chain, by weights whose logs are (C,)."""
+    """Draw one of several points for each chain, in proportion to weights given by their logs (C,)."""
     most = torch.stack(list(log_weights)).amax(0).clamp(min=-2.0 * DIVERGENCE)
     shares = [(log_weight - most).exp() for log_weight in log_weights]
     wanted = log_uniform.exp() * sum(shares)
-    picked, so_far = points[-1], torch.zeros_like(most)
-    done = torch.zeros_like(most, dtype=torch.bool)
+    picked, so_far, done = points[-1], torch.zeros_like(most), torch.zeros_like(most, dtype=torch.bool)
     for point, share in zip(points[:-1], shares[:-1], strict=True):
         so_far = so_far + share
-        now = (wanted < so_far) & ~done  # never one of no weight, also where the uniform number is 0
+        now = (wanted < so_far) & ~done  # never a point of zero weight, also where the uniform number is 0
         picked = chosen(now, point, picked)
         done = done | now
     return picked
 
 
 def still_sound(sound: Tensor, first: Tensor, before: Tensor, last: Tensor, total: Tensor) -> Tensor:
-    """Which branches have not turned since a point: its momentum, the sum of momenta before it, and those of now."""
+    """Whether branches stay sound: no U-turn between a point (momentum, sum before it) and the end (momentum, sum)."""
     return sound & ~turns(first, last, total - before)
 
 
 def joined(
     tree: Tree, branch: Branch, direction: Tensor, log_uniform: Tensor, following: Tensor
 ) -> tuple[Tree, Branch, Tensor]:
-    """The trees with their branches, where these are sound; the next branches, in the directions `following`; and
-    whether any tree goes on.
+    """Join sound branches to their trees; returns the trees, next branches in directions `following`, and any activity.
 
     The branch's point is drawn with probability min(1, weight of branch / weight of tree), which prefers far points.
     """
@@ -189,49 +178,47 @@ def opened(
     log_uniforms: Tensor,
     noise: Tensor,
 ) -> tuple[Tree, Branch, Tensor, Tensor]:
-    """The trees after their first doublings, one for each row of `log_uniforms` (D, C), as `joined` gives them.
+    """Return what `joined` does after D doublings, and the log density of position and momentum at the start (C,).
 
-    `directions` (D + 1, C) has the next one, too; `noise` (D, 2, C) is that of `grown`. Last comes the log density of
-    positions and momenta at the start, (C,).
+    `log_uniforms` (D, C) and `directions` (D + 1, C), with the direction that follows, are for `joined`, `noise` (D, 2,
+    C) for `grown`.
     """
     level = log_joint(place.value, momentum)
     tree, branch = begun(place.value, place.grad, momentum, directions[0])
     going = tree.active.any()
     for depth, log_uniform in enumerate(log_uniforms):
-        signed = step_size * directions[depth]
-        branch, _ = grown(target, start, scale, branch, signed, level, noise[depth], 2**depth)
+        step = step_size * directions[depth]
+        branch, _ = grown(target, start, scale, branch, step, level, noise[depth], 2**depth)
         tree, branch, going = joined(tree, branch, directions[depth], log_uniform, directions[depth + 1])
     return tree, branch, going, level
 
 
 def plain(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function called as it is."""
+    """Call the function as it is."""
     return function(*arguments)
 
 
 def _extended(
-    target: Target,
-    start: Tensor,
-    scale: Tensor,
+    work: tuple[Target, Tensor, Tensor],
     branch: Branch,
-    step_size: Tensor,
+    step: Tensor,
     level: Tensor,
     noise: Tensor,
     run: Run,
-    together: int,
+    steps: int,
 ) -> Branch:
-    """The branch with `together` leapfrogs for each entry of `noise` (n, 2, C), or fewer where all turn before."""
+    """Extend the branch by `steps` leapfrogs for each entry of `noise` (n, 2, C), or until all chains have turned."""
     starts: dict[int, tuple[Tensor, Tensor]] = {}  # momentum at the start of a block, and the sum before it
     for block, own in enumerate(noise.unbind(0)):
         before = _lasting(branch.momentum)
-        branch, first = run(grown, target, start, scale, branch, step_size, level, own, together)
+        branch, first = run(grown, *work, branch, step, level, own, steps)
         starts[block] = _lasting(first), before
         span = 2
         while (block + 1) % span == 0:
             since = block + 1 - span
             sound = run(still_sound, branch.sound, *starts[since], branch.end_momentum, branch.momentum)
             branch = branch._replace(sound=sound)
-            del starts[since + span // 2]  # no longer span begins there
+            del starts[since + span // 2]  # no longer span starts there
             span *= 2
         if block + 1 < len(noise) and not bool(branch.sound.any()):
             break
@@ -239,7 +226,7 @@ def _extended(
 
 
 def _lasting(tensor: Tensor) -> Tensor:
-    """The tensor, copied where `run` may overwrite it: recordings on CUDA write to the same place each time."""
+    """Copy a tensor that `run` may overwrite: recordings on CUDA write to the same memory each time."""
     return tensor.clone() if tensor.is_cuda else tensor
 
 
@@ -255,17 +242,17 @@ def no_u_turn(
     run: Run = plain,
     first: int = 1,
 ) -> tuple[Place, Move]:
-    """A transition of the no-U-turn sampler from `place`, whose gradient is that in z; its end in coordinates z.
+    """No-U-turn transition from `place`, whose gradient is in coordinates z; returns its end in z.
 
     **Math**: a trajectory through (x, p) doubles, by as many leapfrogs as it has points, in a random direction, until
     it or one of its halves, quarters ... makes a U-turn; the next x is drawn from its points in proportion to exp(-H),
     by sampling within each new half and then between halves with a preference for the new one. `momentum` (C, P) is of
     unit mass in the whitened coordinates of `scale`; `step_size` (C,). `directions` (D + 1, C) of +1 and -1 and
     `log_uniforms` (D, C) are the noise of the D doublings at most; `noise(n)` gives log-uniform numbers (n, 2, C) for
-    n pieces of trajectory. The `first` doublings are one piece of work for `run`, whether or not they are all needed;
-    from then on it is 2^first leapfrogs, which are one piece of trajectory.
+    n pieces of trajectory. The `first` doublings are a single call of `run`, whether or not they are all needed; after
+    them each call makes a piece of 2^first leapfrogs.
 
-    **Limit**: exact. All chains take as long as the one with the deepest tree.
+    **Limit**: exact. All chains take as long as the deepest tree.
 
     **Cost**: 2^depth - 1 gradients of all chains, and their points of 2^first leapfrogs in memory.
 
@@ -282,8 +269,8 @@ def no_u_turn(
     for depth in range(first, depths):
         if not bool(going):
             break
-        signed = step_size * directions[depth]
-        branch = _extended(*work, branch, signed, level, noise(2 ** (depth - first)), run, 2**first)
+        step = step_size * directions[depth]
+        branch = _extended(work, branch, step, level, noise(2 ** (depth - first)), run, 2**first)
         tree, branch, going = run(joined, tree, branch, directions[depth], log_uniforms[depth], directions[depth + 1])
     drawn = Place(*map(_lasting, tree.drawn))
     counts = map(_lasting, (tree.divergent, tree.leapfrogs, tree.depth))

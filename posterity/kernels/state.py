@@ -19,11 +19,11 @@ class Place(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What a transition was like, for each chain (C,).
+    """Statistics of a transition, for each chain (C,).
 
-    `accept` is the probability of acceptance (for trees: the mean over the points looked at), `energy` minus the log
-    density of position and momentum at the start, `divergent` whether the integration left the level of the energy;
-    `leapfrogs` counts gradients, `depth` doublings of a tree (0 where there is none).
+    `accept` is the probability of acceptance (for trees: the mean over the points visited), `energy` minus the log
+    density of position and momentum at the start, `divergent` whether the integrator lost the trajectory; `leapfrogs`
+    counts gradients, `depth` doublings of a tree (0 without one).
     """
 
     accept: Tensor
@@ -34,39 +34,37 @@ class Move(NamedTuple):
 
 
 def place_at(target: Target, position: Tensor) -> Place:
-    """The place at these positions."""
+    """Evaluate the target at these positions."""
     return Place(position, *target(position))
 
 
-def chosen(take: Tensor, one: Place, other: Place) -> Place:
-    """For each chain the one place where `take` (C,), else the other."""
+def chosen(take: Tensor, new: Place, old: Place) -> Place:
+    """The new place of each chain where `take` (C,), else the old."""
     row = take.unsqueeze(-1)
-    position, grad = torch.where(row, one.position, other.position), torch.where(row, one.grad, other.grad)
-    return Place(position, torch.where(take, one.value, other.value), grad)
+    position, grad = torch.where(row, new.position, old.position), torch.where(row, new.grad, old.grad)
+    return Place(position, torch.where(take, new.value, old.value), grad)
 
 
 def spread(scale: Tensor, whitened: Tensor) -> Tensor:
-    """L z of z (C, P), with L the scale: its diagonal (1 or C, P), or a lower factor (1 or C, P, P)."""
+    """L z for z (C, P), where `scale` is L: a diagonal (1 or C, P), or a lower factor (1 or C, P, P)."""
     return scale * whitened if scale.dim() == 2 else _times(whitened, scale.mT)
 
 
 def gathered(scale: Tensor, grad: Tensor) -> Tensor:
-    """L^T g: the gradient in z of a function of L z whose gradient is g."""
+    """L^T g: the gradient in z of a function of L z with gradient g."""
     return scale * grad if scale.dim() == 2 else _times(grad, scale)
 
 
 def _times(vectors: Tensor, matrices: Tensor) -> Tensor:
-    if matrices.shape[0] == 1:
-        return vectors @ matrices[0]
-    return torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
+    return vectors @ matrices[0] if len(matrices) == 1 else torch.bmm(vectors.unsqueeze(1), matrices).squeeze(1)
 
 
 def whitened(target: Target, start: Tensor, scale: Tensor) -> Target:
     """The log density of z, where position = start + L z.
 
     A sampler that moves z by momenta of unit mass moves the position by momenta of mass (L L^T)^-1: with L L^T near
-    the covariance of the target all directions are of one size. Steps are measured from `start`, so that nothing is
-    rounded where positions are large beside their spread, and z = 0 is the start to the bit.
+    the covariance of the target all directions have the same scale. z is measured from `start`, so that positions that
+    are large beside their spread are not rounded, and z = 0 is the start to the bit.
     """
 
     def of_whitened(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Images changed at random before each training step, on the device where they lie."""
+"""Random augmentation of images before each training step, on their device."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ Padding = Literal["zeros", "reflect"]
 class Augmentation(ABC):
     """A random change of images: a policy, given to data by `as_data(..., augmentation=...)`.
 
-    Called with images (n, C, H, W) and a key, it gives new ones of the same shape, each changed by draws of its own; of
-    members, (M, n, C, H, W), one key makes one set of draws for all, and M keys a set for each. The same key makes the
-    same images on the same kind of device. Nothing waits for the device.
+    Called with images (n, C, H, W) and a key, it returns new images of the same shape, each changed by separate draws.
+    For members, (M, n, C, H, W), a single key gives the same draws to all, and M keys separate draws. The same key
+    makes the same images on the same kind of device. The CPU does not wait for the device.
 
-    A policy of one's own is a frozen dataclass that says how many uniform numbers an image takes (`numbers`) and what
-    they do (`applied`).
+    A new policy is a frozen dataclass with the number of uniform numbers per image (`numbers`) and their effect
+    (`applied`).
 
-    **Limit**: mini-batches alone are augmented. `num_data` stays the number of rows, so that a step has the likelihood
-    of one changed copy of each row; over many steps that is the mean log-likelihood of the copies, which is the
-    log-likelihood of no model of the data. Posteriors of augmented data are therefore not quite Bayesian, and those of
-    lower temperature often predict better, for which augmentation is one of the reasons that are given.
+    **Limit**: mini-batches alone are augmented. `num_data` remains the number of rows, so a step uses the likelihood
+    of one changed copy of each row; over many steps this averages the log-likelihoods of the copies, which is not the
+    log-likelihood of a model of the data. Such posteriors are not quite Bayesian, and often predict better at a lower
+    temperature, for which augmentation is one proposed explanation.
 
     **References**: Wenzel et al. (2020), How good is the Bayes posterior in deep neural networks really?;
     Izmailov et al. (2021), What are Bayesian neural network posteriors really like?; Nabarro et al. (2022),
@@ -38,19 +38,19 @@ class Augmentation(ABC):
     @property
     @abstractmethod
     def numbers(self) -> int:
-        """How many uniform numbers the change of one image takes."""
+        """Number of uniform numbers for the change of one image."""
 
     @abstractmethod
     def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """Images (n, C, H, W), changed as numbers (n, `numbers`) on [0, 1) say."""
+        """Images (n, C, H, W), changed according to uniform numbers (n, `numbers`) on [0, 1)."""
 
     @property
     def least_side(self) -> int:
-        """How many pixels an image must have each way."""
+        """Smallest allowed height and width of an image in pixels."""
         return 1
 
     def __call__(self, images: Tensor, key: Key | Sequence[Key]) -> Tensor:
-        """New images; see the class."""
+        """Return changed images; see the class."""
         check_images(self, images)
         keys = [key] if isinstance(key, Key) else list(key)
         members = images.shape[:-4]  # () or (M,)
@@ -64,10 +64,10 @@ class Augmentation(ABC):
 
 @dataclass(frozen=True)
 class Crop(Augmentation):
-    """A window of the image's own size out of the image with `padding` pixels around, at a place drawn uniformly.
+    """Crop of the image's own size at a uniform position in the image with `padding` pixels around.
 
-    So the image moves by -padding .. padding pixels, upright and sideways. The pixels around are zeros (black, for
-    images in [0, 1]), or the image mirrored at its edge (`mode="reflect"`).
+    The image moves by -padding .. padding pixels, vertically and horizontally. The padding is zeros (black, for images
+    in [0, 1]), or the image mirrored at its edge (`mode="reflect"`).
 
     >>> Crop(1)(torch.ones(5, 3, 8, 8), Key(0)).shape
     torch.Size([5, 3, 8, 8])
@@ -87,15 +87,14 @@ class Crop(Augmentation):
 
     @property
     def least_side(self) -> int:
-        """See `Augmentation`: a mirror needs the pixels that it shows, and the edge."""
+        """See `Augmentation`: reflection needs the mirrored pixels and the edge."""
         return self.padding + 1 if self.mode == "reflect" else 1
 
     def applied(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        mode = "constant" if self.mode == "zeros" else "reflect"
-        padded = F.pad(images, (self.padding,) * 4, mode=mode)
-        # A view of every window of every image, from which one is copied: (n, C, places, places, H, W).
+        padded = F.pad(images, (self.padding,) * 4, mode="constant" if self.mode == "zeros" else "reflect")
+        # A view of every window of every image: (n, C, rows, columns, H, W).
         windows = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
-        # Of float32 numbers below 1, none comes to 2 padding + 1 by rounding.
+        # No float32 number below 1 is rounded up to 2 padding + 1.
         row, column = (uniforms * (2 * self.padding + 1)).long().unbind(-1)
         return windows[torch.arange(len(images), device=images.device), :, row, column]
 
@@ -125,7 +124,7 @@ class Flip(Augmentation):
 
 @dataclass(frozen=True)
 class Compose(Augmentation):
-    """Several policies, one after the other, each with draws of its own.
+    """Several policies in sequence, each with separate draws.
 
     >>> usual = Compose((Crop(4), Flip()))  # of CIFAR-10
     >>> usual.numbers
@@ -156,7 +155,7 @@ class Compose(Augmentation):
 
 
 def check_images(policy: Augmentation, images: object, per_member: bool | None = None) -> None:
-    """BadData unless these are images that the policy can change, with a member axis or without (None: either)."""
+    """Raise BadData unless the policy can change these images, with a member axis or without (None: either)."""
     lead = {None: (4, 5), False: (4,), True: (5,)}[per_member]
     if not isinstance(images, Tensor) or images.dim() not in lead or not images.is_floating_point():
         wanted = "members, rows, channels, height, width" if per_member else "rows, channels, height, width"

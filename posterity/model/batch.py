@@ -1,4 +1,4 @@
-"""Inputs, and a batch of rows of them with targets and weights."""
+"""Inputs, batches of rows with targets and weights, and the interface of data."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -37,12 +37,12 @@ def named_tensors(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def num_rows(inputs: Inputs, axis: int = 0) -> int:
-    """How many rows the tensors share along `axis`."""
+    """Number of rows of the tensors along `axis`."""
     return next(iter(named_tensors(inputs).values())).shape[axis]
 
 
 class Batch(NamedTuple):
-    """Rows: inputs and targets, weights (n,) that multiply each row's log-likelihood, or None for ones.
+    """Rows: inputs, targets, and weights (n,) that multiply each row's log-likelihood, or None.
 
     `per_member` says that every tensor has a leading member axis, (M, n, ...).
     """
@@ -54,7 +54,7 @@ class Batch(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many rows there are (for each member)."""
+        """Number of rows (for each member)."""
         return self.targets.shape[1 if self.per_member else 0]
 
     @property
@@ -75,17 +75,16 @@ class Batch(NamedTuple):
         digest = hashlib.blake2b(str(self.per_member).encode(), digest_size=16)
         for name, tensor in self.tensors.items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(flat.numpy().data)
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """`function` applied to every tensor."""
-        weights = None if self.weights is None else function(self.weights)
-        return Batch(map_inputs(function, self.inputs), function(self.targets), weights, self.per_member)
+        """`function` applied to every tensor, in the order of `tensors`."""
+        inputs, targets = map_inputs(function, self.inputs), function(self.targets)
+        return Batch(inputs, targets, None if self.weights is None else function(self.weights), self.per_member)
 
     def augmented(self, augmentation: Augmentation | None, key: Key | Sequence[Key], step: int) -> "Batch":
-        """The batch of a step, its images changed by the policy if there is one; `key`: that of the feed, or M keys."""
+        """The batch of a step with augmented images, by the key of the feed or a key for each member."""
         if augmentation is None:
             return self
         check_images(augmentation, self.inputs, self.per_member)
@@ -96,7 +95,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Feed:
-    """The batches a run eats: `steps` of them, the t-th always the same whatever was drawn before."""
+    """The batches of a run: `steps` of them, the t-th independent of what was drawn before."""
 
     steps: int
     from_step: Callable[[int], Iterator[Batch | None]]
@@ -105,7 +104,7 @@ class Feed:
         return self.steps
 
     def with_passes(self, passes: "Feed", after: Sequence[int]) -> "Feed":
-        """These batches, with all of `passes` put in after each of the step numbers `after`, which rise.
+        """These batches, with all of `passes` inserted after each of the increasing step numbers `after`.
 
         >>> letters, digits = (Feed(len(text), lambda start, text=text: iter(text[start:])) for text in ("abc", "12"))
         >>> "".join(letters.with_passes(digits, (1, 3)).from_step(2))
@@ -126,10 +125,10 @@ class Feed:
 
 
 class Data(ABC):
-    """Rows to learn from, and the orders in which a method may ask for them.
+    """Training rows, and the orders in which methods request them.
 
-    Where they have an `augmentation`, that changes the images of mini-batches, by draws that are keyed by the step;
-    full passes (curvature, M-steps, scores) see the rows as they are.
+    An `augmentation` changes the images of mini-batches, by draws keyed by the step; full passes (curvature, M-steps,
+    scores) see the rows unchanged.
     """
 
     num_data: int
@@ -153,23 +152,16 @@ class Data(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A short text that differs when the data differ."""
+        """A short string that differs when the data differ."""
 
     def _marked(self, fingerprint: str) -> str:
-        """The fingerprint of the rows with the policy, if there is one."""
+        """Append the augmentation, if any, to the fingerprint of the rows."""
         return fingerprint if self.augmentation is None else f"{fingerprint} augmented by {self.augmentation!r}"
 
 
 def batch_tensors(batch: Batch) -> tuple[Tensor, ...]:
     """The tensors of a batch, in the order of its `map`."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    batch.map(note)
-    return tuple(found)
+    return tuple(batch.tensors.values())
 
 
 def as_batch(item: object, what: str, per_member: bool = False) -> Batch:
@@ -188,7 +180,7 @@ def as_batch(item: object, what: str, per_member: bool = False) -> Batch:
 def as_inputs(inputs: object, attached: bool = False) -> Inputs:
     """Network inputs from a tensor or array, a tuple or list of them, or a dict of them.
 
-    Tensors lose their graph, unless they are to stay `attached` to it.
+    Tensors are detached from their graph unless `attached`.
     """
     if isinstance(inputs, (Mapping, tuple, list)) and not len(inputs):
         raise BadData("inputs must hold at least one tensor. Got none.")
@@ -200,7 +192,7 @@ def as_inputs(inputs: object, attached: bool = False) -> Inputs:
 
 
 def as_tensor(value: object, name: str, attached: bool = False) -> Tensor:
-    """A tensor or array of numbers as a tensor, without a graph unless `attached`; it shares memory where it can."""
+    """Convert a tensor or array to a tensor, detached unless `attached`; it shares memory where it can."""
     if isinstance(value, Tensor):
         return value if attached else value.detach()
     if not hasattr(value, "__array__"):
@@ -219,7 +211,7 @@ def as_tensor(value: object, name: str, attached: bool = False) -> Tensor:
 
 
 def _consistent(batch: Batch) -> Batch:
-    """The batch, once all its tensors have the same rows (and members)."""
+    """Return the batch; raises BadData unless all tensors have the same rows (and members)."""
     lead = 2 if batch.per_member else 1
     for name, tensor in batch.tensors.items():
         if tensor.dim() < lead:

@@ -1,6 +1,6 @@
-"""Data in memory or from a loader, and rows in an order for each member."""
+"""Data in memory or from a loader, and separate orders of the rows for each member."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,10 +19,10 @@ __all__ = ["Batch", "Data", "Feed", "NoData", "StreamData", "TensorData", "as_da
 
 @dataclass(frozen=True, eq=False)
 class TensorData(Data):
-    """Rows held in memory. A pass drops the last incomplete batch; the next order gives its rows their turn.
+    """Rows in memory: a `Batch` of all rows, and an optional augmentation of images.
 
-    Takes a `Batch` of all rows, and the policy by which images are augmented, if any. Batches have one shape, so that a
-    step can be captured or compiled.
+    A pass drops the last incomplete batch, so that batches have one shape and a step can be captured or compiled; the
+    next pass shuffles its rows anew.
     """
 
     rows: Batch
@@ -48,10 +48,10 @@ class TensorData(Data):
             for epoch in range(start // each, -(-steps // each)):
                 order = key.fold(epoch).permutation(self.num_data, "cpu").to(device)
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
-                for place in range(first, last):
-                    index = order[place * size : (place + 1) * size]
+                for number in range(first, last):
+                    index = order[number * size : (number + 1) * size]
                     batch = self.rows.map(lambda tensor, index=index: tensor.index_select(axis, index))  # type: ignore[misc]
-                    yield batch.augmented(policy, key, epoch * each + place)
+                    yield batch.augmented(policy, key, epoch * each + number)
 
         return Feed(steps, from_step)
 
@@ -81,7 +81,7 @@ class TensorData(Data):
 
 @dataclass(frozen=True)
 class NoData(Data):
-    """No rows: for a `Density`, which has its data inside."""
+    """No rows: for a `Density`, which contains its data."""
 
     num_data: int = 0
 
@@ -105,28 +105,25 @@ def as_data(data: object, *, per_member: bool = False, augmentation: Augmentatio
     """`Data` from (inputs, targets[, weights]) tensors or arrays, a `Dataset`, a `DataLoader`, `Data` or None.
 
     `per_member` says that all tensors have a leading member axis, (M, N, ...). `augmentation` changes the images of
-    mini-batches, and of nothing else; `num_data` is the number of rows all the same.
+    mini-batches only; `num_data` remains the number of rows.
 
     >>> as_data((torch.zeros(5, 2), torch.zeros(5, 1))).num_data
     5
     """
-    found = _as_data(data, per_member)
-    return found if augmentation is None else _augmented(found, augmentation)
-
-
-def _augmented(data: Data, augmentation: object) -> Data:
-    if not isinstance(augmentation, Augmentation):
-        hint = (
-            f" Call it: {augmentation.__name__}()." if isinstance(augmentation, type) else " Use Compose for several."
-        )
-        raise TypeError(f"augmentation must be a policy such as Crop(4). Got {shown(augmentation)}.{hint}")
-    if not isinstance(data, (TensorData, StreamData)):
+    rows = _as_data(data, per_member)
+    if augmentation is None:
+        return rows
+    given: object = augmentation
+    if not isinstance(given, Augmentation):
+        hint = f" Call it: {given.__name__}()." if isinstance(given, type) else " Use Compose for several."
+        raise TypeError(f"augmentation must be a policy such as Crop(4). Got {shown(given)}.{hint}")
+    if not isinstance(rows, (TensorData, StreamData)):
         raise BadData(
-            f"Augmentation needs rows of images, and {type(data).__name__} has none. Pass tensors or a loader."
+            f"Augmentation needs rows of images, and {type(rows).__name__} has none. Pass tensors or a loader."
         )
-    first = data.first()
+    first = rows.first()
     check_images(augmentation, first.inputs, first.per_member)
-    return replace(data, augmentation=augmentation)
+    return replace(rows, augmentation=augmentation)
 
 
 def _as_data(data: object, per_member: bool) -> Data:
@@ -138,23 +135,27 @@ def _as_data(data: object, per_member: bool) -> Data:
         data = data.tensors
     if isinstance(data, LabelledData):
         data = data.pair
+    rows: Data
     if isinstance(data, DataLoader):
-        return _not_empty(StreamData(data, check_loader(data)))
-    if isinstance(data, Dataset):
-        if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        rows = StreamData(data, check_loader(data))
+    elif isinstance(data, Dataset):
+        if isinstance(data, IterableDataset) or not isinstance(data, Sized):
             raise BadData(
                 "The Dataset has no known number of rows, so the likelihood cannot be scaled to the whole data. "
                 "Give it __len__ and __getitem__."
             )
-        return _not_empty(StreamData(data, len(data)))
-    return _not_empty(TensorData(as_batch(data, "the data", per_member)))
+        rows = StreamData(data, len(data))
+    else:
+        rows = TensorData(as_batch(data, "the data", per_member))
+    if rows.num_data == 0:
+        raise BadData("The data have no rows. Pass at least one.")
+    return rows
 
 
 def in_memory(data: Data) -> Data:
-    """The data with the rows of a `Dataset` or loader read once, in their order, and held; other data as they are.
+    """Read the rows of a `Dataset` or loader into memory, in their order; return other data unchanged.
 
-    For what needs all rows in every step: the batches of a loader are of its own size. One that does not give every
-    row once is refused.
+    It serves methods that need all rows in every step. A loader that does not give every row once is refused.
 
     >>> rows = TensorDataset(torch.ones(5, 2), torch.zeros(5))
     >>> in_memory(as_data(DataLoader(rows, batch_size=2))).first().size
@@ -162,20 +163,13 @@ def in_memory(data: Data) -> Data:
     """
     if not isinstance(data, StreamData):
         return data
-    pieces = [piece for piece in data.passes(None).from_step(0) if piece is not None]
-    columns = [batch_tensors(piece) for piece in pieces]
-    whole = iter([torch.cat(parts) for parts in zip(*columns, strict=True)])
-    return TensorData(pieces[0].map(lambda _: next(whole)), data.augmentation)
-
-
-def _not_empty(data: Data) -> Data:
-    if data.num_data == 0:
-        raise BadData("The data have no rows. Pass at least one.")
-    return data
+    batches = [batch for batch in data.passes(None).from_step(0) if batch is not None]
+    whole = iter([torch.cat(parts) for parts in zip(*map(batch_tensors, batches), strict=True)])
+    return TensorData(batches[0].map(lambda _: next(whole)), data.augmentation)
 
 
 class _Reading(Data):
-    """Rows in memory, read in other orders than their own; full passes are those of `data`."""
+    """Rows in memory, with mini-batches in other orders; full passes are in the order of `data`."""
 
     data: TensorData
 
@@ -198,11 +192,11 @@ class _Reading(Data):
 
 @dataclass(frozen=True, eq=False)
 class OwnOrders(_Reading):
-    """Rows in memory that each member sees newly shuffled by a key of its own.
+    """Rows in memory, shuffled separately for each member.
 
-    Takes the data and a function from a key to the keys of the members. Mini-batches have a member axis, (M, n, ...),
-    as all batches that are augmented, by draws of each member's own; batches of all rows, and passes over them in their
-    own order, are those of the data.
+    Takes the data and a function from a key to the keys of the members. Mini-batches and augmented batches have a
+    member axis, (M, n, ...); each member has its own draws of the augmentation. Other batches of all rows, and full
+    passes, are those of the data.
 
     >>> data = TensorData(Batch(torch.arange(6.0).unsqueeze(1), torch.arange(6)))
     >>> orders = OwnOrders(data, lambda key: [key.fold(member) for member in range(2)])
@@ -214,7 +208,7 @@ class OwnOrders(_Reading):
     keys: Callable[[Key], Sequence[Key]]
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
-        """See `Data`; a row of `order` is the order of a member."""
+        """See `Data`; a row of `orders` is the order of a member."""
         rows, count, policy, keys = self.data.rows, self.num_data, self.augmentation, self.keys(key)
         if size is None or size >= count:
             if policy is None:
@@ -224,7 +218,7 @@ class OwnOrders(_Reading):
             every = rows
             return Feed(steps, lambda start: (every.augmented(policy, keys, t) for t in range(start, steps)))
         each, device = count // size, rows.targets.device
-        if rows.per_member:  # members one behind the other
+        if rows.per_member:  # the rows of all members, concatenated
             rows = rows.map(lambda tensor: tensor.flatten(0, 1))._replace(per_member=False)
         members = torch.arange(len(keys), device="cpu").unsqueeze(1) * (count if self.data.rows.per_member else 0)
 
@@ -235,18 +229,18 @@ class OwnOrders(_Reading):
             for epoch in range(start // each, -(-steps // each)):
                 orders = torch.stack([own.fold(epoch).permutation(count, "cpu") for own in keys])
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
-                # By batch, then by member: the rows of a batch lie behind each other.
+                # By batch, then by member: the rows of a batch are adjacent.
                 orders = (orders + members)[:, : each * size].view(len(keys), each, size).transpose(0, 1)
-                for place, index in enumerate(orders.reshape(each, -1).to(device)[first:last], first):
+                for number, index in enumerate(orders.reshape(each, -1).to(device)[first:last], first):
                     batch = rows.map(lambda tensor, index=index: taken(tensor, index))  # type: ignore[misc]
-                    yield batch._replace(per_member=True).augmented(policy, keys, epoch * each + place)
+                    yield batch._replace(per_member=True).augmented(policy, keys, epoch * each + number)
 
         return Feed(steps, from_step)
 
 
 @dataclass(frozen=True, eq=False)
 class Reordered(_Reading):
-    """The data, shuffled by the key that is folded with `label`: as one member of many sees them."""
+    """The data shuffled by the key folded with `label`: the order of one member."""
 
     data: TensorData
     label: str

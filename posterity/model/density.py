@@ -164,7 +164,6 @@ class Density:
 
     **Example**:
 
-    >>> from posterity.model.density import Positive
     >>> density = Density(lambda rate: -rate.sum(), {"rate": (2,)}, {"rate": Positive()})  # two exponentials
     >>> density.size
     2
@@ -230,26 +229,26 @@ class Density:
         return self.size
 
     def as_joint(self, user: str, instead: str = "") -> "Joint":
-        """Refuse: a density has no network, prior or likelihood. `instead` is what to use for a density."""
+        """Raise a TypeError: a density has no network, prior or likelihood. `instead` says what to use."""
         remedy = f" {instead}" if instead else ""
         raise TypeError(f"{user} needs a Joint, with a network, a prior and a likelihood. Got a Density.{remedy}")
 
     def check_rows(self, data: Data) -> None:
-        """BadData where there are rows: a density has its data inside."""
+        """Raise BadData where there are rows: a density contains its data."""
         if not isinstance(data, NoData):
             raise BadData("A Density has its data inside. Pass None as the data.")
 
     def checked(self, data: Data) -> Data:
-        """No data, see `check_rows`."""
+        """Return no data: see `check_rows`."""
         self.check_rows(data)
         return data
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
-        """None: there is no network."""
+        """No buffers: there is no network."""
         return {}
 
     def encode(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Any]:
-        """What can be told of the density as JSON: parameters, constraints, dtype. The function itself cannot."""
+        """Describe parameters, constraints and dtype as JSON; the function itself cannot be stored."""
         return {
             "shapes": [[name, list(shape)] for name, shape in self.shapes.items()],
             "constraints": [[name, repr(self._constraint(name))] for name in self.shapes],
@@ -269,7 +268,7 @@ class Density:
         return torch.zeros(self.size, dtype=self.dtype, device=self.device)
 
     def fresh(self, key: Key) -> Tensor:
-        """Standard normal numbers (P,): a density has no layers that know better where to begin."""
+        """Standard normal numbers (P,): a density has no layers with their own initialisation."""
         return key.normal((self.size,), torch.float32, "cpu").to(self.device, self.dtype)
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,7 +297,7 @@ class Density:
             )
         return theta
 
-    def _one(self, theta: Tensor) -> Tensor:
+    def _evaluate(self, theta: Tensor) -> Tensor:
         total, values = theta.new_zeros(theta.shape[:-1]), {}
         for name, unconstrained in self.layout.unflatten(theta).items():
             values[name], log_jacobian = self._constraint(name).forward(unconstrained)
@@ -316,15 +315,15 @@ class Density:
     def log_density(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
         """log p(T(u)) + log |det dT/du|: (P,) -> (), (M, P) -> (M,)."""
         if theta.dim() == 1:
-            return self._one(theta.unsqueeze(0)).squeeze(0) if self.batched else self._one(theta)
-        return self._one(theta) if self.batched else _mapped(self._one, theta)
+            return self._evaluate(theta.unsqueeze(0)).squeeze(0) if self.batched else self._evaluate(theta)
+        return self._evaluate(theta) if self.batched else _mapped(self._evaluate, theta)
 
     def log_likelihood(self, theta: Tensor, batch: object = None, buffers: Buffers | None = None) -> Tensor:
-        """The whole log density: a density does not tell data from prior."""
+        """The whole log density: a density does not separate data and prior."""
         return self.log_density(theta)
 
     def log_likelihoods(self, theta: Tensor) -> Tensor:
-        """What `pointwise` says of each datum at theta (M, P), (M, N)."""
+        """Log-likelihood of each datum by `pointwise`, (M, N), at theta (M, P)."""
         pointwise = self.pointwise
         if pointwise is None:
             raise TypeError(
@@ -332,17 +331,17 @@ class Density:
                 "the same tensors that returns the log-likelihood of each datum, (N,)."
             )
         values = self.constrained(theta)
-        found = pointwise(**values) if self.batched else _mapped(lambda one: pointwise(**one), values)
-        if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[0] != theta.shape[0]:
-            got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else shown(found)
+        result = pointwise(**values) if self.batched else _mapped(lambda own: pointwise(**own), values)
+        if not isinstance(result, Tensor) or result.dim() != 2 or result.shape[0] != theta.shape[0]:
+            got = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else shown(result)
             raise ValueError(
                 f"Density.pointwise must return one number for each datum, (N,), or (M, N) when batched. Got {got} "
                 f"at {len(theta)} members."
             )
-        return found
+        return result
 
     def log_prior(self, theta: Tensor) -> Tensor:
-        """Zero, see `log_likelihood`."""
+        """Zero: see `log_likelihood`."""
         return theta.new_zeros(theta.shape[:-1])
 
     def value_and_grad(
@@ -363,15 +362,15 @@ class Density:
     def data_value_and_grad(
         self, theta: Tensor, batch: object = None, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """Those of the whole log density, see `log_likelihood`; the gradient is written to `out` if given."""
+        """Value and gradient of the whole log density, see `log_likelihood`; the gradient is in `out` if given."""
         value, grad, buffers = self.value_and_grad(theta)
         return value, grad if out is None else out.copy_(grad), buffers
 
 
 def _mapped(function: Callable[[Any], Tensor], values: Any) -> Tensor:
-    """The user's function at each member of the values."""
+    """Map the user's function over the members of the values."""
     try:
-        found: Tensor = torch.func.vmap(function)(values)
+        result: Tensor = torch.func.vmap(function)(values)
     except RuntimeError as error:
         if not str(error).startswith("vmap:"):
             raise
@@ -380,4 +379,4 @@ def _mapped(function: Callable[[Any], Tensor], values: Any) -> Tensor:
             f"Density: the function cannot be mapped over chains or members: {reason}. Choose by torch.where in place "
             "of if, and call no float() or item(); or take all members at once (batched=True)."
         ) from error
-    return found
+    return result

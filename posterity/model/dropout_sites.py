@@ -1,7 +1,6 @@
-"""Where a network drops, and its outputs under many masks."""
+"""The dropout sites of a network, and its outputs under many masks."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,7 +15,13 @@ from posterity.numerics.random import Key, torch_states
 Call = tuple[tuple[int, ...], float, int]
 Calls = list[Call]
 
+logger = logging.getLogger("posterity")
+
+LARGE = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries of the largest masked tensor for draws that run together
+AT_LEAST = 8  # draws run together up to so many times that size: they share the layers before the first dropout
+
 _KNOWN: WeakKeyDictionary[Network, dict[tuple[torch.Size, ...], "DropoutSites"]] = WeakKeyDictionary()
+_ALONE: WeakSet[Network] = WeakSet()  # networks that vmap refused
 
 
 @dataclass(frozen=True)
@@ -28,10 +33,10 @@ class DropoutSites:
 
 
 def dropout_sites(network: Network, inputs: Inputs, theta: Tensor | None = None) -> DropoutSites:
-    """The sites of a network with dropout, at theta (P,) or at its own weights; ValueError where there are none.
+    """The sites of a network at theta (P,) or its own weights; raises a ValueError where nothing drops.
 
-    Two rows of the inputs are run, then three, to see which axis of a mask is that of the rows. What it finds without
-    theta is kept for the network and the form of a row, so rates that are learnt are only those of its own weights.
+    Two rows of the inputs are run, then three, to find the axis of the rows in each mask. The result without theta is
+    cached for the network and the shape of a row, so its learnt rates are those of the network's own weights.
     """
     form = tuple(tensor.shape[1:] for tensor in named_tensors(inputs).values())
     known = _KNOWN.setdefault(network, {})
@@ -41,21 +46,21 @@ def dropout_sites(network: Network, inputs: Inputs, theta: Tensor | None = None)
     quiet = _calls(network, weights, inputs, training=False)
     loud = _calls(network, weights, inputs, training=True)
     training = loud is not None and quiet is not None and len(loud[0]) > len(quiet[0])
-    found = loud if training else quiet
-    assert found is not None
-    if not found[0]:
+    calls = loud if training else quiet
+    assert calls is not None
+    if not calls[0]:
         raise ValueError(
             "MCDropout needs a network with dropout. Got one without: no layer drops with a rate above 0. Add "
             "torch.nn.Dropout layers, as in posterity.networks.MLP(sizes, dropout=0.1)."
         )
-    sites = DropoutSites(tuple(_site(*pair) for pair in zip(*found, strict=True)), training)
+    sites = DropoutSites(tuple(_site(*pair) for pair in zip(*calls, strict=True)), training)
     if theta is None:
         known[form] = sites
     return sites
 
 
 def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training: bool) -> tuple[Calls, Calls] | None:
-    """The calls of passes on two and on three rows; None where a module in training mode does something else."""
+    """The calls of passes on two and on three rows; None where a module in training mode fails or draws otherwise."""
     runs = []
     before = torch_states(network.device)
     for count in (2, 3):
@@ -69,8 +74,10 @@ def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training:
                 return None
             raise
         runs.append(masks.calls)
-    if any(not torch.equal(one, two) for one, two in zip(before, torch_states(network.device), strict=True)):
-        _restore(before, network.device)
+    if not all(map(torch.equal, before, torch_states(network.device))):
+        torch.set_rng_state(before[0])
+        if len(before) > 1:
+            torch.cuda.set_rng_state(before[1], network.device)
         if training:
             return None
         raise ValueError(
@@ -80,14 +87,8 @@ def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training:
     return runs[0], runs[1]
 
 
-def _restore(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
-
-
 def _site(two: Call, three: Call) -> Site:
-    """The site of which the mask was asked for with two and with three rows."""
+    """The site of a dropout from its calls with two and with three rows."""
     (small, rate, few), (large, _, more) = two, three
     entries = max(0, more - few)
     changed = [axis for axis, (a, b) in enumerate(zip(small, large, strict=False)) if a != b]
@@ -95,21 +96,12 @@ def _site(two: Call, three: Call) -> Site:
         return Site(rate, small, None, entries=entries)
     if len(small) != len(large) or len(changed) > 1 or 3 * small[changed[0]] != 2 * large[changed[0]]:
         return Site(rate, small, None, clear=False, entries=entries)
-    axis = changed[0]
-    repeats = small[axis] // 2
+    axis, repeats = changed[0], small[changed[0]] // 2
     return Site(rate, (*small[:axis], repeats, *small[axis + 1 :]), axis, repeats, entries=entries)
 
 
-logger = logging.getLogger("posterity")
-
-LARGE = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries of the largest masked tensor for the draws that go together
-AT_LEAST = 8  # draws go together up to so many times that size: they share what comes before the first dropout
-
-_ALONE: WeakSet[Network] = WeakSet()  # those that vmap refused
-
-
 def mask_numbers(known: DropoutSites, draws: int, key: Key, device: torch.device) -> list[Tensor]:
-    """Uniform numbers (draws, *shape) for each site, in float32 whatever the network's number type."""
+    """Uniform numbers (draws, *shape) for each site, in float32 whatever the network's dtype."""
     if not all(site.clear for site in known.sites):
         raise ValueError(
             "One mask a draw: the rows cannot be told in every mask of this network. Use one_mask_a_draw=False."
@@ -119,46 +111,36 @@ def mask_numbers(known: DropoutSites, draws: int, key: Key, device: torch.device
 
 
 def outputs_under(
-    network: Network,
-    theta: Tensor,
-    inputs: Inputs,
-    buffers: Buffers | None,
-    numbers: Sequence[Tensor],
-    known: DropoutSites,
+    network: Network, theta: Tensor, inputs: Inputs, buffers: Buffers | None, numbers: list[Tensor], known: DropoutSites
 ) -> Tensor:
     """Outputs (S, N, *event) of theta (P,) under S masks, each for all rows, from numbers (S, *shape) for each site."""
 
-    def one(*own: Tensor) -> Tensor:
+    def draw(*own: Tensor) -> Tensor:
         with network.dropping(NumberedMasks(own, known.sites), training=known.training):
             return network.outputs(theta, inputs, buffers)
 
-    together = min(len(numbers[0]), _together(known, num_rows(inputs), theta.device))
+    large = LARGE["cuda" if theta.is_cuda else "cpu"]
+    widest = num_rows(inputs) * max(max(site.units, site.entries) for site in known.sites)
+    fit = large // widest
+    together = min(len(numbers[0]), fit if fit >= AT_LEAST else min(AT_LEAST, max(1, AT_LEAST * large // widest)))
     if together > 1 and network not in _ALONE:
         try:
-            outputs: Tensor = torch.func.vmap(one, chunk_size=together)(*numbers)
+            outputs: Tensor = torch.func.vmap(draw, chunk_size=together)(*numbers)
             return outputs
         except (RuntimeError, ValueError) as error:
-            looped = torch.stack([one(*own) for own in zip(*numbers, strict=True)])  # raises if the module is at fault
+            looped = torch.stack([draw(*own) for own in zip(*numbers, strict=True)])  # raises if the module is at fault
             _ALONE.add(network)
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             logger.warning("masks run one after the other because vmap refused this module: %s", reason)
             return looped
-    return torch.stack([one(*own) for own in zip(*numbers, strict=True)])
-
-
-def _together(known: DropoutSites, rows: int, device: torch.device) -> int:
-    """How many draws go together."""
-    large = LARGE["cuda" if device.type == "cuda" else "cpu"]
-    widest = rows * max(max(site.units, site.entries) for site in known.sites)
-    fit = large // widest
-    return fit if fit >= AT_LEAST else min(AT_LEAST, max(1, AT_LEAST * large // widest))
+    return torch.stack([draw(*own) for own in zip(*numbers, strict=True)])
 
 
 def masked_weights(network: Network, theta: Tensor, example: Inputs, draws: int, key: Key) -> Tensor:
-    """Weights (draws, P) whose function is that of theta (P,) under the masks that the key draws.
+    """Weights (draws, P) that compute the function of theta (P,) under masks drawn by the key.
 
-    (x * keep) W^T = x (W diag(keep))^T: a unit that is dropped before a linear layer is a column of its weights at
-    zero. A TypeError where dropout comes before anything else. `example` is a row to run the network on.
+    (x * keep) W^T = x (W diag(keep))^T: a unit dropped before a linear layer is a column of its weights at zero. Raises
+    a TypeError where dropout precedes any other operation. `example` is a row to run the network on.
     """
     known = dropout_sites(network, example, theta)
     views = dict(zip(network.layout.names, network.views(theta.detach()), strict=True))
@@ -175,10 +157,9 @@ def masked_weights(network: Network, theta: Tensor, example: Inputs, draws: int,
             )
     drawn = theta.detach().repeat(draws, 1)
     own = dict(zip(network.layout.names, network.views(drawn), strict=True))  # (S, *shape) each
-    for index, (site, numbers) in enumerate(
-        zip(known.sites, mask_numbers(known, draws, key, theta.device), strict=True)
-    ):
-        scaled = (numbers >= site.rate).to(theta.dtype).flatten(1) / (1.0 - site.rate)  # (S, units)
+    for index, numbers in enumerate(mask_numbers(known, draws, key, theta.device)):
+        rate = known.sites[index].rate
+        scaled = (numbers >= rate).to(theta.dtype).flatten(1) / (1.0 - rate)  # (S, units)
         for name in seen.layers[index]:
             own[name].mul_(scaled.view(draws, 1, -1, *(1 for _ in own[name].shape[3:])))
     return drawn

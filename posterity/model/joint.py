@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Seat, Seats, backward, batch_log_likelihood, in_turn
+from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -22,13 +22,15 @@ from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
 from posterity.storage import decode, encode
 
+_BAYES = Tempering.bayes()
+
 
 @dataclass(frozen=True, eq=False)
 class Joint:
     """The tempered log density of all data and weights, in nats, as a function of flat theta.
 
     **Math**: log_density(theta) = likelihood_power * sum_n w_n log p(y_n | f_theta(x_n)) + prior_power * log p(theta).
-    On a batch B the sum over data is estimated by (num_data / |B|) sum_{n in B}; nobody else scales anything.
+    On a batch B the sum over data is estimated by (num_data / |B|) sum_{n in B}; nothing else is scaled.
     theta is the network's weights (P,), followed by the likelihood's learnt raw parameters if it has any; a
     leading member axis (M, P) gives M densities at once.
 
@@ -54,10 +56,10 @@ class Joint:
     likelihood: Likelihood
     prior: Prior
     num_data: int
-    tempering: Tempering = field(default_factory=Tempering.bayes)
+    tempering: Tempering = _BAYES
     random: str | tuple[str, ...] | Tensor = "*"
 
-    if TYPE_CHECKING:  # a module is taken and becomes a Network
+    if TYPE_CHECKING:  # a module becomes a Network
 
         def __init__(
             self,
@@ -65,10 +67,10 @@ class Joint:
             likelihood: Likelihood,
             prior: Prior,
             num_data: int,
-            tempering: Tempering = ...,
-            random: str | tuple[str, ...] | Tensor = ...,
+            tempering: Tempering = _BAYES,
+            random: str | tuple[str, ...] | Tensor = "*",
         ) -> None:
-            """Take the parts of the problem."""
+            """Take a module or a `Network`."""
 
     def __post_init__(self) -> None:
         given: Any = self.network
@@ -83,7 +85,7 @@ class Joint:
         object.__setattr__(self, "num_data", int(self.num_data))
         if not isinstance(self.random, Tensor):
             object.__setattr__(self, "random", checked_patterns(self.random))
-        self.random_slices  # noqa: B018  refuse patterns and places that are not there now
+        self.random_slices  # noqa: B018  refuse unknown patterns and positions now
         self.bound_prior  # noqa: B018  refuse a prior that does not fit the weights now, not in the first step
         self.num_members  # noqa: B018  refuse unequal member counts now
 
@@ -116,12 +118,12 @@ class Joint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number type of theta."""
+        """Dtype of theta."""
         return self.network.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where theta is."""
+        """Device of theta."""
         return self.network.device
 
     @cached_property
@@ -137,30 +139,29 @@ class Joint:
 
     @cached_property
     def random_slices(self) -> tuple[Slice, ...]:
-        """The tensors that have weights with a distribution, in order."""
+        """The slices of theta that contain random weights, in order."""
         if isinstance(self.random, Tensor):
-            places = self.random
-            if places.dim() != 1 or places.dtype != torch.int64 or not places.numel():
-                raise ValueError(f"Joint.random must be patterns or places in theta, int64 (R,). Got {shown(places)}.")
-            if int(places[0]) < 0 or int(places[-1]) >= self.num_weights or not bool((places.diff() > 0).all()):
+            index = self.random
+            if index.dim() != 1 or index.dtype != torch.int64 or not index.numel():
+                raise ValueError(f"Joint.random must be patterns or places in theta, int64 (R,). Got {shown(index)}.")
+            if int(index[0]) < 0 or int(index[-1]) >= self.num_weights or not bool((index.diff() > 0).all()):
                 raise ValueError(
-                    f"Joint.random: places must rise within 0..{self.num_weights - 1}. Got {shown(places)}."
+                    f"Joint.random: places must rise within 0..{self.num_weights - 1}. Got {shown(index)}."
                 )
-            offsets = torch.tensor([part.offset for part in self.network.layout], device=places.device)
-            touched = set((torch.searchsorted(offsets, places, right=True) - 1).tolist())
-            return tuple(part for index, part in enumerate(self.network.layout) if index in touched)
-        patterns = (self.random,) if isinstance(self.random, str) else self.random
-        found: set[str] = set()
-        for pattern in patterns:
+            offsets = torch.tensor([part.offset for part in self.network.layout], device=index.device)
+            touched = set((torch.searchsorted(offsets, index, right=True) - 1).tolist())
+            return tuple(part for number, part in enumerate(self.network.layout) if number in touched)
+        names: set[str] = set()
+        for pattern in (self.random,) if isinstance(self.random, str) else self.random:
             matching = {part.name for part in self.network.matching(pattern)}
             if not matching:
                 raise ValueError(f"Joint.random: {unknown('parameter', pattern, self.network.layout.names)}")
-            found |= matching
-        return tuple(part for part in self.network.layout if part.name in found)
+            names |= matching
+        return tuple(part for part in self.network.layout if part.name in names)
 
     @cached_property
     def random_indices(self) -> Tensor | None:
-        """Flat positions of the weights that get a distribution; None when all network weights do."""
+        """Positions (R,) of the random weights in theta; None where all network weights are random."""
         if isinstance(self.random, Tensor):
             return self.random.to(self.device)
         parts = self.random_slices
@@ -191,18 +192,18 @@ class Joint:
     def with_weights(self, *patterns: str, random: str | tuple[str, ...] | None = None) -> "Joint":
         """The joint over part of the weights.
 
-        Patterns choose what stays in theta; the rest is frozen. `random` chooses which of those get a
-        distribution; the others are trained points under their prior.
+        Weights that match a pattern stay in theta; the rest is frozen. Those that match `random` have a distribution;
+        the others are trained as points under their prior.
         """
         network = self.network.with_weights(*patterns) if patterns else self.network
         return dataclasses.replace(self, network=network, random=self.random if random is None else random)
 
     def narrowed(self, places: Tensor) -> "Joint":
-        """The joint over the single weights at these places of theta; itself where there are none."""
+        """The joint over the single weights at these positions of theta; itself if there are none."""
         return dataclasses.replace(self, random=places) if places.numel() else self
 
     def with_buffers(self, buffers: Buffers) -> "Joint":
-        """The joint whose network has these batch-norm statistics; itself where there are none."""
+        """The joint whose network has these batch-norm statistics; itself if there are none."""
         return dataclasses.replace(self, network=self.network.replace(buffers=buffers)) if buffers else self
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
@@ -218,7 +219,7 @@ class Joint:
         return torch.cat([self.network.initial, self.likelihood.free(self.network.initial)])
 
     def fresh(self, key: Key) -> Tensor:
-        """A theta (P,) of newly initialised weights, see `Network.fresh`, and the likelihood's starting parameters."""
+        """Newly initialised weights (see `Network.fresh`) and the likelihood's starting parameters, as theta (P,)."""
         return torch.cat([self.network.fresh(key), self.likelihood.free(self.network.initial)])
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,7 +227,7 @@ class Joint:
         return theta[..., : self.num_weights], theta[..., self.num_weights :]
 
     def fitted(self, theta: Tensor) -> "Joint":
-        """The joint whose likelihood is held at the learnt parameters of theta."""
+        """The joint whose likelihood is fixed at the learnt parameters of theta."""
         if not self.likelihood.num_free:
             return self
         return dataclasses.replace(self, likelihood=self.likelihood.fixed(self.split(theta)[1].detach()))
@@ -249,12 +250,11 @@ class Joint:
     def log_density(self, theta: Tensor, batch: Batch, buffers: Buffers | None = None) -> Tensor:
         """The tempered log density, differentiable in theta: (P,) -> (), (M, P) -> (M,)."""
         likelihood_power, prior_power = self.powers
-        log_likelihood = self.log_likelihood(theta, batch, buffers)
-        return likelihood_power * log_likelihood + prior_power * self.log_prior(theta)
+        return likelihood_power * self.log_likelihood(theta, batch, buffers) + prior_power * self.log_prior(theta)
 
     @cached_property
     def powers(self) -> tuple[float | Tensor, float | Tensor]:
-        """(likelihood_power, prior_power), in theta's number type where they differ by member, (M,)."""
+        """(likelihood_power, prior_power), in theta's dtype where they differ by member, (M,)."""
         powers = self.tempering.likelihood_power, self.tempering.prior_power
         likelihood, prior = (p.to(self.network.initial) if isinstance(p, Tensor) else p for p in powers)
         return likelihood, prior
@@ -264,7 +264,7 @@ class Joint:
     ) -> tuple[Tensor, Tensor, Buffers]:
         """Value, gradient and buffers of the log density at theta, batch norm in training mode: the hot path.
 
-        The prior's gradient is written first, and that of the data is added to it in place, through views.
+        The prior's gradient is written first; backward adds the data's gradient to it in place, through views.
         """
         weights, raw = self.split(theta.detach())
         value, grad = self._prior_value_and_grad(weights, raw)
@@ -279,43 +279,49 @@ class Joint:
     def data_value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """As `value_and_grad`, of likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
+        """As `value_and_grad`, for likelihood_power * log p(D | theta) alone, with the gradient in `out` if given."""
         grad = torch.zeros_like(theta, memory_format=torch.contiguous_format) if out is None else out.zero_()
         if theta.dim() == 1 and out is not None:
-            value, buffers = self._add_data_grad_at(self._seats.at(self.network, theta, grad), batch, buffers, True)
+            value, buffers = self._add_data_grad_at(self._leaves.at(self.network, theta, grad), batch, buffers, True)
         else:
             value, buffers = self._add_data_grad(theta, batch, buffers, grad, True)
         return value, grad, buffers
 
     @cached_property
-    def _seats(self) -> Seats:
-        return Seats()
+    def _leaves(self) -> LeavesCache:
+        return LeavesCache()
 
     def _add_data_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None, grad: Tensor, train: bool
     ) -> tuple[Tensor, Buffers]:
-        """The tempered log-likelihood and the buffers; its gradient is added to `grad`, through views."""
+        """Return the tempered log-likelihood and the buffers; add its gradient to `grad`."""
         if theta.dim() == 1:
-            return self._add_data_grad_at(Seat.at(self.network, theta, grad), batch, buffers, train)
-        if self.network.one_by_one:
-            ones = [partial(self.member(index)._add_data_grad, train=train) for index in range(len(theta))]
-            return in_turn(self.network, theta, batch, buffers, grad, ones)
+            return self._add_data_grad_at(Leaves.at(self.network, theta, grad), batch, buffers, train)
+        network = self.network
+        if network.one_by_one:  # activations of one member at a time are in memory
+            own = network.buffers if buffers is None else buffers
+            each = [
+                self.member(i)._add_data_grad(theta[i], batch.member(i), network.buffers_of(own, i), grad[i], train)
+                for i in range(len(theta))
+            ]
+            after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in own}
+            return torch.stack([value for value, _ in each]), after
         weights, raw = self.split(theta.detach())
-        leaves = [view.requires_grad_() for view in self.network.views(weights)]
-        places = self.network.views(grad[..., : self.num_weights])
+        leaves = [view.requires_grad_() for view in network.views(weights)]
+        slots = [*network.views(grad[..., : self.num_weights]), grad[..., self.num_weights :]]
         total, buffers = self._batch_total(leaves, raw.requires_grad_(), batch, buffers, True, train)
         factor = torch.ones_like(total) * (self.powers[0] * (self.num_data / batch.size))
-        # The leaves are not dense: autograd does not add to their gradients in place.
+        # The leaves are not dense, so autograd would not add to their gradients in place.
         parts = torch.autograd.grad(total, [*leaves, raw], factor, allow_unused=True)
-        for place, part in zip([*places, grad[..., self.num_weights :]], parts, strict=True):
+        for slot, part in zip(slots, parts, strict=True):
             if part is not None:
-                place.add_(part)
+                slot.add_(part)
         return total.detach() * factor, buffers
 
     def _add_data_grad_at(
-        self, seat: Seat, batch: Batch, buffers: Buffers | None, train: bool
+        self, leaves: Leaves, batch: Batch, buffers: Buffers | None, train: bool
     ) -> tuple[Tensor, Buffers]:
-        total, buffers = self._batch_total(seat.leaves, seat.raw, batch, buffers, False, train)
+        total, buffers = self._batch_total(leaves.weights, leaves.raw, batch, buffers, False, train)
         factor = cast(float, self.powers[0]) * (self.num_data / batch.size)
         backward(total, factor)
         return total.detach() * factor, buffers
@@ -323,7 +329,7 @@ class Joint:
     def data_value(
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, *, members: bool = False
     ) -> tuple[Tensor, Buffers]:
-        """The tempered log-likelihood with its graph, from one tensor for each parameter; batch norm trains."""
+        """The tempered log-likelihood with its graph, from a tensor for each parameter, with batch norm training."""
         total, buffers = self._batch_total(weights, raw, batch, buffers, members, True)
         with torch.enable_grad():
             return total * (self.powers[0] * (self.num_data / batch.size)), buffers
@@ -346,7 +352,7 @@ class Joint:
             return batch_log_likelihood(self.likelihood, raw, outputs, batch), buffers
 
     def _prior_value_and_grad(self, weights: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Untempered; the gradient is contiguous and nobody else's."""
+        """Untempered log prior and its gradient, a new contiguous tensor."""
         value, grad = self.bound_prior.value_and_grad(weights)
         if not raw.shape[-1]:
             return value, grad.contiguous()
@@ -362,15 +368,15 @@ class Joint:
         return value.detach(), grad
 
     def check_inputs(self, inputs: Inputs, *, per_member: bool = False) -> None:
-        """A one-line error unless the inputs are finite and have the model's dtype."""
+        """Raise BadData unless the inputs are finite and have the model's dtype."""
         check_inputs(inputs, self.dtype, per_member)
 
     def example_output(self, batch: Batch) -> Tensor:
-        """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
+        """Outputs (1, *event) of the batch's first row; raises BadData where the model does not accept it."""
         return example_output(self.network, batch)
 
     def prepared(self, batch: Batch, example: Tensor) -> Batch:
-        """The batch with targets shaped for the likelihood, given an output row; a one-line error where it is bad."""
+        """The batch with targets shaped for the likelihood, given an output row; raises BadData for bad rows."""
         self.check_inputs(batch.inputs, per_member=batch.per_member)
         if batch.targets.is_floating_point():
             check_finite("targets", batch.targets, batch.per_member)
@@ -383,11 +389,11 @@ class Joint:
         return batch._replace(targets=targets, weights=None if batch.weights is None else batch.weights.to(self.dtype))
 
     def check(self, batch: Batch) -> Batch:
-        """The batch with targets shaped for the likelihood; a one-line error where it does not fit the model."""
+        """The batch with targets shaped for the likelihood; raises BadData where it does not fit the model."""
         return self.prepared(batch, self.example_output(batch))
 
     def check_rows(self, data: Data) -> None:
-        """BadData unless the network takes such rows and there are `num_data` of them."""
+        """Raise BadData unless the network takes such rows and there are `num_data` of them."""
         self._check_number(data)
         self.example_output(data.first())
 
@@ -399,7 +405,7 @@ class Joint:
             )
 
     def checked(self, data: Data) -> Data:
-        """The data with targets shaped for the likelihood; BadData where they do not fit the model."""
+        """The data with targets shaped for the likelihood; raises BadData where they do not fit the model."""
         batch = self.check(data.first())
         self._check_number(data)
         if isinstance(data, TensorData):

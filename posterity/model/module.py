@@ -1,10 +1,10 @@
-"""What must be done to a user's `nn.Module` before it can be a function of one weight vector."""
+"""Preparation of a user's `nn.Module` as a function of one weight vector."""
 
-import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import TypeVar
 
 import torch
@@ -29,10 +29,9 @@ _RECOMPUTES = (
 
 
 class Turn:
-    """A lock by which threads take turns, for `with`; whoever has it may take it again. Copies have their own."""
+    """A reentrant lock for `with`, which copies of its owner do not share."""
 
     def __init__(self) -> None:
-        """Free."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -46,7 +45,7 @@ class Turn:
 
 
 def private(module: object) -> nn.Module:
-    """A copy of the user's module in evaluation mode; an error that says what to do where it cannot be used."""
+    """Copy the user's module in evaluation mode; raises an error that says what to do where it cannot be used."""
     if isinstance(module, nn.Module) and uncompiled(module) is not module:
         logger.info("the model runs as it was before torch.compile, because its weights are replaced in every call")
         module = uncompiled(module)
@@ -56,11 +55,16 @@ def private(module: object) -> nn.Module:
             "Pass the module itself."
         )
     check_shapes("Network", module)
-    mine = copied(module).eval()
-    dropouts = [name for name, layer in mine.named_modules() if _drops(layer)]
+    copy = copied(module).eval()
+    dropouts = [
+        name
+        for name, layer in copy.named_modules()
+        if isinstance(layer, nn.modules.dropout._DropoutNd)
+        or (isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)) and layer.dropout > 0)
+    ]
     if dropouts:
         logger.info("dropout is off but under MCDropout (layers: %s)", ", ".join(dropouts))
-    for layer in mine.modules():
+    for layer in copy.modules():
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             if layer.max_norm is not None:
                 raise ValueError(
@@ -70,32 +74,23 @@ def private(module: object) -> nn.Module:
             layer.sparse = False  # the gradient of theta is dense
         elif isinstance(layer, nn.RNNBase):
             layer.dropout = 0.0
-            layer.train()  # on CUDA it has gradients in training mode alone, which differs by nothing but dropout
-    return mine
+            layer.train()  # cuDNN has gradients in training mode alone, which differs by nothing but dropout
+    return copy
 
 
-def recurrent_rates(module: nn.Module, mine: nn.Module) -> list[tuple[nn.RNNBase, float]]:
-    """The recurrent layers of the private copy whose originals have dropout between layers, with its rate."""
-    originals = getattr(module, "_orig_mod", module).modules()
-    pairs = zip(originals, mine.modules(), strict=True)
+def recurrent_rates(module: nn.Module, copy: nn.Module) -> list[tuple[nn.RNNBase, float]]:
+    """The recurrent layers of the private copy whose originals have dropout between layers, and their rates."""
     return [
         (own, layer.dropout)
-        for layer, own in pairs
+        for layer, own in zip(getattr(module, "_orig_mod", module).modules(), copy.modules(), strict=True)
         if isinstance(layer, nn.RNNBase) and layer.dropout > 0 and isinstance(own, nn.RNNBase)
     ]
 
 
-def _drops(layer: nn.Module) -> bool:
-    """Whether a layer has dropout of its own."""
-    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):
-        return layer.dropout > 0
-    return isinstance(layer, nn.modules.dropout._DropoutNd)
-
-
 def copied(module: nn.Module) -> nn.Module:
-    """A deep copy; an error that says what to do where there is none."""
+    """Return a deep copy; raises an error that says what to do where that fails."""
     try:
-        return copy.deepcopy(module)
+        return deepcopy(module)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"Network: the model cannot be copied: {str(error).splitlines()[0]}. If it uses nn.utils.weight_norm, "
@@ -104,11 +99,11 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def without_recomputation(call: Callable[[], tuple[Tensor, R]]) -> tuple[Tensor, R]:
-    """The outputs of a module, and what comes with them; a ValueError where backward would run parts of it again."""
+    """Return the outputs of a call, and what comes with them; raises a ValueError where backward would recompute."""
     try:
         with disable_saved_tensors_hooks(_RECOMPUTES):
             pass
-    except RuntimeError:  # somebody outside has hooks, which do no harm; one cannot be told from the other
+    except RuntimeError:  # hooks set outside do no harm, and cannot be told from the module's
         return call()
     try:
         with disable_saved_tensors_hooks(_RECOMPUTES):
@@ -130,7 +125,7 @@ def without_recomputation(call: Callable[[], tuple[Tensor, R]]) -> tuple[Tensor,
 
 
 def unique(named: Iterable[tuple[str, T]]) -> tuple[dict[str, T], dict[str, list[str]]]:
-    """Every tensor once, under its first name, and all the names it goes by (tied weights have several)."""
+    """Each tensor once, under its first name, and all its names (tied weights have several)."""
     tensors: dict[str, T] = {}
     names: dict[str, list[str]] = {}
     first: dict[int, str] = {}
@@ -142,7 +137,7 @@ def unique(named: Iterable[tuple[str, T]]) -> tuple[dict[str, T], dict[str, list
 
 
 def check_one_kind(trainable: Mapping[str, Tensor]) -> None:
-    """Refuse weights that cannot lie in one vector: none, or of several number types or devices."""
+    """Refuse weights that do not fit in one vector: none, or several dtypes or devices."""
     if not trainable:
         raise ValueError("Network: the model has no trainable parameters. Set requires_grad=True on some.")
     kinds = {(p.dtype, p.device) for p in trainable.values()}
@@ -155,35 +150,32 @@ def check_one_kind(trainable: Mapping[str, Tensor]) -> None:
 
 
 def fresh_weights(module: nn.Module, wanted: Iterable[str], key: Key) -> None:
-    """Initialise a module on the CPU anew, in place, by its layers' own ways; refuse where a wanted weight has none."""
+    """Reinitialise a module on the CPU in place by its layers' `reset_parameters`; refuse weights without one."""
     layers = dict(module.named_modules())
-    resets = {name: reset for name, layer in layers.items() if (reset := _reset(layer)) is not None}
+    resets: dict[str, Callable[[], object]] = {}
+    for name, layer in layers.items():
+        for method in ("_reset_parameters", "reset_parameters"):  # the first is torch's name in attention layers
+            if callable(reset := getattr(layer, method, None)):
+                resets[name] = reset
     for weight in wanted:
         owner = weight.rpartition(".")[0]
         above = [name for name in resets if name in ("", owner) or owner.startswith(f"{name}.")]
-        if not above or isinstance(layers[owner], ParametrizationList):  # its layer would reset a passing product of it
+        if not above or isinstance(
+            layers[owner], ParametrizationList
+        ):  # its layer would reset a temporary product of it
             raise ValueError(
                 f"Network.fresh: {type(layers[owner]).__name__} has the weight '{weight}' but no reset_parameters(). "
                 "Give it one, or pass start= with the weights to begin from."
             )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key.seed)
-        for name in reversed(resets):  # a layer after its children, which it may set in its own way
+        for name in reversed(resets):  # a layer after its children, which it may initialise itself
             resets[name]()
-
-
-def _reset(layer: nn.Module) -> Callable[[], object] | None:
-    """What initialises a layer: its `reset_parameters`, or torch's private name for it in attention layers."""
-    for name in ("reset_parameters", "_reset_parameters"):
-        reset: Callable[[], object] | None = getattr(layer, name, None)
-        if callable(reset):
-            return reset
-    return None
 
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Attention by plain operations inside `with`: vmap has no rule for the fused kernels."""
+    """Run attention by plain operations inside `with`: vmap has no rule for the fused kernels."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

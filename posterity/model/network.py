@@ -31,6 +31,8 @@ from posterity.numerics.random import Key
 
 logger = logging.getLogger("posterity")
 
+Weights = Sequence[Tensor]
+
 Buffers = dict[str, Tensor]
 """Batch-norm statistics and other buffers of a network, by name."""
 
@@ -58,7 +60,6 @@ class Network:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Take a private copy of the module."""
         self._module = private(module)
         parameters, names = unique(self._module.named_parameters(remove_duplicate=False))
         buffers, buffer_names = unique(self._module.named_buffers(remove_duplicate=False))
@@ -66,13 +67,11 @@ class Network:
         check_one_kind(trainable)
         self.layout = Layout.of({name: p.shape for name, p in trainable.items()})
         self.initial = self.layout.flatten({name: p.detach() for name, p in trainable.items()})  # (P,)
-        self.frozen: dict[str, Tensor] = {
-            name: p.detach().clone() for name, p in parameters.items() if name not in trainable
-        }
+        self.frozen: Buffers = {name: p.detach().clone() for name, p in parameters.items() if name not in trainable}
         self.buffers: Buffers = {name: b.detach().clone() for name, b in buffers.items()}
         self._buffer_dims = {name: b.dim() for name, b in buffers.items()}
         self._names = {**names, **buffer_names}
-        self._dropping: list[Masks] = []  # where dropout is on, its masks; shared with the copies of this network
+        self._dropping: list[Masks] = []  # masks of active dropout; shared with the copies of this network
         self._recurrences = recurrent_rates(module, self._module)
         self._scattered = self.recurrent and self.device.type == "cuda"
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
@@ -81,26 +80,24 @@ class Network:
         }
         self._chain = linear_chain(self._module) or image_chain(self._module)
         self._in_place = any(getattr(module, "inplace", False) for module in self._module.modules())
-        self._refusals: list[str] = []  # why vmap does not take the module; shared with the copies of this network
-        self._own = [(table, name, table[name]) for key in self._names for table, name in self._places(key)]
-        self._looked: list[str] = []  # whether backward needs the weights in the module; shared with the copies, too
-        self._turn = Turn()  # for what is done to the module; shared with the copies of this network
+        self._refusals: list[str] = []  # why vmap refuses the module; shared with the copies of this network
+        self._own = [(table, name, table[name]) for key in self._names for table, name in self._tables(key)]
+        self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
+        self._turn = Turn()  # guards the module; shared with the copies of this network
         self._index()
 
-    def _places(self, key: str) -> list[tuple[dict[str, Any], str]]:
+    def _tables(self, key: str) -> Iterator[tuple[dict[str, Any], str]]:
         """The tables of the private module that hold this parameter or buffer, and its name in each."""
-        places: list[tuple[dict[str, Any], str]] = []
         for full_name in self._names[key]:
             owner, _, name = full_name.rpartition(".")
             module = self._module.get_submodule(owner)
-            places.append((module._parameters if name in module._parameters else module._buffers, name))
-        return places
+            yield module._parameters if name in module._parameters else module._buffers, name
 
     def _index(self) -> None:
-        """Find where each tensor goes, once: (table, name in it, place in the layout or key)."""
-        self._slots = [(*place, index) for index, part in enumerate(self.layout) for place in self._places(part.name)]
-        self._frozen_slots = [(*place, key) for key in self.frozen for place in self._places(key)]
-        self._buffer_slots = [(*place, key) for key in self.buffers for place in self._places(key)]
+        """Find the slots of each tensor, once: (table, name in it, index in the layout or key)."""
+        self._slots = [(*slot, index) for index, part in enumerate(self.layout) for slot in self._tables(part.name)]
+        self._frozen_slots = [(*slot, key) for key in self.frozen for slot in self._tables(key)]
+        self._buffer_slots = [(*slot, key) for key in self.buffers for slot in self._tables(key)]
         trained = {id(table) for table, _, _ in self._slots}
         self._norms = [  # batch norm, and whether it trains: a layer whose own weights are all frozen does not
             (norm, not any(True for _ in norm.parameters(recurse=False)) or id(norm._parameters) in trained)
@@ -112,32 +109,32 @@ class Network:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number type of the weights."""
+        """Dtype of the weights."""
         return self.initial.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.initial.device
 
     @property
     def module(self) -> nn.Module:
-        """The private copy, whose own weights are those of the start: for reading a stored posterior back."""
+        """The private copy with its initial weights."""
         return self._module
 
     @property
     def description(self) -> str:
-        """The module as it prints itself, one line a layer."""
+        """The module as it prints itself, one line per layer."""
         return re.sub(r" at 0x[0-9a-f]+", "", str(self._module))  # an address differs from run to run
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has layers of torch's recurrent kinds."""
+        """Whether it has recurrent layers of torch."""
         return any(isinstance(m, nn.RNNBase) for m in self._module.modules())
 
     @property
     def trains_statistics(self) -> bool:
-        """Whether batch norm uses the statistics of the batch while its weights are being inferred."""
+        """Whether batch norm uses the statistics of the batch during inference of the weights."""
         return any(trains for _, trains in self._norms)
 
     @property
@@ -147,11 +144,7 @@ class Network:
         return any(not m.track_running_stats for m in norms)
 
     def replace(
-        self,
-        *,
-        initial: Tensor | None = None,
-        frozen: Mapping[str, Tensor] | None = None,
-        buffers: Buffers | None = None,
+        self, *, initial: Tensor | None = None, frozen: Buffers | None = None, buffers: Buffers | None = None
     ) -> "Network":
         """The same network with other starting weights, frozen weights or buffers."""
         new = copy.copy(self)
@@ -167,12 +160,12 @@ class Network:
         return self if shared else self.replace(buffers=self.buffers_of(self.buffers, index))
 
     def buffers_of(self, buffers: Buffers, index: int) -> Buffers:
-        """Those of one member, out of such with a leading axis M or without."""
+        """Buffers of one member, from buffers with or without a leading axis M."""
         return {name: b[index] if b.dim() > self._buffer_dims[name] else b for name, b in buffers.items()}
 
     @property
     def one_by_one(self) -> bool:
-        """Whether members are quicker one after the other than together: convolutions on a processor."""
+        """Whether members run faster in turn than together: convolutions on a CPU."""
         return isinstance(self._chain, ImageChain) and self.device.type == "cpu"
 
     def matching(self, pattern: str) -> tuple[Slice, ...]:
@@ -185,10 +178,10 @@ class Network:
         """The same network where only the parameters matching a pattern are in theta; the rest is frozen."""
         chosen: set[str] = set()
         for pattern in patterns:
-            found = {part.name for part in self.matching(pattern)}
-            if not found:
+            matching = {part.name for part in self.matching(pattern)}
+            if not matching:
                 raise ValueError(f"Network.with_weights: {unknown('parameter', pattern, self.layout.names)}")
-            chosen |= found
+            chosen |= matching
         if not chosen:
             raise ValueError("Network.with_weights must be given at least one pattern, such as 'head.*'. Got none.")
         views = self.layout.unflatten(self.initial)
@@ -200,9 +193,9 @@ class Network:
         return new
 
     def fresh(self, key: Key) -> Tensor:
-        """Newly initialised weights (P,), as the layers' own `reset_parameters` draw them under `key`.
+        """Newly initialised weights (P,), drawn by the layers' own `reset_parameters` under `key`.
 
-        They are drawn on the CPU in float32, so that they are the same wherever the network is, and in what numbers.
+        They are drawn on the CPU in float32, so that they do not depend on the network's device and dtype.
         """
         module = copied(self._module).to("cpu", torch.float32)
         fresh_weights(module, self.layout.names, key)
@@ -223,9 +216,9 @@ class Network:
 
     @contextmanager
     def dropping(self, masks: Masks, *, training: bool = False) -> Iterator[None]:
-        """Every pass inside `with` drops by `masks`, the same for all members.
+        """Apply `masks`, the same for all members, to the dropout of every pass inside `with`.
 
-        With `training` modules see `self.training`, too, for those whose own code decides by it; batch norm does not.
+        With `training`, all modules but batch norm see `self.training`, for code that depends on it.
         """
         with self._turn:
             flags = [m for m in self._module.modules() if training and not m.training and m not in self._batch_norms]
@@ -245,7 +238,7 @@ class Network:
 
     def run(
         self,
-        weights: Sequence[Tensor],
+        weights: Weights,
         inputs: Inputs,
         buffers: Buffers | None = None,
         *,
@@ -267,20 +260,14 @@ class Network:
             )
         if self._looked or not torch.is_grad_enabled() or not any(w.requires_grad for w in weights):
             return self._run(weights, inputs, buffers, count, per_member, train)
-        found = without_recomputation(lambda: self._run(weights, inputs, buffers, count, per_member, train))
+        result = without_recomputation(lambda: self._run(weights, inputs, buffers, count, per_member, train))
         self._looked.append("backward")
-        return found
+        return result
 
     def _run(
-        self,
-        weights: Sequence[Tensor],
-        inputs: Inputs,
-        buffers: Buffers,
-        count: int | None,
-        per_member: bool,
-        train: bool,
+        self, weights: Weights, inputs: Inputs, buffers: Buffers, count: int | None, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
-        """As `run`, for so many members, or None."""
+        """As `run`, for `count` members, or None without a member axis."""
         chain = self._chain
         if count is None:
             return self._call(weights, inputs if chain is None else chain.laid_out(inputs), buffers, train)
@@ -289,21 +276,28 @@ class Network:
         }
         if chain is not None and chain.takes(inputs, per_member) and not self.one_by_one:
             return self._call(weights, inputs, stacked, train, lambda rows: chain.run(rows, count, per_member))
-        if not self._refusals and not self.one_by_one:
-            try:
-                return self._mapped(weights, inputs, stacked, per_member, train)
-            except (RuntimeError, ValueError) as error:
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                looped = self._loop(weights, inputs, stacked, per_member, train)  # raises if the module is at fault
-                self._refusals.append(reason)
-                logger.warning("members run one after the other because vmap refused this module: %s", reason)
-                return looped
-        return self._loop(weights, inputs, stacked, per_member, train)
+        if self._refusals or self.one_by_one:
+            return self._loop(weights, inputs, stacked, per_member, train)
+        together = torch.func.vmap(
+            lambda w, x, b: self._call(w, x, b, train),
+            in_dims=(0, 0 if per_member else None, 0),
+            randomness="same" if self._dropping else "error",
+        )
+        try:
+            with plain_attention():
+                outputs, after = together(tuple(weights), inputs, stacked)
+            return outputs, after
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            looped = self._loop(weights, inputs, stacked, per_member, train)  # raises if the module is at fault
+            self._refusals.append(reason)
+            logger.warning("members run one after the other because vmap refused this module: %s", reason)
+            return looped
 
     def batch_statistics(
         self, theta: Tensor, inputs: Inputs, buffers: Buffers | None = None, *, per_member: bool = False
     ) -> Buffers:
-        """Running statistics of batch norm as this batch alone gives them at theta (P,) or (M, P); none without it."""
+        """Running statistics of batch norm from this batch alone, at theta (P,) or (M, P); empty without batch norm."""
         if not self._running:
             return {}
         with self._turn:
@@ -312,31 +306,17 @@ class Network:
                 for norm in self._batch_norms:
                     norm.momentum = 1.0
                 with torch.no_grad():
-                    weights = self.views(theta)
-                    members = theta.dim() > 1
+                    weights, members = self.views(theta), theta.dim() > 1
                     after = self.run(weights, inputs, buffers, members=members, per_member=per_member, train=True)[1]
             finally:
                 for norm, momentum in zip(self._batch_norms, momenta, strict=True):
                     norm.momentum = momentum
         return {name: after[name] for name in after if name in self._running and after[name].is_floating_point()}
 
-    def _mapped(
-        self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
-    ) -> tuple[Tensor, Buffers]:
-        """All members at once."""
-        one = torch.func.vmap(
-            lambda w, x, b: self._call(w, x, b, train),
-            in_dims=(0, 0 if per_member else None, 0),
-            randomness="same" if self._dropping else "error",
-        )
-        with plain_attention():
-            outputs, after = one(tuple(weights), inputs, buffers)
-        return outputs, after
-
     def _loop(
-        self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
+        self, weights: Weights, inputs: Inputs, buffers: Buffers, per_member: bool, train: bool
     ) -> tuple[Tensor, Buffers]:
-        """One member after the other."""
+        """Run members one after the other."""
         results = [
             self._call(
                 [w[i] for w in weights],
@@ -351,49 +331,42 @@ class Network:
 
     def _call(
         self,
-        weights: Sequence[Tensor],
+        weights: Weights,
         inputs: Inputs,
         buffers: Buffers,
         train: bool,
         function: Callable[..., Any] | None = None,
     ) -> tuple[Tensor, Buffers]:
-        """One call of the private module, or of a function of its layers, with these tensors in place of its own."""
+        """Call the private module, or a function of its layers, with these tensors in place of its own."""
         function = self._module if function is None else function
         if self._dropping or self._in_place:  # the rows are the user's, and are run more than once
             inputs = map_inputs(torch.clone, inputs)
         if train and self._running:
             buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
         with self._turn:
-            outputs = self._called(weights, inputs, buffers, train, function)
+            try:
+                for table, name, index in self._slots:
+                    table[name] = weights[index]
+                for table, name, key in self._frozen_slots:
+                    table[name] = self.frozen[key]
+                for table, name, key in self._buffer_slots:
+                    table[name] = buffers[key]
+                for norm, trains in self._norms:
+                    norm.training = train and trains
+                with (
+                    Dropping(self._dropping[-1]) if self._dropping else nullcontext(),
+                    scattered_weights() if self._scattered else nullcontext(),
+                ):
+                    if isinstance(inputs, Tensor):
+                        outputs = function(inputs)
+                    else:
+                        outputs = function(**inputs) if isinstance(inputs, Mapping) else function(*inputs)
+            finally:
+                for table, name, own in self._own:
+                    table[name] = own
         if not isinstance(outputs, Tensor):
             raise OutputError(
                 f"Network: the model must return one tensor. Got {type(outputs).__name__}. "
                 "Wrap it in a module that returns the outputs the likelihood needs."
             )
         return outputs, buffers
-
-    def _called(
-        self, weights: Sequence[Tensor], inputs: Inputs, buffers: Buffers, train: bool, function: Callable[..., Any]
-    ) -> Any:
-        """What the function returns, while these tensors are in the module, which is then as before."""
-        try:
-            for table, name, index in self._slots:
-                table[name] = weights[index]
-            for table, name, key in self._frozen_slots:
-                table[name] = self.frozen[key]
-            for table, name, key in self._buffer_slots:
-                table[name] = buffers[key]
-            for norm, trains in self._norms:
-                norm.training = train and trains
-            with (
-                Dropping(self._dropping[-1]) if self._dropping else nullcontext(),
-                scattered_weights() if self._scattered else nullcontext(),
-            ):
-                if isinstance(inputs, Tensor):
-                    return function(inputs)
-                if isinstance(inputs, Mapping):
-                    return function(**inputs)
-                return function(*inputs)
-        finally:
-            for table, name, own in self._own:
-                table[name] = own

@@ -1,4 +1,4 @@
-"""What a method asks of a problem, and whether rows and stored networks fit a model."""
+"""The protocol of a problem, and checks of rows and stored networks against a model."""
 
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """A log density of flat theta (P,) or (M, P), in nats: what `Joint` and `Density` have in common.
+    """A log density of flat theta (P,) or (M, P), in nats: the common interface of `Joint` and `Density`.
 
-    A method written against it takes both. What needs a prior, a likelihood or layers asks for `as_joint`. What `Joint`
-    caches is Any here, because type checkers do not match a cached property with a property.
+    Methods are written against it; a method that needs a prior, a likelihood or layers calls `as_joint`. Cached
+    properties of `Joint` are Any here, because type checkers do not match a cached property with a property.
     """
 
     @property
@@ -51,12 +51,12 @@ class Problem(Protocol):
 
     @property
     def random(self) -> str | tuple[str, ...] | Tensor:
-        """The weights that have a distribution: patterns, or places in theta."""
+        """The weights that have a distribution: patterns, or positions in theta."""
         ...
 
     @property
     def random_indices(self) -> Any:
-        """Places (R,) of the random weights in theta; None where all weights are random."""
+        """Positions (R,) of the random weights in theta; None where all weights are random."""
         ...
 
     @property
@@ -106,7 +106,7 @@ class Problem(Protocol):
         ...
 
     def narrowed(self, places: Tensor) -> "Problem":
-        """The problem over the single weights at these places of theta; the same where there are none."""
+        """The problem over the single weights at these positions of theta; itself if there are none."""
         ...
 
     def split(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ class Problem(Protocol):
         ...
 
     def fitted(self, theta: Tensor) -> "Problem":
-        """The problem with the learnt parameters of theta put in."""
+        """The problem with its likelihood fixed at the learnt parameters of theta."""
         ...
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
@@ -150,16 +150,16 @@ class Problem(Protocol):
     def data_value_and_grad(
         self, theta: Tensor, batch: Batch, buffers: Buffers | None = None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Buffers]:
-        """As `value_and_grad`, of the tempered log-likelihood alone."""
+        """Value, gradient and buffers of the tempered log-likelihood alone; the gradient is in `out` if given."""
         ...
 
     def encode(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """What can be told of the problem, as JSON and tensors."""
+        """Describe the problem as JSON and tensors."""
         ...
 
 
 def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
-    """A one-line error unless the inputs are finite and have the model's dtype."""
+    """Raise BadData unless the inputs are finite and have the model's dtype."""
     for name, tensor in named_tensors(inputs).items():
         if tensor.is_floating_point():
             if tensor.dtype != dtype:
@@ -172,7 +172,7 @@ def check_inputs(inputs: Inputs, dtype: torch.dtype, per_member: bool) -> None:
 
 
 def checked_patterns(random: object) -> str | tuple[str, ...]:
-    """One name pattern, or a tuple of them from any list; a one-line error where they are something else, or none."""
+    """Return a name pattern, or a non-empty tuple of patterns; raise a ValueError for anything else."""
     if isinstance(random, str):
         return random
     if not isinstance(random, (list, tuple)) or not random or not all(isinstance(pattern, str) for pattern in random):
@@ -183,7 +183,7 @@ def checked_patterns(random: object) -> str | tuple[str, ...]:
 
 
 def example_output(network: Network, batch: Batch) -> Tensor:
-    """The outputs (1, *event) of the batch's first row; a one-line error where the model cannot take it."""
+    """Outputs (1, *event) of the batch's first row; raises BadData where the model does not accept it."""
     network = network.member(0)
     axis, count = 1 if batch.per_member else 0, min(batch.size, 2)
     few = batch.map(lambda tensor: tensor.narrow(axis, 0, count).to(network.device)).member(0)
@@ -209,8 +209,8 @@ def example_output(network: Network, batch: Batch) -> Tensor:
 
 
 def check_finite(name: str, tensor: Tensor, per_member: bool) -> None:
-    """A one-line error that names the first row with NaN or infinity."""
-    # A sum is thirty times as fast as a look at every entry; where it overflows, that look follows.
+    """Raise BadData that names the first row with NaN or infinity."""
+    # A sum is thirty times as fast as a test of every entry, which follows only where the sum is not finite.
     if bool(torch.isfinite(tensor.sum())):
         return
     bad = ~torch.isfinite(tensor)
@@ -224,7 +224,7 @@ def check_finite(name: str, tensor: Tensor, per_member: bool) -> None:
 
 
 def like_saved(network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> Network:
-    """The network with the saved choice of weights; BadFolder when it is another model than the saved one."""
+    """The network with the saved choice of weights; raises BadFolder for another model than the saved one."""
     remedy = "Pass the network this folder was fitted with."
     wanted = dict([*config["weights"], *config["frozen"]])
     here = {part.name: list(part.shape) for part in network.layout}

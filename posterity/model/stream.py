@@ -1,10 +1,10 @@
 """Rows that come batch by batch from a `DataLoader` or a `Dataset`."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,12 +24,12 @@ from posterity.model.batch import Batch, Data, Feed, as_batch
 from posterity.numerics.random import Key
 
 CPU = torch.device("cpu")
-FIRST_ROWS = 256  # of a Dataset, that are looked at before a run
+FIRST_ROWS = 256  # rows of a Dataset that are checked before a run
 
 
 @dataclass(frozen=True, eq=False)
 class StreamData(Data):
-    """Rows that come from elsewhere, batch by batch: a `DataLoader`, or a `Dataset` indexed here.
+    """Rows that are streamed in batches from a `DataLoader`, or from a `Dataset` indexed here.
 
     A loader keeps its own batch size, order and workers. Each pass begins from random states that depend on the
     key and the pass alone, so that a resumed run sees the same batches.
@@ -42,19 +42,19 @@ class StreamData(Data):
     augmentation: Augmentation | None = None
 
     def minibatches(self, size: int | None, steps: int, key: Key) -> Feed:
-        """See `Data`. A `Dataset`'s pass drops the last incomplete batch; what a loader drops is its own choice."""
+        """See `Data`. A pass over a `Dataset` drops the last incomplete batch; a loader decides for itself."""
         each = self._each(size, shuffled=True)
 
         def from_step(start: int) -> Iterator[Batch]:
             for epoch in range(start // each, -(-steps // each)):
                 first, last = max(start - epoch * each, 0), min(steps - epoch * each, each)
-                for place, batch in enumerate(islice(self._pass(size, key.fold(epoch), each), first, last), first):
-                    yield batch.augmented(self.augmentation, key, epoch * each + place)
+                for index, batch in enumerate(islice(self._pass(size, key.fold(epoch), each), first, last), first):
+                    yield batch.augmented(self.augmentation, key, epoch * each + index)
 
         return Feed(steps, from_step)
 
     def passes(self, size: int | None, count: int = 1) -> Feed:
-        """See `Data`; a loader keeps its own order. One that does not give every row once is refused."""
+        """See `Data`. A loader keeps its own order, and is refused unless it gives every row once."""
         if isinstance(self.source, DataLoader):
             _refuse_partial(self.source, self.num_data)
         each = self._each(size, shuffled=False)
@@ -62,11 +62,11 @@ class StreamData(Data):
         def from_step(start: int) -> Iterator[Batch]:
             for number in range(start // each, count):
                 rows = 0
-                for place, batch in enumerate(self._pass(size, None, each)):
+                for index, batch in enumerate(self._pass(size, None, each)):
                     rows += batch.size
-                    if place == each - 1 and rows != self.num_data:
+                    if index == each - 1 and rows != self.num_data:
                         raise BadData(f"A pass must see each of the {self.num_data} rows once. The loader gave {rows}.")
-                    if number * each + place >= start:
+                    if number * each + index >= start:
                         yield batch
 
         return Feed(each * count, from_step)
@@ -75,7 +75,7 @@ class StreamData(Data):
         return replace(self, device=device)
 
     def prepared(self, prepare: Callable[[Batch], Batch]) -> "StreamData":
-        """The data whose every batch goes through `prepare` before it is used."""
+        """The data with `prepare` applied to every batch."""
         return replace(self, prepare=prepare)
 
     def first(self) -> Batch:
@@ -83,13 +83,13 @@ class StreamData(Data):
         return next(self._pass(FIRST_ROWS, None, 1))
 
     def fingerprint(self) -> str:
-        """Kind, length, a loader's batch size, the first batch's bytes (no other rows are read), and the policy."""
+        """Kind, length, a loader's batch size, the first batch's bytes (no others are read), and the augmentation."""
         batches = f" in batches of {self.source.batch_size}" if isinstance(self.source, DataLoader) else ""
         kind = f"{type(self.source).__name__} of {self.num_data} rows{batches}"
         return self._marked(f"{kind}, first {self.first().fingerprint()}")
 
     def refuse_unrepeatable(self) -> None:
-        """BadData for a loader whose workers carry random states from pass to pass, which no resume can bring back."""
+        """Raise BadData for a loader whose workers keep random states between passes, which cannot be resumed."""
         if isinstance(self.source, DataLoader) and self.source.persistent_workers:
             raise BadData(
                 "A run with checkpoints needs a DataLoader whose passes can be repeated, and persistent workers keep "
@@ -97,14 +97,14 @@ class StreamData(Data):
             )
 
     def _each(self, size: int | None, shuffled: bool) -> int:
-        """How many batches a pass has."""
+        """Number of batches of a pass."""
         if isinstance(self.source, DataLoader):
             return len(self.source)
         size = self.num_data if size is None else min(size, self.num_data)
         return self.num_data // size if shuffled else -(-self.num_data // size)
 
     def _pass(self, size: int | None, key: Key | None, each: int) -> Iterator[Batch]:
-        """The `each` batches of one pass, in the order of `key`, or in their own when it is None."""
+        """The `each` batches of one pass, in the order of `key`, or in their own order without a key."""
         if isinstance(self.source, DataLoader):
             items = _keyed(lambda: iter(self.source), _generators(self.source), key or Key(0))
         else:
@@ -125,11 +125,11 @@ class StreamData(Data):
 
 
 def check_loader(loader: "DataLoader[Any]") -> int:
-    """How many rows a loader's data have; BadData where nobody can know."""
+    """Number of rows of a loader's data; raises BadData where it is unknown."""
     if isinstance(loader.sampler, SubsetRandomSampler):
         return len(loader.sampler)
     dataset = loader.dataset
-    if loader.batch_sampler is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    if loader.batch_sampler is None or isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise BadData(
             "The DataLoader has no known number of rows, so the likelihood cannot be scaled to the whole data. "
             "Use a Dataset with __len__ and __getitem__, and a batch_size."
@@ -138,7 +138,7 @@ def check_loader(loader: "DataLoader[Any]") -> int:
 
 
 def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
-    """Refuse a loader of which it is plain that a pass does not see every row once."""
+    """Refuse a loader whose passes evidently do not see every row once."""
     reason = ""
     if loader.drop_last and num_data % (loader.batch_size or 1):
         reason = "drop_last=True"
@@ -153,7 +153,7 @@ def _refuse_partial(loader: "DataLoader[Any]", num_data: int) -> None:
 
 
 def in_order(loader: "DataLoader[Any]") -> Iterator[object]:
-    """The items of a loader that gives every row once, in order; BadData for any other. No generator is moved."""
+    """The items of a loader that gives every row once, in order (else BadData); generators keep their states."""
     if isinstance(loader.sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) or (
         loader.drop_last and check_loader(loader) % (loader.batch_size or 1)
     ):
@@ -165,52 +165,44 @@ def in_order(loader: "DataLoader[Any]") -> Iterator[object]:
 
 
 def _generators(loader: "DataLoader[Any]") -> list[torch.Generator]:
-    """The generators a loader has of its own."""
+    """The generators of a loader and its samplers, each once."""
     owners = (loader, loader.sampler, loader.batch_sampler)
-    found = {id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}
-    return list(found.values())
+    return list({id(g): g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)}.values())
 
 
 def _keyed(begin: Callable[[], Iterator[object]], own: list[torch.Generator], key: Key) -> Iterator[object]:
     """The items of `begin()`, made under random states that depend on `key` alone.
 
-    The states of torch, numpy and `random` and of the generators `own` are as if nothing had been drawn.
+    The states of torch, numpy, `random` and the generators `own` are restored after each item.
     """
     generators = [torch.default_generator, *own]
-    inside = _States(
-        random.Random(key.seed).getstate(),
-        np.random.RandomState(key.seed % 2**32).get_state(),
-        [key.generator(generator.device).get_state() for generator in generators],
-    )
+    numpy_state = np.random.RandomState(key.seed % 2**32).get_state()
+    torch_states = [key.generator(generator.device).get_state() for generator in generators]
+    inside: _States = random.Random(key.seed).getstate(), numpy_state, torch_states
     iterator: Iterator[object] | None = None
     while True:
-        outside = _States.now(generators)
-        inside.put(generators)
+        outside = _states(generators)
+        _restore(inside, generators)
         try:
             iterator = begin() if iterator is None else iterator
             item = next(iterator)
         except StopIteration:
             return
         finally:
-            inside = _States.now(generators)
-            outside.put(generators)
+            inside = _states(generators)
+            _restore(outside, generators)
         yield item
 
 
-@dataclass(frozen=True)
-class _States:
-    """States of the three global sources of random numbers, torch's among a list of generators."""
+_States: TypeAlias = tuple[Any, Any, list[Tensor]]  # of `random`, of numpy, and of generators of torch
 
-    of_python: Any
-    of_numpy: Any
-    of_torch: list[Tensor]
 
-    @classmethod
-    def now(cls, generators: list[torch.Generator]) -> "_States":
-        return cls(random.getstate(), np.random.get_state(), [generator.get_state() for generator in generators])
+def _states(generators: list[torch.Generator]) -> _States:
+    return random.getstate(), np.random.get_state(), [generator.get_state() for generator in generators]
 
-    def put(self, generators: list[torch.Generator]) -> None:
-        random.setstate(self.of_python)
-        np.random.set_state(self.of_numpy)
-        for generator, state in zip(generators, self.of_torch, strict=True):
-            generator.set_state(state)
+
+def _restore(states: _States, generators: list[torch.Generator]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    for generator, state in zip(generators, states[2], strict=True):
+        generator.set_state(state)

@@ -23,7 +23,7 @@ class Tempering:
       variance T s^2.
     - `balanced(tau, num_data, units)` = tempered(tau * num_data / units).
 
-    `kl_weight` and `weight_decay` are what the same temperature is called elsewhere.
+    `kl_weight` and `weight_decay` convert the temperature to the terms of other libraries.
 
     **Limit**: an evidence under `tempered(eta)` is not comparable across eta; never tune eta by it.
 
@@ -99,8 +99,7 @@ class Tempering:
     def eta(self) -> float | Tensor:
         """The factor of the KL in the bound E log p - eta KL of this target: prior_power / likelihood_power.
 
-        It is the deck's eta under `tempered`; under `cold` it is 1, and the bound's optimum is sharpened by the
-        powers instead.
+        Under `tempered(eta)` it is eta; under `cold` it is 1, and the powers sharpen the bound's optimum instead.
         """
         return self.prior_power / self.likelihood_power
 
@@ -115,8 +114,7 @@ class Tempering:
         >>> Tempering.tempered(0.5).kl_weight(num_data=100)
         0.005
         """
-        positive("Tempering.kl_weight: num_data", num_data)
-        positive("Tempering.kl_weight: rows", rows)
+        weight = self._per_row("kl_weight", num_data, rows)
         prior_power = self.prior_power
         if not bool((prior_power == 1.0).all() if isinstance(prior_power, Tensor) else prior_power == 1.0):
             raise ValueError(
@@ -124,7 +122,7 @@ class Tempering:
                 f"Got {shown(prior_power)}. For a normal prior use tempered(T), and a prior scale times sqrt(T) for "
                 "what cold(T) means."
             )
-        return self.eta * (rows / num_data)
+        return weight
 
     def weight_decay(self, prior_scale: float | Tensor, num_data: int, rows: int = 1) -> float | Tensor:
         """The `weight_decay` d of torch's SGD and Adam, with gradient d w, that is a prior N(0, prior_scale^2).
@@ -137,28 +135,28 @@ class Tempering:
         0.04
         """
         positive("Tempering.weight_decay: prior_scale", prior_scale)
-        positive("Tempering.weight_decay: num_data", num_data)
-        positive("Tempering.weight_decay: rows", rows)
-        return self.eta * (rows / num_data) / prior_scale**2
+        return self._per_row("weight_decay", num_data, rows) / prior_scale**2
 
     def prior_scale(self, weight_decay: float | Tensor, num_data: int, rows: int = 1) -> float | Tensor:
-        """The scale of the prior N(0, scale^2) that a `weight_decay` of torch's SGD and Adam is: the way back.
+        """The scale of the prior N(0, scale^2) of a `weight_decay` of torch's SGD and Adam: the inverse of it.
 
         >>> Tempering.bayes().prior_scale(weight_decay=0.04, num_data=100)
         0.5
         """
         positive("Tempering.prior_scale: weight_decay", weight_decay)
-        positive("Tempering.prior_scale: num_data", num_data)
-        positive("Tempering.prior_scale: rows", rows)
-        scale: float | Tensor = (self.eta * (rows / num_data) / weight_decay) ** 0.5
+        scale: float | Tensor = (self._per_row("prior_scale", num_data, rows) / weight_decay) ** 0.5
         return scale
+
+    def _per_row(self, user: str, num_data: int, rows: int) -> float | Tensor:
+        positive(f"Tempering.{user}: num_data", num_data)
+        positive(f"Tempering.{user}: rows", rows)
+        return self.eta * (rows / num_data)
 
     @property
     def num_members(self) -> int | None:
         """M when a power differs by member, else None."""
-        sizes = {
-            value.numel() for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor) and value.dim()
-        }
+        powers = (self.likelihood_power, self.prior_power)
+        sizes = {power.numel() for power in powers if isinstance(power, Tensor) and power.dim()}
         if len(sizes) > 1:
             raise ValueError(
                 f"Tempering: both powers must have one value for each member. Got {sorted(sizes)} values. "
@@ -167,13 +165,9 @@ class Tempering:
         return sizes.pop() if sizes else None
 
     def member(self, index: int) -> "Tempering":
-        """The powers of one member."""
-        return Tempering(
-            *(
-                float(value[index]) if isinstance(value := getattr(self, f.name), Tensor) and value.dim() else value
-                for f in fields(self)
-            )
-        )
+        """The tempering of one member."""
+        powers = (self.likelihood_power, self.prior_power)
+        return Tempering(*(float(p[index]) if isinstance(p, Tensor) and p.dim() else p for p in powers))
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,7 @@ class Reported:
         return self.tempering(highest), self.tempering(lowest)
 
     def grid(self, count: int) -> Tempering:
-        """So many values from lowest to highest, evenly in their logarithms, as members: for `choose_tempering`.
+        """`count` values from lowest to highest, log-spaced, as members: for `choose_tempering`.
 
         >>> LITERATURE["ashukha-2020"].grid(3).eta
         tensor([1.0000e-05, 1.0000e-04, 1.0000e-03], dtype=torch.float64)
@@ -249,5 +243,5 @@ LITERATURE: dict[str, Reported] = {
 """Temperatures that papers report, by paper and year.
 
 The ranges come from a table in the literature that reads each paper's own symbol as the factor eta of the KL. They hold
-for the networks and data of these papers: a place to start from, no more.
+for the networks and data of these papers: values to start from, no more.
 """

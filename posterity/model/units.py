@@ -1,4 +1,4 @@
-"""How many neurons or parameters a network has: the units of a balanced temperature."""
+"""Numbers of neurons and parameters of a network: the units of a balanced temperature."""
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -10,10 +10,9 @@ from posterity.model.network import Network
 def parameters(model: nn.Module | Network | Joint) -> int:
     """Number of weights that have a distribution, as `units` for `Tempering.balanced`.
 
-    Takes a module, of which it counts what is trained (a tied weight once), a `Network`, or a `Joint`, of which it
-    counts the weights that are not points. It serves networks of any kind and depth. With the same tau a network of
-    one hidden layer has an eta that is smaller by the number d of weights for each neuron than with `neurons`: tau for
-    parameters is d times tau for neurons.
+    Takes a module (counts its trained weights, a tied weight once), a `Network`, or a `Joint` (counts its random
+    weights), of any kind and depth. With the same tau a network of one hidden layer has an eta smaller by the number d
+    of weights for each neuron than with `neurons`: tau for parameters is d times tau for neurons.
 
     >>> from posterity.model.tempering import Tempering
     >>> from posterity.networks import MeanFieldNetwork
@@ -27,7 +26,7 @@ def parameters(model: nn.Module | Network | Joint) -> int:
     """
     if isinstance(model, Joint):
         return model.num_random
-    return _network(model).layout.size
+    return (model if isinstance(model, Network) else Network(model)).layout.size
 
 
 def neurons(model: nn.Module | Network | Joint) -> int:
@@ -36,15 +35,15 @@ def neurons(model: nn.Module | Network | Joint) -> int:
     Takes a module, a `Network` or a `Joint`. A neuron is an output of a linear layer or a channel of a convolution, in
     all layers but the last one in the module's own order, which is taken for the outputs. This is the N of the theory
     for one hidden layer whose outputs are averages over it (`networks.MeanFieldNetwork`). Without that factor 1/N, with
-    more layers or with channels, it is a convention: channels use their weights at many places, and layers differ in
-    the number of weights for each neuron; use `parameters` there. What cannot be counted is refused: matrices in other
-    kinds of layers (attention, recurrence, embeddings), and networks of which only some weights have a distribution.
+    more layers or with channels, it is a convention: channels share their weights across positions, and layers differ
+    in the number of weights for each neuron; use `parameters` there. Refused are matrices in other kinds of layers
+    (attention, recurrence, embeddings), and networks of which only some weights have a distribution.
 
     >>> from posterity.networks import MLP
     >>> neurons(MLP([784, 200, 100, 10]))
     300
     """
-    network = model.network if isinstance(model, Joint) else _network(model)
+    network = model.network if isinstance(model, Joint) else model if isinstance(model, Network) else Network(model)
     remedy = "Count parameters(...), or give `units` a number of your own."
     if network.frozen or (isinstance(model, Joint) and model.random_indices is not None):
         raise ValueError(f"neurons: all weights must have a distribution, and some are fixed. {remedy}")
@@ -63,7 +62,3 @@ def neurons(model: nn.Module | Network | Joint) -> int:
     if len(widths) < 2:
         raise ValueError(f"neurons: the network has no hidden layer. {remedy}")
     return sum(widths[:-1])
-
-
-def _network(model: nn.Module | Network) -> Network:
-    return model if isinstance(model, Network) else Network(model)

@@ -3,10 +3,8 @@
 Wrapping a module as a function of a flat vector is in `model`.
 """
 
-from posterity.networks.convolutional import VGG, ConvNet, LeNet
+from posterity.networks.convolutional import VGG, ConvNet, LeNet, ResNet
 from posterity.networks.layers import Chain, ConcreteDropout, Erf, Scaled
-from posterity.networks.mean_field_network import MeanFieldNetwork
-from posterity.networks.mlp import MLP
-from posterity.networks.resnet import ResNet
+from posterity.networks.mlp import MLP, MeanFieldNetwork
 
 __all__ = ["MLP", "VGG", "Chain", "ConcreteDropout", "ConvNet", "Erf", "LeNet", "MeanFieldNetwork", "ResNet", "Scaled"]

@@ -40,7 +40,6 @@ class Erf(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """erf(x)."""
         return torch.erf(x)
 
 
@@ -56,11 +55,9 @@ class Scaled(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Tensor:
-        """factor x."""
         return self.factor * x
 
     def extra_repr(self) -> str:
-        """The factor."""
         return f"factor={self.factor}"
 
 
@@ -68,12 +65,12 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class ConcreteDropout(nn.Module):
-    """A linear layer or convolution behind dropout at a rate of its own, which `methods.MCDropout` learns.
+    """A linear layer or convolution behind dropout at its own `rate`, which `methods.MCDropout` learns.
 
     **Math**: layer(x keep / (1 - p)) with p = sigmoid(`rate_logit`). Training draws keep = sigmoid((logit u -
-    logit p) / t), u uniform, at the temperature t of `MCDropout`: a coin with a gradient in p. What pulls p is the
-    entropy K H(p) of the K units that are dropped, against the data and the weights' prior: see `MCDropout`.
-    Predictions draw coins. Convolutions drop whole channels.
+    logit p) / t), u uniform, at the temperature t of `MCDropout`: a relaxed coin with a gradient in p. The
+    entropy K H(p) of the K units pulls p against the data and the weights' prior: see `MCDropout`. Predictions draw
+    coins. Convolutions drop whole channels.
 
     **Limit**: the relaxation is biased, by less the smaller t is. Under every other method nothing is dropped.
 
@@ -89,7 +86,6 @@ class ConcreteDropout(nn.Module):
     """
 
     def __init__(self, layer: nn.Module, rate: float = 0.1) -> None:
-        """Take the layer, and the rate to begin from."""
         super().__init__()
         if not isinstance(layer, LAYERS) or getattr(layer, "groups", 1) != 1:
             raise TypeError(
@@ -103,7 +99,7 @@ class ConcreteDropout(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Back to the rate that it was made with."""
+        """Restore the rate given at construction."""
         with torch.no_grad():
             self.rate_logit.fill_(self._start)
 
@@ -113,7 +109,6 @@ class ConcreteDropout(nn.Module):
         return torch.sigmoid(self.rate_logit)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's outputs."""
         channels = -1 if isinstance(self.layer, nn.Linear) else 1
         outputs: Tensor = self.layer(concrete_dropout(x, self.rate, channels))
         return outputs

@@ -9,7 +9,7 @@ MEMORY_BUDGET = 1 << 29  # bytes that one chunk of derivatives may take
 
 
 def chunk_rows(bytes_per_row: int, budget: int = MEMORY_BUDGET) -> int:
-    """How many rows of `bytes_per_row` fit the budget, at least one."""
+    """Number of rows of `bytes_per_row` that fit the budget, at least one."""
     return max(1, budget // max(1, bytes_per_row))
 
 
@@ -20,8 +20,7 @@ def dense_hessian(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor
     tensor([[ 6.,  0.],
             [ 0., 12.]])
     """
-    size = theta.shape[0]
-    chunk = chunk_rows(4 * theta.element_size() * size)
+    chunk = chunk_rows(4 * theta.element_size() * len(theta))
     hessian: Tensor = torch.func.jacrev(torch.func.grad(function), chunk_size=chunk)(theta)
     return 0.5 * (hessian + hessian.transpose(-2, -1))
 

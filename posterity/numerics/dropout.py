@@ -1,4 +1,4 @@
-"""Dropout with masks from outside: the calls that drop, recurrences layer by layer, and the masks."""
+"""Dropout with given masks: the operations of torch that drop, the sites of a network, and kinds of masks."""
 
 import inspect
 import math
@@ -21,10 +21,10 @@ from posterity.numerics.random import Key
 
 @contextmanager
 def scattered_weights() -> Iterator[None]:
-    """Where recurrent layers run with weights of another place than their own: without cuDNN's warning about that.
+    """Silence cuDNN's warning about recurrent weights that are not one contiguous chunk of memory.
 
-    It asks for `flatten_parameters`, which can do nothing for parts of theta or for a layer by itself: cuDNN wants one
-    piece of memory in an order of its own, and makes it in every call.
+    It asks for `flatten_parameters`, which has no effect on views of theta or on a single layer: cuDNN makes its own
+    copy in every call.
 
     >>> with scattered_weights():
     ...     warnings.warn("RNN module weights are not part of single contiguous chunk of memory.")
@@ -34,79 +34,33 @@ def scattered_weights() -> Iterator[None]:
         yield
 
 
-def by_layers(
-    func: Callable[..., Any],
-    between: Callable[[Tensor, float], Tensor],
-    input: Tensor,
-    hidden: Any,
-    weights: Any,
-    biases: Any,
-    layers: Any,
-    rate: Any,
-    train: Any,
-    bidirectional: Any,
-    batch_first: Any = False,
-) -> Any:
-    """`func` (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu) with `between(output, rate)` after each layer.
-
-    The other arguments are those of `func`. The last layer's output stays as it is. Packed sequences with a rate
-    above 0 are refused, since the rows of their data cannot be told apart.
-    """
-    if not isinstance(biases, bool):  # data, batch sizes, hidden, weights, biases, layers, rate, train, bidirectional
-        packed_rate = train
-        if packed_rate:
-            raise ValueError(
-                "Dropout between the layers of a recurrent network needs a tensor. Got a packed sequence. Pad it, or "
-                "make the layer with dropout=0."
-            )
-        return func(input, hidden, weights, biases, layers, rate, train, bidirectional, batch_first)
-    if not rate:
-        return func(input, hidden, weights, biases, layers, 0.0, train, bidirectional, batch_first)
-    each, directions = len(weights) // layers, 2 if bidirectional else 1
-    states: list[Any] = []
-    for layer in range(layers):
-        own = slice(layer * directions, (layer + 1) * directions)
-        first = tuple(h[own] for h in hidden) if isinstance(hidden, (tuple, list)) else hidden[own]
-        some = list(weights[layer * each : (layer + 1) * each])
-        with scattered_weights():
-            output, *state = func(input, first, some, biases, 1, 0.0, train, bidirectional, batch_first)
-        states.append(state)
-        input = output if layer == layers - 1 else between(output, rate)
-    return (input, *_joined(states))
-
-
-def _joined(states: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The last states of all layers behind each other."""
-    return [torch.cat(list(parts)) for parts in zip(*states, strict=True)]
-
-
 _ALPHA = 1.7580993408473766  # minus the value at which SELU saturates
 
 
 class Masks(ABC):
-    """What decides which units stay in each call of dropout within one pass of a network."""
+    """Decides which units stay in each call of dropout within one pass of a network."""
 
     @abstractmethod
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor | None:
-        """1 where a unit stays, 0 where it goes, for call number `index` of the pass; None lets everything through.
+        """Mask of call number `index`: 1 where a unit stays, 0 where it is dropped; None keeps all units.
 
-        `shape` is one entry for each unit that is dropped by itself, axes along which units go together having length
-        1; the mask may have length 1 where that has more. A learnt `rate` is a tensor with a graph.
+        `shape` has one entry for each unit that is dropped independently, and length 1 along axes that share an entry.
+        The mask must broadcast to it. A learnt `rate` is a tensor with a graph.
         """
 
     def sees(self, func: Any, args: Any, kwargs: Any) -> None:  # noqa: B027  most have no use for it
-        """Any other operation, before it runs."""
+        """Observe any other operation before it runs."""
 
     def dropped(self, index: int, output: Tensor) -> None:  # noqa: B027
-        """The output of call number `index`, by a mask that multiplies."""
+        """Observe the output of call number `index` of a multiplicative dropout."""
 
 
 class Dropping(TorchFunctionMode):
-    """Every dropout of one pass inside `with` by the masks given, whether or not the module is in training mode.
+    """Apply the masks to every dropout of one pass inside `with`, whether or not the module is in training mode.
 
-    That is `nn.Dropout` and its kin, `torch.nn.functional.dropout` and its kin, `scaled_dot_product_attention` with a
-    `dropout_p`, `nn.MultiheadAttention`, recurrent layers with dropout between layers, and `concrete_dropout`.
-    What stays is divided by 1 - rate, as torch does. torch's own generator is not used.
+    It covers the modules and functions of torch named dropout, `scaled_dot_product_attention` with a `dropout_p`,
+    `nn.MultiheadAttention`, recurrent layers with dropout between layers, and `concrete_dropout`. What stays is divided
+    by 1 - rate, as torch does. torch's own generator is not used.
 
     >>> class Second(Masks):
     ...     def keep(self, index, shape, rate, like):
@@ -117,7 +71,6 @@ class Dropping(TorchFunctionMode):
     """
 
     def __init__(self, masks: Masks) -> None:
-        """Take the masks of this pass."""
         super().__init__()
         self._masks = masks
         self._calls = 0
@@ -130,7 +83,7 @@ class Dropping(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def next_keep(self, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> tuple[int, Tensor | None]:
-        """The number of this call, and its mask."""
+        """Number and mask of this call."""
         if not isinstance(rate, Tensor) and not 0 <= rate < 1:
             raise ValueError(f"Dropout: the rate must be at least 0 and below 1. Got {rate}. Change it in the model.")
         index = self._calls
@@ -138,12 +91,12 @@ class Dropping(TorchFunctionMode):
         return index, self._masks.keep(index, shape, rate, like)
 
     def drop(self, input: Tensor, rate: float | Tensor, shape: tuple[int, ...], inplace: bool = False) -> Tensor:
-        """The input with some units at zero, the others divided by 1 - rate."""
+        """Set the masked units of the input to zero and divide the others by 1 - rate."""
         if isinstance(rate, (int, float)) and rate == 0:
             return input
         index, keep = self.next_keep(shape, rate, input)
         if keep is None:
-            output = input.view_as(input)  # a tensor of its own, by which it is known again
+            output = input.view_as(input)  # a new tensor, by whose id `LayersAfter` recognises it
         else:
             scaled = keep / (1.0 - rate)
             output = input.mul_(scaled) if inplace else input * scaled
@@ -151,7 +104,7 @@ class Dropping(TorchFunctionMode):
         return output
 
     def alpha(self, input: Tensor, rate: float, shape: tuple[int, ...], inplace: bool = False) -> Tensor:
-        """Dropout to SELU's lower end, scaled so that mean 0 and variance 1 stay what they are."""
+        """Alpha dropout: masked units take SELU's saturation value; mean 0 and variance 1 are preserved."""
         keep = None if rate == 0 else self.next_keep(shape, rate, input)[1]
         if keep is None:
             return input
@@ -163,8 +116,7 @@ class Dropping(TorchFunctionMode):
 def concrete_dropout(input: Tensor, rate: Tensor, channels: int = -1) -> Tensor:
     """Dropout at a learnt rate (), one mask for each channel; the input itself where nothing is dropped.
 
-    `channels` is the axis of the units: the last one, where every position has its own mask, or 1, where all
-    positions after it share one.
+    `channels` is the axis of the units: -1 (every position has its own mask) or 1 (all positions share one).
     """
     if has_torch_function((input, rate)):
         result: Tensor = handle_torch_function(concrete_dropout, (input, rate), input, rate, channels)
@@ -172,35 +124,24 @@ def concrete_dropout(input: Tensor, rate: Tensor, channels: int = -1) -> Tensor:
     return input
 
 
-def _features(shape: torch.Size, batched: bool) -> tuple[int, ...]:
-    """A mask of whole channels."""
+def _features(shape: torch.Size, batched: bool = True) -> tuple[int, ...]:
+    """Shape of a mask of whole channels."""
     lead = 2 if batched else 1
     return (*shape[:lead], *(1 for _ in shape[lead:]))
 
 
-def _plain(mode: Dropping, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    return mode.drop(input, p, tuple(input.shape), inplace)
+def _rule(
+    apply: Callable[..., Tensor], shape: Callable[[torch.Size], tuple[int, ...]], always_inplace: bool = False
+) -> Callable[..., Tensor]:
+    """Rule for an operation of torch that drops by `apply`, with a mask of `shape(input.shape)`."""
 
-
-def _channels(unbatched: int | None) -> Callable[..., Tensor]:
     def rule(mode: Dropping, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        return mode.drop(input, p, _features(input.shape, input.dim() != unbatched), inplace)
+        return apply(mode, input, p, shape(input.shape), inplace or always_inplace)
 
     return rule
 
 
-def _alpha(mode: Dropping, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Tensor:
-    return mode.alpha(input, p, tuple(input.shape), inplace)
-
-
-def _feature_alpha(
-    mode: Dropping, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
-) -> Tensor:
-    return mode.alpha(input, p, _features(input.shape, True), inplace)
-
-
-def _inplace(rule: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda mode, input, p=0.5, train=True: rule(mode, input, p, train, True)
+_plain = _rule(Dropping.drop, tuple)
 
 
 def _attention(
@@ -231,7 +172,7 @@ def _attention(
 
 
 def _multi_head_attention(mode: Dropping, *args: Any, **kwargs: Any) -> Any:
-    """torch's own code of multi-head attention, with this file's dropout in the place of torch's."""
+    """Run torch's own code of multi-head attention with the dropout of this file."""
     call = inspect.signature(functional.multi_head_attention_forward).bind(*args, **kwargs)
     call.arguments["training"] = True
     own = functional.multi_head_attention_forward
@@ -247,13 +188,39 @@ def _multi_head_attention(mode: Dropping, *args: Any, **kwargs: Any) -> Any:
 
 
 def _concrete(mode: Dropping, input: Tensor, rate: Tensor, channels: int = -1) -> Tensor:
-    shape = tuple(input.shape) if channels == -1 else _features(input.shape, True)
-    return mode.drop(input, rate, shape)
+    return mode.drop(input, rate, tuple(input.shape) if channels == -1 else _features(input.shape))
 
 
 def _recurrent(func: Any) -> Callable[..., Any]:
-    def rule(mode: Dropping, *args: Any, **kwargs: Any) -> Any:
-        return by_layers(func, lambda between, rate: mode.drop(between, rate, tuple(between.shape)), *args, **kwargs)
+    """Rule for torch.lstm, torch.gru, torch.rnn_tanh and torch.rnn_relu: drop the output of each layer but the last.
+
+    Packed sequences with a rate above 0 are refused, since the rows of their data cannot be told apart.
+    """
+
+    def rule(
+        mode: Dropping, input: Any, hx: Any, weights: Any, bias: Any, layers: Any, rate: Any, *modes: Any, **named: Any
+    ) -> Any:
+        if not isinstance(bias, bool):  # packed: data, batch sizes, hx, weights, bias, layers, *(rate, ...)
+            if modes[0]:
+                raise ValueError(
+                    "Dropout between the layers of a recurrent network needs a tensor. Got a packed sequence. Pad it, "
+                    "or make the layer with dropout=0."
+                )
+            return func(input, hx, weights, bias, layers, rate, *modes, **named)
+        if not rate:
+            return func(input, hx, weights, bias, layers, 0.0, *modes, **named)
+        states: list[Any] = []
+        pair = isinstance(hx, (tuple, list))  # of an LSTM; each (layers * directions, rows, hidden)
+        each, directions = len(weights) // layers, len(hx[0] if pair else hx) // layers
+        for layer in range(layers):
+            own = slice(layer * directions, (layer + 1) * directions)
+            first = tuple(h[own] for h in hx) if pair else hx[own]
+            some = list(weights[layer * each : (layer + 1) * each])
+            with scattered_weights():
+                output, *state = func(input, first, some, bias, 1, 0.0, *modes, **named)
+            states.append(state)
+            input = output if layer == layers - 1 else mode.drop(output, rate, tuple(output.shape))
+        return (input, *(torch.cat(parts) for parts in zip(*states, strict=True)))
 
     return rule
 
@@ -261,35 +228,32 @@ def _recurrent(func: Any) -> Callable[..., Any]:
 _RULES: dict[Any, Callable[..., Any]] = {
     functional.dropout: _plain,
     torch.dropout: _plain,
-    torch.dropout_: _inplace(_plain),
-    functional.dropout1d: _channels(2),
-    functional.dropout2d: _channels(None),
-    functional.dropout3d: _channels(4),
-    torch.feature_dropout: _channels(None),
-    torch.feature_dropout_: _inplace(_channels(None)),
-    functional.alpha_dropout: _alpha,
-    torch.alpha_dropout: _alpha,
-    torch.alpha_dropout_: _inplace(_alpha),
-    functional.feature_alpha_dropout: _feature_alpha,
-    torch.feature_alpha_dropout: _feature_alpha,
-    torch.feature_alpha_dropout_: _inplace(_feature_alpha),
+    torch.dropout_: _rule(Dropping.drop, tuple, always_inplace=True),
+    functional.dropout1d: _rule(Dropping.drop, lambda shape: _features(shape, len(shape) != 2)),
+    functional.dropout2d: _rule(Dropping.drop, _features),
+    functional.dropout3d: _rule(Dropping.drop, lambda shape: _features(shape, len(shape) != 4)),
+    torch.feature_dropout: _rule(Dropping.drop, _features),
+    torch.feature_dropout_: _rule(Dropping.drop, _features, always_inplace=True),
+    functional.alpha_dropout: _rule(Dropping.alpha, tuple),
+    torch.alpha_dropout: _rule(Dropping.alpha, tuple),
+    torch.alpha_dropout_: _rule(Dropping.alpha, tuple, always_inplace=True),
+    functional.feature_alpha_dropout: _rule(Dropping.alpha, _features),
+    torch.feature_alpha_dropout: _rule(Dropping.alpha, _features),
+    torch.feature_alpha_dropout_: _rule(Dropping.alpha, _features, always_inplace=True),
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head_attention,
     concrete_dropout: _concrete,
-    torch.lstm: _recurrent(torch.lstm),
-    torch.gru: _recurrent(torch.gru),
-    torch.rnn_tanh: _recurrent(torch.rnn_tanh),
-    torch.rnn_relu: _recurrent(torch.rnn_relu),
+    **{func: _recurrent(func) for func in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
 }
 
 
 @dataclass(frozen=True)
 class Site:
-    """One call of dropout in a pass: its `rate`, and where the rows are in its mask.
+    """One call of dropout in a pass: its `rate`, and the rows of the batch in its mask.
 
-    `shape` is the mask's for one row. The rows are on `axis`, `repeats` entries each, the entries of a row beside each
-    other (the heads of an attention); `axis` None: the mask has no rows. `clear` is False where they cannot be found.
-    `entries` of a row are multiplied by the mask, more than it has where units go together.
+    `shape` is the shape of the mask of one row. Rows lie along `axis`, as `repeats` adjacent entries each (the heads of
+    an attention); `axis` is None for a mask without rows. `clear` is False where the rows cannot be identified.
+    `entries` counts the activations of one row that the mask multiplies, more than its units where these share entries.
     """
 
     rate: float
@@ -301,11 +265,11 @@ class Site:
 
     @property
     def units(self) -> int:
-        """How many units are dropped by themselves, in one row."""
+        """Number of units of one row that are dropped independently."""
         return prod(self.shape)
 
     def spread(self, keep: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The mask of one row for all rows of a mask of `shape`."""
+        """Repeat the mask of one row for all rows of a mask of `shape`."""
         if self.axis is None or self.repeats == 1:
             return keep
         times = [1] * len(shape)
@@ -314,14 +278,13 @@ class Site:
 
 
 class KeyedMasks(Masks):
-    """Masks drawn under a key, call by call: one for each row, or (`shared`) the same for all rows.
+    """Masks drawn under the `key` of a pass: one for each row, or (`shared`) the same for all rows.
 
-    Numbers are drawn in float32 whatever the network's number type. With `relaxed` the mask of a learnt rate is a
-    sigmoid of `temperature` in place of a step, which has a gradient in the rate.
+    `sites` are those of the pass. Numbers are drawn in float32 whatever the network's dtype. `relaxed` is the
+    temperature of the concrete distribution, whose masks have a gradient in a learnt rate; None draws binary masks.
     """
 
     def __init__(self, key: Key, sites: Sequence[Site], *, shared: bool, relaxed: float | None = None) -> None:
-        """Take the key of the pass, the sites that a pass has, and the temperature where learnt rates are relaxed."""
         self._key, self._sites, self._shared, self._relaxed = key, sites, shared, relaxed
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
@@ -336,24 +299,18 @@ class KeyedMasks(Masks):
             drawn = tuple(site.repeats if axis == site.axis else length for axis, length in enumerate(shape))
         numbers = self._key.fold(index).uniform(drawn, torch.float32, like.device)
         if self._relaxed is not None and isinstance(rate, Tensor):
-            keep = _relaxed(numbers.to(like.dtype), rate, self._relaxed)
+            close = torch.finfo(torch.float32).eps  # the coin u >= p becomes sigmoid((logit u - logit p) / temperature)
+            noise = numbers.to(like.dtype).clamp(close, 1.0 - close)
+            keep = torch.sigmoid((torch.logit(noise) - torch.logit(rate)) / self._relaxed)
         else:
             keep = (numbers >= rate).to(like.dtype)
         return site.spread(keep, shape) if self._shared else keep
 
 
-def _relaxed(numbers: Tensor, rate: Tensor, temperature: float) -> Tensor:
-    """The concrete distribution in place of the coin u >= p: sigmoid((logit u - logit p) / temperature)."""
-    close = torch.finfo(torch.float32).eps
-    noise = numbers.clamp(close, 1.0 - close)
-    return torch.sigmoid((torch.logit(noise) - torch.logit(rate)) / temperature)
-
-
 class NumberedMasks(Masks):
-    """One mask for all rows, from numbers in [0, 1] drawn ahead: a unit stays if its number is not below the rate."""
+    """One mask for all rows, from `numbers` in [0, 1] drawn ahead for each site, of its shape; >= rate stays."""
 
     def __init__(self, numbers: Sequence[Tensor], sites: Sequence[Site]) -> None:
-        """Take numbers of the site's shape for each site."""
         self._numbers, self._sites = numbers, sites
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
@@ -362,10 +319,9 @@ class NumberedMasks(Masks):
 
 
 class NoMasks(Masks):
-    """Nothing is dropped; `calls` has the mask's shape, the rate and the number of entries of every call."""
+    """Drops nothing, and notes the mask's shape, the rate and the number of entries of every call in `calls`."""
 
     def __init__(self) -> None:
-        """Begin with no calls."""
         self.calls: list[tuple[tuple[int, ...], float, int]] = []
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> None:
@@ -373,14 +329,14 @@ class NoMasks(Masks):
 
 
 class LayersAfter(Masks):
-    """Nothing is dropped; `layers` has, for each call, the names of the weights that multiply its output.
+    """Drops nothing, and notes in `layers`, for each call, the names of the weights that multiply its output.
 
-    `elsewhere` has the calls whose output goes into other operations, too, than linear maps and convolutions by the
-    weights given; `unmasked` the weights that act on anything else than one such output.
+    `weights` are the very tensors that the network runs with. `elsewhere` holds the calls whose output enters another
+    operation than a linear map or convolution by these weights, `unmasked` the weights that act on anything else than
+    one such output.
     """
 
     def __init__(self, weights: dict[str, Tensor]) -> None:
-        """Take the very tensors that the network runs with, by name."""
         self.layers: dict[int, list[str]] = {}
         self.elsewhere: set[int] = set()
         self.unmasked: set[str] = set()
@@ -394,7 +350,7 @@ class LayersAfter(Masks):
         self._outputs[id(output)] = index, output
 
     def sees(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Note a layer that takes a remembered output, or that something else does."""
+        """Note the layer or other operation that takes an output of dropout."""
         if getattr(func, "__name__", "") in ("__get__", "dim", "size"):
             return
         given = (*args, *kwargs.values())
@@ -409,9 +365,7 @@ class LayersAfter(Masks):
             self.unmasked.update(self._names[id(value)] for value in given if id(value) in self._names)
 
 
-_MAPS: frozenset[Any] = frozenset(
-    {torch.nn.functional.linear, torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d}
-)
+_MAPS: tuple[Any, ...] = (functional.linear, functional.conv1d, functional.conv2d, functional.conv3d)
 
 
 def site_of(sites: Sequence[Site], index: int) -> Site:

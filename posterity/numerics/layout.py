@@ -1,4 +1,4 @@
-"""Where tensors lie in a flat vector of weights: layouts of whole networks, and blocks of one layer."""
+"""Positions of tensors in a flat vector of weights: layouts of networks, blocks of layers."""
 
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,12 +75,8 @@ class Layout:
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The flat vector (..., P) of named tensors (..., *shape)."""
-        pieces = []
-        for part in self.slices:
-            tensor = tensors[part.name]
-            lead = tensor.shape[: tensor.dim() - len(part.shape)]
-            pieces.append(tensor.reshape(*lead, part.size))
-        return torch.cat(pieces, dim=-1)
+        pairs = [(tensors[part.name], part) for part in self.slices]
+        return torch.cat([t.reshape(*t.shape[: t.dim() - len(part.shape)], part.size) for t, part in pairs], dim=-1)
 
     def matching(self, pattern: str) -> tuple[Slice, ...]:
         """The slices whose name matches a shell pattern such as `head.*`."""
@@ -96,10 +92,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Block:
-    """A matrix of weights (rows, columns) inside a flat vector of R weights, with a bias as one more column if it has.
+    """A matrix of weights (rows, columns) inside a flat vector of R weights, with any bias as a further column.
 
-    `weight` and `bias` are the offsets of the two tensors in the vector, None for one that is not in it. Inside the
-    block the entries are row-major, the bias entry of a row after its weights.
+    `weight` and `bias` are the offsets of the two tensors in the vector, None for an absent tensor. The entries of the
+    block are row-major, the bias entry of a row after its weights.
 
     >>> block = Block(("weight", "bias"), rows=2, columns=2, weight=1, bias=5)
     >>> block.gather(torch.arange(7.0))
@@ -114,28 +110,28 @@ class Block:
 
     @property
     def width(self) -> int:
-        """Columns with the bias."""
+        """Number of columns, with the bias."""
         return (0 if self.weight is None else self.columns) + (0 if self.bias is None else 1)
 
     @property
     def size(self) -> int:
-        """How many weights the block has."""
+        """Number of weights in the block."""
         return self.rows * self.width
 
     def gather(self, vector: Tensor) -> Tensor:
         """The block's entries (..., size) of a vector (..., R)."""
-        if vector.stride(-1) == 0:  # one number expanded stays one
+        if vector.stride(-1) == 0:  # an expanded number stays expanded
             return vector[..., :1].expand(*vector.shape[:-1], self.size)
         parts = self.views(vector)
         return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).flatten(-2)
 
     def scatter(self, entries: Tensor, vector: Tensor) -> None:
-        """Write the block's entries (..., size) into their places of a vector (..., R)."""
+        """Write the block's entries (..., size) to their positions in a vector (..., R)."""
         for view, part in self._pairs(entries, vector):
             view.copy_(part)
 
     def add(self, entries: Tensor, vector: Tensor) -> None:
-        """Add the block's entries (..., size) at their places of a vector (..., R)."""
+        """Add the block's entries (..., size) at their positions in a vector (..., R)."""
         for view, part in self._pairs(entries, vector):
             view.add_(part)
 
@@ -152,11 +148,9 @@ class Block:
 
     @property
     def index(self) -> Tensor:
-        """Places (size,) of the block's entries in the vector."""
-        parts = [
-            torch.arange(offset, offset + self.rows * width).view(self.rows, width) for offset, width in self._parts()
-        ]
-        return torch.cat(parts, -1).flatten()
+        """Positions (size,) of the block's entries in the vector."""
+        ranges = ((torch.arange(offset, offset + self.rows * width), width) for offset, width in self._parts())
+        return torch.cat([positions.view(self.rows, width) for positions, width in ranges], -1).flatten()
 
     def _parts(self) -> list[tuple[int, int]]:
         parts = [] if self.weight is None else [(self.weight, self.columns)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def torch_states(device: torch.device) -> list[Tensor]:
-    """States of torch's own generators, from which a module on this device draws: by them it is seen whether it did."""
+    """States of torch's global generators for a device: they differ after a module has drawn from one."""
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
@@ -27,10 +27,9 @@ _ACTIVE = _Active()
 class Key:
     """A point in the tree of random streams that grows from one seed.
 
-    A key never changes. `fold` gives a child key, and `generator` a fresh `torch.Generator` that starts
-    at the key's own number; drawing from it twice therefore gives the same numbers twice. Resumed and
-    uninterrupted runs draw alike because step t always uses `key.fold(t)`. Keys have 63 bits, of which a
-    generator on the CPU uses the lowest 32: among a million steps some hundred pairs draw alike.
+    A key never changes. `fold` gives a child key, and `generator` a new `torch.Generator` seeded by the key, so the
+    same key always draws the same numbers. Resumed and uninterrupted runs agree because step t uses `key.fold(t)`. Keys
+    have 63 bits, of which a CPU generator uses the lowest 32: among a million steps about a hundred pairs collide.
 
     >>> Key(0).fold("noise").fold(3) == Key(0).fold("noise").fold(3)
     True
@@ -72,17 +71,16 @@ class Key:
 
 
 class Stream(NamedTuple):
-    """A generator that some work asked for: the labels folded into the key it was given, and the device."""
+    """A requested generator: the labels folded into the key of the work, and the device."""
 
     labels: tuple[int | str, ...]
     device: torch.device
 
 
 class Streams:
-    """Notes which generators a piece of work asks for; given such notes and generators, hands those out instead.
+    """Records the generators that work under `key` requests; with `wanted` streams, hands out these `generators`.
 
-    For work that is recorded and played again: before each time its generators are seeded by `seed`, from the
-    key that the work is to have this time.
+    It serves work that is recorded and replayed: before each replay `seed` seeds the generators from that time's key.
 
     >>> key = Key(3)
     >>> with Streams(key) as first:
@@ -96,7 +94,6 @@ class Streams:
     """
 
     def __init__(self, key: Key, wanted: Sequence[Stream] = (), generators: Sequence[torch.Generator] = ()) -> None:
-        """Begin at the key that the work is given."""
         self.asked: list[Stream] = []
         self._labels: dict[Key, tuple[int | str, ...]] = {key: ()}
         self._given = list(zip(wanted, generators, strict=True))
@@ -109,12 +106,12 @@ class Streams:
         _ACTIVE.streams = None
 
     def folded(self, key: Key, label: int | str, child: Key) -> None:
-        """Note where a key comes from."""
+        """Note the parent and label of a key."""
         if key in self._labels:
             self._labels[child] = (*self._labels[key], label)
 
     def generator(self, key: Key, device: torch.device) -> torch.Generator:
-        """A generator at the key, or the next of those given, which must be for the same."""
+        """A new generator seeded by the key, or the next given one, whose stream must be the same."""
         if key not in self._labels:
             raise RuntimeError("A step drew random numbers by a key that is not its own.")
         stream = Stream(self._labels[key], device)
@@ -128,7 +125,7 @@ class Streams:
 
 
 def seed(streams: Sequence[Stream], generators: Sequence[torch.Generator], key: Key) -> None:
-    """Seed the generators of some work as the work would, had it this key."""
+    """Seed the generators of the streams as work under `key` would."""
     for stream, generator in zip(streams, generators, strict=True):
         own = key
         for label in stream.labels:

@@ -1,4 +1,4 @@
-"""Tensors that the steps of a run use one after the other, so that memory is not asked for and given back each time."""
+"""Scratch tensors that the steps of a run reuse, so that memory is not allocated and freed in each."""
 
 import threading
 from collections.abc import Iterator
@@ -21,22 +21,22 @@ _LOCAL = _Local()
 
 
 def workspace(owner: object, name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A contiguous tensor shaped as `like`, with any content, that this thread has under this name for the owner.
+    """Uninitialised contiguous tensor with the shape of `like`, kept by this thread under `name` for the owner.
 
-    It is good until the next call of that name: nothing that outlives a step may be kept in it. For vectors as long as
-    theta, whose pages the system would otherwise take back after each step and clear before the next.
+    Its content is valid until the next call with that name: nothing that outlives a step may be kept in it. It serves
+    vectors as long as theta, whose pages the system would otherwise release after each step and clear before the next.
     """
     table = _LOCAL.tables.setdefault(owner, {})
-    wanted = dtype or like.dtype
-    found = table.get(name)
-    if found is None or found.shape != like.shape or found.dtype != wanted or found.device != like.device:
-        found = table[name] = torch.empty(like.shape, dtype=wanted, device=like.device)
-    return found
+    dtype = dtype or like.dtype
+    tensor = table.get(name)
+    if tensor is None or tensor.shape != like.shape or tensor.dtype != dtype or tensor.device != like.device:
+        tensor = table[name] = torch.empty(like.shape, dtype=dtype, device=like.device)
+    return tensor
 
 
 @contextmanager
 def own_workspaces() -> Iterator[None]:
-    """Workspaces that nobody else uses, now or later: for work that is recorded with the places of its memory."""
+    """Use separate workspaces inside `with`: a recording holds on to the addresses of its memory."""
     before, _LOCAL.tables = _LOCAL.tables, WeakKeyDictionary()
     try:
         yield

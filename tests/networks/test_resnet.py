@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posterity.model.network import Network
 from posterity.networks import ResNet
-from posterity.networks.resnet import ResidualBlock
+from posterity.networks.convolutional import ResidualBlock
 from posterity.numerics import Key
 
 
