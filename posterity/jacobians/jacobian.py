@@ -222,11 +222,10 @@ class Stacked(Jacobian):
         indices = {index for name in block.names for index in self._users.get(name, ())}
         if len(indices) == 1 and self.blocks[(index := next(iter(indices)))] == block:
             return self.parts[index]
-        touching = [self.blocks[index] for index in sorted(indices)]
-        if not touching:  # weights that the outputs do not depend on
+        if not indices:  # weights that the outputs do not depend on
             zero = self.parts[0].narrow(0, 0).rows().new_zeros(())
             return Explicit(zero.expand(self.num_rows, self.num_outputs, block.size))
-        return Selected(self.restricted(touching), block.index)
+        return Selected(self.restricted([self.blocks[index] for index in sorted(indices)]), block.index)
 
     @cached_property
     def _users(self) -> dict[str, list[int]]:

@@ -285,8 +285,7 @@ class IVON(torch.optim.Optimizer):
         if missing:
             raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one without {missing[0]!r}.")
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
-        for name in names:
-            saved = state_dict["state"].get(name, {})
+        for saved in (state_dict["state"].get(name, {}) for name in names):
             if saved and {*saved} != {"curvature", "momentum"}:
                 raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one with {[*saved]}.")
         super().load_state_dict(state_dict)

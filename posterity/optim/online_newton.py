@@ -123,12 +123,10 @@ class Slab:
 
     def __init__(self, parameters: Sequence[Tensor], hess_init: float, decay: float) -> None:
         """Make the state before the first step, for parameters of one device and dtype."""
-        first = parameters[0]
-        self.parameters = list(parameters)
+        first, self.parameters, self.decay = parameters[0], list(parameters), decay
         self.kind = [(p.device, p.dtype, p.shape) for p in parameters]
         dtype = torch.float32 if first.dtype in _HALF else first.dtype
         size = sum(p.numel() for p in parameters)
-        self.decay = decay
         self.curvature = torch.full((size,), hess_init + decay, dtype=dtype, device=first.device)
         self.scale = self.curvature.rsqrt()
         self.momentum = torch.zeros_like(self.curvature)
@@ -238,8 +236,8 @@ class Slab:
                 pull_factor=self.decay * settings.correction,
                 radius=settings.radius * settings.correction,
             )
-        changes = _pick(indices, self.noises)
-        torch._foreach_add_(_pick(indices, self.parameters), changes, alpha=-settings.lr / settings.correction)
+        parameters, changes = _pick(indices, self.parameters), _pick(indices, self.noises)
+        torch._foreach_add_(parameters, changes, alpha=-settings.lr / settings.correction)
 
     def _gradients(self, indices: Iterable[int]) -> list[Tensor]:
         """The gradients of these parameters, in the dtype of the state."""

@@ -1,6 +1,6 @@
 """Precision matrices made of parts: one per block of weights, or one per member."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,16 +70,13 @@ class BlockDiagonal(Precision):
         return dense
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        pairs = zip(self.blocks, self.parts, strict=True)
-        return added(part.quadratic(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.quadratic(columns) for part, columns in self._pairs(jacobian))
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        pairs = zip(self.blocks, self.parts, strict=True)
-        return added(part.joint_quadratic(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.joint_quadratic(columns) for part, columns in self._pairs(jacobian))
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        pairs = zip(self.blocks, self.parts, strict=True)
-        return added(part.marginal(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.marginal(columns) for part, columns in self._pairs(jacobian))
 
     def member(self, index: int) -> "BlockDiagonal":
         return self._with(tuple(part.member(index) for part in self.parts))
@@ -91,12 +88,15 @@ class BlockDiagonal(Precision):
     def _sum(self, other: Precision, scale: Tensor | float) -> "BlockDiagonal | None":
         if not isinstance(other, BlockDiagonal) or self.blocks != other.blocks:
             return None
-        pairs = zip(self.parts, other.parts, strict=True)
-        return self._with(tuple(first.plus(second, scale) for first, second in pairs))
+        return self._with(tuple(a.plus(b, scale) for a, b in zip(self.parts, other.parts, strict=True)))
 
     @property
     def _kind(self) -> str:
         return f"{len(self.parts)} blocks of {', '.join(sorted({type(part).__name__ for part in self.parts}))}"
+
+    def _pairs(self, jacobian: Tensor | Jacobian) -> Iterator[tuple[Precision, Tensor | Jacobian]]:
+        """Each part with its columns of J."""
+        return ((part, _columns(jacobian, block)) for block, part in zip(self.blocks, self.parts, strict=True))
 
     def _with(self, parts: tuple[Precision, ...]) -> "BlockDiagonal":
         return BlockDiagonal(self.blocks, parts, self.total)

@@ -33,9 +33,8 @@ class Diagonal(Precision):
             object.__setattr__(self, "prior", double(self.prior))
         check_finite("The diagonal precision", self.entries)
         if not bool((self.entries > 0).all()):
-            lowest = float(self.entries.detach().min())
             raise NotPositiveDefinite(
-                f"The diagonal precision has entries that are not positive (smallest {lowest:.3g}). "
+                f"The diagonal precision has entries that are not positive (smallest {float(self.entries.min()):.3g}). "
                 "The weights are not at a mode: train longer, use the Gauss-Newton curvature, or a smaller prior scale."
             )
 

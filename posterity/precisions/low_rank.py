@@ -50,10 +50,9 @@ class LowRank(Precision):
         object.__setattr__(self, "scale", number(self.scale, self.factor))
         shown = self.prior[..., :1] if self.prior.stride(-1) == 0 else self.prior
         if not bool(((shown > 0) & torch.isfinite(shown)).all()):
-            lowest = float(shown.detach().min())
             raise NotPositiveDefinite(
-                f"LowRank.prior must be positive and finite (smallest {lowest:.3g}). Use a prior that is "
-                "curved at the mode, such as Normal."
+                f"LowRank.prior must be positive and finite (smallest {float(shown.detach().min()):.3g}). "
+                "Use a prior that is curved at the mode, such as Normal."
             )
         if not bool(((self.scale >= 0) & torch.isfinite(number(self.scale, self.factor))).all()):
             raise NotPositiveDefinite(f"LowRank.scale must be finite and not negative. Got {self.scale}.")
