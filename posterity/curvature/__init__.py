@@ -1,6 +1,6 @@
-"""Curvatures of the negative log-likelihood, and the structures that keep them while they are summed over the data.
+"""Curvatures of the negative log-likelihood, and the structures in which they are summed over the data.
 
-The matrices that come out are in `precisions`, the derivatives of single layers in `jacobians`.
+Precision matrices are in `precisions`, Jacobians of single layers in `jacobians`.
 """
 
 from posterity.curvature.curvature import Curvature, EmpiricalFisher, GaussNewton, Hessian, MonteCarloFisher

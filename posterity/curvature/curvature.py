@@ -1,7 +1,8 @@
-"""Curvatures of the negative log-likelihood: Gauss-Newton, Hessian, Fisher; their sums over the rows of a batch."""
+"""Curvatures of the negative log-likelihood (Gauss-Newton, Hessian, Fisher) and their sums over a batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.curvature.derivatives import Piece, derivatives
-from posterity.curvature.survey import survey, torch_kernels
+from posterity.curvature.survey import Place, survey, torch_kernels
 from posterity.errors import positive_whole
 from posterity.jacobians.jacobian import Stacked
 from posterity.jacobians.linear import Thin
@@ -21,41 +22,40 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.numerics.autodiff import dense_hessian
-from posterity.numerics.layout import Block
 from posterity.numerics.random import Key
 
 
 class Curvature(ABC):
-    """A symmetric matrix that stands for the Hessian of -log p(D | theta) over the random weights.
+    """A symmetric approximation of the Hessian of -log p(D | theta) in the random weights.
 
-    Sums over the rows of a batch: untempered, unscaled, without the prior. Most have the form sum_n J_n^T S_n S_n^T J_n
-    with columns S_n in the space of the outputs; a `Structure` says how much of the matrix is kept.
+    It is a sum over the rows of a batch: untempered, unscaled, without the prior. Most have the form
+    sum_n J_n^T S_n S_n^T J_n with columns S_n in output space; a `Structure` decides how much of the matrix is kept.
     """
 
     factored: ClassVar[bool] = True
     """Whether it has columns."""
 
     scales_with_noise: ClassVar[bool] = True
-    """Whether, under Gaussian noise, it goes as the inverse square of the noise scale."""
+    """Whether, under Gaussian noise, it is proportional to the inverse square of the noise scale."""
 
     @abstractmethod
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
-        """S for each row, (K, n, *event), at outputs (n, *event)."""
+        """The columns S of each row, (K, n, *event), at outputs (n, *event)."""
 
     def num_columns(self, outputs: int) -> int:
-        """How many columns K a row has at most, with this many outputs."""
+        """The largest number K of columns per row, for this many outputs."""
         return outputs
 
     def matrix(
         self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
     ) -> Tensor:
-        """The dense matrix (R, R) in float64, for one theta (P,)."""
+        """The dense matrix (R, R) in float64 at theta (P,)."""
         return Rows(self, joint, theta, batch, buffers, Key(seed)).matrix()
 
     def diagonal(
         self, joint: Problem, theta: Tensor, batch: Batch | None, buffers: Buffers | None, seed: int = 0
     ) -> Tensor:
-        """Its diagonal (R,) in float64, for one theta (P,)."""
+        """The diagonal (R,) in float64 at theta (P,)."""
         return Rows(self, joint, theta, batch, buffers, Key(seed)).diagonal()
 
 
@@ -68,15 +68,15 @@ def score(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:
     return grad
 
 
-WHOLE_SLOPE = 20_000  # weights up to which the gradient is taken in all of them, by a backward pass of its own
+WHOLE_SLOPE = 20_000  # up to this many weights, the gradient is taken in all of them, by another backward pass
 
 
 class Rows:
-    """Takes a curvature, a problem, one theta (P,), a batch and a key; everything is computed when it is asked for."""
+    """A curvature at theta (P,), summed over the rows of a batch; everything is computed on demand."""
 
     def __init__(
         self,
-        curvature: "Curvature",
+        curvature: Curvature,
         joint: Problem,
         theta: Tensor,
         batch: Batch | None,
@@ -84,7 +84,6 @@ class Rows:
         key: Key,
         budget: int | None = None,
     ) -> None:
-        """Nothing is computed yet."""
         self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
         self.buffers, self.key, self.budget = buffers, key, budget
         self._outputs: list[Tensor] = []
@@ -92,12 +91,12 @@ class Rows:
 
     @property
     def factored(self) -> bool:
-        """Whether `jacobians` are to be had."""
+        """Whether the curvature has `jacobians`."""
         return self.curvature.factored
 
     @property
     def weights(self) -> Tensor | None:
-        """Weights of the rows, None where each counts once."""
+        """Weights of the rows (n,); None where all are 1."""
         return None if self.batch is None else self.batch.weights
 
     @property
@@ -105,45 +104,49 @@ class Rows:
         """R."""
         return self.joint.num_random
 
+    @property
+    def data(self) -> tuple[Joint, Batch]:
+        """The joint and the batch, which a `Density` does not have."""
+        assert isinstance(self.joint, Joint)
+        assert self.batch is not None
+        return self.joint, self.batch
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Blocks of the random weights, by layer."""
+        joint, batch = self.data
+        return survey(joint, batch.inputs).places
+
     def jacobians(self) -> Iterator[Piece]:
-        """Factors J_n^T S_n whose products add up to the curvature."""
+        """Yield the factors J_n^T S_n, whose products sum to the curvature."""
         if not isinstance(self.joint, Joint):
             raise TypeError(
                 f"A Density has no network outputs, so no {type(self.curvature).__name__} matrix. "
                 "Use the curvature Hessian()."
             )
-        assert self.batch is not None
+        joint, batch = self.data
         self._outputs, self._head_slope = [], None
-        inputs = self.batch.inputs
-        known = survey(self.joint, inputs)
-        count = self.curvature.num_columns(max(1, prod(known.event)))
-        for piece in derivatives(
-            self.joint, self.theta, inputs, self.buffers, self._columns, count=count, budget=self.budget
-        ):
+        known = survey(joint, batch.inputs)
+        count, point = self.curvature.num_columns(max(1, prod(known.event))), (self.theta, batch.inputs, self.buffers)
+        for piece in derivatives(joint, *point, self._columns, count=count, budget=self.budget):
             if piece.fresh:
                 self._outputs.append(piece.outputs)
                 if known.head is not None and isinstance(piece.jacobian, Stacked):
-                    self._add_head_slope(piece, known.head)
+                    # The gradient in the weights of the output layer needs no further pass.
+                    part, rows = piece.jacobian.part(known.head), slice(piece.low, piece.low + len(piece.outputs))
+                    assert isinstance(part, Thin)
+                    slope = score(self.likelihood, piece.outputs, batch.targets[rows])
+                    if self.weights is not None:
+                        slope = slope * self.weights[rows].unsqueeze(-1).to(slope.dtype)
+                    slope = (slope.T @ part.inputs).flatten().to(torch.float64)
+                    self._head_slope = slope if self._head_slope is None else self._head_slope + slope
             yield piece
-
-    def _add_head_slope(self, piece: Piece, head: Block) -> None:
-        """Add the gradient of the log-likelihood in the weights of the output layer, for which no pass is needed."""
-        assert isinstance(piece.jacobian, Stacked)
-        assert self.batch is not None
-        part = piece.jacobian.part(head)
-        assert isinstance(part, Thin)
-        rows = slice(piece.low, piece.low + len(piece.outputs))
-        slope = score(self.likelihood, piece.outputs, self.batch.targets[rows])
-        if self.weights is not None:
-            slope = slope * self.weights[rows].unsqueeze(-1).to(slope.dtype)
-        found = (slope.T @ part.inputs).flatten().to(torch.float64)
-        self._head_slope = found if self._head_slope is None else self._head_slope + found
 
     def slope(self) -> Tensor:
         """Gradient of the log-likelihood (R,) in float64.
 
-        After `jacobians` of a large network that ends in a linear layer: in that layer alone, by its block, since a
-        pass of its own would cost as much as they did.
+        After `jacobians` of a large network that ends in a linear layer: in that layer alone, by its block,
+        since another pass would cost as much as the Jacobians.
         """
         head = self._head_slope
         if head is not None and (self.size > WHOLE_SLOPE or head.numel() == self.size):
@@ -157,17 +160,15 @@ class Rows:
         return grad.to(torch.float64)
 
     def outputs(self) -> Tensor:
-        """Outputs at the rows (n, *event); those of `jacobians` where it was called."""
-        assert isinstance(self.joint, Joint)
-        assert self.batch is not None
+        """Outputs at the rows (n, *event), kept from `jacobians` if it was called."""
         if not self._outputs:
+            joint, batch = self.data
             with torch.no_grad():
-                self._outputs = [self.joint.outputs(self.theta, self.batch.inputs, self.buffers)]
+                self._outputs = [joint.outputs(self.theta, batch.inputs, self.buffers)]
         return torch.cat(self._outputs)
 
     def _columns(self, outputs: Tensor, low: int) -> Tensor:
-        assert self.batch is not None
-        targets = self.batch.targets[low : low + len(outputs)]
+        targets = self.data[1].targets[low : low + len(outputs)]
         columns = self.curvature.columns(self.likelihood, outputs, targets, self.key.fold(low)).detach()
         if self.weights is None:
             return columns
@@ -176,39 +177,38 @@ class Rows:
 
     @property
     def likelihood(self) -> Likelihood:
-        """The joint's likelihood with the learnt parameters that theta (P,) ends in."""
-        joint = self.joint
-        assert isinstance(joint, Joint)
+        """The joint's likelihood with the learnt parameters at the end of theta (P,)."""
+        joint = self.data[0]
         return joint.likelihood.with_free(joint.split(self.theta)[1]) if joint.likelihood.num_free else joint.likelihood
 
     def log_likelihood(self) -> Tensor:
-        """Sum over the rows of w_n log p(y_n | f_n), in float64; from the outputs of `jacobians` if it was called."""
+        """Sum over the rows of w_n log p(y_n | f_n), in float64, at `outputs`."""
         if isinstance(self.joint, Density):
             return self.joint.log_density(self.theta).detach().to(torch.float64)
-        assert self.batch is not None
         with torch.no_grad():
-            rows = self.likelihood.log_prob(self.outputs(), self.batch.targets).to(torch.float64)
+            rows = self.likelihood.log_prob(self.outputs(), self.data[1].targets).to(torch.float64)
             return rows.sum() if self.weights is None else (rows * self.weights).sum()
 
     def matrix(self) -> Tensor:
         """The dense matrix (R, R), in float64."""
         if not self.factored:
-            return self._hessian().to(torch.float64)
+            negative, random = self._negative()
+            with nullcontext() if self.joint.network is None else torch_kernels(self.joint.network):
+                return dense_hessian(negative, random).to(torch.float64)
         total: Tensor | None = None
         for piece in self.jacobians():
             for _, part in piece.jacobian.chunks():
                 rows = part.rows().flatten(0, 1).to(torch.float64)
-                value = rows.T @ rows
-                total = value if total is None else total.add_(value)
+                total = rows.T @ rows if total is None else total.add_(rows.T @ rows)
         assert total is not None
-        return 0.5 * (total + total.mT)  # a product is symmetric to rounding only
+        return 0.5 * (total + total.mT)  # a product is symmetric up to rounding
 
     def diagonal(self) -> Tensor:
-        """The diagonal (R,), in float64; of a curvature without columns it comes from the whole matrix."""
+        """The diagonal (R,), in float64; without columns it comes from the whole matrix."""
         return (self.squares() if self.factored else self.matrix().diagonal()).to(torch.float64)
 
     def squares(self, out: Tensor | None = None) -> Tensor:
-        """The diagonal (R,) of a curvature with columns, in the number type of the weights, added to `out`."""
+        """The diagonal (R,) of a curvature with columns, in the dtype of the weights, added to `out`."""
         total = torch.zeros(self.size, dtype=self.theta.dtype, device=self.theta.device) if out is None else out
         for piece in self.jacobians():
             if isinstance(piece.jacobian, Stacked):
@@ -219,11 +219,10 @@ class Rows:
 
     def _negative(self) -> tuple[Callable[[Tensor], Tensor], Tensor]:
         """(-log-likelihood of the rows as a function of the random weights, their values)."""
-        joint, batch = self.joint, self.batch
-        if isinstance(joint, Density):
-            return (lambda theta: -joint.log_density(theta)), self.theta.detach()
-        assert isinstance(joint, Joint)
-        assert batch is not None
+        density = self.joint
+        if isinstance(density, Density):
+            return (lambda theta: -density.log_density(theta)), self.theta.detach()
+        joint, batch = self.data
         rebuild, random = weights_function(joint, self.theta)
         likelihood = self.likelihood
 
@@ -234,21 +233,13 @@ class Rows:
 
         return negative, random
 
-    def _hessian(self) -> Tensor:
-        negative, random = self._negative()
-        if self.joint.network is None:
-            return dense_hessian(negative, random)
-        with torch_kernels(self.joint.network):
-            return dense_hessian(negative, random)
-
     def products(self, vectors: Tensor) -> Tensor:
-        """The curvature times each of the vectors (m, R), in float64, without forming it."""
+        """Products of the curvature with vectors (m, R), in float64, without forming it."""
         if self.joint.network is None:
             return vectors.to(torch.float64) @ self.matrix()
         with torch_kernels(self.joint.network), torch.enable_grad():
-            wanted = vectors.to(self.theta.dtype)
-            found = self._factored_products(wanted) if self.factored else self._hessian_products(wanted)
-        return found.to(torch.float64)
+            multiply = self._factored_products if self.factored else self._hessian_products
+            return multiply(vectors.to(self.theta.dtype)).to(torch.float64)
 
     def _hessian_products(self, vectors: Tensor) -> Tensor:
         negative, random = self._negative()
@@ -257,10 +248,8 @@ class Rows:
         return torch.stack([torch.autograd.grad(grad, leaf, vector, retain_graph=True)[0] for vector in vectors])
 
     def _factored_products(self, vectors: Tensor) -> Tensor:
-        """J^T S S^T J v: J v is the derivative in u of v . (J^T u), which is linear in u."""
-        joint, batch = self.joint, self.batch
-        assert isinstance(joint, Joint)
-        assert batch is not None
+        """J^T S S^T J v, where J v is the derivative in u of v . (J^T u), which is linear in u."""
+        joint, batch = self.data
         rebuild, random = weights_function(joint, self.theta)
         leaf = random.requires_grad_()
         outputs = joint.network.outputs(rebuild(leaf), batch.inputs, self.buffers)
@@ -278,7 +267,7 @@ class Rows:
 
 
 def weights_function(joint: Joint, theta: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """(rebuild, random): `rebuild(random)` is the whole weight vector with the random weights replaced."""
+    """(rebuild, random): `rebuild(random)` is the weight vector with the random weights replaced."""
     index = joint.random_indices
     weights = theta[: joint.num_weights].detach()
     if index is None:
@@ -367,7 +356,7 @@ class MonteCarloFisher(Curvature):
     >>> batch = Batch(torch.ones(1, 1), torch.zeros(1, dtype=torch.long))
     >>> exact = po.curvature.GaussNewton().matrix(joint, torch.zeros(4), batch, None)
     >>> drawn = MonteCarloFisher(samples=1).matrix(joint, torch.zeros(4), batch, None)
-    >>> torch.allclose(drawn, exact)  # with two classes at even odds every draw tells all
+    >>> torch.allclose(drawn, exact)  # exact for two classes at even odds
     True
     """
 
@@ -381,18 +370,17 @@ class MonteCarloFisher(Curvature):
 
     def columns(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor, key: Key) -> Tensor:
         drawn = (likelihood.sample(outputs, key.fold(number)) for number in range(self.samples))
-        columns = torch.stack([score(likelihood, outputs, y) for y in drawn])
-        return columns / float(self.samples**0.5)
+        return torch.stack([score(likelihood, outputs, y) for y in drawn]) / float(self.samples**0.5)
 
 
 @dataclass(frozen=True)
 class EmpiricalFisher(Curvature):
-    """The sum of squares of the gradients of the data themselves.
+    """The sum of outer products of the gradients at the observed targets.
 
     **Math**: sum_n w_n g_n g_n^T, g_n = d log p(y_n | f(x_n)) / d theta at the observed y_n.
 
     **Limit**: equals the Fisher matrix only where the model has the right distribution of y; it vanishes as the
-    residuals do, so it says too little about a model that fits its data closely. Cheap, and no more than that.
+    residuals do, so it underestimates the curvature of a model that fits its data closely.
 
     **Cost**: a forward and a backward pass.
 

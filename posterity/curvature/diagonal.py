@@ -16,14 +16,14 @@ from posterity.precisions.precision import Precision
 
 @dataclass(frozen=True)
 class Diagonal(Structure):
-    """The diagonal alone: weights independent.
+    """The exact diagonal: independent weights.
 
     **Math**: C_rr = sum_n sum_k (J_n^T S_n)_rk^2, exact, tied weights and shared positions included.
 
     **Limit**: variances are too small, since 1 / C_rr is the variance of a weight given all others.
 
-    **Cost**: K backward passes and one product of squares a layer; a `Hessian`'s comes from the whole matrix, for
-    which `Hutchinson` is the estimate.
+    **Cost**: K backward passes and one product of squares per layer; for a `Hessian` the whole matrix, which
+    `Hutchinson` avoids.
 
     **References**: LeCun et al. (1990), Optimal brain damage; Dangel et al. (2020), BackPACK.
 
@@ -34,7 +34,6 @@ class Diagonal(Structure):
     """
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
-        """The diagonal of these rows; sums of a few batches are in the number type of the weights."""
         if not rows.factored:
             return added(sums, diagonal=rows.diagonal())
         sums[RECENT + "diagonal"] = rows.squares(sums.get(RECENT + "diagonal"))
@@ -52,13 +51,13 @@ class Diagonal(Structure):
 
 @dataclass(frozen=True)
 class Hutchinson(Structure):
-    """The diagonal, estimated from products with random signs: for curvatures whose own diagonal is dear.
+    """The diagonal, estimated from products with random signs, for curvatures with an expensive diagonal.
 
     **Math**: C_rr is estimated by 1/m sum_j v_jr (C v_j)_r with m = `probes` vectors v_j of independent signs.
 
     **Limit**: unbiased; the variance of an entry is sum_{s != r} C_rs^2 / m. Of a curvature that is a sum of squares,
-    estimates below zero count as zero (its own `Diagonal` is exact and no dearer); of a Hessian, those that leave the
-    precision not positive are refused: take more probes.
+    estimates below zero count as zero (`Diagonal` is exact there and no more expensive); of a Hessian, those that leave
+    the precision not positive are refused: take more probes.
 
     **Cost**: m products with the curvature for each batch, each about two backward passes.
 
@@ -76,10 +75,8 @@ class Hutchinson(Structure):
         positive_whole("Hutchinson.probes", self.probes)
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
-        """The same signs for all batches, since the curvature is their sum."""
-        if "signs" not in sums:
-            size = rows.size
-            noise = rows.key.fold("signs").uniform((self.probes, size), torch.float32, rows.theta.device)
+        if "signs" not in sums:  # shared by all batches, since the curvature is their sum
+            noise = rows.key.fold("signs").uniform((self.probes, rows.size), torch.float32, rows.theta.device)
             sums["signs"] = (noise > 0.5).to(torch.int8)
         signs = 2.0 * sums["signs"].to(torch.float64) - 1.0
         sums = added(sums, diagonal=(signs * rows.products(signs)).mean(0))

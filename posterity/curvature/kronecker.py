@@ -10,11 +10,10 @@ from torch import Tensor
 
 from posterity.curvature.curvature import Rows
 from posterity.curvature.structure import RECENT, Structure, Sums, added, counted, settled
-from posterity.curvature.survey import Place, Survey, survey
+from posterity.curvature.survey import Place, Survey
 from posterity.jacobians.convolution import Convolution
 from posterity.jacobians.jacobian import Jacobian, Stacked
 from posterity.jacobians.linear import Lookup, Matrix, Thin, symmetric
-from posterity.model.joint import Joint
 from posterity.precisions.block import BlockDiagonal
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import Diagonal as DiagonalPrecision
@@ -27,19 +26,31 @@ logger = logging.getLogger("posterity")
 SMALL = 512  # weights of a layer without Kronecker factors up to which its block is kept whole
 
 
+class Factored(Structure):
+    """Structures made of Kronecker factors, one pair for each layer."""
+
+    needs_columns = True
+
+    def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
+        for place in places:
+            if place.kind != "plain":
+                groups = place.groups if place.kind == "matrix" else 1
+                prior_patterns(place.block.gather(prior), (groups, place.block.rows // groups, place.block.width))
+
+
 @dataclass(frozen=True)
-class Kronecker(Structure):
+class Kronecker(Factored):
     """Independent layers, each with a Kronecker product for its curvature (KFAC).
 
     **Math**: the block of a layer z = W a + b is N G (x) A over the row-major (W b), where A is the mean over rows of
-    a a^T, a with a 1 for the bias, and G that of sum_k g_k g_k^T, g_k the gradient of column k in z. Layers that act at
-    T positions (convolutions, sequences) take the mean over positions in A and their sum in G. `factored_damping` adds
-    the prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place of the exact t I.
+    a a^T, a with a 1 for the bias, and G the mean of sum_k g_k g_k^T, g_k the gradient of column k in z. For layers
+    with T positions (convolutions, sequences), A is a mean over positions and G a sum. `factored_damping` adds the
+    prior t as (sqrt(N) G + sqrt(t) I) (x) (sqrt(N) A + sqrt(t) I) (Ritter et al.) in place of the exact t I.
 
     **Limit**: exact for one row, and when G does not depend on the row (linear networks with Gaussian noise). Norm
     layers, and tied or unknown weights, have whole blocks up to 512 weights, beyond that their exact diagonal.
 
-    **Cost**: K backward passes, products a a^T and g g^T; eigenvalues once, O^3 + I^3 a layer.
+    **Cost**: K backward passes, products a a^T and g g^T; eigenvalues once, O^3 + I^3 per layer.
 
     **References**: Martens and Grosse (2015); Grosse and Martens (2016), for convolutions; Ritter et al. (2018).
 
@@ -51,27 +62,21 @@ class Kronecker(Structure):
 
     factored_damping: bool = False
 
-    needs_columns = True
-
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
         return add_factors(sums, rows)
 
-    def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
-        check_outer_products(places, prior)
-
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
-        """The factors whole, of which only the upper halves were added up."""
         return whole_factors(sums)
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
         parts = [
-            block_precision(sums, index, place, scale, place.block.gather(prior), self.factored_damping)
+            block_precision(sums, index, scale, place.block.gather(prior), self.factored_damping)
             for index, place in enumerate(places)
         ]
         return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:
-        """Both factors, their eigenvectors, what is added to them, and a few numbers a weight."""
+        # Both factors, their eigenvectors and summands, and a few numbers per weight.
         return 8 * sum(5 * _factor_entries(place) + 4 * place.block.size for place in survey.places)
 
 
@@ -85,26 +90,23 @@ def _factor_entries(place: Place) -> int:
 
 
 def add_factors(sums: Sums, rows: Rows) -> Sums:
-    """The sums of the factors of every layer with these rows added, to the recent ones."""
-    assert isinstance(rows.joint, Joint)
-    assert rows.batch is not None
-    places = survey(rows.joint, rows.batch.inputs).places
+    """Add rows to the recent sums of the factors of every layer."""
     recent = {name.removeprefix(RECENT): value for name, value in sums.items() if name.startswith(RECENT)}
     for piece in rows.jacobians():
         jacobian = piece.jacobian
         if not isinstance(jacobian, Stacked):
             raise TypeError("Kronecker factors are of whole tensors. Got single weights. Use Full() or Diagonal().")
         weights = None if rows.weights is None else rows.weights[piece.low : piece.low + jacobian.num_rows]
-        for index, place in enumerate(places):
+        for index, place in enumerate(rows.places):
             _add(recent, f"{index}.", place, jacobian.part(place.block), weights, piece.fresh)
-    one = torch.ones((), dtype=torch.float64, device=rows.theta.device)
-    sums = added(sums, count=one * (rows.batch.size if rows.weights is None else rows.weights.sum()))
+    unit = torch.ones((), dtype=torch.float64, device=rows.theta.device)
+    sums = added(sums, count=unit * (rows.data[1].size if rows.weights is None else rows.weights.sum()))
     sums.update({RECENT + name: value for name, value in recent.items()})
     return counted(sums)
 
 
 def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor | None, fresh: bool) -> None:
-    """Add what one piece has to the sums of one layer; inputs of a layer are seen once for all columns."""
+    """Add the derivatives in one layer to its sums; the layer's inputs count once for all columns."""
     outer, inner = name + "outer", name + "inner"
     if isinstance(part, Thin):
         recent[outer] = part.outer_gram(recent.get(outer))
@@ -124,30 +126,22 @@ def _add(recent: Sums, name: str, place: Place, part: Jacobian, weights: Tensor 
 
 @cache
 def say_diagonal(names: tuple[str, ...], size: int) -> None:
-    """Say once that a layer without a Kronecker rule keeps its diagonal only."""
+    """Warn once that a layer without a Kronecker rule keeps its diagonal only."""
     logger.warning(
         "%s: %d weights without Kronecker factors keep the diagonal of their curvature alone", ", ".join(names), size
     )
 
 
-def check_outer_products(places: Sequence[Place], prior: Tensor) -> None:
-    """Refuse a prior (R,) that is no outer product over the rows and columns of a layer."""
-    for place in places:
-        if place.kind != "plain":
-            groups = place.groups if place.kind == "matrix" else 1
-            prior_patterns(place.block.gather(prior), (groups, place.block.rows // groups, place.block.width))
-
-
 def whole_factors(sums: Sums) -> Sums:
-    """The sums with all that was added, and with both halves of the factors of layers that act as matrices."""
+    """Settle the recent sums, and fill in the lower triangles of the factors of layers that act as matrices."""
     sums = settled(sums)
-    matrices = [name.removesuffix(".inner") for name in sums if name.endswith(".inner")]
-    names = [f"{index}.{factor}" for index in matrices for factor in ("outer", "inner")]
+    layers = [name.removesuffix(".inner") for name in sums if name.endswith(".inner")]
+    names = [f"{layer}.{factor}" for layer in layers for factor in ("outer", "inner")]
     return {**sums, **{name: symmetric(sums[name]) for name in names}}
 
 
 def block_precision(
-    sums: Sums, index: int, place: Place, scale: float | Tensor, prior: Tensor, factored_damping: bool
+    sums: Sums, index: int, scale: float | Tensor, prior: Tensor, factored_damping: bool = False
 ) -> Precision:
     """The precision of one layer, in the order of its block."""
     count = sums["count"]
@@ -169,10 +163,10 @@ class CorrectedKronecker(Structure):
     **Math**: with B = B_G (x) B_A the eigenvectors of the Kronecker factors, the block of a layer is
     B^-T diag(s) B^-1, s = the diagonal of B^T C B for the exact block C.
 
-    **Limit**: of all matrices with these eigenvectors the nearest to C in the Frobenius norm, so never worse than
-    `Kronecker`; layers without factors are as there.
+    **Limit**: the nearest matrix to C in the Frobenius norm among those with these eigenvectors, so never worse than
+    `Kronecker`; layers without factors are treated as there.
 
-    **Cost**: two passes over the data: that of `Kronecker` and one as dear as an exact diagonal.
+    **Cost**: two passes over the data: the pass of `Kronecker`, and one with the cost of an exact diagonal.
 
     **References**: George et al. (2018), Fast approximate natural gradient descent in a Kronecker-factored eigenbasis.
 
@@ -184,21 +178,14 @@ class CorrectedKronecker(Structure):
 
     @property
     def passes(self) -> int:
-        """One for the eigenvectors, one for the variances along them."""
-        return 2
-
-    needs_columns = True
+        return 2  # one for the eigenvectors, one for the variances along them
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:
-        """The factors, then the squares along their eigenvectors."""
         if number == 0:
             return add_factors(sums, rows)
-        assert isinstance(rows.joint, Joint)
-        assert rows.batch is not None
-        places = survey(rows.joint, rows.batch.inputs).places
         for piece in rows.jacobians():
             assert isinstance(piece.jacobian, Stacked)
-            for index, place in enumerate(places):
+            for index, place in enumerate(rows.places):
                 if f"{index}.inner_basis" not in sums:
                     continue
                 part, inner = piece.jacobian.part(place.block), sums[f"{index}.inner_basis"]
@@ -210,35 +197,29 @@ class CorrectedKronecker(Structure):
                 added(sums, **{f"{index}.values": squares.to(inner)})
         return sums
 
-    def check_prior(self, places: Sequence[Place], prior: Tensor) -> None:
-        check_outer_products(places, prior)
-
     def end(self, sums: Sums, rows: Rows, number: int, prior: Tensor) -> Sums:
-        """After the first pass: the eigenvectors, for a prior of this pattern."""
+        """Compute the eigenvectors after the first pass, for a prior of this pattern."""
         if number > 0:
             return sums
         sums = whole_factors(sums)
-        assert isinstance(rows.joint, Joint)
-        assert rows.batch is not None
-        for index, place in enumerate(survey(rows.joint, rows.batch.inputs).places):
-            found = block_precision(sums, index, place, 1.0, place.block.gather(prior), factored_damping=False)
-            if isinstance(found, KroneckerPrecision):
-                # In one order in memory, so that a run that is taken up again multiplies alike.
-                sums[f"{index}.outer_basis"] = found.outer.basis.contiguous()
-                sums[f"{index}.inner_basis"] = found.inner.basis.contiguous()
+        for index, place in enumerate(rows.places):
+            part = block_precision(sums, index, 1.0, place.block.gather(prior))
+            if isinstance(part, KroneckerPrecision):
+                # Contiguous, so that products after a resumed run give the same bits.
+                sums[f"{index}.outer_basis"] = part.outer.basis.contiguous()
+                sums[f"{index}.inner_basis"] = part.inner.basis.contiguous()
         return sums
 
     def precision(self, sums: Sums, places: Sequence[Place], scale: float | Tensor, prior: Tensor) -> Precision:
-        """Block diagonal, corrected Kronecker in most blocks."""
         parts = []
         for index, place in enumerate(places):
-            found = block_precision(sums, index, place, scale, place.block.gather(prior), factored_damping=False)
-            if isinstance(found, KroneckerPrecision):
-                values = sums[f"{index}.values"].view(found.shape)
-                if place.kind == "table":  # rows of a table are scaled, not turned
-                    values = values / found.outer.pattern.unsqueeze(-1)
-                found = found.corrected(values / sums["count"])
-            parts.append(found)
+            part = block_precision(sums, index, scale, place.block.gather(prior))
+            if isinstance(part, KroneckerPrecision):
+                values = sums[f"{index}.values"].view(part.shape)
+                if place.kind == "table":  # rows of a table are scaled, not rotated
+                    values = values / part.outer.pattern.unsqueeze(-1)
+                part = part.corrected(values / sums["count"])
+            parts.append(part)
         return BlockDiagonal(tuple(place.block for place in places), tuple(parts), prior.shape[-1])
 
     def bytes(self, survey: Survey, num_data: int, columns: int) -> int:

@@ -1,4 +1,4 @@
-"""The largest eigenvalues of a curvature matrix and their eigenvectors."""
+"""Low-rank curvature: the largest eigenvalues with their eigenvectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from posterity.errors import positive_whole
 from posterity.precisions.low_rank import LowRank as LowRankPrecision
 from posterity.precisions.precision import Precision
 
-CLOSED = 1e-10  # share of the largest length at which a vector counts as zero
+CLOSED = 1e-10  # share of the largest norm at which a vector counts as zero
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,11 @@ class LowRank(Structure):
 
     **Math**: C ~ V diag(t) V^T, where T = Q^T C Q is tridiagonal in the Krylov basis Q of `iterations` vectors and
     (t, V) are its `rank` largest positive eigenvalues with their vectors Q y. Where the basis closes before that
-    (eigenvalues that are there several times, as of a linear layer with many outputs), it goes on from a new random
-    vector.
+    (repeated eigenvalues, as of a linear layer with many outputs), it continues from a new random vector.
 
-    **Limit**: exact when the rank of C is no larger than `rank`; else the rest of C is left out, so variances are too
-    large there (those of the prior), and so is the log evidence, whose determinant lacks the rest: what it tunes leans
-    to wide priors. Take the rank large, or tuning=None.
+    **Limit**: exact when the rank of C is at most `rank`; else the rest of C is left out, so variances there are too
+    large (the prior's), and so is the log evidence, whose determinant lacks the rest: tuning by it favours wide priors.
+    Take the rank large, or tuning=None.
 
     **Cost**: `iterations` passes, each with one product with the curvature (about three backward passes).
 
@@ -54,7 +53,7 @@ class LowRank(Structure):
 
     @property
     def passes(self) -> int:
-        """One for each iteration: twice the rank unless told otherwise."""
+        """One for each iteration, by default twice the rank."""
         return 2 * self.rank if self.iterations is None else self.iterations
 
     def add(self, sums: Sums, rows: Rows, number: int) -> Sums:

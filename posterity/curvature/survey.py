@@ -1,12 +1,13 @@
-"""How a network uses its weights: what can be differentiated in factors, and what goes by whole Jacobians."""
+"""Surveys of how a network uses its weights: which have factored Jacobians, and which need whole ones."""
 
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate
 from math import prod
 from weakref import WeakKeyDictionary
 
@@ -30,27 +31,27 @@ VMAP_REFUSALS = (RuntimeError, NotImplementedError, ValueError)
 def explicit_jacobian(
     joint: Joint, theta: Tensor, names: Sequence[str], inputs: Inputs, buffers: Buffers | None
 ) -> Tensor:
-    """d outputs / d (the named tensors, one after the other), (n, D, size)."""
+    """Jacobian of the outputs in the named tensors, concatenated, (n, D, size)."""
     slices = {part.name: part for part in joint.network.layout}
     index = torch.cat([torch.arange(slices[n].offset, slices[n].offset + slices[n].size) for n in names])
     index = index.to(theta.device)
     weights = theta[: joint.num_weights].detach()
 
-    def one(chosen: Tensor, row: Inputs) -> Tensor:
+    def row_outputs(chosen: Tensor, row: Inputs) -> Tensor:
         single = map_inputs(lambda tensor: tensor.unsqueeze(0), row)
         return joint.network.outputs(weights.index_copy(0, index, chosen), single, buffers).squeeze(0)
 
     with torch_kernels(joint.network):
         try:
-            _, jacobian = row_jacobians(one, weights[index], inputs)  # type: ignore[arg-type]
+            _, jacobian = row_jacobians(row_outputs, weights[index], inputs)  # type: ignore[arg-type]
         except VMAP_REFUSALS as error:
-            jacobian = _looped_jacobians(one, weights[index], inputs)  # raises if the model is at fault
+            jacobian = _looped_jacobians(row_outputs, weights[index], inputs)  # raises if the model is at fault
             log_refusal("rows", error)
     return jacobian
 
 
 def _looped_jacobians(function: Callable[[Tensor, Inputs], Tensor], theta: Tensor, rows: Inputs) -> Tensor:
-    """Without vmap: one row and one output after the other."""
+    """Jacobians without vmap: one row and one output at a time."""
     jacobians = []
     for index in range(num_rows(rows)):
         row = map_inputs(lambda tensor, index=index: tensor[index], rows)  # type: ignore[misc]
@@ -61,7 +62,7 @@ def _looped_jacobians(function: Callable[[Tensor, Inputs], Tensor], theta: Tenso
 
 
 def log_refusal(what: str, error: Exception) -> None:
-    """Say, once for each reason, that `what` goes one after the other."""
+    """Log, once for each reason, that `what` is computed one at a time."""
     _log_once(what, str(error).splitlines()[0] if str(error) else type(error).__name__)
 
 
@@ -70,56 +71,47 @@ def _log_once(what: str, reason: str) -> None:
     logger.warning("%s go one after the other, which is slow, because vmap refused this module: %s", what, reason)
 
 
-@contextmanager
-def plain_recurrence(network: Network) -> Iterator[None]:
-    """Where a backward pass follows in evaluation mode, for which cuDNN's recurrent layers are not made."""
-    if not network.recurrent:
-        yield
-        return
-    with torch.backends.cudnn.flags(enabled=False):
-        yield
+def plain_recurrence(network: Network) -> AbstractContextManager[None]:
+    """Turn cuDNN off for recurrent layers, which it cannot differentiate in evaluation mode."""
+    return torch.backends.cudnn.flags(enabled=False) if network.recurrent else nullcontext()
 
 
 @contextmanager
 def torch_kernels(network: Network) -> Iterator[None]:
-    """Where torch.func differentiates: by torch's own kernels, since fused ones take no such tensors.
+    """Use torch's own kernels, which torch.func can differentiate; it cannot differentiate fused ones.
 
-    Operations without a batching rule (recurrent layers on CUDA, weight norm) go one by one under vmap, without
-    torch's warning each time; those of recurrent layers are slow, which is said once. Fused attention has none either.
+    Operations without a batching rule (recurrent layers on CUDA, weight norm) run one at a time under vmap, without
+    torch's warning each time; recurrent layers are slow, which is logged once. Fused attention has no rule either.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings(), plain_recurrence(network):
             warnings.filterwarnings("ignore", message="There is a performance drop")
-            if not network.recurrent:
-                yield
-                return
-            if network.device.type == "cuda":
+            if network.recurrent and network.device.type == "cuda":
                 _log_once("derivatives of recurrent layers", "their kernels have no batching rule")
-            with torch.backends.cudnn.flags(enabled=False):
-                yield
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A block of weights that go together, and how they act: as a matrix, as a table, or in some other way."""
+    """The weights of a layer: where they lie, and whether they act as a matrix, a table, or in another way."""
 
     block: Block
     kind: str  # "matrix", "table" or "plain"
     groups: int = 1
     positions: int = 1
-    head: bool = False  # whether the output of the layer is that of the network
+    head: bool = False  # whether this is the output layer
 
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """What is known of a network's random weights: where they lie among the R, and which rules they have.
+    """Random weights of a network: their offsets among the R, and the rules that differentiate them.
 
-    `places` part the weights of all random tensors; `explicit` are the tensors without a rule, with the reason. R is
-    `total`, unless `select` chooses entries of it.
+    `places` partition the random tensors; `explicit` maps tensors without a rule to the reason. R is `total`, unless
+    `select` chooses entries of it.
     """
 
     offsets: dict[str, int]
@@ -129,18 +121,18 @@ class Survey:
     tracked: tuple[str, ...]
     explicit: dict[str, str]
     event: tuple[int, ...]
-    row_entries: int = 0  # numbers that a row takes for each column of derivatives
-    row_features: int = 0  # numbers that its features take, patches of convolutions included
-    times: Mapping[str, int] = field(default_factory=dict)  # how often a pass uses each tensor with a rule
+    row_entries: int = 0  # entries per row for each column of derivatives
+    row_features: int = 0  # entries per row of the features, patches of convolutions included
+    times: Mapping[str, int] = field(default_factory=dict)  # number of uses per pass of each tensor with a rule
 
     @property
     def head(self) -> Block | None:
-        """Where the weights of the output layer lie, if the network ends in a linear one."""
+        """The block of the output layer, if it is linear."""
         return next((place.block for place in self.places if place.head), None)
 
     @property
     def only_head(self) -> bool:
-        """Whether all random weights are those of the output layer, each used once."""
+        """Whether the output layer holds all random weights, each used once."""
         return self.head is not None and self.head.size == self.total and self.select is None and not self.explicit
 
     @property
@@ -149,7 +141,7 @@ class Survey:
         return self.total if self.select is None else self.select.numel()
 
     def check(self, uses: Sequence[Use], rows: int) -> None:
-        """A ValueError where a pass over `rows` rows runs its layers otherwise than the survey did."""
+        """Raise a ValueError where a pass over `rows` rows runs its layers differently from the survey."""
         for use in uses:
             if use.output_shape[0] != rows:
                 raise ValueError(
@@ -165,7 +157,7 @@ class Survey:
                 )
 
     def block(self, use: Use) -> Block:
-        """Where the weights of a use lie."""
+        """The block of the weights of a use."""
         weight = None if use.weight is None else self.offsets[use.weight]
         bias = None if use.bias is None else self.offsets[use.bias]
         return Block(use.names, *use.shape, weight, bias)
@@ -175,10 +167,9 @@ _KNOWN: WeakKeyDictionary[Network, dict[tuple[object, ...], Survey]] = WeakKeyDi
 
 
 def survey(joint: Joint, inputs: Inputs) -> Survey:
-    """The survey of a joint's network at inputs of this kind, made once for each."""
+    """The survey of a joint's network, made once for each shape and dtype of the inputs."""
     shapes = tuple((name, tuple(t.shape[1:]), t.dtype) for name, t in named_tensors(inputs).items())
-    random = tuple(joint.random.tolist()) if isinstance(joint.random, Tensor) else joint.random
-    key = (random, shapes)
+    key = (tuple(joint.random.tolist()) if isinstance(joint.random, Tensor) else joint.random, shapes)
     known = _KNOWN.setdefault(joint.network, {})
     if key not in known:
         known[key] = _survey(joint, inputs)
@@ -207,28 +198,26 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
 
 
 def _taken(inputs: Inputs, rows: tuple[int, ...], device: torch.device) -> Inputs:
-    """Some rows, by numbers from 0 to 3 that stand for the quarters of the batch."""
+    """The first rows of the given quarters (0 to 3) of the batch."""
     count = num_rows(inputs)
     index = torch.tensor(rows) * max(1, count // 4) % count
     return map_inputs(lambda tensor: tensor[index.to(tensor.device)].to(device), inputs)
 
 
 def _survey(joint: Joint, inputs: Inputs) -> Survey:
-    network = joint.network.member(0)
     slices = joint.random_slices
-    offsets, total = {}, 0
-    for part in slices:
-        offsets[part.name] = total
-        total += part.size
+    sizes = {part.name: part.size for part in slices}
+    offsets = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
     select = None
     if isinstance(joint.random, Tensor):
         assert joint.random_indices is not None
         where = torch.cat([torch.arange(p.offset, p.offset + p.size) for p in slices]).to(joint.device)
         select = torch.searchsorted(where, joint.random_indices)
-    uses, outputs, last, explicit = _look(network, tuple(offsets), inputs)
+    uses, outputs, last, explicit = _look(joint.network.member(0), tuple(offsets), inputs)
     count = Counter(name for use in uses for name in use.names)
     tied = {name for name, times in count.items() if times > 1}
-    draft = Survey(offsets, total, select, (), tuple(n for n in offsets if n not in explicit), explicit, outputs)
+    tracked = tuple(name for name in offsets if name not in explicit)
+    draft = Survey(offsets, sum(sizes.values()), select, (), tracked, explicit, outputs)
     places, placed = [], set()
     for use in uses:
         if tied.isdisjoint(use.names) and not any(name in explicit for name in use.names):
@@ -237,20 +226,15 @@ def _survey(joint: Joint, inputs: Inputs) -> Survey:
             head = use is last and isinstance(use, LinearUse) and use.weight is not None and len(use.output_shape) == 2
             places.append(Place(draft.block(use), kind, groups, _positions(use), head))
             placed |= set(use.names)
-    sizes = {part.name: part.size for part in slices}
     places += [Place(Block((name,), sizes[name], 1, offsets[name]), "plain") for name in offsets if name not in placed]
     entries = sum(prod(use.output_shape[1:]) for use in uses)
     features = sum(_positions(use) * use.shape[1] for use in uses if not isinstance(use, EmbeddingUse))
-    return Survey(
-        offsets, total, select, tuple(places), draft.tracked, explicit, outputs,
-        max(entries, sum(sizes[name] for name in explicit)), features, count,
-    )  # fmt: skip
+    entries = max(entries, sum(sizes[name] for name in explicit))
+    return replace(draft, places=tuple(places), row_entries=entries, row_features=features, times=count)
 
 
 def _positions(use: Use) -> int:
-    if isinstance(use, ConvolutionUse):
-        return prod(use.output_shape[2:])
-    return prod(use.output_shape[1:-1])
+    return prod(use.output_shape[2:] if isinstance(use, ConvolutionUse) else use.output_shape[1:-1])
 
 
 def _look(
@@ -269,15 +253,15 @@ def _look(
             for name in use.names:
                 leading.setdefault(name, []).append(use.output_shape[0] - len(rows))
         runs.append((outputs, seen))
-    drew = any(not torch.equal(one, two) for one, two in zip(before, torch_states(network.device), strict=True))
+    drew = not all(map(torch.equal, before, torch_states(network.device)))
     _refuse_random(runs[0][0], runs[1][0], runs[2][0][[3, 1]], drew)
     outputs, seen = runs[-1]
     explicit = {name: reason for name, reason in seen.unknown.items() if name in names}
     for name, differences in leading.items():
         if any(differences):
             explicit.setdefault(name, "its layer does not have the rows on the first axis")
-    for made_of, run in (runs[0], runs[-1]):  # an order that follows from the rows shows in one of these two
-        for name in _moved(made_of, run.uses):
+    for run_outputs, run in (runs[0], runs[-1]):  # an order that depends on the rows shows in one of these two
+        for name in _moved(run_outputs, run.uses):
             explicit.setdefault(name, "its layer runs on the rows in another order")
     for use in seen.uses:
         if use.overwritten:
@@ -292,26 +276,26 @@ def _look(
 
 
 def _moved(outputs: Tensor, uses: Sequence[Use]) -> set[str]:
-    """Names of the weights of layers whose output at one row acts on the network's output at another."""
-    found: set[str] = set()
+    """Names of the weights of layers whose output at one row affects the network's output at another."""
+    names: set[str] = set()
     whole = [use for use in uses if use.output_shape[0] == len(outputs)]
     if not whole or not outputs.requires_grad:
-        return found
+        return names
     for row in range(len(outputs)):
         seed = torch.zeros_like(outputs)
         seed[row] = torch.arange(1.0, seed[row].numel() + 1.0).view_as(seed[row])  # sums of softmax outputs are flat
         grads = torch.autograd.grad(outputs, [use.edge for use in whole], seed, retain_graph=True, allow_unused=True)
         for use, grad in zip(whole, grads, strict=True):
             if grad is not None and bool(torch.cat([grad[:row], grad[row + 1 :]]).nan_to_num(0.0).any()):
-                found |= set(use.names)
-    return found
+                names |= set(use.names)
+    return names
 
 
 def _refuse_random(first: Tensor, again: Tensor, among_others: Tensor, drew: bool) -> None:
-    """A ValueError where numbers are drawn, or a row's outputs depend on the rows beside it.
+    """Raise a ValueError where the module draws random numbers or mixes rows.
 
-    Draws are seen by torch's generators, since dropout with a small rate changes two rows rarely, and by unequal
-    outputs of equal inputs, since there are other generators.
+    Draws show in the state of torch's generators, since dropout with a small rate rarely changes two rows, and in
+    unequal outputs of equal inputs, since there are other generators.
     """
     if drew or not torch.allclose(first, again, rtol=1e-6, atol=1e-8, equal_nan=True):
         raise ValueError(

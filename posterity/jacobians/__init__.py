@@ -1,4 +1,4 @@
-"""How a network uses its weights, and the derivatives of each use in factors.
+"""Jacobians of network outputs in the weights, held in factors, with a rule for each type of layer.
 
-A layer type belongs here. Sums over data are in `curvature`.
+Rules for a layer type belong here; sums over data are in `curvature`.
 """

@@ -1,19 +1,20 @@
-"""Derivatives in the weights of a convolution, whose patches are formed for a few rows at a time."""
+"""Jacobians in the weights of a convolution, whose patches are formed for a few rows at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from posterity.jacobians.jacobian import CACHED, Explicit, Jacobian, Outline, chunk_size
+from posterity.jacobians.jacobian import CACHED, Explicit, Jacobian, Outline, added, chunk_size
 from posterity.jacobians.linear import Matrix
 
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution moves over one or two axes."""
+    """Geometry of a convolution over one or two axes."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -22,7 +23,7 @@ class Window:
     groups: int
 
     def patches(self, images: Tensor) -> Tensor:
-        """What is seen at each output pixel: (N, C, *size) -> (N, pixels, G, C / G times kernel)."""
+        """Input patches of each output pixel: (N, C, *size) -> (N, pixels, G, C / G times kernel)."""
         kernel, stride, padding, dilation = self.kernel, self.stride, self.padding, self.dilation
         if len(kernel) == 1:
             images = images.unsqueeze(2)
@@ -41,10 +42,10 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Convolution(Jacobian):
-    """As `Matrix`, with the pixels of the output as positions and the patches of `images` below them as features.
+    """A `Matrix` whose positions are the output pixels and whose features are their patches of `images`.
 
-    `images` (N, C, *size), None where only the bias is wanted; `gradients` (D, N, G, O, T). `turned` holds rotations
-    (outer, inner) of the coordinates, see `Matrix.rotated`.
+    `images` are (N, C, *size), None where only the bias is wanted, and `gradients` (D, N, G, O, T). `turned` holds
+    rotations (outer, inner) of the coordinates, see `Matrix.rotated`.
 
     >>> window = Window((2,), (1,), (0,), (1,), groups=1)
     >>> part = Convolution(torch.tensor([[[1.0, 2.0, 3.0]]]), torch.ones(1, 1, 1, 1, 2), window, bias=True)
@@ -70,19 +71,16 @@ class Convolution(Jacobian):
 
     @property
     def width(self) -> int:
-        """Features with the 1 of the bias."""
+        """Number of features, the 1 of the bias included."""
         if self.images is None:
             return 1
-        kernel = 1
-        for length in self.window.kernel:
-            kernel *= length
-        return self.images.shape[1] // self.window.groups * kernel + int(self.bias)
+        return self.images.shape[1] // self.window.groups * prod(self.window.kernel) + int(self.bias)
 
     def rows(self) -> Tensor:
         return torch.cat([part.rows() for _, part in self.chunks()])
 
     def narrow(self, low: int, high: int) -> Jacobian:
-        """Those rows, with their patches; or dense, where that is cheaper to rotate than what each pixel has."""
+        """The rows as a `Matrix` with patches; or dense, where that is cheaper to rotate."""
         part = self._matrix(low, high)
         if self.turned is None:
             return part
@@ -94,34 +92,28 @@ class Convolution(Jacobian):
         return Explicit((outer.mT @ rows @ inner).flatten(2))
 
     def _matrix(self, low: int, high: int) -> Matrix:
-        """Those rows with their patches, not rotated."""
-        features = None
-        if self.images is not None:
-            features = self.window.patches(self.images[low:high])
+        """The rows with their patches, not rotated."""
+        features = None if self.images is None else self.window.patches(self.images[low:high])
         return Matrix(features, self.gradients[:, low:high].permute(0, 1, 4, 2, 3), self.bias)
 
     def chunks(self, share: int = CACHED) -> Iterator[tuple[int, Jacobian]]:
-        """(first row, rows) in pieces whose patches and dense form are of bounded size."""
         entries = max(self.num_outputs * self.size, self.width * self.positions * self.gradients.shape[2])
         step = max(1, chunk_size(self.device, share) // max(1, entries))
         for low in range(0, self.num_rows, step):
             yield low, self.narrow(low, min(self.num_rows, low + step))
 
     def inner_gram(self, weights: Tensor | None) -> Tensor:
-        """As of `Matrix`, some rows after the other."""
-        total: Tensor | None = None
+        """`Matrix.inner_gram`, summed over chunks of rows."""
         entries = self.width * self.positions * self.gradients.shape[2]
         step = max(1, chunk_size(self.device, CACHED) // max(1, entries))
-        for low in range(0, self.num_rows, step):
-            part = self._matrix(low, min(self.num_rows, low + step))
-            value = part.inner_gram(None if weights is None else weights[low : low + step])
-            total = value if total is None else total.add_(value)
-        assert total is not None
-        return total
+        chunks = ((low, min(self.num_rows, low + step)) for low in range(0, self.num_rows, step))
+        return added(
+            self._matrix(low, high).inner_gram(None if weights is None else weights[low:high]) for low, high in chunks
+        )
 
     def outer_gram(self) -> Tensor:
-        """As of `Matrix`, without moving the pixels."""
-        if self.device.type != "cpu":  # where many small products are slower than a copy and a large one
+        """`Matrix.outer_gram`, without permuting the pixels."""
+        if self.device.type != "cpu":  # many small products are slower there than a copy and a large one
             return torch.einsum("dngot,dngpt->gop", self.gradients, self.gradients)
         flat = self.gradients.transpose(0, 1).flatten(0, 1)  # (N D, G, O, T)
         step = max(1, chunk_size(self.device, CACHED) // max(1, flat[0].numel()))
@@ -132,7 +124,7 @@ class Convolution(Jacobian):
         return total
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Convolution":
-        """J in the coordinates W -> outer^T W inner."""
+        """J in the coordinates outer^T W inner."""
         assert self.turned is None
         return Convolution(self.images, self.gradients, self.window, self.bias, (outer, inner))
 

@@ -1,4 +1,4 @@
-"""Derivatives of the outputs of a network in the weights of its last layer, for which no backward pass is needed."""
+"""Jacobian of network outputs in the weights of the last layer, which needs no backward pass."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +12,10 @@ from posterity.jacobians.jacobian import Jacobian, Outline
 
 @dataclass(frozen=True, eq=False)
 class Head(Jacobian):
-    """Derivatives of z = W a + b itself, z being the outputs: a `Matrix` whose gradients are the unit vectors.
+    """Derivatives of network outputs z = W a + b in W and b: a `Matrix` whose gradients are the unit vectors.
 
     J[n, d, (o, i)] = basis[d, o] features[n, i], with a last i of feature 1 for the bias. `features` are (N, I);
-    `basis` (D, D) is the identity where it is None, else a rotation of the outputs that all rows share.
+    `basis` (D, D) rotates the outputs of all rows, and None stands for the identity.
 
     >>> Head(torch.tensor([[2.0]]), bias=True, outputs=2).rows()
     tensor([[[2., 1., 0., 0.],
@@ -34,15 +34,13 @@ class Head(Jacobian):
 
     @cached_property
     def inputs(self) -> Tensor:
-        """Features with the 1 of the bias, (N, I)."""
+        """Features, with a last 1 for the bias, (N, I)."""
         if not self.bias:
             return self.features
         return torch.cat([self.features, self.features.new_ones(self.num_rows, 1)], -1)
 
     def rows(self) -> Tensor:
-        basis = self.basis
-        if basis is None:
-            basis = torch.eye(self.outputs, dtype=self.dtype, device=self.device)
+        basis = torch.eye(self.outputs, dtype=self.dtype, device=self.device) if self.basis is None else self.basis
         return (basis[:, :, None] * self.inputs[:, None, None, :]).flatten(2)
 
     def narrow(self, low: int, high: int) -> "Head":
@@ -64,30 +62,29 @@ class Head(Jacobian):
         return self.inputs.square() @ variance.to(self.dtype).view(self.outputs, -1).T
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        inside = self._inside(variance)
+        return self._outer(self._inside(variance))
+
+    def _outer(self, inside: Tensor) -> Tensor:
+        """basis diag(inside) basis^T, (..., D, D), of variances (..., D)."""
         if self.basis is None:
             return torch.diag_embed(inside)
-        return (self.basis * inside.unsqueeze(1)) @ self.basis.T
+        return (self.basis * inside.unsqueeze(-2)) @ self.basis.T
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
         inside = self._inside(variance)
         return inside if self.basis is None else inside @ self.basis.square().T
 
     def products(self, vectors: Tensor) -> Tensor:
-        moved = self.inputs @ vectors.to(self.dtype).view(len(vectors), self.outputs, -1).mT  # (S, N, D)
-        return moved if self.basis is None else moved @ self.basis.T
+        products = self.inputs @ vectors.to(self.dtype).view(len(vectors), self.outputs, -1).mT  # (S, N, D)
+        return products if self.basis is None else products @ self.basis.T
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """basis diag(inner inner' variance) basis^T for each pair of rows."""
         table = variance.to(self.dtype).view(self.outputs, -1)
         num, out = self.num_rows, self.outputs
         step = max(1, jacobian.chunk_size(self.device) // max(1, num * (self.inputs.shape[1] + out * out)))
         parts = []
         for low in range(0, num, step):
             inside = (self.inputs[low : low + step, None] * self.inputs) @ table.T  # (n, N, D)
-            turned = torch.diag_embed(inside)
-            if self.basis is not None:
-                turned = (self.basis * inside.unsqueeze(-2)) @ self.basis.T
-            parts.append(turned.transpose(1, 2).flatten(2).flatten(0, 1))  # (n D, N D)
+            parts.append(self._outer(inside).transpose(1, 2).flatten(2).flatten(0, 1))  # (n D, N D)
         whole = torch.cat(parts)
         return 0.5 * (whole + whole.mT)

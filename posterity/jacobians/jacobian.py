@@ -1,9 +1,9 @@
-"""Derivatives of N rows of D outputs in R weights, held in factors: the dense (N, D, R) is never needed whole."""
+"""Jacobians (N, D, R) of D outputs at N rows in R weights, held in factors and never formed whole."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import torch
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from posterity.numerics.layout import Block
 
-CHUNK = 1 << 21  # entries of dense rows that are formed at a time on a CPU, whose caches are small
-DEVICE_SHARE = 64  # times as many on a GPU, which wants large pieces
-CACHED = 8  # share of such a chunk that a cache holds, for work that goes over it twice
+CHUNK = 1 << 21  # entries of dense rows formed at a time on a CPU, whose caches are small
+DEVICE_SHARE = 64  # times as many on a GPU, which needs large chunks
+CACHED = 8  # one in this many of a chunk's entries fit in the cache, for work that reads them twice
 
 
 def chunk_size(device: torch.device, share: int = 1) -> int:
-    """How many entries are formed at a time on this device; on a CPU one in `share` of that."""
+    """Number of entries formed at a time on this device; on a CPU divided by `share`."""
     return CHUNK // share if device.type == "cpu" else DEVICE_SHARE * CHUNK
 
 
 class Outline(NamedTuple):
-    """What is known of J (N, D, R) without its entries."""
+    """Shape, dtype and device of J (N, D, R)."""
 
     num_rows: int  # N
     num_outputs: int  # D
@@ -32,7 +32,7 @@ class Outline(NamedTuple):
 
     @classmethod
     def like(cls, factor: Tensor, num_rows: int, num_outputs: int, size: int) -> "Outline":
-        """With number type and device of a factor."""
+        """The outline with the dtype and device of a factor."""
         return cls(num_rows, num_outputs, size, factor.dtype, factor.device)
 
 
@@ -42,7 +42,7 @@ class Jacobian(ABC):
     @property
     @abstractmethod
     def outline(self) -> Outline:
-        """Its sizes, number type and device."""
+        """Shape, dtype and device."""
 
     @property
     def num_rows(self) -> int:
@@ -61,12 +61,12 @@ class Jacobian(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Number type of the factors."""
+        """The dtype of the factors."""
         return self.outline.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the factors are."""
+        """The device of the factors."""
         return self.outline.device
 
     @abstractmethod
@@ -78,27 +78,22 @@ class Jacobian(ABC):
         """The rows `low` to `high`."""
 
     def chunks(self, share: int = 1) -> Iterator[tuple[int, "Jacobian"]]:
-        """(first row, rows) in pieces whose dense form is of bounded size, or of a part of that, one in `share`."""
+        """Yield (first row, rows) in chunks whose dense form has at most `chunk_size` entries."""
         step = max(1, chunk_size(self.device, share) // max(1, self.num_outputs * self.size))
         for low in range(0, self.num_rows, step):
             yield low, self.narrow(low, min(self.num_rows, low + step))
 
     def squares(self) -> Tensor:
         """Sum of J^2 over rows and outputs, (R,)."""
-        total = None
-        for _, part in self.chunks(CACHED):
-            rows = part.rows().flatten(0, 1)
-            value = torch.einsum("nr,nr->r", rows, rows)
-            total = value if total is None else total + value
-        assert total is not None
-        return total
+        flat = (part.rows().flatten(0, 1) for _, part in self.chunks(CACHED))
+        return added(torch.einsum("nr,nr->r", rows, rows) for rows in flat)
 
     def add_squares(self, block: Block, total: Tensor) -> None:
-        """Add `squares` to a vector in which a block says where the weights lie."""
+        """Add `squares` to the entries of `total` that a block names."""
         block.add(self.squares(), total)
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """J diag(variance) J^T for each row, (N, D, D), of variances (R,)."""
+        """J diag(variance) J^T for each row, (N, D, D), with variances (R,)."""
         root = variance.sqrt()
         parts = []
         for _, part in self.chunks():
@@ -107,24 +102,24 @@ class Jacobian(ABC):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """J diag(variance) J^T between all rows, (N D, N D), of variances (R,)."""
+        """J diag(variance) J^T between all rows, (N D, N D), with variances (R,)."""
         scaled = (self.rows() * variance.sqrt().to(self.dtype)).flatten(0, 1)
         return scaled @ scaled.mT
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """The diagonals of `weighted_gram`, (N, D), of variances (R,)."""
+        """Diagonals of `weighted_gram`, (N, D), with variances (R,)."""
         parts = [part.rows().square() @ variance.to(part.dtype) for _, part in self.chunks(CACHED)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def products(self, vectors: Tensor) -> Tensor:
-        """J v for each of the vectors (S, R), (S, N, D)."""
-        wanted = vectors.to(self.dtype)
-        return torch.cat([torch.einsum("ndr,sr->snd", part.rows(), wanted) for _, part in self.chunks()], 1)
+        """J v, (S, N, D), for vectors v (S, R)."""
+        vectors = vectors.to(self.dtype)
+        return torch.cat([torch.einsum("ndr,sr->snd", part.rows(), vectors) for _, part in self.chunks()], 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Explicit(Jacobian):
-    """J given as it is, (N, D, R).
+    """A dense J (N, D, R).
 
     >>> Explicit(torch.ones(2, 1, 3)).squares()
     tensor([2., 2., 2.])
@@ -149,15 +144,15 @@ def as_jacobian(value: Tensor | Jacobian) -> Jacobian:
 
 
 def halves(jacobian: Tensor | Jacobian, half: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-    """What `half` makes of dense rows, (N, D, R) -> (..., N D, R), as (..., n, D, R), some rows after the other."""
+    """Apply `half`, (n, D, R) -> (..., n D, R), to chunks of dense rows; yields (..., n, D, R)."""
     for _, part in as_jacobian(jacobian).chunks():
-        found = half(part.rows())
-        yield found.reshape(*found.shape[:-2], part.num_rows, part.num_outputs, found.shape[-1])
+        values = half(part.rows())
+        yield values.reshape(*values.shape[:-2], part.num_rows, part.num_outputs, values.shape[-1])
 
 
 @dataclass(frozen=True, eq=False)
 class Selected(Jacobian):
-    """Some columns of another Jacobian: the weights at the places `index` (S,)."""
+    """Columns `index` (S,) of another Jacobian."""
 
     whole: Jacobian
     index: Tensor
@@ -167,14 +162,12 @@ class Selected(Jacobian):
         return self.whole.outline._replace(size=self.index.numel())
 
     def rows(self) -> Tensor:
-        """The columns, from pieces of the whole of bounded size."""
         return torch.cat([part.rows()[..., self.index] for _, part in self.whole.chunks()])
 
     def narrow(self, low: int, high: int) -> "Selected":
         return Selected(self.whole.narrow(low, high), self.index)
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """That of the whole with variance 0 elsewhere, where the whole has factors."""
         if self._in_factors:
             return self.whole.weighted_gram(self._spread(variance))
         return super().weighted_gram(variance)
@@ -190,17 +183,17 @@ class Selected(Jacobian):
     @property
     def _in_factors(self) -> bool:
         """Whether the whole has sums of squares without a dense form: tied weights are summed before squaring."""
-        return isinstance(self.whole, Stacked) and all(isinstance(places, Block) for places, _ in self.whole.pieces)
+        return isinstance(self.whole, Stacked) and all(isinstance(where, Block) for where, _ in self.whole.pieces)
 
     def _spread(self, vector: Tensor) -> Tensor:
-        """Entries (..., S) at their places among those of the whole."""
-        places = self.index.to(vector.device)
-        return vector.new_zeros(*vector.shape[:-1], self.whole.size).index_copy(-1, places, vector)
+        """Entries (..., S) at their indices in a vector (..., R) of zeros."""
+        index = self.index.to(vector.device)
+        return vector.new_zeros(*vector.shape[:-1], self.whole.size).index_copy(-1, index, vector)
 
 
 @dataclass(frozen=True, eq=False)
 class Stacked(Jacobian):
-    """J over all R weights, made of parts that each concern one block; blocks of tied weights may overlap.
+    """J over all R weights as a sum of parts, one per block; blocks of tied weights may overlap.
 
     >>> block = Block(("bias",), rows=2, columns=1, weight=1)
     >>> Stacked((block,), (Explicit(torch.ones(1, 1, 2)),), 4).rows()
@@ -216,8 +209,7 @@ class Stacked(Jacobian):
         return self.parts[0].outline._replace(size=self.total)
 
     def rows(self) -> Tensor:
-        first = self.parts[0]
-        dense = first.rows().new_zeros(self.num_rows, self.num_outputs, self.total)
+        dense = self.parts[0].rows().new_zeros(self.num_rows, self.num_outputs, self.total)
         for block, part in zip(self.blocks, self.parts, strict=True):
             dense = dense.index_add(2, block.index.to(dense.device), part.rows())
         return dense
@@ -230,15 +222,14 @@ class Stacked(Jacobian):
         indices = {index for name in block.names for index in self._users.get(name, ())}
         if len(indices) == 1 and self.blocks[(index := next(iter(indices)))] == block:
             return self.parts[index]
-        touching = [self.blocks[index] for index in sorted(indices)]
-        if not touching:  # weights that the outputs do not depend on
+        if not indices:  # weights that the outputs do not depend on
             zero = self.parts[0].narrow(0, 0).rows().new_zeros(())
             return Explicit(zero.expand(self.num_rows, self.num_outputs, block.size))
-        return Selected(self.restricted(touching), block.index)
+        return Selected(self.restricted([self.blocks[index] for index in sorted(indices)]), block.index)
 
     @cached_property
     def _users(self) -> dict[str, list[int]]:
-        """For each name of a tensor the numbers of the parts that it is in."""
+        """Indices of the parts that each named tensor is in."""
         users: dict[str, list[int]] = {}
         for index, block in enumerate(self.blocks):
             for name in block.names:
@@ -246,13 +237,13 @@ class Stacked(Jacobian):
         return users
 
     def restricted(self, blocks: list[Block]) -> "Stacked":
-        """The parts of these blocks alone, the others zero."""
-        pairs = [(block, part) for block, part in zip(self.blocks, self.parts, strict=True) if block in blocks]
-        return Stacked(tuple(block for block, _ in pairs), tuple(part for _, part in pairs), self.total)
+        """The parts of these blocks alone, with zeros elsewhere."""
+        kept = [index for index, block in enumerate(self.blocks) if block in blocks]
+        return Stacked(tuple(self.blocks[i] for i in kept), tuple(self.parts[i] for i in kept), self.total)
 
     @cached_property
     def pieces(self) -> tuple[tuple[Block | Tensor, Jacobian], ...]:
-        """Places and derivatives of weights, no weight twice: parts alone, or those that share weights together."""
+        """(indices, derivatives) of disjoint sets of weights; parts that share weights are merged."""
         if all(len(users) == 1 for users in self._users.values()):
             return tuple(zip(self.blocks, self.parts, strict=True))
         groups: list[tuple[set[str], list[Block]]] = []
@@ -277,20 +268,20 @@ class Stacked(Jacobian):
 
     def accumulate_squares(self, total: Tensor) -> None:
         """Add `squares` to a vector (R,), piece by piece."""
-        for places, piece in self.pieces:
-            if isinstance(places, Block):
-                piece.add_squares(places, total)
+        for where, piece in self.pieces:
+            if isinstance(where, Block):
+                piece.add_squares(where, total)
             else:
-                total.index_add_(0, places.to(total.device), piece.squares())
+                total.index_add_(0, where.to(total.device), piece.squares())
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        return added(piece.weighted_gram(taken(variance, places)) for places, piece in self.pieces)
+        return added(piece.weighted_gram(taken(variance, where)) for where, piece in self.pieces)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        return added(piece.joint_gram(taken(variance, places)) for places, piece in self.pieces)
+        return added(piece.joint_gram(taken(variance, where)) for where, piece in self.pieces)
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        return added(piece.weighted_squares(taken(variance, places)) for places, piece in self.pieces)
+        return added(piece.weighted_squares(taken(variance, where)) for where, piece in self.pieces)
 
     def products(self, vectors: Tensor) -> Tensor:
         pairs = zip(self.blocks, self.parts, strict=True)
@@ -298,13 +289,10 @@ class Stacked(Jacobian):
 
 
 def added(values: Iterator[Tensor]) -> Tensor:
-    """Their sum, one being held at a time."""
-    total = next(values)
-    for value in values:
-        total = total + value
-    return total
+    """Sum of the values, made one at a time."""
+    return reduce(torch.add, values)
 
 
-def taken(vector: Tensor, places: Block | Tensor) -> Tensor:
-    """The entries (..., size) of a vector (..., R) at some places."""
-    return places.gather(vector) if isinstance(places, Block) else vector[..., places.to(vector.device)]
+def taken(vector: Tensor, where: Block | Tensor) -> Tensor:
+    """The entries (..., size) of a vector (..., R) in a block or at indices."""
+    return where.gather(vector) if isinstance(where, Block) else vector[..., where.to(vector.device)]

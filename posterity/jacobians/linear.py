@@ -11,13 +11,13 @@ from posterity.jacobians.jacobian import Jacobian, Outline
 from posterity.numerics.layout import Block
 
 BLOCKS = 4
-LEAST = 256  # columns below which one product is quicker
+LEAST = 256  # columns below which a single product is faster
 
 
 def upper_gram(matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """X^T X for X (n, d) on and above its diagonal, added to `out`; what is below, where X is wide, is not to be read.
+    """Add the upper triangle of X^T X for X (n, d) to `out`; entries below the diagonal are undefined.
 
-    Takes (BLOCKS + 1) / (2 BLOCKS) of the multiplications. `symmetric` makes the whole of it.
+    Takes (BLOCKS + 1) / (2 BLOCKS) of the multiplications; `symmetric` fills in the lower triangle.
 
     >>> import torch
     >>> symmetric(upper_gram(torch.tensor([[1.0, 2.0]])))
@@ -35,13 +35,13 @@ def upper_gram(matrix: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def symmetric(upper: Tensor) -> Tensor:
-    """The symmetric matrices (..., d, d) whose upper triangles are given."""
+    """Symmetric matrices (..., d, d) from their upper triangles."""
     return upper.triu() + upper.triu(1).mT
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix(Jacobian):
-    """Derivatives in weights that act as matrices: z_t = W a_t + b at T positions of each row, in G groups.
+    """Derivatives in W and b of layers z_t = W a_t + b, at T positions of each row and in G groups.
 
     J[n, d, (g, o, i)] = sum_t gradients[d, n, t, g, o] features[n, t, g, i], with a last i of feature 1 for the bias.
     `features` (N, T, G, I) has no such column; it is None where only the bias is wanted. Convolutions have T output
@@ -68,12 +68,12 @@ class Matrix(Jacobian):
 
     @property
     def width(self) -> int:
-        """Features with the 1 of the bias."""
+        """Number of features, the 1 of the bias included."""
         return (0 if self.features is None else self.features.shape[3]) + int(self.bias)
 
     @cached_property
     def inputs(self) -> Tensor:
-        """Features with the 1 of the bias, (N, T, G, I)."""
+        """Features, with a last 1 for the bias, (N, T, G, I)."""
         if self.features is not None and not self.bias:
             return self.features
         ones = self.gradients.new_ones(*self.gradients.shape[1:4], 1)
@@ -93,10 +93,7 @@ class Matrix(Jacobian):
         return Matrix(features, self.gradients[:, low:high], self.bias)
 
     def inner_gram(self, weights: Tensor | None) -> Tensor:
-        """Sum over rows of the mean over positions of a a^T, (G, I, I), rows counting with `weights` (N,).
-
-        To be read on and above the diagonals.
-        """
+        """Sum over rows, with `weights` (N,), of the mean over positions of a a^T: upper triangles (G, I, I)."""
         features, groups = self.features, self.gradients.shape[3]
         total = float(self.num_rows) if weights is None else float(weights.sum())
         if features is None:
@@ -114,39 +111,37 @@ class Matrix(Jacobian):
         return inner if self.positions == 1 else inner.div_(self.positions)
 
     def outer_gram(self) -> Tensor:
-        """Sum of g g^T over outputs, rows and positions, (G, O, O); to be read on and above the diagonals."""
+        """Sum of g g^T over outputs, rows and positions: upper triangles (G, O, O)."""
         flat = self.gradients.transpose(0, 1).flatten(0, 2)  # (N D T, G, O)
         if flat.shape[1] == 1:
             return upper_gram(flat[:, 0]).unsqueeze(0)
         return torch.einsum("ngo,ngp->gop", flat, flat)
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Matrix":
-        """J in the coordinates W -> outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
-        inner, outer = inner.to(self.dtype), outer.to(self.dtype)
-        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer)
-        return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner), gradients, bias=False)
+        """J in the coordinates outer^T W inner, for outer (G, O, O) and inner (G, I, I), the bias in I."""
+        gradients = torch.einsum("dntgo,gop->dntgp", self.gradients, outer.to(self.dtype))
+        return Matrix(torch.einsum("ntgi,gij->ntgj", self.inputs, inner.to(self.dtype)), gradients, bias=False)
 
     def squares(self) -> Tensor:
-        """Where each row has one position, a product of the squares of the factors."""
         if self.positions > 1:
             return super().squares()
         outer = self.gradients.new_zeros(self.gradients.shape[1], *self.gradients.shape[3:])  # (N, G, O)
-        for column in self.gradients[:, :, 0]:  # small enough to stay in the cache, which all of them are not
+        for column in self.gradients[:, :, 0]:  # a single column fits in the cache
             outer.addcmul_(column, column)
-        inner = self.inputs[:, 0].square()  # (N, G, I)
+        inner = self.inputs[:, 0].square()  # (N, G, I): with one position, J^2 is a product of squared factors
         if outer.shape[1] == 1:
             return (outer[:, 0].T @ inner[:, 0]).flatten()
         return torch.einsum("ngo,ngi->goi", outer, inner).flatten()
 
     def weighted_gram(self, variance: Tensor) -> Tensor:
-        """Where each row has one position: U diag(inner^2 variance) U^T with U the gradients."""
+        """With one position per row, U diag(inner^2 variance) U^T with U the gradients."""
         if self.positions > 1:
             return super().weighted_gram(variance)
         half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
         return (half * self._inside(variance).unsqueeze(1)) @ half.mT
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        """Where each row has one position: U^2 (inner^2 variance) with U the gradients."""
+        """With one position per row, U^2 (inner^2 variance) with U the gradients."""
         if self.positions > 1:
             return super().weighted_squares(variance)
         half = self.gradients[:, :, 0].flatten(2).transpose(0, 1)  # (N, D, G O)
@@ -176,22 +171,21 @@ class Matrix(Jacobian):
         return torch.cat(parts)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
-        """Where each row has one position, from U diag(inner inner' variance) U'^T for each pair of rows.
+        """With one position per row, U diag(inner inner' variance) U'^T for each pair of rows.
 
-        Elsewhere some rows of the weight matrix after the other, so that the dense form is of bounded size.
+        Otherwise in chunks of rows of the weight matrix, so that the dense form is of bounded size.
         """
         _, _, _, groups, out = self.gradients.shape
         table = variance.to(self.dtype).view(groups, out, -1)
         count = self.num_rows * self.num_outputs
         total = self.gradients.new_zeros(count, count)
+        gram = self._pairs if self.positions == 1 else self._sums
         for group in range(groups):
-            total = total + (
-                self._pairs(group, table[group]) if self.positions == 1 else self._sums(group, table[group])
-            )
+            total = total + gram(group, table[group])
         return total
 
     def _pairs(self, group: int, table: Tensor) -> Tensor:
-        """The Gram matrix of one group, of variances (O, I), for one position."""
+        """The Gram matrix of one group with variances (O, I), for one position."""
         inner, outer = self.inputs[:, 0, group], self.gradients[:, :, 0, group].transpose(0, 1)  # (N, I), (N, D, O)
         num, outputs, out = outer.shape
         step = max(1, jacobian.chunk_size(self.device) // max(1, num * (inner.shape[-1] + outputs * out)))
@@ -204,7 +198,7 @@ class Matrix(Jacobian):
         return 0.5 * (whole + whole.mT)
 
     def _sums(self, group: int, table: Tensor) -> Tensor:
-        """The Gram matrix of one group, of variances (O, I), for any positions."""
+        """The Gram matrix of one group with variances (O, I), for any number of positions."""
         features = None if self.features is None else self.features[:, :, group : group + 1]
         count = self.num_rows * self.num_outputs
         step = max(1, jacobian.chunk_size(self.device) // max(1, count * self.width))
@@ -218,7 +212,7 @@ class Matrix(Jacobian):
 
 @dataclass(frozen=True, eq=False)
 class Lookup(Jacobian):
-    """Derivatives in the rows of a table (V, E) that are looked up at T positions: an embedding.
+    """Derivatives in an embedding table (V, E) whose rows are looked up at T positions.
 
     J[n, d, (v, e)] = sum over t with index[n, t] = v of gradients[d, n, t, e].
 
@@ -230,7 +224,7 @@ class Lookup(Jacobian):
     index: Tensor  # (N, T)
     gradients: Tensor  # (D, N, T, E)
     entries: int
-    padding: int | None = None  # an entry that is looked up without being learnt: its gradients are zero
+    padding: int | None = None  # an entry that is not learnt: its gradients are zero
 
     @property
     def outline(self) -> Outline:
@@ -239,7 +233,7 @@ class Lookup(Jacobian):
 
     @cached_property
     def merged(self) -> Tensor:
-        """Gradients (D, N, T, E) where the first position of each entry of a row has the sum of all its positions."""
+        """Gradients (D, N, T, E) with the sum over an entry's positions in a row at the first of them."""
         same = self.index.unsqueeze(1) == self.index.unsqueeze(2)  # (N, T, T)
         first = same.to(torch.int8).argmax(-1) == torch.arange(self.index.shape[1], device=self.index.device)
         return (same & first.unsqueeze(-1)).to(self.dtype) @ self.gradients
@@ -247,21 +241,21 @@ class Lookup(Jacobian):
     def rows(self) -> Tensor:
         outputs, num, positions, width = self.gradients.shape
         dense = self.gradients.new_zeros(num, outputs, self.entries, width)
-        place = self.index[:, None, :, None].expand(num, outputs, positions, width)
-        return dense.scatter_add(2, place, self.gradients.transpose(0, 1)).flatten(2)
+        index = self.index[:, None, :, None].expand(num, outputs, positions, width)
+        return dense.scatter_add(2, index, self.gradients.transpose(0, 1)).flatten(2)
 
     def narrow(self, low: int, high: int) -> "Lookup":
         return Lookup(self.index[low:high], self.gradients[:, low:high], self.entries, self.padding)
 
     def counts(self, weights: Tensor | None) -> Tensor:
         """Sum over rows of the share of positions at which each entry is looked up, (V,)."""
+        positions = self.index.shape[1]
         each = self.index.new_ones(self.num_rows, dtype=self.dtype) if weights is None else weights.to(self.dtype)
-        found = each.new_zeros(self.entries).index_add(
-            0, self.index.flatten(), each.repeat_interleave(self.index.shape[1])
-        )
+        counts = each.new_zeros(self.entries)
+        counts.index_add_(0, self.index.flatten(), each.repeat_interleave(positions))
         if self.padding is not None:
-            found[self.padding] = 0.0
-        return found / self.index.shape[1]
+            counts[self.padding] = 0.0
+        return counts / positions
 
     def outer_gram(self) -> Tensor:
         """Sum of g g^T over outputs, rows and positions, (E, E)."""
@@ -269,11 +263,10 @@ class Lookup(Jacobian):
         return flat.T @ flat
 
     def rotated(self, inner: Tensor) -> "Lookup":
-        """J in the coordinates table -> table inner, for inner (E, E)."""
+        """J in the coordinates table @ inner, for inner (E, E)."""
         return Lookup(self.index, self.gradients @ inner.to(self.dtype), self.entries, self.padding)
 
     def squares(self) -> Tensor:
-        """Squares of the merged gradients, added at their places."""
         values = self.merged.square().sum(0).flatten(0, 1)  # (N T, E)
         return values.new_zeros(self.entries, values.shape[-1]).index_add(0, self.index.flatten(), values).flatten()
 
@@ -287,7 +280,6 @@ class Lookup(Jacobian):
         return (self.merged.square() * table).sum((-2, -1)).T
 
     def products(self, vectors: Tensor) -> Tensor:
-        """One vector after the other, at the entries that are looked up."""
         tables = vectors.to(self.dtype).view(len(vectors), self.entries, -1)
         half = self.gradients.transpose(0, 1).flatten(2)  # (N, D, T E)
         return torch.stack([(half @ table[self.index].flatten(1).unsqueeze(-1)).squeeze(-1) for table in tables])
@@ -301,9 +293,9 @@ class Lookup(Jacobian):
 
 @dataclass(frozen=True, eq=False)
 class Thin(Jacobian):
-    """As `Matrix` with one position and one group, its gradients (N, O) in a tuple of D.
+    """A `Matrix` with one position and one group, whose D gradients (N, O) are held in a tuple.
 
-    What is a sum over columns takes them one by one, while they are in the cache; all else stacks them first.
+    Sums over columns take them one at a time, while they are in the cache; everything else stacks them first.
 
     >>> Thin(torch.ones(1, 2), (torch.full((1, 1), 3.0), torch.zeros(1, 1)), bias=True).squares()
     tensor([9., 9., 9.])
@@ -316,7 +308,7 @@ class Thin(Jacobian):
     @cached_property
     def matrix(self) -> Matrix:
         """The columns stacked."""
-        stacked = torch.stack(self.columns, 1).transpose(0, 1)  # in memory the columns of a row lie together
+        stacked = torch.stack(self.columns, 1).transpose(0, 1)  # the columns of a row are adjacent in memory
         features = None if self.features is None else self.features[:, None, None]
         return Matrix(features, stacked[:, :, None, None], self.bias)
 
@@ -328,7 +320,7 @@ class Thin(Jacobian):
 
     @cached_property
     def inputs(self) -> Tensor:
-        """Features with the 1 of the bias, (N, I)."""
+        """Features, with a last 1 for the bias, (N, I)."""
         if self.features is not None and not self.bias:
             return self.features
         ones = self.columns[0].new_ones(self.num_rows, 1)
@@ -367,7 +359,7 @@ class Thin(Jacobian):
         if self.features is None or not self.bias:
             inside = self.inputs.square() @ table.T
         else:
-            inside = self.features.square() @ table[:, :-1].T + table[:, -1]  # (N, O), without a copy that has the 1
+            inside = self.features.square() @ table[:, :-1].T + table[:, -1]  # (N, O), without a copy of the features
         return torch.stack([torch.linalg.vecdot(column.square(), inside) for column in self.columns], 1)
 
     def joint_gram(self, variance: Tensor) -> Tensor:
@@ -377,7 +369,7 @@ class Thin(Jacobian):
         return self.matrix.products(vectors)
 
     def rotated(self, outer: Tensor, inner: Tensor) -> "Thin":
-        """As of `Matrix`."""
+        """J in the coordinates outer^T W inner, for outer (1, O, O) and inner (1, I, I), the bias in I."""
         turn, base = outer[0].to(self.dtype), inner[0].to(self.dtype)
         columns = tuple(column @ turn for column in self.columns)
         if self.features is None or not self.bias:
@@ -385,7 +377,7 @@ class Thin(Jacobian):
         return Thin(torch.addmm(base[-1], self.features, base[:-1]), columns, bias=False)
 
     def inner_gram(self, weights: Tensor | None, out: Tensor | None = None) -> Tensor:
-        """As of `Matrix`; added to `out` (1, I, I) where that is given."""
+        """`Matrix.inner_gram`, added to `out` (1, I, I) if given."""
         width = self.inputs.shape[1] if self.features is None or not self.bias else self.features.shape[1] + 1
         total = self.columns[0].new_zeros(1, width, width) if out is None else out
         if self.bias:
@@ -404,7 +396,7 @@ class Thin(Jacobian):
         return total
 
     def outer_gram(self, out: Tensor | None = None) -> Tensor:
-        """As of `Matrix`; added to `out` (1, O, O) where that is given."""
+        """`Matrix.outer_gram`, added to `out` (1, O, O) if given."""
         size = self.columns[0].shape[1]
         total = self.columns[0].new_zeros(1, size, size) if out is None else out
         for column in self.columns if size >= LEAST else (torch.cat(self.columns),):

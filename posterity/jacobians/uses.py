@@ -1,8 +1,10 @@
-"""Uses of weights in a forward pass, and the rule by which each is differentiated."""
+"""Operations of a forward pass that use weights, and the rule that differentiates each."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from inspect import signature
 from math import prod
 from typing import Any
 
@@ -18,24 +20,24 @@ from posterity.jacobians.linear import Lookup, Matrix, Thin
 
 
 def stacked(columns: Sequence[Tensor] | Tensor) -> Tensor:
-    """K tensors (N, ...) as (K, N, ...): as they are, or so that the columns of a row lie together in memory."""
+    """K tensors (N, ...) as (K, N, ...); a sequence is laid out with the columns of a row together in memory."""
     return columns if isinstance(columns, Tensor) else torch.stack(tuple(columns), 1).transpose(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Use(ABC):
-    """One operation, linear in a tracked weight and in its bias, and where in the graph its output is."""
+    """An operation that is linear in a tracked weight and its bias, with the graph edge of its output."""
 
     weight: str | None
     bias: str | None
     edge: GradientEdge
     output_shape: torch.Size
-    source: Tensor  # what the operation was applied to
+    source: Tensor  # input of the operation
     version: int  # of the source, which must not be written into later
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its tracked tensors."""
+        """Names of the tracked tensors."""
         return tuple(name for name in (self.weight, self.bias) if name is not None)
 
     @property
@@ -46,11 +48,17 @@ class Use(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """(rows, columns) of the weight seen as a matrix."""
+        """(rows, columns) of the weight as a matrix."""
 
     @abstractmethod
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Jacobian:
-        """Derivatives in the weights of K scalars a row, whose derivatives in the output are (N, *output) each."""
+        """Derivatives in the weights of K scalars per row, whose derivatives in the output are (N, *output) each."""
+
+    def features(self, differentiable: bool) -> Tensor | None:
+        """The source, None where only the bias is tracked."""
+        if self.weight is None:
+            return None
+        return self.source if differentiable else self.source.detach()
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +72,13 @@ class LinearUse(Use):
         return self.output_shape[-1], self.columns
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Thin | Matrix:
+        features = self.features(differentiable)
         if len(self.output_shape) == 2:
-            thin = None
-            if self.weight is not None:
-                thin = self.source if differentiable else self.source.detach()
-            return Thin(thin, tuple(columns), self.bias is not None)
+            return Thin(features, tuple(columns), self.bias is not None)
         gradients = stacked(columns)
         count, num = gradients.shape[:2]
-        features = None
-        if self.weight is not None:
-            source = self.source if differentiable else self.source.detach()
-            features = source.reshape(num, -1, 1, self.columns)
+        if features is not None:
+            features = features.reshape(num, -1, 1, self.columns)
         return Matrix(features, gradients.reshape(count, num, -1, 1, self.output_shape[-1]), self.bias is not None)
 
 
@@ -90,19 +94,14 @@ class ConvolutionUse(Use):
         return self.output_shape[1], self.source.shape[1] // self.window.groups * prod(self.window.kernel)
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Convolution:
-        """Output pixels are positions, the patches below them the features."""
         gradients = stacked(columns)
-        count, num = gradients.shape[:2]
-        images = None
-        if self.weight is not None:
-            images = self.source if differentiable else self.source.detach()
-        split = gradients.reshape(count, num, self.window.groups, -1, self.output_shape[2:].numel())
-        return Convolution(images, split, self.window, self.bias is not None)
+        split = gradients.reshape(*gradients.shape[:2], self.window.groups, -1, self.output_shape[2:].numel())
+        return Convolution(self.features(differentiable), split, self.window, self.bias is not None)
 
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingUse(Use):
-    """Rows of a table, looked up by index."""
+    """A lookup of rows of a table by index."""
 
     entries: int
     padding: int | None
@@ -123,10 +122,10 @@ class EmbeddingUse(Use):
 
 @dataclass(frozen=True, eq=False)
 class ScaleUse(Use):
-    """z = w a + b entry by entry, on what a normalisation made of its input."""
+    """z = w a + b entry by entry, where a is a normalised input."""
 
     normalise: Callable[[Tensor], Tensor]
-    trailing: int | None  # how many last axes the weight has; None: it has that of channels, the second
+    trailing: int | None  # number of last axes that the weight has; None: it has the axis of channels, the second
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -137,7 +136,7 @@ class ScaleUse(Use):
         return self.output_shape[1] if self.trailing is None else self.output_shape[-self.trailing :].numel()
 
     def jacobian(self, columns: Sequence[Tensor] | Tensor, differentiable: bool) -> Explicit:
-        """Few weights, so dense: sums over the positions at which each entry acts."""
+        """Dense, since there are few weights: sums over the positions at which each entry acts."""
         gradients = stacked(columns)
         parts = []
         if self.weight is not None:
@@ -156,12 +155,12 @@ class ScaleUse(Use):
 
 
 class WeightUses(TorchFunctionMode):
-    """Sees every use of the tracked tensors inside `with`, and cuts the graph at them.
+    """Records every use of the tracked tensors inside `with`, and cuts the graph at them.
 
-    Takes names of tensors, which must be the very objects that the operations get. Afterwards `uses` holds, in order,
+    Takes tensors by name, which must be the very objects that the operations get. Afterwards `uses` holds, in order,
     every operation with a rule (linear, conv1d, conv2d, embedding, batch, layer, group, instance and RMS norm), and
-    `unknown` says of every other tensor that was touched by what. Tracked tensors enter the operations
-    detached, so that a backward pass to the edges of the uses computes no gradient of any weight.
+    `unknown` maps each tensor that another operation took to the reason it has no rule. Tracked tensors enter the
+    operations detached, so that a backward pass to the edges of the uses computes no gradient of any weight.
 
     >>> weight = torch.ones(1, 2)
     >>> with WeightUses({"weight": weight}) as seen:
@@ -176,14 +175,14 @@ class WeightUses(TorchFunctionMode):
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._alive = dict(tensors)  # an id is one tensor's only as long as that lives
+        self._alive = dict(tensors)  # an id is unique only while its tensor lives
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         touched: list[str] = []
         _collect(self._names, args, touched)
         _collect(self._names, kwargs.values(), touched)
-        if not touched or not torch.is_grad_enabled():  # where the module itself wants no derivatives, there are none
+        if not touched or not torch.is_grad_enabled():  # under no_grad inside the module there are no derivatives
             return func(*args, **kwargs)
         rule = _RULES.get(func)
         if rule is not None:
@@ -194,7 +193,7 @@ class WeightUses(TorchFunctionMode):
                 self._refuse([name for name in touched if name not in seen], func)
                 return result
         result = func(*args, **kwargs)
-        if any(True for _ in _tensors(result)):
+        if _holds_tensor(result):
             self._refuse(touched, func)
         return result
 
@@ -203,54 +202,41 @@ class WeightUses(TorchFunctionMode):
             self.unknown.setdefault(name, f"it goes through {getattr(func, '__name__', str(func))}")
 
     def name(self, tensor: Tensor | None) -> str | None:
-        """Name of a tracked tensor, else None."""
+        """The name of a tracked tensor, else None."""
         return None if tensor is None else self._names.get(id(tensor))
 
     def plain(self, tensor: Tensor | None) -> Tensor | None:
-        """The tensor, without a graph of its own where it is tracked."""
+        """The tensor, detached where it is tracked."""
         return tensor.detach() if tensor is not None and self.name(tensor) is not None else tensor
 
 
-def _collect(names: Mapping[int, str], values: Iterable[Any], found: list[str]) -> None:
-    """Append the names of the tracked tensors among the arguments of an operation; it runs at every one of them."""
+def _collect(names: Mapping[int, str], values: Iterable[Any], touched: list[str]) -> None:
+    """Append the names of the tracked tensors among the arguments of an operation (called for every operation)."""
     for value in values:
         if id(value) in names:
-            found.append(names[id(value)])
+            touched.append(names[id(value)])
         elif isinstance(value, (tuple, list)):
-            _collect(names, value, found)
+            _collect(names, value, touched)
         elif isinstance(value, dict):
-            _collect(names, value.values(), found)
+            _collect(names, value.values(), touched)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, Tensor) or (isinstance(value, (tuple, list)) and any(map(_holds_tensor, value)))
 
 
 def _rooted(source: Tensor) -> Tensor:
-    """The source as part of a graph, so that the operation's output has an edge to stop at."""
+    """The source as part of a graph, so that a backward pass can stop at the operation's output."""
     return source if source.requires_grad else source.detach().requires_grad_()
 
 
 def _record(
-    mode: WeightUses,
-    kind: type[Use],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    source: Tensor,
-    output: Tensor,
-    *rest: Any,
+    mode: WeightUses, kind: type[Use], weight: Any, bias: Any, source: Tensor, output: Tensor, *rest: Any
 ) -> Tensor:
-    use = kind(
-        mode.name(weight), mode.name(bias), get_gradient_edge(output), output.shape, source, source._version, *rest
-    )
-    mode.uses.append(use)
+    names, edge = (mode.name(weight), mode.name(bias)), get_gradient_edge(output)
+    mode.uses.append(kind(*names, edge, output.shape, source, source._version, *rest))
     return output
 
 
@@ -298,126 +284,57 @@ def _each(value: Any, axes: int) -> tuple[int, ...]:
     return values * axes if len(values) == 1 else values
 
 
-def _embedding(
-    mode: WeightUses,
-    input: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor | None:
-    if max_norm is not None or scale_grad_by_freq:
+@cache
+def _argument_names(function: Callable[..., Tensor]) -> tuple[str, ...]:
+    return tuple(signature(function).parameters)
+
+
+def _embedding(mode: WeightUses, *args: Any, **kwargs: Any) -> Tensor | None:
+    given = dict(zip(_argument_names(functional.embedding), args, strict=False)) | kwargs
+    if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
         return None
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += weight.shape[0]
+    index, weight, padding = given["input"], given["weight"], given.get("padding_idx")
+    if padding is not None and padding < 0:
+        padding += weight.shape[0]
     with torch.enable_grad():
-        output = functional.embedding(input, weight.detach().requires_grad_(), padding_idx)
-    return _record(mode, EmbeddingUse, weight, None, input, output, weight.shape[0], padding_idx)
+        output = functional.embedding(index, weight.detach().requires_grad_(), padding)
+    return _record(mode, EmbeddingUse, weight, None, index, output, weight.shape[0], padding)
 
 
-def _scale(
-    mode: WeightUses, source: Tensor, weight: Tensor | None, bias: Tensor | None,
-    normalise: Callable[[Tensor, Tensor | None, Tensor | None], Tensor], trailing: int | None,
-) -> Tensor | None:  # fmt: skip
-    if mode.name(source) is not None:
-        return None
-    with torch.enable_grad():
-        rooted = _rooted(source)
-        output = normalise(rooted, mode.plain(weight), mode.plain(bias))
-    return _record(
-        mode, ScaleUse, weight, bias, rooted, output, lambda values: normalise(values, None, None), trailing
-    )  # fmt: skip
+def _norm(function: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    """The rule of a normalisation followed by a scale and a shift, unless it uses or updates statistics of a batch."""
+
+    def rule(mode: WeightUses, *args: Any, **kwargs: Any) -> Tensor | None:
+        given = dict(zip(_argument_names(function), args, strict=False)) | kwargs
+        if mode.name(given["input"]) is not None:
+            return None
+        fixed = given.get("running_mean") is not None
+        if function is functional.batch_norm and (given.get("training", False) or not fixed):
+            return None
+        if function is functional.instance_norm and given.get("use_input_stats", True) and fixed:
+            return None
+        source, tensors = given.pop("input"), {name: given.pop(name) for name in ("weight", "bias") if name in given}
+        trailing = len(given["normalized_shape"]) if "normalized_shape" in given else None
+        with torch.enable_grad():
+            rooted = _rooted(source)
+            output = function(rooted, **given, **{name: mode.plain(tensor) for name, tensor in tensors.items()})
+        weight, bias = tensors.get("weight"), tensors.get("bias")
+        return _record(mode, ScaleUse, weight, bias, rooted, output, partial(function, **given), trailing)
+
+    return rule
 
 
-def _batch_norm(
-    mode: WeightUses,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    if training or running_mean is None:
-        return None
-
-    def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.batch_norm(values, running_mean, running_var, weight, bias, False, 0.0, eps)
-
-    return _scale(mode, input, weight, bias, normalise, None)
-
-
-def _instance_norm(
-    mode: WeightUses,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    if use_input_stats and running_mean is not None:
-        return None  # it would update the running statistics each time
-
-    def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.instance_norm(
-            values, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
-        )  # fmt: skip
-
-    return _scale(mode, input, weight, bias, normalise, None)
-
-
-def _layer_norm(
-    mode: WeightUses,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.layer_norm(values, normalized_shape, weight, bias, eps)
-
-    return _scale(mode, input, weight, bias, normalise, len(normalized_shape))
-
-
-def _rms_norm(
-    mode: WeightUses, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
-) -> Tensor | None:
-    def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.rms_norm(values, normalized_shape, weight, eps)
-
-    return _scale(mode, input, weight, None, normalise, len(normalized_shape))
-
-
-def _group_norm(
-    mode: WeightUses,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    def normalise(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        return functional.group_norm(values, num_groups, weight, bias, eps)
-
-    return _scale(mode, input, weight, bias, normalise, None)
-
-
+_NORMS: tuple[Callable[..., Tensor], ...] = (
+    functional.batch_norm,
+    functional.instance_norm,
+    functional.layer_norm,
+    functional.rms_norm,
+    functional.group_norm,
+)
 _RULES: dict[Any, Callable[..., Tensor | None]] = {
     functional.linear: _linear,
     functional.conv1d: _convolution(functional.conv1d),
     functional.conv2d: _convolution(functional.conv2d),
     functional.embedding: _embedding,
-    functional.batch_norm: _batch_norm,
-    functional.instance_norm: _instance_norm,
-    functional.layer_norm: _layer_norm,
-    functional.rms_norm: _rms_norm,
-    functional.group_norm: _group_norm,
+    **{function: _norm(function) for function in _NORMS},
 }

@@ -1,4 +1,4 @@
-"""IVON, a variational optimiser for training loops of one's own."""
+"""IVON, a variational optimiser for training loops written by the user."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class IVON(torch.optim.Optimizer):
-    """Improved variational online Newton: an optimiser handled as Adam is, that learns a Gaussian over the weights.
+    """Improved variational online Newton: a torch optimiser that learns a Gaussian over the weights.
 
     **Math**: q(w) = prod N(m, s^2) with s^2 = 1 / (ess (h + d)), d = `weight_decay`. At draws w = m + s eps with
     gradients g of a loss that is a mean over rows, h^ = g eps / s ("price"; or ess g^2, "gradsq"), and
@@ -27,28 +27,28 @@ class IVON(torch.optim.Optimizer):
     - h <- b2 h + (1 - b2) h^ + (1 - b2)^2 (h - h^)^2 / (2 (h + d))
     - m <- m - lr (v / (1 - b1^t) + d m) / (h + d), the fraction between -clip_radius and clip_radius.
 
-    With `rescale_lr` the step is also multiplied by hess_init + d, so that the first is one of SGD; `debias=False`
+    With `rescale_lr` the step is also multiplied by hess_init + d, so that the first is a step of SGD; `debias=False`
     leaves 1 - b1^t out. It ascends the ELBO of a problem whose loss is -log p per row when `ess` is num_data and d =
     1 / (num_data prior_scale^2); tempered: ess = likelihood_power num_data, d by `Tempering.weight_decay`.
 
-    Names and verbs are those of the package ivon-opt. What differs: weights are back at the means after an exception;
-    frozen parameters are not moved; parameters without a gradient keep their state; gradients are read in `step`, so
-    that clipping and a `GradScaler` act on them; a closure need not open the context; `state_dict` is enough to go on
-    bit by bit; and the noise comes from `seed` and the number of the step, never from torch's own generator.
+    Names follow the package ivon-opt. The differences: weights return to the means after an exception; frozen
+    parameters do not move; parameters without a gradient keep their state; gradients are read in `step`, so that
+    clipping and a `GradScaler` act on them; a closure need not open the context; a restored `state_dict` resumes bit
+    for bit; and the noise depends on `seed` and the step alone, never on torch's own generator.
 
-    **Samples**: each `with opt.sampled_params(train=True)` is one draw, and `step` averages over those since the last
-    one. Micro-batches of one large batch go into one context, several `backward` calls in a row. Of several
-    samples the gradients after the last context are those of the last: clip them at the end of each, inside it.
+    **Samples**: each `with opt.sampled_params(train=True)` is one draw, and `step` averages over the draws since the
+    last step. Micro-batches of one large batch share a context, with several `backward` calls in a row. With several
+    samples, clip gradients inside each context, at its end: outside, only the last sample's gradients remain.
 
-    **Processes**: the noise is the same in all, since they have the same seed, so that the gradients that
-    DistributedDataParallel averages inside the context are those at one draw: mean and Hessian move as in one process
-    with the whole batch. Nothing else is exchanged, so `sync` must be False.
+    **Processes**: all draw the same noise from the same seed, so DistributedDataParallel averages gradients at one
+    draw: mean and Hessian move as in one process with the whole batch. Nothing else is exchanged, so `sync` must be
+    False.
 
     **Limit**: a local optimum of the ELBO of a factorised Gaussian. The noise of h^ is large; hence b2 near 1, and
     `ess` above num_data (a colder posterior) or a larger `hess_init` where training is unstable.
 
-    **Cost**: one normal number a weight and draw, and some fifteen passes over vectors of the weights' size, of which
-    it keeps five.
+    **Cost**: one normal number per weight and draw, and some fifteen passes over vectors of the weights' size, five of
+    which are kept.
 
     **References**: Shen et al. (2024), Variational learning is effective for large deep networks, Algorithm 1.
 
@@ -88,34 +88,20 @@ class IVON(torch.optim.Optimizer):
         *,
         seed: int = 0,
     ) -> None:
-        """Take the parameters or groups of them; every setting may differ by group."""
+        """Take parameters or parameter groups; every setting may differ by group."""
         if sync:
             raise ValueError(
                 "IVON.sync must be False. Processes draw the same noise here, so that averaged gradients are enough: "
                 "wrap the model in DistributedDataParallel."
             )
-        defaults = {
-            "lr": lr,
-            "ess": ess,
-            "hess_init": hess_init,
-            "beta1": beta1,
-            "beta2": beta2,
-            "weight_decay": weight_decay,
-            "mc_samples": mc_samples,
-            "hess_approx": hess_approx,
-            "clip_radius": clip_radius,
-            "debias": debias,
-            "rescale_lr": rescale_lr,
-            "seed": seed,
-            "step": 0,
-            "predictions": 0,
-        }
-        super().__init__(params, defaults)
+        rates = {"lr": lr, "ess": ess, "hess_init": hess_init, "beta1": beta1, "beta2": beta2}
+        estimate = {"weight_decay": weight_decay, "mc_samples": mc_samples, "hess_approx": hess_approx}
+        options = {"clip_radius": clip_radius, "debias": debias, "rescale_lr": rescale_lr, "seed": seed}
+        super().__init__(params, {**rates, **estimate, **options, "step": 0, "predictions": 0})
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle()
-        state: dict[str, Any] = super().__getstate__()
-        return state
+        return dict(super().__getstate__())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -125,10 +111,10 @@ class IVON(torch.optim.Optimizer):
         self._slabs: list[list[Slab]] = []  # by group
         self._count = 0  # training samples since the last step
         self._pending = False  # whether the last of them is still in the parameters' gradients
-        self._inside: str | None = None  # who has moved the weights: "context" or "closure"
+        self._inside: str | None = None  # what has moved the weights: "context" or "closure"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Check the settings, and make room for more parameters."""
+        """Check the settings and add a group; samples that no step has used are dropped."""
         self._refuse_inside("add_param_group")
         super().add_param_group(param_group)
         check_group(self.param_groups[-1])
@@ -136,10 +122,10 @@ class IVON(torch.optim.Optimizer):
 
     @contextmanager
     def sampled_params(self, train: bool = False) -> Iterator[None]:
-        """Weights drawn from q inside the context and back at the means after it, whatever happens.
+        """Draw the weights from q inside the context and restore the means after it, even after an exception.
 
-        With `train`, the gradients that are there at its end belong to the draw and go into the next `step`; a context
-        left by an exception does not count, and its gradients are cleared.
+        With `train`, the gradients at its end go into the next `step`; a context left by an exception does not count,
+        and its gradients are cleared.
         """
         if self._inside == "closure" and train:
             yield  # `step` has drawn already
@@ -154,7 +140,7 @@ class IVON(torch.optim.Optimizer):
                 yield
             except BaseException:
                 if train:
-                    self.zero_grad()  # the gradients belong to a draw that does not count
+                    self.zero_grad()
                 raise
         finally:
             self._inside = None
@@ -167,7 +153,7 @@ class IVON(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _draw(self, train: bool) -> None:
-        """Move all weights by noise that the seed, the step and the number of the sample decide."""
+        """Move all weights by noise that depends on the seed, the step and the sample's number alone."""
         self._lay_out()
         for index, (group, slabs) in enumerate(zip(self.param_groups, self._slabs, strict=True)):
             if train:
@@ -175,14 +161,14 @@ class IVON(torch.optim.Optimizer):
             else:
                 label = f"prediction {group['predictions']}"
                 group["predictions"] += 1
-            for place, slab in enumerate(slabs):
-                slab.draw(Key(group["seed"]).fold(f"{label} group {index} {place}"), group["ess"])
+            for number, slab in enumerate(slabs):
+                slab.draw(Key(group["seed"]).fold(f"{label} group {index} {number}"), group["ess"])
 
     @torch.no_grad()
     def _collect(self) -> None:
-        """Add the gradients of the last sample to sums, where another sample follows."""
+        """Add the gradients of the last sample to the sums, before another sample."""
         if self._pending and not any(slab.with_gradient() for slab in self._all()):
-            self._count, self._pending = self._count - 1, False  # nothing was computed: the context does not count
+            self._count, self._pending = self._count - 1, False  # a context without gradients does not count
         if self._pending:
             for group, slabs in zip(self.param_groups, self._slabs, strict=True):
                 for slab in slabs:
@@ -190,18 +176,25 @@ class IVON(torch.optim.Optimizer):
             self._pending = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As in torch; gradients of a sample that no step has used yet are noted first."""
+        """Clear gradients as torch does, after adding those of an unused sample to the sums."""
         self._collect()
         super().zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move means and Hessian by the samples since the last step; gives the closure's mean loss, if there is one.
+        """Move means and Hessian by the samples since the last step; return the closure's mean loss, if given.
 
-        A closure is called `mc_samples` times, each at weights that are drawn for it; it clears gradients, computes the
-        loss and calls backward.
+        A closure is called `mc_samples` times, each at a fresh draw; it clears gradients, computes the loss and calls
+        backward.
         """
         self._refuse_inside("step")
-        loss = None if closure is None else self._run(closure)
+        loss: Any = None
+        if closure is not None:
+            losses = []
+            for _ in range(self.param_groups[0]["mc_samples"]):
+                with self.sampled_params(train=True), torch.enable_grad():
+                    self._inside = "closure"
+                    losses.append(closure())
+            loss = None if any(value is None for value in losses) else sum(losses) / len(losses)
         if not self._count:
             raise RuntimeError(
                 "IVON.step needs gradients at drawn weights. Compute the loss and call backward inside "
@@ -215,24 +208,16 @@ class IVON(torch.optim.Optimizer):
             slab.forget()
         return loss
 
-    def _run(self, closure: Callable[[], Any]) -> Any:
-        losses = []
-        for _ in range(self.param_groups[0]["mc_samples"]):
-            with self.sampled_params(train=True), torch.enable_grad():
-                self._inside = "closure"
-                losses.append(closure())
-        return None if any(loss is None for loss in losses) else sum(losses) / len(losses)
-
     def _grad_scale(self) -> float | None:
-        """What a GradScaler has multiplied the gradients by; None if it found some that are not finite."""
-        found, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        if found is None:
+        """Return the factor of a GradScaler on the gradients; None if some are not finite."""
+        found_inf, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        if found_inf is None:
             return 1.0
         if scale is None and self._count > 1:
             raise RuntimeError(
                 "IVON: GradScaler.unscale_ has seen the last of several samples alone. Leave it out, or sample once."
             )
-        if bool(found) or not all(slab.finite_sums() for slab in self._all()):  # it has seen the last sample alone
+        if bool(found_inf) or not all(slab.finite_sums() for slab in self._all()):  # it checked the last sample alone
             return None
         return 1.0 if scale is None else float(scale)
 
@@ -260,10 +245,10 @@ class IVON(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _lay_out(self) -> None:
-        """Flat vectors for the parameters as they are now, with the state they have had so far."""
+        """Make flat vectors for the parameters as they are now, with their state so far."""
         if len(self._slabs) != len(self.param_groups) or not all(slab.fits for slab in self._all()):
             if self._count:
-                raise RuntimeError("IVON: a parameter has changed its device or number type between sample and step.")
+                raise RuntimeError("IVON: a parameter has changed its device or dtype between sample and step.")
             with torch.inference_mode(False):  # an evaluation may come first, and steps must be able to write
                 self._slabs = [self._slabs_of(group) for group in self.param_groups]
         for group, slabs in zip(self.param_groups, self._slabs, strict=True):
@@ -284,48 +269,43 @@ class IVON(torch.optim.Optimizer):
         return slabs
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch: for each parameter "curvature", h + weight_decay, and "momentum"; noise goes by "step"."""
+        """Return the state as torch does: "curvature" (h + weight_decay) and "momentum" for each parameter."""
         self._settle()
         return super().state_dict()
 
     def _settle(self) -> None:
-        """Between steps: give the curvature the decay that the group has, with which it will be read."""
+        """Between steps, bring the curvature to the group's weight decay, with which it will be read."""
         if not self._count and self._inside is None:
             self._lay_out()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state: bit by bit where the weights are restored too. Unused samples are dropped."""
+        """Resume from a saved state, bit for bit where the weights are restored too; unused samples are dropped."""
         self._refuse_inside("load_state_dict")
         missing = [name for group in state_dict["param_groups"] for name in self.defaults if name not in group]
         if missing:
             raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one without {missing[0]!r}.")
         names = [name for group in state_dict["param_groups"] for name in group["params"]]
-        for name in names:
-            saved = state_dict["state"].get(name, {})
+        for saved in (state_dict["state"].get(name, {}) for name in names):
             if saved and {*saved} != {"curvature", "momentum"}:
                 raise ValueError(f"IVON.load_state_dict: the state must be IVON's. Got one with {[*saved]}.")
         super().load_state_dict(state_dict)
         self._forget_layout()
         parameters = [p for group in self.param_groups for p in group["params"]]
         for name, p in zip(names, parameters, strict=True):
-            if name in state_dict["state"]:  # as it was saved: torch casts it to the parameter's number type
+            if name in state_dict["state"]:  # as saved: torch casts it to the parameter's dtype
                 saved = state_dict["state"][name]
                 self.state[p] = {key: value.detach().to(p.device, copy=True) for key, value in saved.items()}
 
     @torch.no_grad()
     def posterior(self, joint: "Joint", module: nn.Module) -> "Gaussian":
-        """q for predictions and metrics: the Gaussian over the weights of `joint`, which is about this module.
+        """Return q over the weights of `joint`, whose network is this module, for predictions and metrics.
 
-        Means and buffers are the module's, found by their names; precisions ess (h + weight_decay) are those of the
-        optimiser. Every random weight of the joint must be one of its parameters.
+        Means and buffers come from the module, by name; precisions are ess (h + weight_decay). Every random weight of
+        the joint must be a parameter of this optimiser.
         """
         from posterity.posteriors.gaussian import gaussian
 
         self._refuse_inside("posterior")
         self._lay_out()
-        precisions = {
-            p: group["ess"] * self.state[p]["curvature"].double()
-            for group in self.param_groups
-            for p in group["params"]
-        }
-        return gaussian(joint, module, precisions)
+        pairs = ((group["ess"], p) for group in self.param_groups for p in group["params"])
+        return gaussian(joint, module, {p: ess * self.state[p]["curvature"].double() for ess, p in pairs})

@@ -10,8 +10,8 @@ from torch import Tensor
 from posterity.errors import fraction, positive, positive_whole, shown
 from posterity.numerics.random import Key
 
-# Numbers of each vector that are worked on at a time: five such pieces stay in the last-level cache from pass to pass,
-# and smaller ones would cost more in calls than a nearer cache saves. On a GPU there is one piece.
+# Entries of each vector per chunk on a CPU: five such chunks stay in the last-level cache from pass to pass, and
+# smaller ones would cost more in calls than a nearer cache saves.
 _PIECE = 1 << 19
 
 
@@ -29,17 +29,17 @@ def online_newton_(
     bend: float = 0.5,
     radius: float = math.inf,
 ) -> None:
-    """Move the curvature by an estimate of the Hessian, and put the mean's step in place of `product`.
+    """Update the curvature in place by an estimate of the Hessian, and overwrite `product` with the mean's step.
 
-    `curvature` is s = h + decay, h the Hessian of the data's loss and `decay` that of the prior's; `scale` is s^(-1/2)
-    before and after. The estimate is h^ = weight * product / scale, product being gradient times standard noise. Then
+    `curvature` is s = h + decay, with h the Hessian of the loss and `decay` the Hessian of the prior; `scale` is
+    s^(-1/2) before and after. `product` is gradient times standard noise, and the estimate h^ = weight product / scale.
 
-    - s <- s (1 + x + bend x^2) with x = rate (h^ + decay - s) / s; with a bend of 1/2 at least half of s is left,
-      whatever the estimate, and with 0 a rate of 1 takes the estimate itself;
-    - product <- (momentum + pull_factor * pull) / s, between -radius and radius.
+    - s <- s (1 + x + bend x^2) with x = rate (h^ + decay - s) / s; with bend = 1/2 at least half of s remains, whatever
+      the estimate, and with bend = 0 a rate of 1 takes the estimate itself;
+    - product <- (momentum + pull_factor * pull) / s, clipped to [-radius, radius].
 
     All vectors are contiguous and of one shape, as is the decay unless it is a number (Shen et al. 2024, Algorithm 1,
-    with rate = 1 - beta2; for a decay that stays the same, h^ + decay - s is their h^ - h).
+    with rate = 1 - beta2; for a constant decay, h^ + decay - s is their h^ - h).
 
     >>> s, product = torch.full((1,), 4.0), torch.ones(1)
     >>> vectors = torch.full((1,), 0.5), torch.zeros(1), torch.ones(1)
@@ -67,22 +67,23 @@ def online_newton_(
 
 
 _ESTIMATES = ("price", "gradsq")
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class Settings(NamedTuple):
-    """The numbers of one step, and whether the Hessian comes from squares of gradients."""
+    """Settings of one step."""
 
     lr: float  # the whole factor of the mean's step
     beta1: float
     beta2: float
     ess: float
-    correction: float  # of the momentum's start at zero
+    correction: float  # 1 - beta1^t, for a momentum that starts at zero
     radius: float
-    squares: bool
+    squares: bool  # whether the Hessian is estimated by squared gradients
 
 
 def step_settings(group: dict[str, Any]) -> Settings:
-    """The numbers of the step that `group["step"]` counts already."""
+    """Settings of the step that `group["step"]` already counts."""
     return Settings(
         lr=group["lr"] * (group["hess_init"] + group["weight_decay"] if group["rescale_lr"] else 1.0),
         beta1=group["beta1"],
@@ -95,7 +96,7 @@ def step_settings(group: dict[str, Any]) -> Settings:
 
 
 def check_group(group: dict[str, Any]) -> None:
-    """Refuse settings that cannot be."""
+    """Refuse invalid settings of a parameter group."""
     for name in ("lr", "ess", "hess_init", "weight_decay"):
         positive(f"IVON.{name}", group[name])
     positive_whole("IVON.mc_samples", group["mc_samples"])
@@ -112,26 +113,20 @@ def check_group(group: dict[str, Any]) -> None:
             raise ValueError(f"IVON: parameters must be real numbers. Got one of {p.dtype}.")
 
 
-_HALF = (torch.float16, torch.bfloat16)
-
-
 class Slab:
-    """Curvature, scale, momentum, mean and noise of some parameters, one vector each, with one view a parameter.
+    """Curvature, scale, momentum, mean and noise of parameters, as one flat vector each with a view per parameter.
 
-    The curvature is h + decay, h the Hessian of the loss for one row, and the scale its -1/2th power.
-
-    The parameters stay where they are: they are read and written through multi-tensor copies. What is in between runs
-    over whole vectors. State of half-precision parameters is kept in float32, where small updates do not get lost.
+    The curvature is h + decay, with h the Hessian of the loss per row, and the scale its power -1/2. Parameters stay
+    where they are, read and written by multi-tensor copies; all else runs over whole vectors. State of half-precision
+    parameters is kept in float32, where small updates do not get lost.
     """
 
     def __init__(self, parameters: Sequence[Tensor], hess_init: float, decay: float) -> None:
-        """Fresh state for parameters of one device and number type."""
-        first = parameters[0]
-        self.parameters = list(parameters)
+        """Make the state before the first step, for parameters of one device and dtype."""
+        first, self.parameters, self.decay = parameters[0], list(parameters), decay
         self.kind = [(p.device, p.dtype, p.shape) for p in parameters]
         dtype = torch.float32 if first.dtype in _HALF else first.dtype
         size = sum(p.numel() for p in parameters)
-        self.decay = decay
         self.curvature = torch.full((size,), hess_init + decay, dtype=dtype, device=first.device)
         self.scale = self.curvature.rsqrt()
         self.momentum = torch.zeros_like(self.curvature)
@@ -140,18 +135,18 @@ class Slab:
         self.curvatures, self.scales, self.momenta, self.means, self.noises = (
             _views(flat, parameters) for flat in (self.curvature, self.scale, self.momentum, self.mean, self.noise)
         )
-        self.sampled: list[int] = []  # the parameters that the last draw was about
-        self.moved: list[int] = []  # those that are away from their means now
+        self.sampled: list[int] = []  # parameters that the last draw moved
+        self.moved: list[int] = []  # parameters away from their means now
         self.sums: tuple[Tensor, Tensor] | None = None  # of gradients and products, where a step has several samples
-        self.seen: set[int] = set()  # the parameters that have a gradient in them
+        self.seen: set[int] = set()  # parameters with a gradient in the sums
 
     @property
     def fits(self) -> bool:
-        """Whether the parameters still are where and what they were."""
+        """Whether device, dtype and shape of the parameters are unchanged."""
         return all((p.device, p.dtype, p.shape) == kind for p, kind in zip(self.parameters, self.kind, strict=True))
 
     def load(self, states: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take the saved curvatures and momenta, of those parameters that have them."""
+        """Load saved curvatures and momenta; parameters without any keep theirs."""
         for state, curvature, momentum in zip(states, self.curvatures, self.momenta, strict=True):
             if state:
                 curvature.copy_(state["curvature"])
@@ -159,23 +154,21 @@ class Slab:
         torch.rsqrt(self.curvature, out=self.scale)
 
     def settle(self, decay: float) -> None:
-        """Another decay from now on, with the same Hessian."""
+        """Change the decay and keep the Hessian."""
         if decay != self.decay:
             self.curvature.add_(decay - self.decay)
             torch.rsqrt(self.curvature, out=self.scale)
             self.decay = decay
 
     def draw(self, key: Key, ess: float) -> None:
-        """Note the means, and move the trainable parameters by noise of variance 1 / (ess curvature)."""
+        """Store the means, and move the trainable parameters by noise of variance 1 / (ess curvature)."""
         self.sampled = [index for index, p in enumerate(self.parameters) if p.requires_grad]
         torch._foreach_copy_(self.means, self.parameters)
         self.noise.normal_(0.0, ess**-0.5, generator=key.generator(self.noise.device))
         self.moved = self.sampled
         if self.moved:
-            parameters, noises, scales = (
-                _pick(self.moved, each) for each in (self.parameters, self.noises, self.scales)
-            )
-            torch._foreach_addcmul_(parameters, noises, scales)
+            noises, scales = _pick(self.moved, self.noises), _pick(self.moved, self.scales)
+            torch._foreach_addcmul_(_pick(self.moved, self.parameters), noises, scales)
 
     def restore(self) -> None:
         """Put the means back."""
@@ -184,11 +177,11 @@ class Slab:
             self.moved = []
 
     def with_gradient(self) -> list[int]:
-        """The sampled parameters that have a gradient."""
+        """Indices of the sampled parameters that have a gradient."""
         return [index for index in self.sampled if self.parameters[index].grad is not None]
 
     def collect(self, squares: bool) -> None:
-        """Add the gradients of the last sample to the sums, and take them off the parameters."""
+        """Add the gradients of the last sample to the sums, and clear them."""
         indices = self.with_gradient()
         if not indices:
             return
@@ -204,15 +197,15 @@ class Slab:
             self.parameters[index].grad = None
 
     def finite_sums(self) -> bool:
-        """Whether the gradients collected so far are finite, in sum."""
+        """Whether the sums of gradients are finite."""
         return self.sums is None or bool(torch.isfinite(self.sums[0]).all())
 
     def forget(self) -> None:
-        """Drop what was sampled."""
+        """Drop the samples since the last step."""
         self.sampled, self.sums, self.seen = [], None, set()
 
     def update(self, settings: Settings, count: int, scale: float) -> None:
-        """One step from `count` samples, whose gradients are to be divided by `scale`."""
+        """Take one step from `count` samples, whose gradients are divided by `scale`."""
         indices = self.with_gradient() if self.sums is None else sorted(self.seen)
         if not indices:
             return
@@ -243,22 +236,22 @@ class Slab:
                 pull_factor=self.decay * settings.correction,
                 radius=settings.radius * settings.correction,
             )
-        changes = _pick(indices, self.noises)
-        torch._foreach_add_(_pick(indices, self.parameters), changes, alpha=-settings.lr / settings.correction)
+        parameters, changes = _pick(indices, self.parameters), _pick(indices, self.noises)
+        torch._foreach_add_(parameters, changes, alpha=-settings.lr / settings.correction)
 
     def _gradients(self, indices: Iterable[int]) -> list[Tensor]:
-        """The gradients of these parameters, in the number type of the state."""
-        found = []
+        """The gradients of these parameters, in the dtype of the state."""
+        gradients = []
         for index in indices:
             gradient = self.parameters[index].grad
             assert gradient is not None
             if gradient.is_sparse:
                 raise RuntimeError("IVON does not take sparse gradients. Make the embedding with sparse=False.")
-            found.append(gradient if gradient.dtype == self.curvature.dtype else gradient.to(self.curvature.dtype))
-        return found
+            gradients.append(gradient.to(self.curvature.dtype))
+        return gradients
 
     def _spans(self, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """Where the vectors of these parameters begin and end, neighbours in one."""
+        """(begin, end) of these parameters in the flat vectors, with neighbours merged."""
         spans: list[tuple[int, int]] = []
         wanted, begin = set(indices), 0
         for index, p in enumerate(self.parameters):
@@ -276,7 +269,7 @@ def _pick(indices: Sequence[int], tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """One view of a vector for each parameter, with its order in memory, so that copies are straight."""
+    """Views of a flat vector, one per parameter and with its strides, so that copies run in memory order."""
     views, offset = [], 0
     for p in parameters:
         views.append(flat.as_strided(p.shape, torch.empty_like(p, device="meta").stride(), offset))

@@ -10,33 +10,35 @@ from torch import Tensor
 
 from posterity.errors import fraction, positive
 
+StepSize: TypeAlias = float | Tensor
+"""A number, or a tensor () on the device of theta whose value is used but never read back."""
+
 Proximal: TypeAlias = Callable[[Tensor, float | Tensor], Tensor]
 """proximal(theta, step): argmin over w of sum of (w - theta)^2 / (2 step) + h(w); step is a number, () or (..., P)."""
 
 
 class Optimizer(ABC):
-    """Moves theta along a gradient to be climbed. A value: its moments live in the state it makes."""
+    """Gradient ascent on theta. The settings are a value; moments live in the state that `init` makes."""
 
     step_size: float
 
     @abstractmethod
     def init(self, theta: Tensor) -> Any:
-        """The state (a NamedTuple of tensors) before the first step."""
+        """Return the state (a NamedTuple of tensors) before the first step."""
 
     @abstractmethod
-    def ascend(self, theta: Tensor, grad: Tensor, state: Any, step_size: float | Tensor, divisor: float) -> Any:
+    def ascend(self, theta: Tensor, grad: Tensor, state: Any, step_size: StepSize, divisor: float) -> Any:
         """Move `theta` in place along `grad / divisor` and return the next state.
 
-        The tensors of the state may be reused, and `grad` may be overwritten. theta and grad are contiguous. A step
-        size that is a tensor () on the device of theta is not to be read, only used.
+        The tensors of the state may be reused, and `grad` may be overwritten. theta and grad are contiguous.
         """
 
     def ascend_proximal(
-        self, theta: Tensor, grad: Tensor, state: Any, step_size: float | Tensor, divisor: float, proximal: Proximal
+        self, theta: Tensor, grad: Tensor, state: Any, step_size: StepSize, divisor: float, proximal: Proximal
     ) -> Any:
-        """As `ascend` on f - h, where `grad / divisor` is the gradient of f and `proximal` that operator of h.
+        """Ascend f - h: `grad / divisor` is the gradient of f, and `proximal` the proximal operator of h.
 
-        theta comes to rest at stationary points of f - h and nowhere else, whatever the momentum.
+        The fixed points are the stationary points of f - h, whatever the momentum.
         """
         raise TypeError(
             f"{type(self).__name__} has no proximal steps. Use Adam or SGD, or give it a method ascend_proximal."
@@ -83,18 +85,15 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         positive("Adam.step_size", self.step_size)
         positive("Adam.epsilon", self.epsilon)
-        for name in ("beta1", "beta2"):
-            fraction(f"Adam.{name}", getattr(self, name))
+        fraction("Adam.beta1", self.beta1)
+        fraction("Adam.beta2", self.beta2)
 
     def init(self, theta: Tensor) -> AdamState:
         if not theta.is_contiguous():  # the kernel walks through memory, whatever the strides say
             raise ValueError(f"Adam: theta must be contiguous. Got strides {theta.stride()}. Pass theta.contiguous().")
         return AdamState(torch.zeros_like(theta), torch.zeros_like(theta), torch.zeros((), device=theta.device))
 
-    def ascend(
-        self, theta: Tensor, grad: Tensor, state: AdamState, step_size: float | Tensor, divisor: float
-    ) -> AdamState:
-        """One fused step in place; the kernel divides the gradient by `divisor`, in place too."""
+    def ascend(self, theta: Tensor, grad: Tensor, state: AdamState, step_size: StepSize, divisor: float) -> AdamState:
         state.steps.add_(1)
         torch._fused_adam_(  # type: ignore[call-overload, unused-ignore]
             [theta],
@@ -110,24 +109,18 @@ class Adam(Optimizer):
             eps=self.epsilon,
             amsgrad=False,
             maximize=True,
+            # The kernel divides the gradient by this, in place.
             grad_scale=torch.full((), divisor, dtype=torch.float32, device=theta.device),
         )
         return state
 
     def ascend_proximal(
-        self,
-        theta: Tensor,
-        grad: Tensor,
-        state: AdamState,
-        step_size: float | Tensor,
-        divisor: float,
-        proximal: Proximal,
+        self, theta: Tensor, grad: Tensor, state: AdamState, step_size: StepSize, divisor: float, proximal: Proximal
     ) -> AdamState:
-        """One fused step, and the proximal step with its step sizes by weight."""
         state = self.ascend(theta, grad, state, step_size, divisor)
         spread = 1.0 - self.beta2 ** state.steps.double()  # float32 would lose the first steps' digits
         metric = (state.second / spread.to(theta.dtype)).sqrt_().add_(self.epsilon)
-        # The kernel's own step size: one that differs in the last digits would move the point of rest.
+        # The kernel's own step size: a difference in the last digits would move the fixed point.
         steps = (step_size.float() if isinstance(step_size, Tensor) else step_size) / metric
         theta.copy_(proximal(theta, steps))
         return state
@@ -171,32 +164,23 @@ class SGD(Optimizer):
     def init(self, theta: Tensor) -> SGDState:
         return SGDState(torch.zeros_like(theta))
 
-    def ascend(
-        self, theta: Tensor, grad: Tensor, state: SGDState, step_size: float | Tensor, divisor: float
-    ) -> SGDState:
+    def ascend(self, theta: Tensor, grad: Tensor, state: SGDState, step_size: StepSize, divisor: float) -> SGDState:
         velocity = state.velocity.mul_(self.momentum).add_(grad, alpha=1.0 / divisor)
-        way = velocity * self.momentum + grad / divisor if self.nesterov else velocity
+        direction = velocity * self.momentum + grad / divisor if self.nesterov else velocity
         if isinstance(step_size, Tensor):
-            theta.addcmul_(way, step_size)
+            theta.addcmul_(direction, step_size)
         else:
-            theta.add_(way, alpha=step_size)
+            theta.add_(direction, alpha=step_size)
         return state
 
     def ascend_proximal(
-        self,
-        theta: Tensor,
-        grad: Tensor,
-        state: SGDState,
-        step_size: float | Tensor,
-        divisor: float,
-        proximal: Proximal,
+        self, theta: Tensor, grad: Tensor, state: SGDState, step_size: StepSize, divisor: float, proximal: Proximal
     ) -> SGDState:
-        """One step of the smooth part and a proximal one, whose subgradient the velocity takes up."""
         state = self.ascend(theta, grad, state, step_size, divisor)
         step = step_size * (1.0 + self.momentum) if self.nesterov else step_size  # p is in g and in v
         reached = proximal(theta, step)
         least = torch.finfo(theta.dtype).tiny  # a step of size 0 moves nothing, and has no subgradient
-        taken = (theta - reached) / (step.clamp_min(least) if isinstance(step, Tensor) else max(step, least))
-        state.velocity.sub_(taken)
+        divided_by = step.clamp_min(least) if isinstance(step, Tensor) else max(step, least)
+        state.velocity.sub_((theta - reached) / divided_by)  # the velocity takes up the subgradient
         theta.copy_(reached)
         return state

@@ -15,10 +15,17 @@ class Schedule(ABC):
 
     @abstractmethod
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        """The factor at `step` (from 0) of a run of `steps`.
+        """The factor at `step` (from 0) of a run of `steps`: a tensor () for a tensor, whose value is never read."""
 
-        A step that is a tensor () gives one, made without reading it: by torch's operations, and no `if`.
-        """
+
+def _at_most_one(value: float | Tensor) -> float | Tensor:
+    return value.clamp_max(1.0) if isinstance(value, Tensor) else min(1.0, value)
+
+
+def _half_cosine(angle: float | Tensor, final: float) -> float | Tensor:
+    """From 1 at angle 0 down to `final` at pi."""
+    cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
+    return final + (1.0 - final) * 0.5 * (1.0 + cosine)
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """A line up to 1 over the first `share` of the run, then 1.
+    """A linear rise to 1 over the first `share` of the run, then 1.
 
     >>> Warmup(0.5).factor(0, 98), Warmup(0.5).factor(50, 98)
     (0.02, 1.0)
@@ -69,13 +76,10 @@ class Cosine(Schedule):
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
         rising = self.warmup * steps
         up = (step + 1) / (rising + 1)
-        turn = math.pi * _at_most_one((step - rising) / (steps - rising))  # the warm-up is less than the whole
+        down = _half_cosine(math.pi * _at_most_one((step - rising) / (steps - rising)), self.final)
         if isinstance(step, Tensor):
-            return torch.where(step < rising, up, self._falling(torch.cos(torch.as_tensor(turn))))
-        return up if step < rising else self._falling(math.cos(turn))
-
-    def _falling(self, cosine: float | Tensor) -> float | Tensor:
-        return self.final + (1.0 - self.final) * 0.5 * (1.0 + cosine)
+            return torch.where(step < rising, up, down)
+        return up if step < rising else down
 
 
 @dataclass(frozen=True)
@@ -96,17 +100,12 @@ class Steps(Schedule):
             raise ValueError(f"Steps.decay must be above 0 and at most 1. Got {shown(self.decay)}.")
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        passed = sum(step >= share * steps for share in self.at)
-        return self.decay**passed
-
-
-def _at_most_one(value: float | Tensor) -> float | Tensor:
-    return value.clamp_max(1.0) if isinstance(value, Tensor) else min(1.0, value)
+        return self.decay ** sum(step >= share * steps for share in self.at)
 
 
 @dataclass(frozen=True)
 class Cyclic(Schedule):
-    """Half a cosine from 1 down to `final` over each `length` steps, again and again.
+    """Half a cosine from 1 down to `final`, repeated every `length` steps.
 
     >>> schedule = Cyclic(length=3, final=0.1)
     >>> [round(schedule.factor(step, 6), 2) for step in range(6)]
@@ -122,17 +121,15 @@ class Cyclic(Schedule):
             raise ValueError(f"Cyclic.final must be between 0 and 1. Got {shown(self.final)}.")
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        turn = math.pi * (step % self.length) / max(1, self.length - 1)
-        cosine = torch.cos(turn) if isinstance(turn, Tensor) else math.cos(turn)
-        return self.final + (1.0 - self.final) * 0.5 * (1.0 + cosine)
+        return _half_cosine(math.pi * (step % self.length) / max(1, self.length - 1), self.final)
 
 
 @dataclass(frozen=True)
 class Cycles(Schedule):
     """Half a cosine from 1 towards `final` over each `length` steps, of which the last ones sample.
 
-    In the first `explore` share of a cycle a sampler adds no noise and keeps nothing: large steps that leave one mode
-    and find another. In the rest it samples there. The factor is (1 + cos(pi t / length)) / 2 at step t of a cycle,
+    In the first `explore` share of a cycle a sampler adds no noise and keeps nothing: large steps leave one mode and
+    find another. In the rest it samples there. The factor is (1 + cos(pi t / length)) / 2 at step t of a cycle,
     for final = 0 (Zhang et al., 2020, eq. 1).
 
     >>> cycles = Cycles(length=4, explore=0.5)
@@ -157,9 +154,9 @@ class Cycles(Schedule):
         return int(self.explore * self.length)
 
     def factor(self, step: int | Tensor, steps: int) -> float | Tensor:
-        # A cycle of one step more ends at `final` just after this one has begun anew: no step is of size 0.
+        # A cycle of one step more reaches `final` after this one has ended: no step is of size 0.
         return Cyclic(self.length + 1, self.final).factor(step % self.length, steps)
 
     def samples(self, step: int | Tensor) -> bool | Tensor:
-        """Whether this step, counted from 0, samples; a tensor for a step that is one, made without reading it."""
+        """Whether `step` (from 0) samples: a tensor for a tensor, whose value is never read."""
         return step % self.length >= self.first

@@ -1,6 +1,6 @@
-"""Structured precision matrices: each adds, solves, samples and prints.
+"""Structured precision matrices: sums, solves, draws and quadratic forms.
 
-What is kept of a curvature is decided in `curvature`.
+Which structure a curvature is kept in is decided in `curvature`.
 """
 
 from posterity.precisions.block import BlockDiagonal, PerMember

@@ -1,6 +1,6 @@
-"""Precision matrices made of parts: blocks of weights, or one for each member."""
+"""Precision matrices made of parts: one per block of weights, or one per member."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from posterity.precisions.precision import Precision, check_size
 
 @dataclass(frozen=True, eq=False)
 class BlockDiagonal(Precision):
-    """Lambda with the matrix parts[b] over the weights of blocks[b]; the blocks share out the `total` R weights.
+    """A block-diagonal Lambda: parts[b] over the weights of blocks[b], which partition the `total` R weights.
 
     >>> from posterity.precisions.diagonal import Diagonal
     >>> blocks = (Block(("w",), 1, 2, weight=1), Block(("b",), 1, 1, weight=0))
@@ -70,16 +70,13 @@ class BlockDiagonal(Precision):
         return dense
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        pairs = zip(self.blocks, self.parts, strict=True)
-        return added(part.quadratic(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.quadratic(columns) for part, columns in self._pairs(jacobian))
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        pairs = zip(self.blocks, self.parts, strict=True)
-        return added(part.joint_quadratic(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.joint_quadratic(columns) for part, columns in self._pairs(jacobian))
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        pairs = zip(self.blocks, self.parts, strict=True)
-        return added(part.marginal(_columns(jacobian, block)) for block, part in pairs)
+        return added(part.marginal(columns) for part, columns in self._pairs(jacobian))
 
     def member(self, index: int) -> "BlockDiagonal":
         return self._with(tuple(part.member(index) for part in self.parts))
@@ -91,18 +88,21 @@ class BlockDiagonal(Precision):
     def _sum(self, other: Precision, scale: Tensor | float) -> "BlockDiagonal | None":
         if not isinstance(other, BlockDiagonal) or self.blocks != other.blocks:
             return None
-        pairs = zip(self.parts, other.parts, strict=True)
-        return self._with(tuple(first.plus(second, scale) for first, second in pairs))
+        return self._with(tuple(a.plus(b, scale) for a, b in zip(self.parts, other.parts, strict=True)))
 
     @property
     def _kind(self) -> str:
         return f"{len(self.parts)} blocks of {', '.join(sorted({type(part).__name__ for part in self.parts}))}"
 
+    def _pairs(self, jacobian: Tensor | Jacobian) -> Iterator[tuple[Precision, Tensor | Jacobian]]:
+        """Each part with its columns of J."""
+        return ((part, _columns(jacobian, block)) for block, part in zip(self.blocks, self.parts, strict=True))
+
     def _with(self, parts: tuple[Precision, ...]) -> "BlockDiagonal":
         return BlockDiagonal(self.blocks, parts, self.total)
 
     def _joined(self, function: Callable[[Block, Precision], Tensor]) -> Tensor:
-        """Values (..., size) of each part at their places, (..., R)."""
+        """Values (..., size) of each part, scattered to (..., R)."""
         values = [function(block, part) for block, part in zip(self.blocks, self.parts, strict=True)]
         whole = values[0].new_empty(*values[0].shape[:-1], self.total)
         for block, value in zip(self.blocks, values, strict=True):
@@ -124,18 +124,18 @@ def _columns(jacobian: Tensor | Jacobian, block: Block) -> Tensor | Jacobian:
 @lru_cache(maxsize=32)
 def _check_partition(blocks: tuple[Block, ...], total: int) -> None:
     """Refuse blocks that do not hold each of the weights once."""
-    places = torch.cat([block.index for block in blocks]) if blocks else torch.zeros(0, dtype=torch.int64)
-    outside = places.numel() and not 0 <= int(places.min()) <= int(places.max()) < total
-    if outside or not bool((torch.bincount(places, minlength=total) == 1).all()) or not blocks:
+    index = torch.cat([block.index for block in blocks]) if blocks else torch.zeros(0, dtype=torch.int64)
+    outside = index.numel() and not 0 <= int(index.min()) <= int(index.max()) < total
+    if outside or not bool((torch.bincount(index, minlength=total) == 1).all()) or not blocks:
         raise ValueError(
             f"BlockDiagonal.blocks must hold each of the {total} weights once. Got {len(blocks)} blocks of "
-            f"{places.numel()} weights in all. Give each weight to one block, tied weights to the first that has them."
+            f"{index.numel()} weights in all. Give each weight to one block, tied weights to the first that has them."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class PerMember(Precision):
-    """M precision matrices of any structure, as one with a leading member axis.
+    """M precision matrices of any structure, with a leading member axis.
 
     >>> from posterity.precisions.diagonal import Diagonal
     >>> PerMember((Diagonal(torch.ones(2)), Diagonal(torch.full((2,), 4.0)))).variance()
@@ -154,7 +154,7 @@ class PerMember(Precision):
         return torch.stack([part.logdet for part in self.parts])
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "PerMember":
-        """Each with its own scale, where they are (M,), and its own prior (M, R)."""
+        """Rescale each member, with its own scale where they are (M,), and its own prior where they are (M, R)."""
         scales = scale if isinstance(scale, Tensor) and scale.dim() else [scale] * len(self.parts)
         priors = prior if prior.dim() > 1 else [prior] * len(self.parts)
         return PerMember(tuple(p.rescaled(s, d) for p, s, d in zip(self.parts, scales, priors, strict=True)))
@@ -190,8 +190,8 @@ class PerMember(Precision):
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
         return self._stacked(lambda part: part.joint_quadratic(jacobian))
 
-    def _stacked(self, of: Callable[[Precision], Tensor]) -> Tensor:
-        return torch.stack([of(part) for part in self.parts])
+    def _stacked(self, function: Callable[[Precision], Tensor]) -> Tensor:
+        return torch.stack([function(part) for part in self.parts])
 
     def member(self, index: int) -> Precision:
         return self.parts[index]

@@ -1,4 +1,4 @@
-"""Dense precision matrices through one Cholesky factor."""
+"""Dense precision matrices with a Cholesky factor."""
 
 from dataclasses import InitVar, dataclass
 from functools import cached_property
@@ -6,11 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from posterity.errors import NotPositiveDefinite
 from posterity.jacobians.jacobian import Jacobian, as_jacobian, halves
 from posterity.precisions.precision import (
     Precision,
     Spectrum,
+    check_finite,
     check_size,
     double,
     is_one_number,
@@ -26,9 +26,9 @@ from posterity.precisions.precision import (
 class Dense(Precision):
     """Lambda = scale curvature + diag(prior), (..., R, R), factored as L L^T in float64.
 
-    Takes the symmetric matrix; refuses one that is not positive definite with `NotPositiveDefinite`, never a NaN.
-    Under priors (..., R) of one number the log determinants of all `rescaled` forms share the eigenvalues of the
-    curvature, which they hand on as `spectrum`.
+    Takes a symmetric curvature; raises `NotPositiveDefinite` where Lambda is not positive definite, and never returns
+    NaN. Under priors (..., R) with equal entries, the log determinants of all `rescaled` forms share the eigenvalues of
+    the curvature, passed on as `spectrum`.
 
     >>> matrix = Dense(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), prior=torch.ones(2))
     >>> matrix.variance()
@@ -54,7 +54,7 @@ class Dense(Precision):
         if fixed and spectrum is not None and self.prior is not None and is_one_number(self.prior):
             vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.curvature), self.prior)
         else:
-            self.cholesky  # noqa: B018  refuse now
+            self.cholesky  # noqa: B018  refuse a matrix that is not positive definite now
 
     @cached_property
     def matrix(self) -> Tensor:
@@ -73,12 +73,9 @@ class Dense(Precision):
         factor: Tensor
         factor, info = torch.linalg.cholesky_ex(self.matrix)
         if bool((info != 0).any()) or not bool(torch.isfinite(factor).all()):
-            if not bool(torch.isfinite(self.matrix).all()):
-                raise NotPositiveDefinite(
-                    "The precision matrix has entries that are not finite. Look for NaN or infinite weights or data."
-                )
+            check_finite("The precision matrix", self.matrix)
             raise not_definite(float(torch.linalg.eigvalsh(self.matrix.detach()).min()))
-        # The share of each weight's precision that the weights before it leave: below this, rounding decides its sign.
+        # Share of each weight's precision given the weights before it: below this, rounding decides its sign.
         left = factor.diagonal(dim1=-2, dim2=-1).square() / self.matrix.diagonal(dim1=-2, dim2=-1)
         if bool((left <= 4 * self.size * torch.finfo(torch.float64).eps).any()):
             raise singular()
@@ -86,7 +83,7 @@ class Dense(Precision):
 
     @cached_property
     def eigenvalues(self) -> Spectrum:
-        """Those of the curvature alone, shared with the rescaled forms."""
+        """Spectrum of the curvature alone, shared with the rescaled forms."""
         return Spectrum(self.curvature)
 
     @property
@@ -94,8 +91,7 @@ class Dense(Precision):
         return self.curvature.shape[-1]
 
     @cached_property
-    def logdet(self) -> Tensor:
-        """Twice the sum of the logs of the factor's diagonal, or the sum of the logs of shared eigenvalues."""
+    def logdet(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return 2.0 * self.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Dense":
@@ -111,23 +107,20 @@ class Dense(Precision):
         return torch.cholesky_solve(vector.to(torch.float64).unsqueeze(-1), self.cholesky).squeeze(-1)
 
     def colour(self, noise: Tensor) -> Tensor:
-        columns = noise.to(torch.float64).transpose(-2, -1)
-        solved: Tensor = torch.linalg.solve_triangular(self.cholesky.transpose(-2, -1), columns, upper=True)
-        return solved.transpose(-2, -1)
+        solved: Tensor = torch.linalg.solve_triangular(self.cholesky.mT, noise.to(torch.float64).mT, upper=True)
+        return solved.mT
 
     def covariance(self) -> Tensor:
         inverse = torch.cholesky_inverse(self.cholesky)
-        return 0.5 * (inverse + inverse.transpose(-2, -1))
+        return 0.5 * (inverse + inverse.mT)
 
     def variance(self) -> Tensor:
         return self.covariance().diagonal(dim1=-2, dim2=-1)
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(L^-1 J^T)^T (L^-1 J^T), some rows after the other."""
         return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Sums of squares of L^-1 J^T, some rows after the other."""
         return torch.cat([half.square().sum(-1) for half in halves(jacobian, self._half)], -2)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
@@ -135,7 +128,7 @@ class Dense(Precision):
         return half @ half.mT
 
     def _half(self, rows: Tensor) -> Tensor:
-        """J L^-T, (..., N D, R), of J (N, D, R)."""
+        """J L^-T, (..., N D, R), for J (N, D, R)."""
         columns = rows.to(torch.float64).flatten(0, 1).mT  # (R, N D)
         half: Tensor = torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
         return half.mT

@@ -1,4 +1,4 @@
-"""Precision matrices of Kronecker products, one for each layer."""
+"""Precision matrices with a Kronecker product as curvature, for one layer."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +12,19 @@ from posterity.jacobians.convolution import Convolution
 from posterity.jacobians.head import Head
 from posterity.jacobians.jacobian import Jacobian, Outline, as_jacobian
 from posterity.jacobians.linear import Lookup, Matrix, Thin
-from posterity.precisions.precision import Precision, check_positive, check_size, double, not_definite, number, pick
+from posterity.precisions.precision import (
+    Precision,
+    check_finite,
+    check_positive,
+    check_size,
+    double,
+    not_definite,
+    number,
+    pick,
+)
 
-_ROUNDING = 1e-5  # a negative eigenvalue smaller than this share of the largest is rounding, of float32 sums at most
+_ROUNDING = 1e-5  # negative eigenvalues below this share of the largest are rounding of float32 sums
+_SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +48,9 @@ class Factor:
         """The factor of a symmetric matrix (..., G, n, n) that is positive semi-definite up to rounding."""
         root = pattern.to(torch.float64).rsqrt()
         white = matrix.to(torch.float64) * root.unsqueeze(-1) * root.unsqueeze(-2)
-        _finite(white)
+        check_finite("A Kronecker factor", white)
         values, vectors = torch.linalg.eigh(0.5 * (white + white.mT))
-        # In one order in memory, whether they come from here or from a file: the same bits come out of products.
+        # Contiguous, as from a file, so that products give the same bits.
         return cls(vectors.contiguous(), _semidefinite(values), pattern.to(torch.float64))
 
     @classmethod
@@ -48,12 +58,12 @@ class Factor:
         """The factor of diag(entries), (..., G, n)."""
         pattern = pattern.to(torch.float64)
         values = entries.to(torch.float64) / pattern
-        _finite(values)
+        check_finite("A Kronecker factor", values)
         return cls(None, _semidefinite(values), pattern)
 
     @property
     def size(self) -> int:
-        """The number n."""
+        """Number of rows n."""
         return self.values.shape[-1]
 
     @property
@@ -101,26 +111,18 @@ class Factor:
         return turned * self.pattern.unsqueeze(-2)
 
     def spread(self) -> "Factor":
-        """With an axis for draws before G."""
+        """The factor with an axis for draws before G."""
         vectors = None if self.vectors is None else self.vectors.unsqueeze(-4)
         return Factor(vectors, self.values.unsqueeze(-3), self.pattern.unsqueeze(-3))
 
     def member(self, lead: tuple[int, ...], index: int) -> "Factor":
         """The factor of one member, of those in `lead`."""
-        vectors = None if self.vectors is None else self.vectors.expand(*lead, *self.vectors.shape[-3:])[index]
-        last = self.values.shape[-2:]
-        return Factor(vectors, self.values.expand(*lead, *last)[index], self.pattern.expand(*lead, *last)[index])
-
-
-def _finite(values: Tensor) -> None:
-    if not bool(torch.isfinite(values).all()):
-        raise NotPositiveDefinite(
-            "A Kronecker factor has entries that are not finite. Look for NaN or infinite weights or data."
-        )
+        vectors = None if self.vectors is None else pick(self.vectors, lead, 3, index)
+        return Factor(vectors, pick(self.values, lead, 2, index), pick(self.pattern, lead, 2, index))
 
 
 def _semidefinite(values: Tensor) -> Tensor:
-    """Eigenvalues, those within rounding of zero made zero; others that are negative are refused."""
+    """Eigenvalues with those within rounding of zero set to zero; negative ones are refused."""
     largest = values.abs().amax(-1, keepdim=True)
     if bool((values < -_ROUNDING * largest).any()):
         raise NotPositiveDefinite(
@@ -129,9 +131,6 @@ def _semidefinite(values: Tensor) -> Tensor:
         )
     rounding = values.shape[-1] * torch.finfo(torch.float64).eps * largest
     return torch.where(values <= rounding, 0.0, values)
-
-
-_SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +182,7 @@ class Kronecker(Precision):
         The prior must be an outer product, such as one number, one for weights and one for the bias, or one for each
         row or column.
         """
-        rows, columns = prior_patterns(prior.detach(), (*outer.shape[-3:-1], inner.shape[-1]))
+        rows, columns = prior_patterns(prior.detach(), (outer.shape[-3], outer.shape[-2], inner.shape[-1]))
         return cls(Factor.of(outer, rows), Factor.of(inner, columns), prior, None, scale, factored_damping)
 
     @classmethod
@@ -200,7 +199,7 @@ class Kronecker(Precision):
         return cls(outer, Factor.of(inner.unsqueeze(-3), columns), prior, None, scale, factored_damping)
 
     def corrected(self, values: Tensor) -> "Kronecker":
-        """The same basis with eigenvalues (..., G, O, I) of the curvature given: the diagonal of B^T C B."""
+        """The same basis with the given eigenvalues (..., G, O, I) of the curvature: the diagonal of B^T C B."""
         return Kronecker(self.outer, self.inner, self.prior, values, self.scale, self.factored_damping)
 
     @property
@@ -210,7 +209,7 @@ class Kronecker(Precision):
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """Leading axes, of members."""
+        """Leading axes: the members."""
         return tuple(self.eigenvalues.shape[:-3])
 
     @property
@@ -225,7 +224,7 @@ class Kronecker(Precision):
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Those of B^T Lambda B, (..., G, O, I)."""
+        """Eigenvalues of B^T Lambda B, (..., G, O, I)."""
         scale = number(self.scale, self.prior)[..., None, None, None]
         outer, inner = self.outer.values.unsqueeze(-1), self.inner.values.unsqueeze(-2)
         multiple = self._ratio.mean((-3, -2, -1), keepdim=True)
@@ -234,25 +233,24 @@ class Kronecker(Precision):
                 raise not_definite(float(multiple.detach().min()))
             rows = columns = multiple.sqrt()
             if self.prior.requires_grad and self.prior.stride(-1) != 0:
-                # Equal to these, and with the derivatives of the patterns that `_patterns` makes of the prior.
+                # The same values, with the derivatives of the patterns that `prior_patterns` makes of the prior.
                 root = self._ratio[..., :1, :1].sqrt()
                 rows = self.outer.averaged((self._ratio[..., :1] / root).mT).mT
                 columns = self.inner.averaged(self._ratio[..., :1, :] / root)
             return (scale.sqrt() * outer + rows) * (scale.sqrt() * inner + columns)
         if self.prior.requires_grad and self.prior.stride(-1) != 0:
-            # Equal to the multiple, and with the right first derivatives in every entry of the prior.
+            # The same value, with exact first derivatives in every entry of the prior.
             multiple = self.outer.averaged(self.inner.averaged(self._ratio).mT).mT
         return scale * (outer * inner if self.values is None else self.values) + multiple
 
     @cached_property
-    def logdet(self) -> Tensor:
-        """Sum of the logs of the eigenvalues and of the patterns."""
+    def logdet(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         _, rows, columns = self.shape
         patterns = columns * self.outer.pattern.log().sum((-2, -1)) + rows * self.inner.pattern.log().sum((-2, -1))
         return self.eigenvalues.log().sum((-3, -2, -1)) + patterns
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Kronecker":
-        """The same factors where the prior is a multiple of the old one, else decomposed anew."""
+        """Rescale; the factors are decomposed again only where the prior is no multiple of the old one."""
         total = self.scale * number(scale, self.prior)
         pattern = self.outer.pattern.unsqueeze(-1) * self.inner.pattern.unsqueeze(-2)
         fixed = double(prior.detach())
@@ -269,7 +267,6 @@ class Kronecker(Precision):
         return Kronecker(outer, inner, prior, None, total, self.factored_damping)
 
     def diagonal(self) -> Tensor:
-        """Squares of the inverse bases around the eigenvalues."""
         return self.outer.lifted(self.inner.lifted(self.eigenvalues).mT).mT.flatten(-3)
 
     def matvec(self, vector: Tensor) -> Tensor:
@@ -286,11 +283,9 @@ class Kronecker(Precision):
         return self._out_of(scaled, -1, self.outer.spread(), self.inner.spread())
 
     def variance(self) -> Tensor:
-        table = self.outer.marginal(self.inner.marginal(1.0 / self.eigenvalues).mT).mT
-        return table.flatten(-3)
+        return self.outer.marginal(self.inner.marginal(1.0 / self.eigenvalues).mT).mT.flatten(-3)
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Over J B, which for a `Matrix` or `Lookup` is as factored as J and of its number type."""
         return self._each(jacobian, Jacobian.weighted_gram.__name__)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
@@ -304,7 +299,6 @@ class Kronecker(Precision):
         return self.prior
 
     def _sum(self, other: Precision, scale: Tensor | float) -> "Kronecker | None":
-        """Means of the factors, weighted by the scales."""
         if not isinstance(other, Kronecker):
             return None
         if self.values is not None or other.values is not None:
@@ -314,6 +308,7 @@ class Kronecker(Precision):
             )
         if self.shape != other.shape:
             raise ValueError(f"plus: Kronecker factors must be of one shape. Got {self.shape} and {other.shape}.")
+        # The factors are averaged with their scales, the numbers of data, as weights.
         counts = number(self.scale, self.prior), number(other.scale, other.prior) * number(scale, other.prior)
         total = counts[0] + counts[1]
         shares = [(count / total)[..., None, None, None] for count in counts]
@@ -328,7 +323,10 @@ class Kronecker(Precision):
         return Kronecker(outer, inner_factor, self.prior, None, total, self.factored_damping)
 
     def _each(self, jacobian: Tensor | Jacobian, name: str) -> Tensor:
-        """A function of J B and of the variances there, by its name; stacked over the members."""
+        """Call the named method of J B with the variances in that basis, for each member.
+
+        J B of a `Matrix` or a `Lookup` is as factored as J and has its dtype.
+        """
         if self.lead:
             return torch.stack([self.member(index)._each(jacobian, name) for index in range(self.lead[0])])
         turned, variance = self._turned(jacobian)
@@ -347,23 +345,23 @@ class Kronecker(Precision):
         )
 
     def whitened(self, rows: Tensor) -> Tensor:
-        """J B, (..., R), of J (..., R) in float64."""
+        """J B, (..., R), for J (..., R), in float64."""
         return self._into(rows, -1, self.outer, self.inner).flatten(-3)
 
     def _turned(self, jacobian: Tensor | Jacobian) -> tuple[Jacobian, Tensor]:
-        """J in coordinates where Sigma is diagonal, and that diagonal (R,)."""
+        """(J in a basis where Sigma is diagonal, the diagonal (R,))."""
         if isinstance(jacobian, (Matrix, Thin, Convolution, Head)):
             outer, inner, variance = self._cast(jacobian.dtype)
             return jacobian.rotated(outer, inner), variance
-        if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # rows are not mixed: only scaled
+        if isinstance(jacobian, Lookup) and self.outer.vectors is None:  # a diagonal factor scales rows and mixes none
             variance = 1.0 / self.eigenvalues / self.outer.pattern.unsqueeze(-1)
             return jacobian.rotated(self.inner.basis[0].contiguous()), variance.flatten()
         return _Turned(self, as_jacobian(jacobian)), 1.0 / self.eigenvalues.flatten()
 
     def _cast(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Bases (G, O, O) and (G, I, I) and variances (R,), made once for all chunks of rows of this type."""
+        """Bases (G, O, O) and (G, I, I) and variances (R,) in a dtype, computed once for all chunks of rows."""
         if dtype not in self._casts:
-            # In one order in memory, whether they come from a decomposition or a file: the same bits come out.
+            # Contiguous, whether from a decomposition or a file, so that products give the same bits.
             outer, inner = (factor.basis.to(dtype).contiguous() for factor in (self.outer, self.inner))
             self._casts[dtype] = outer, inner, (1.0 / self.eigenvalues).flatten().to(dtype)
         return self._casts[dtype]
@@ -373,18 +371,18 @@ class Kronecker(Precision):
         return {}
 
     def _into(self, vector: Tensor, power: int, outer: Factor, inner: Factor) -> Tensor:
-        """B^T v (power -1) or B^-1 v (power 1), as (..., G, O, I)."""
+        """B^T v (power -1) or B^-1 v (power 1), (..., G, O, I)."""
         table = vector.to(torch.float64).reshape(*vector.shape[:-1], *self.shape)
         return outer.into(inner.into(table, power).mT, power).mT
 
     def _out_of(self, table: Tensor, power: int, outer: Factor, inner: Factor) -> Tensor:
-        """B y (power -1) or B^-T y (power 1) of y (..., G, O, I)."""
+        """B y (power -1) or B^-T y (power 1), for y (..., G, O, I)."""
         return outer.out_of(inner.out_of(table, power).mT, power).mT.flatten(-3)
 
 
 @dataclass(frozen=True, eq=False)
 class _Turned(Jacobian):
-    """J B for a Jacobian without factors that fit."""
+    """J B for a Jacobian whose factors do not match the basis."""
 
     matrix: Kronecker
     whole: Jacobian
@@ -401,7 +399,7 @@ class _Turned(Jacobian):
 
 
 def _is_multiple(ratio: Tensor) -> bool:
-    """Whether a prior over a pattern (..., G, O, I) is one number up to rounding."""
+    """Whether the ratio (..., G, O, I) of a prior to a pattern is constant up to rounding."""
     first = ratio[..., :1, :1, :1]
     return bool(((ratio - first).abs() <= _SAME * first.abs()).all())
 

@@ -1,4 +1,4 @@
-"""Low-rank matrices plus a diagonal: as precision, and as covariance."""
+"""Low-rank matrices plus a diagonal, as precisions and as covariances."""
 
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass
@@ -9,21 +9,30 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, shown
-from posterity.jacobians.jacobian import Jacobian, Stacked, as_jacobian, halves, taken
+from posterity.jacobians.jacobian import Jacobian, Stacked, added, as_jacobian, halves, taken
 from posterity.numerics.layout import Block
 from posterity.precisions.dense import Dense
 from posterity.precisions.diagonal import in_factors
-from posterity.precisions.precision import Precision, Spectrum, check_size, double, is_one_number, number, pick
+from posterity.precisions.precision import (
+    Precision,
+    Spectrum,
+    check_finite,
+    check_size,
+    double,
+    is_one_number,
+    number,
+    pick,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class LowRank(Precision):
     """Lambda = scale factor^T factor + diag(prior) for a factor (..., K, R) and a positive prior (..., R), in float64.
 
-    Everything goes through K x K matrices: with X = scale^1/2 factor prior^-1/2, whose rows span K directions,
-    Sigma = prior^-1/2 S S prior^-1/2 and S = I - X^T U diag(1 / (r (r + 1))) U^T X, where X X^T = U diag(e) U^T and
-    r = (1 + e)^1/2. Under priors of one number the log determinants of all `rescaled` forms share the eigenvalues of
-    factor factor^T, which they hand on as `spectrum`.
+    All is computed with K x K matrices: with X = scale^1/2 factor prior^-1/2, Sigma = prior^-1/2 S S prior^-1/2 and
+    S = I - X^T U diag(1 / (r (r + 1))) U^T X, where X X^T = U diag(e) U^T and r = (1 + e)^1/2. Under priors with equal
+    entries, the log determinants of all `rescaled` forms share the eigenvalues of factor factor^T, passed on as
+    `spectrum`.
 
     >>> LowRank(torch.tensor([[3.0, 0.0, 0.0]]), torch.ones(3)).variance()
     tensor([0.1000, 1.0000, 1.0000], dtype=torch.float64)
@@ -41,26 +50,22 @@ class LowRank(Precision):
         object.__setattr__(self, "scale", number(self.scale, self.factor))
         shown = self.prior[..., :1] if self.prior.stride(-1) == 0 else self.prior
         if not bool(((shown > 0) & torch.isfinite(shown)).all()):
-            lowest = float(shown.detach().min())
             raise NotPositiveDefinite(
-                f"LowRank.prior must be positive and finite (smallest {lowest:.3g}). Use a prior that is "
-                "curved at the mode, such as Normal."
+                f"LowRank.prior must be positive and finite (smallest {float(shown.detach().min()):.3g}). "
+                "Use a prior that is curved at the mode, such as Normal."
             )
         if not bool(((self.scale >= 0) & torch.isfinite(number(self.scale, self.factor))).all()):
             raise NotPositiveDefinite(f"LowRank.scale must be finite and not negative. Got {self.scale}.")
         if spectrum is None:
-            if not bool(torch.isfinite(self.factor).all()):
-                raise NotPositiveDefinite(
-                    "LowRank.factor has entries that are not finite. Look for NaN or infinite weights or data."
-                )
+            check_finite("LowRank.factor", self.factor)
             return
         vars(self)["eigenvalues"] = spectrum
-        if not self.factor.requires_grad and is_one_number(self.prior):  # else derivatives in the factor, too
+        if not self.factor.requires_grad and is_one_number(self.prior):  # a spectrum is constant in the factor
             vars(self)["logdet"] = spectrum.logdet(number(self.scale, self.factor), self.prior)
 
     @cached_property
     def eigenvalues(self) -> Spectrum:
-        """Those of the curvature alone, shared with the rescaled forms."""
+        """Spectrum of the curvature alone, shared with the rescaled forms."""
         return Spectrum(self.factor, factored=True)
 
     @cached_property
@@ -80,7 +85,7 @@ class LowRank(Precision):
         return self.factor.shape[-1]
 
     @cached_property
-    def logdet(self) -> Tensor:
+    def logdet(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         inner = self._white @ self._white.mT
         root: Tensor = torch.linalg.cholesky(inner + torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device))
         return self.prior.log().sum(-1) + 2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -89,7 +94,6 @@ class LowRank(Precision):
         return LowRank(self.factor, prior, self.scale * number(scale, self.factor), self.eigenvalues)
 
     def diagonal(self) -> Tensor:
-        """prior + scale times the sums of squares of the factor's columns."""
         return self.prior + number(self.scale, self.factor).unsqueeze(-1) * self.factor.square().sum(-2)
 
     def matvec(self, vector: Tensor) -> Tensor:
@@ -117,37 +121,34 @@ class LowRank(Precision):
     def variance(self) -> Tensor:
         turned, values = self._turned
         share = 1.0 - (turned.square() / (1.0 + values).unsqueeze(-1)).sum(-2)
-        # Rounding may leave less than what even the best determined direction keeps, which is at least this.
+        # Rounding may leave less than this, the least share that any direction keeps.
         least = 1.0 / (1.0 + values.sum(-1, keepdim=True))
         return torch.maximum(share, least) / self.prior
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(J prior^-1/2 S)(...)^T, some rows after the other."""
         return torch.cat([half @ half.mT for half in halves(jacobian, self._half)], -3)
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """Sums of squares of J prior^-1/2 S, some rows after the other."""
         return torch.cat([half.square().sum(-1) for half in halves(jacobian, self._half)], -2)
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """(J prior^-1/2 S)(...)^T of all rows, block after block of a `Stacked`."""
+        """(J prior^-1/2 S) (J prior^-1/2 S)^T, block by block for a `Stacked`."""
         if not isinstance(jacobian, Stacked):
             half = self._half(as_jacobian(jacobian).rows())
             return half @ half.mT
         turned, values = self._turned
         root = self.prior.rsqrt()
-        inside: Tensor | None = None  # J prior^-1/2 X^T U, (..., N D, K)
-        for places, piece in jacobian.pieces:
-            value = self._scaled(piece, taken(root, places)) @ taken(turned, places).mT
-            inside = value if inside is None else inside + value
-        assert inside is not None
+        pieces = jacobian.pieces
+        inside = added(  # J prior^-1/2 X^T U, (..., N D, K)
+            self._scaled(piece, taken(root, where)) @ taken(turned, where).mT for where, piece in pieces
+        )
         shrink = inside / ((1.0 + values).sqrt() * ((1.0 + values).sqrt() + 1.0)).unsqueeze(-2)
         total, left = torch.zeros_like(inside @ inside.mT), turned.new_ones(self.size, dtype=torch.bool)
-        for places, piece in jacobian.pieces:
-            half = self._scaled(piece, taken(root, places)) - shrink @ taken(turned, places)
+        for where, piece in pieces:
+            half = self._scaled(piece, taken(root, where)) - shrink @ taken(turned, where)
             total = total + half @ half.mT
-            left[places.index if isinstance(places, Block) else places] = False
-        rest = shrink @ turned[..., left]  # where J is zero
+            left[where.index if isinstance(where, Block) else where] = False
+        rest = shrink @ turned[..., left]  # the columns in which J is zero
         return total + rest @ rest.mT
 
     def _scaled(self, piece: Jacobian, root: Tensor) -> Tensor:
@@ -167,8 +168,8 @@ class LowRank(Precision):
 
     def _sum(self, other: Precision, scale: Tensor | float) -> "LowRank | Dense | None":
         if isinstance(other, LowRank):
-            added = number(scale, other.factor).sqrt()[..., None, None] * other._scaled_factor
-            return LowRank(torch.cat((self._scaled_factor, added), -2), self.prior)
+            more = number(scale, other.factor).sqrt()[..., None, None] * other._scaled_factor
+            return LowRank(torch.cat((self._scaled_factor, more), -2), self.prior)
         excess = other._excess()
         if excess is None:
             return None
@@ -181,7 +182,7 @@ class LowRank(Precision):
         return number(self.scale, self.factor).sqrt()[..., None, None] * self.factor
 
     def _half(self, rows: Tensor) -> Tensor:
-        """J prior^-1/2 S, (..., N D, R), of J (N, D, R)."""
+        """J prior^-1/2 S, (..., N D, R), for J (N, D, R)."""
         return self._shrunk(rows.to(torch.float64).flatten(0, 1) * self.prior.rsqrt().unsqueeze(-2))
 
     def _shrunk(self, rows: Tensor) -> Tensor:
@@ -195,10 +196,9 @@ class LowRank(Precision):
 class LowRankCovariance(Precision):
     """Lambda = Sigma^-1 of Sigma = diag(own) + factor^T factor, own (..., R) positive, factor (..., K, R), in float64.
 
-    The mirror image of `LowRank`, which holds Sigma here, as a matrix: what is a product for one is a solve for the
-    other, all by Woodbury's identity in K x K matrices. With X = factor own^-1/2 and X X^T = U diag(e) U^T,
-    Sigma^1/2 may be taken as (I + X^T U diag(1 / (1 + (1 + e)^1/2)) U^T X) own^1/2. Of derivatives in factors nothing
-    dense is formed: J Sigma J^T = J diag(own) J^T + (J factor^T) (J factor^T)^T.
+    Sigma is held as a `LowRank` matrix, with products and solves exchanged, by Woodbury's identity in K x K matrices.
+    With X = factor own^-1/2 and X X^T = U diag(e) U^T, Sigma^1/2 is (I + X^T U diag(1 / (1 + (1 + e)^1/2)) U^T X)
+    own^1/2. A factored J stays factored: J Sigma J^T = J diag(own) J^T + (J factor^T) (J factor^T)^T.
 
     >>> LowRankCovariance(torch.ones(3), torch.tensor([[3.0, 0.0, 0.0]])).variance()
     tensor([10.,  1.,  1.], dtype=torch.float64)
@@ -236,11 +236,9 @@ class LowRankCovariance(Precision):
 
     @property
     def logdet(self) -> Tensor:
-        """Minus log det Sigma, by the matrix determinant lemma."""
         return -self._sigma.logdet
 
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "LowRankCovariance":
-        """There is no such form: a covariance does not tell the curvature of the data from the prior."""
         raise TypeError(
             "A LowRankCovariance does not tell the curvature of the data from the prior, so neither can be rescaled. "
             "For tuning, use the posterior of Laplace, with the structure LowRank() if it must be small."
@@ -256,15 +254,12 @@ class LowRankCovariance(Precision):
         return self._sigma.matvec(vector)
 
     def colour(self, noise: Tensor) -> Tensor:
-        """own^1/2 (I + X^T U diag(1 / (1 + (1 + e)^1/2)) U^T X) noise."""
         return self._sigma.root(noise.to(torch.float64))
 
     def variance(self) -> Tensor:
         return self._sigma.diagonal()
 
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """J diag(own) J^T + (J factor^T) (J factor^T)^T, in the number type of a factored J."""
-
         def whole(factors: Jacobian, own: Tensor, factor: Tensor) -> Tensor:
             shared = factors.products(factor).permute(1, 2, 0)  # (N, D, K)
             return factors.weighted_gram(own) + shared @ shared.mT
@@ -278,8 +273,6 @@ class LowRankCovariance(Precision):
         )
 
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """J diag(own) J^T + (J factor^T) (J factor^T)^T between all rows."""
-
         def whole(factors: Jacobian, own: Tensor, factor: Tensor) -> Tensor:
             shared = factors.products(factor).flatten(1)  # (K, N D)
             return factors.joint_gram(own) + shared.mT @ shared
@@ -291,8 +284,8 @@ class LowRankCovariance(Precision):
         return tuple(torch.broadcast_shapes(self.own.shape[:-1], self.factor.shape[:-2]))  # type: ignore[no-untyped-call]
 
     def _each(self, jacobian: Jacobian, function: Callable[[Jacobian, Tensor, Tensor], Tensor]) -> Tensor:
-        """The function of own variances and factor of each member, in the number type of the Jacobian."""
-        if jacobian.dtype not in self._members:  # of large networks it is called for many chunks of rows
+        """A function of own variances and factor of each member, computed in the dtype of the Jacobian."""
+        if jacobian.dtype not in self._members:  # called for many chunks of rows of large networks
             count = prod(self._lead)
             self._members[jacobian.dtype] = (
                 self.own.expand(*self._lead, -1).to(jacobian.dtype).reshape(count, -1),
@@ -307,7 +300,6 @@ class LowRankCovariance(Precision):
         return {}
 
     def covariance(self) -> Tensor:
-        """diag(own) + factor^T factor, symmetric to the last bit."""
         shared = self.factor.mT @ self.factor
         return 0.5 * (shared + shared.mT) + torch.diag_embed(self.own)
 

@@ -1,4 +1,4 @@
-"""What every precision matrix does, and spectra that are shared by their kinds."""
+"""The interface of precision matrices, and spectra and checks shared by the structures."""
 
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -15,8 +15,8 @@ from posterity.numerics.random import Key
 class Precision(ABC):
     """A precision matrix Lambda = C + diag(prior) (..., R, R), possibly one for each member, in float64.
 
-    C is the curvature of the data in some structure, `prior` (..., R) the diagonal of the prior. With Sigma =
-    Lambda^-1. Implementations differ in structure only; every one is tested against the dense one.
+    C is the curvature of the data in some structure, `prior` (..., R) the diagonal of the prior, and Sigma = Lambda^-1.
+    Implementations differ in structure only; each is tested against the dense matrix.
     """
 
     is_diagonal: ClassVar[bool] = False
@@ -34,10 +34,7 @@ class Precision(ABC):
 
     @abstractmethod
     def rescaled(self, scale: Tensor | float, prior: Tensor) -> "Precision":
-        """scale C + diag(prior): the same curvature times a number, with another prior (R,).
-
-        Its `logdet` is differentiable in both.
-        """
+        """scale C + diag(prior) with another prior (R,); its `logdet` is differentiable in both."""
 
     @abstractmethod
     def diagonal(self) -> Tensor:
@@ -56,9 +53,9 @@ class Precision(ABC):
         """Draws of N(0, Sigma), (..., S, R), from standard normal noise (..., S, R)."""
 
     def draws(self, count: int, key: Key, like: Tensor, space: Tensor | None = None) -> Tensor:
-        """Fresh draws (count, R) of N(0, Sigma), on the device and in the number type of `like`; of one member.
+        """Draws (count, R) of N(0, Sigma) for one member, with the device and dtype of `like`.
 
-        They may be made in `space`, float32 (count, R), if given.
+        `space`, float32 (count, R), may be overwritten and returned.
         """
         return self.colour(key.normal((count, self.size), torch.float64, like.device)).to(like.dtype)
 
@@ -68,7 +65,7 @@ class Precision(ABC):
 
     @abstractmethod
     def quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """J Sigma J^T for each row, (..., N, D, D), of J (N, D, R)."""
+        """J Sigma J^T for each row, (..., N, D, D), with J (N, D, R)."""
 
     def marginal(self, jacobian: Tensor | Jacobian) -> Tensor:
         """Diagonals of `quadratic`, (..., N, D)."""
@@ -76,7 +73,7 @@ class Precision(ABC):
 
     @abstractmethod
     def joint_quadratic(self, jacobian: Tensor | Jacobian) -> Tensor:
-        """J Sigma J^T between all rows, (..., N D, N D), of J (N, D, R)."""
+        """J Sigma J^T between all rows, (..., N D, N D), with J (N, D, R)."""
 
     def covariance(self) -> Tensor:
         """Sigma as a dense matrix (..., R, R)."""
@@ -90,7 +87,7 @@ class Precision(ABC):
 
     @property
     def base(self) -> Tensor:
-        """A positive diagonal (..., R) within Lambda: its prior, or half of its diagonal where that is not positive.
+        """A positive diagonal (..., R) within Lambda: its prior, or half its diagonal where the prior is not positive.
 
         A precision that others are added to by `plus` takes the sum of their bases as its prior.
         """
@@ -99,10 +96,10 @@ class Precision(ABC):
     def plus(self, other: "Precision", scale: Tensor | float = 1.0) -> "Precision":
         """Lambda + scale (Lambda_other - diag(`base` of other)): adds the other's curvature and keeps this prior.
 
-        Both must be of one structure. Exact for `Dense`, `Diagonal`, `LowRank` (whose rank grows), sums of `Dense` and
+        Both must have one structure. Exact for `Dense`, `Diagonal`, `LowRank` (whose rank grows), sums of `Dense` and
         `LowRank`, and for `BlockDiagonal` with such parts. `Kronecker` factors become (n1 A1 + n2 A2) / (n1 + n2) on
-        either side with scale n1 + n2, where the n are the scales: the factors of both data together, exact where one
-        of the factors is the same in both. Differentiable in the scales.
+        either side with scale n1 + n2, where the n are the scales: the factors of both datasets together, exact where
+        one of the factors is the same in both. Differentiable in the scales.
 
         >>> from posterity.precisions import Diagonal
         >>> first, second = Diagonal(torch.ones(2), prior=torch.ones(2)), Diagonal(torch.ones(2), prior=torch.ones(2))
@@ -123,11 +120,11 @@ class Precision(ABC):
         return total
 
     def _sum(self, other: "Precision", scale: Tensor | float) -> "Precision | None":
-        """What `plus` gives; None where the other is of another structure."""
+        """The sum that `plus` returns; None where the other has another structure."""
         return None
 
     def _excess(self) -> Tensor | None:
-        """Lambda - diag(base), dense; None of structures that are added without it."""
+        """Lambda - diag(base), dense; None for structures whose sums do not need it."""
         return None
 
     @property
@@ -136,7 +133,7 @@ class Precision(ABC):
 
 
 class Spectrum:
-    """Eigenvalues of C (..., R, R), or of F^T F for F (..., K, R), when first asked for; eigenvectors only if needed.
+    """Eigenvalues of C (..., R, R), or of F^T F for F (..., K, R), computed on first use; eigenvectors only if needed.
 
     Eigenvalues within rounding of zero count as zero.
     """
@@ -151,59 +148,53 @@ class Spectrum:
     @cached_property
     def values(self) -> Tensor:
         """Eigenvalues (..., K), K at most R, in rising order."""
-        return _without_rounding(torch.linalg.eigvalsh(self._gram)[..., -self._curvature.shape[-1] :])
+        values: Tensor = torch.linalg.eigvalsh(self._gram)[..., -self._curvature.shape[-1] :]
+        if values.shape[-1] == 0:
+            return values
+        rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
+        return torch.where(values.abs() <= rounding, 0.0, values)
 
     @cached_property
     def shares(self) -> Tensor:
-        """Squares of the eigenvectors (..., R, K): how much of each is in each weight; zero for eigenvalues of zero."""
+        """Squares of the entries of the eigenvectors (..., R, K); zero for eigenvalues of zero."""
         vectors: Tensor = torch.linalg.eigh(self._gram)[1][..., -self._curvature.shape[-1] :]
         if not self._factored:
             return vectors.square()
         squares = (self._curvature.mT @ vectors).square()
-        found = (self.values > 0).unsqueeze(-2)
-        # Divided by their own sums, not by the eigenvalues, small ones of which are known less well.
-        return torch.where(found, squares / torch.where(found, squares.sum(-2, keepdim=True), 1.0), 0.0)
+        positive = (self.values > 0).unsqueeze(-2)
+        # Divided by their own sums, not by the eigenvalues, of which the small ones are less accurate.
+        return torch.where(positive, squares / torch.where(positive, squares.sum(-2, keepdim=True), 1.0), 0.0)
 
     def logdet(self, scale: Tensor, prior: Tensor) -> Tensor:
-        """log det(scale C + diag(prior)), (...), for a prior (..., R) of one number.
+        """log det(scale C + diag(prior)), (...), for a prior (..., R) with equal entries.
 
-        Its first derivatives in scale (...) and in every entry of the prior are exact: with the eigenvectors v_k it is
-        the sum of log(scale e_k + sum_i v_ki^2 prior_i).
+        First derivatives in scale (...) and in every entry of the prior are exact: with eigenvectors v_k it is the sum
+        of log(scale e_k + sum_i v_ki^2 prior_i).
         """
         size, rank = self._curvature.shape[-1], self.values.shape[-1]
-        if not prior.requires_grad or prior.stride(-1) == 0:  # the entries need no derivatives of their own
-            inside = prior[..., :1]
-            outside = prior[..., 0]
-        else:
+        inside, outside = prior[..., :1], prior[..., 0]
+        if prior.requires_grad and prior.stride(-1) != 0:  # the entries have derivatives of their own
             inside = (prior.unsqueeze(-2) @ self.shares).squeeze(-2)  # (..., K)
             if self._factored:
-                found = self.values > 0
-                rest = (size - found.sum(-1)).clamp(min=1)
-                outside = (prior.sum(-1) - inside.sum(-1)) / rest
-                inside = torch.where(found, inside, outside.unsqueeze(-1))
-            else:
-                outside = prior[..., 0]
+                positive = self.values > 0
+                outside = (prior.sum(-1) - inside.sum(-1)) / (size - positive.sum(-1)).clamp(min=1)
+                inside = torch.where(positive, inside, outside.unsqueeze(-1))
         entries = scale.unsqueeze(-1) * self.values + inside
         check_positive(entries)
         inner = entries.log().sum(-1)
         return inner + (size - rank) * outside.log() if size != rank else inner
 
 
-def _without_rounding(values: Tensor) -> Tensor:
-    """Eigenvalues, those within rounding of zero made zero."""
-    if values.shape[-1] == 0:
-        return values
-    rounding = values.shape[-1] * torch.finfo(values.dtype).eps * values.abs().amax(-1, keepdim=True)
-    return torch.where(values.abs() <= rounding, 0.0, values)
+def check_finite(name: str, values: Tensor) -> None:
+    """Refuse entries of `name` that are NaN or infinite."""
+    if not bool(torch.isfinite(values).all()):
+        raise NotPositiveDefinite(f"{name} has entries that are not finite. Look for NaN or infinite weights or data.")
 
 
 def check_positive(values: Tensor) -> None:
     """Refuse eigenvalues of a precision matrix that are not positive and finite."""
     values = values.detach()
-    if not bool(torch.isfinite(values).all()):
-        raise NotPositiveDefinite(
-            "The precision matrix has entries that are not finite. Look for NaN or infinite weights or data."
-        )
+    check_finite("The precision matrix", values)
     lowest = float(values.min()) if values.numel() else 1.0
     if lowest < 0:
         raise not_definite(lowest)
@@ -234,7 +225,7 @@ def is_one_number(prior: Tensor) -> bool:
 
 
 def double(values: Tensor) -> Tensor:
-    """In float64; what is one number expanded stays so, for `is_one_number` and derivatives are then cheap."""
+    """Values in float64; an expanded number stays expanded, which keeps `is_one_number` and derivatives cheap."""
     if values.stride(-1) == 0 and values.shape[-1] > 0:
         return values[..., :1].to(torch.float64).expand_as(values)
     return values.to(torch.float64)
@@ -246,17 +237,16 @@ def number(scale: Tensor | float, like: Tensor) -> Tensor:
 
 
 def positive_base(prior: Tensor | None, diagonal: Tensor) -> Tensor:
-    """The entries of a prior (..., R) that are positive; half of the diagonal elsewhere."""
+    """A prior (..., R) where it is positive, and half of the diagonal elsewhere."""
     return 0.5 * diagonal if prior is None else torch.where(prior > 0, prior, 0.5 * diagonal)
 
 
 def pick(values: Tensor, lead: tuple[int, ...], kept: int, index: int) -> Tensor:
-    """One member of values (..., *last) whose leading axes broadcast to `lead`, the last `kept` axes being its own."""
-    own = values.shape[values.dim() - kept :]
-    return values.expand(*lead, *own)[index]
+    """The values of one member, where all axes but the last `kept` broadcast to `lead`."""
+    return values.expand(*lead, *values.shape[values.dim() - kept :])[index]
 
 
 def check_size(name: str, prior: Tensor, size: int) -> None:
-    """Refuse a prior that has not one entry for each of `size` weights."""
+    """Refuse a prior without one entry for each of `size` weights."""
     if prior.shape[-1:] != (size,):
         raise ValueError(f"{name} must have one entry for each of the {size} weights. Got {shown(prior)}.")
