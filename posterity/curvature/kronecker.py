@@ -157,7 +157,7 @@ def block_precision(
 
 
 @dataclass(frozen=True)
-class CorrectedKronecker(Structure):
+class CorrectedKronecker(Factored):
     """Kronecker eigenvectors with the exact curvature along each of them (EKFAC).
 
     **Math**: with B = B_G (x) B_A the eigenvectors of the Kronecker factors, the block of a layer is

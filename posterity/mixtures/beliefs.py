@@ -63,23 +63,28 @@ class Sticks:
     beta: ClassVar[Dirichlet] = Dirichlet()  # a Beta distribution is a Dirichlet distribution of two
 
     def prior(self, concentration: Tensor, components: int) -> Tensor:
+        """Parameters (1, K, 2) of the prior Beta(1, gamma) of every stick, gamma the concentration ()."""
         return torch.stack([torch.ones_like(concentration), concentration]).expand(1, components, 2)
 
     def updated(self, prior: Tensor, counts: Tensor) -> Tensor:
+        """The posterior (R, K, 2) when components have counts (R, K) of rows."""
         after = counts.flip(-1).cumsum(-1).flip(-1) - counts
         return prior + torch.stack([counts, after], -1)
 
     def expected_logs(self, concentration: Tensor) -> Tensor:
+        """E log weight_k, (R, K)."""
         # E log v_k plus E log(1 - v_j) over j < k
         taken, left = self._last_is_one(self.beta.expected_logs(concentration), 0.0).unbind(-1)
         return taken + left.cumsum(-1) - left
 
     def means(self, concentration: Tensor) -> Tensor:
+        """E weight_k, (R, K), with sum 1."""
         taken, left = self._last_is_one(self.beta.means(concentration), 1.0).unbind(-1)
         before = torch.cat([torch.ones_like(left[..., :1]), left[..., :-1].cumprod(-1)], -1)
         return taken * before
 
     def divergence(self, concentration: Tensor, prior: Tensor) -> Tensor:
+        """KL(posterior || prior) in nats over all sticks but the last, (R,)."""
         return self.beta.divergence(concentration[..., :-1, :], prior[..., :-1, :]).sum(-1)
 
     @staticmethod

@@ -34,7 +34,7 @@ class Diagonal(Precision):
         check_finite("The diagonal precision", self.entries)
         if not bool((self.entries > 0).all()):
             raise NotPositiveDefinite(
-                f"The diagonal precision has entries that are not positive (smallest {float(self.entries.min()):.3g}). "
+                f"The diagonal precision has entries that are not positive (smallest {float(self.entries.detach().min()):.3g}). "
                 "The weights are not at a mode: train longer, use the Gauss-Newton curvature, or a smaller prior scale."
             )
 

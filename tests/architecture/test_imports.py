@@ -102,8 +102,9 @@ def test_no_module_binds_a_name_twice():
                 overload = any("overload" in ast.unparse(decorator) for decorator in node.decorator_list)
                 names[node.name] += not overload
             elif isinstance(node, ast.Assign):
-                targets = (name for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name))
-                names.update(name.id for name in targets)
+                targets = (name for target in node.targets for name in ast.walk(target))
+                stored = (name for name in targets if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+                names.update(name.id for name in stored)
         if repeated := [name for name, count in names.items() if count > 1]:
             twice[path.name] = repeated
     assert not twice

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matrixcases import FLOAT64, between, low_rank_covariance, normal
-from numerics.test_precision_structures import check_all, close
+from precisions.test_precision_structures import check_all, close
 
 from posterity.errors import NotPositiveDefinite
 from posterity.jacobians.jacobian import Explicit, Stacked
