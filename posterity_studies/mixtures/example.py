@@ -134,5 +134,5 @@ def expectation_maximization(data: Sample, start: Values) -> Rounds:
     )
     history, first = _History(), density.unconstrained(start)
     _, trace = infer(method, density, None, start=first, callbacks=[history], progress=False)
-    found = tuple(density.constrained(theta) for theta in (first, *history.thetas))
-    return Rounds(found, trace["bound"][:, 0], trace["bound_after_m"][:, 0])
+    result = tuple(density.constrained(theta) for theta in (first, *history.thetas))
+    return Rounds(result, trace["bound"][:, 0], trace["bound_after_m"][:, 0])

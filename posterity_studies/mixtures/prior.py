@@ -116,13 +116,13 @@ def _fixed(train: Pair, test: Pair, key: Key) -> list[float]:
     joint = problem(torch.tensor(SCALES, dtype=torch.float64, device="cpu"), key)
     start = problem(FIRST, key).network.initial.expand(len(SCALES), -1)
     modes, _ = infer(MAP(STEPS, None, Adam(0.02), Cosine()), joint, train, start=start, progress=False)
-    found = []
+    results = []
     for index in range(len(SCALES)):
         mode = modes.member(index)
         assert isinstance(mode.joint, Joint)
         q, _ = infer(Laplace(tuning=None), mode.joint, train, start=mode, progress=False)
-        found.append(_score(q, test))
-    return found
+        results.append(_score(q, test))
+    return results
 
 
 def _fit(steps: tuple[PriorScale | NoiseScale, ...], train: Pair, test: Pair, key: Key) -> Fit:

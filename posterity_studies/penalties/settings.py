@@ -10,7 +10,7 @@ from posterity_studies.grids import log_grid, merged
 if TYPE_CHECKING:
     from posterity.methods import MAP
     from posterity.model.augmentation import Augmentation
-    from posterity_studies.penalties.protocol import Architecture
+    from posterity_studies.penalties.problem import Architecture
 
 DATA_SETS = ("mnist", "fashion-mnist", "cifar-10")
 NETWORKS = ("cvnn", "vgg19")
@@ -86,7 +86,7 @@ class Settings:
     @property
     def architecture(self) -> "Architecture":
         """The network, with what is usual for these images."""
-        from posterity_studies.penalties.protocol import ARCHITECTURES, SMALL
+        from posterity_studies.penalties.problem import ARCHITECTURES, SMALL
 
         return SMALL if self.net == "cvnn" and self.data != "cifar-10" else ARCHITECTURES[self.net]
 
@@ -138,7 +138,7 @@ class Settings:
         from posterity.methods import MAP
         from posterity.optim.optimizer import SGD
         from posterity.optim.schedules import Cosine
-        from posterity_studies.penalties.protocol import PENALTIES
+        from posterity_studies.penalties.problem import PENALTIES
 
         batch = min(self.batch_size, num_data)
         steps = self.actual_epochs * (num_data // batch)
