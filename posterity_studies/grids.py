@@ -39,7 +39,7 @@ def half_power(value: float) -> float:
 
 
 def merged(values: Sequence[float]) -> tuple[float, ...]:
-    """The numbers, ascending; of those that differ by rounding the first.
+    """The numbers, ascending; of numbers equal up to rounding only the first.
 
     >>> merged([2.0, 1.0, 2.0 + 1e-12])
     (1.0, 2.0)
@@ -52,7 +52,7 @@ def merged(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def nearest(values: Sequence[float], value: float) -> float | None:
-    """The one of them that is `value` but for rounding, None where there is none."""
+    """The element equal to `value` up to rounding, or None."""
     return next((candidate for candidate in values if math.isclose(candidate, value, rel_tol=ALIKE)), None)
 
 

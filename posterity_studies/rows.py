@@ -23,7 +23,7 @@ def split_rows(
 ) -> tuple[LabelledData, LabelledData | None]:
     """Training rows, and `held_out` of them apart (None for none).
 
-    Those held out are chosen by the seed; the first `rows` of the others, in the order of the data set, train.
+    The seed chooses the held-out rows; the first `rows` of the others, in the order of the data set, train.
     """
     train, held = whole.train, None
     if held_out:

@@ -76,13 +76,13 @@ def _grid(
     models, methods = ([*dict.fromkeys(getattr(row, name) for row in study.rows)] for name in ("model", "method"))
     lines = 1 if len(methods) <= WIDEST else 2
     columns = math.ceil(len(methods) / lines)
-    figure, indices = panels(lines * len(models), columns, size=(3.0, 2.2), sharex=True)
-    for panel in indices:
+    figure, axes = panels(lines * len(models), columns, size=(3.0, 2.2), sharex=True)
+    for panel in axes:
         panel.set_axis_off()
     for row in study.rows:
         index = methods.index(row.method)
         line = models.index(row.model) * lines + index // columns
-        panel = indices[line * columns + index % columns]
+        panel = axes[line * columns + index % columns]
         panel.set_axis_on()
         draw_panel(panel, row)
         p = row.found.smallest
@@ -98,14 +98,9 @@ def _grid(
         plain(panel)
     if not all(row.passes for row in study.rows):
         title += f" Red: p below {THRESHOLD:g}."
-    figure.suptitle(_wrapped(title, 34 * columns), fontsize=10)
+    title_lines = math.ceil(len(title) / (34 * columns))  # of about the same length
+    figure.suptitle("\n".join(textwrap.wrap(title, math.ceil(len(title) / title_lines) + 8)), fontsize=10)
     save(figure, path)
-
-
-def _wrapped(text: str, width: int) -> str:
-    """The text in lines of about the same length, none much longer than `width`."""
-    lines = math.ceil(len(text) / width)
-    return "\n".join(textwrap.wrap(text, math.ceil(len(text) / lines) + 8))
 
 
 def _curves(panel: "Axes", row: Row, widest: float) -> None:

@@ -145,7 +145,7 @@ def _predictions(panel: "Axes", untempered: Untempered, theta: Tensor) -> None:
     panel.set(xlabel="x", ylabel="mean prediction")
 
 
-def _finish(*indices: "Axes") -> None:
-    for panel in indices:
+def _finish(*axes: "Axes") -> None:
+    for panel in axes:
         panel.title.set_fontsize(11)
         plain(panel)

@@ -113,7 +113,7 @@ _SAME = 1e-10  # relative differences of the bound that make no start better tha
 class Optima:
     """The best neurons found (..., J, .) for each width and temperature, and what the bound is made of there, (...).
 
-    `kl` is the average of a neuron: that of the network is N times it. `gap` = `functional` - `elbo`, computed without
+    `kl` is the average of a neuron: the network's is N times it. `gap` = `functional` - `elbo`, computed without
     the difference, is at least 0 and at most `gap_bound`. `gradient` is what the search left of it.
     """
 
@@ -154,7 +154,7 @@ class Untempered:
 
 @dataclass(frozen=True, eq=False)
 class Balanced:
-    """Optima at eta = tau p/N for temperatures and widths (T, W), and those of the limit (T,)."""
+    """Optima at eta = tau p/N for temperatures and widths (T, W), and in the limit (T,)."""
 
     case: Case
     widths: Tensor
@@ -164,7 +164,7 @@ class Balanced:
 
     @property
     def distance(self) -> Tensor:
-        """Of the neurons' parameters from those of the limit, (T, W)."""
+        """Distance of the neurons' parameters from their limit, (T, W)."""
         difference = self.optima.neurons.theta - self.limit.neurons.theta.unsqueeze(1)
         return difference.square().sum((-1, -2)).sqrt()
 
@@ -199,7 +199,7 @@ def untempered(case: Case) -> Untempered:
 
 
 def balanced(case: Case) -> Balanced:
-    """The optima at each tau: of the limit, and from there those of all widths."""
+    """The optima at each tau: first in the limit, then from there at all widths."""
     at, taus = widths(), torch.tensor(TAUS, dtype=torch.float64, device="cpu")
     limit = _best(case, case.starts, torch.full_like(taus, torch.inf), taus)
     near = limit.neurons.theta.unsqueeze(1).unsqueeze(0)  # (1, T, 1, J, .)
@@ -274,7 +274,7 @@ def averaged(law: OutputLaw) -> Tensor:
 
 
 def confidence(untempered: Untempered, other: Balanced) -> Confidence:
-    """Of the optima of the same case at eta = 1 and at the balanced temperatures."""
+    """Confidence at the optima of one case, at eta = 1 and at the balanced temperatures."""
     problem = untempered.case.problem
     laws = (
         problem.law(untempered.optima.neurons, untempered.widths),

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
@@ -14,7 +13,6 @@ from posterity_studies.collapse.optima import (
     Balanced,
     Confidence,
     Gap,
-    Optima,
     Sureness,
     Untempered,
     balanced,
@@ -98,7 +96,9 @@ def _untempered(untempered: Untempered) -> dict[str, Any]:
         "constant_ratio": float(untempered.ratio[-1]),
         "network_kl": untempered.network_kl.tolist(),
         "ratio_to_law": untempered.ratio.tolist(),
-        **_at(untempered.optima),
+        "data_term": untempered.optima.data_term.tolist(),
+        "elbo": untempered.optima.elbo.tolist(),
+        "gradient": float(untempered.optima.gradient.max()),
     }
 
 
@@ -136,17 +136,8 @@ def _gap(gap: Gap) -> dict[str, Any]:
     }
 
 
-def _at(result: Optima) -> dict[str, Any]:
-    return {
-        "data_term": result.data_term.tolist(),
-        "elbo": result.elbo.tolist(),
-        "gradient": float(result.gradient.max()),
-    }
-
-
 def _sureness(sureness: Sureness) -> dict[str, Any]:
-    values: dict[str, Tensor] = {"confidence": sureness.confidence, "accuracy": sureness.accuracy, "nll": sureness.nll}
-    return {name: value.tolist() for name, value in values.items()}
+    return {name: getattr(sureness, name).tolist() for name in ("confidence", "accuracy", "nll")}
 
 
 def show(out: Any, study: Study) -> None:

@@ -68,7 +68,7 @@ def _moons(study: Study, path: Path) -> None:
         for column, (name, entropies) in enumerate(result.maps.items()):
             panel = axes[2 * row + column]
             shown = array(getattr(entropies, kind).reshape(len(first), len(second)).T)  # rows are the second input
-            image = panel.imshow(
+            panel.imshow(
                 shown, origin="lower", extent=extent, cmap=colours, vmin=0, vmax=highest, interpolation="bilinear"
             )
             if kind == "probability":
@@ -82,7 +82,7 @@ def _moons(study: Study, path: Path) -> None:
                     array(rows[:, 0]), array(rows[:, 1]), s=9, color=colour, marker=marker, linewidths=0, label=title
                 )
             panel.set_aspect("equal")
-        bar = figure.colorbar(image, ax=axes[2 * row : 2 * row + 2], shrink=0.85, pad=0.02)
+        bar = figure.colorbar(axes[2 * row].images[0], ax=axes[2 * row : 2 * row + 2], shrink=0.85, pad=0.02)
         bar.set_label(label, fontsize=10)
     for panel in axes[2:]:
         panel.set_xlabel("$x_1$")

@@ -36,7 +36,7 @@ class Variance:
 def total_variance(estimates: Tensor, passes: int, exact: float | None = None) -> Variance:
     """The variances of independent estimates (S, R) summed over R, for one of `passes` passes.
 
-    The squared distances from the mean are averaged, and the standard error is that of this average.
+    The squared distances from the mean are averaged, and the standard error is the average's.
 
     >>> import torch
     >>> total_variance(torch.tensor([[0.0], [2.0], [4.0]]), passes=1).value

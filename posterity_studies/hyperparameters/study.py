@@ -92,7 +92,7 @@ def _laplace_em(settings: Settings) -> VariationalEM:
 
 
 def _mean_field(settings: Settings) -> MeanField:
-    """Steps a third as long as those of MAP, as draws add noise; scales begin small, or weights collapse."""
+    """Mean field with a third of MAP's step size, as draws add noise; scales begin small, or weights collapse."""
     step_size = Adam(settings.step_size / 3)
     return MeanField(settings.steps, settings.batch_size, step_size, Cosine(), initial_scales=FanIn(gain=0.02))
 
@@ -129,7 +129,7 @@ Scores = dict[str, float]
 
 @dataclass(frozen=True)
 class Cell:
-    """One data set, approximation and split, and whether its prior and noise are those of EM or all of the grid."""
+    """A fit: data set, approximation and split, and its part: prior and noise by EM, or all of the grid."""
 
     data_set: str
     method: str
@@ -208,7 +208,7 @@ def fit(cell: Cell, folder: Path, settings: Settings) -> Result[Cell]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """No word on weights away from a mode: those of the first rounds and of the worst cells are, and scores tell."""
+    """Silence warnings about weights away from a mode, expected in first rounds and bad cells; the scores show them."""
     logger = logging.getLogger("posterity")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -239,7 +239,7 @@ class Comparison:
     """One approximation on one data set.
 
     `grid` has the mean test NLL over splits at each prior scale (rows) and noise scale; `best` is the lowest of them,
-    an oracle, at `best_prior_scale` and `best_noise_scale`, and `em` is that of variational EM. The standard error of
+    an oracle, at `best_prior_scale` and `best_noise_scale`, and `em` the NLL of variational EM. The standard error of
     their `difference` is that over splits of the difference on each. `split_oracle` lets the grid choose a cell of its
     own on each split, by the rows that it is scored on. `points` are the prior and noise of EM on each split.
     """
@@ -374,17 +374,13 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
         report(f"{len(done)} of {len(cells)} results are there already")
     for count, result in enumerate(fit_all(missing, folder, settings, jobs), start=1):
         done[result.cell] = result
-        report(f"{count}/{len(missing)} {_progress(result)}")
+        scores = result.scores
+        if result.cell.part == EM:
+            said = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
+        else:
+            said = f"best NLL {min(scores.values()):.4g}"
+        report(f"{count}/{len(missing)} {result.cell}: {said}, {result.seconds:.1f} s")
     return Study(settings, tuple(done[cell] for cell in cells))
-
-
-def _progress(result: Result[Cell]) -> str:
-    scores = result.scores
-    if result.cell.part == EM:
-        said = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
-    else:
-        said = f"best NLL {min(scores.values()):.4g}"
-    return f"{result.cell}: {said}, {result.seconds:.1f} s"
 
 
 def show(out: Any, study: Study) -> None:

@@ -26,17 +26,17 @@ def _grid(study: Study, path: Path) -> None:
     for row, network in enumerate(networks):
         result = study.grid(network)
         etas = sorted(eta for eta in result if eta is not None)
-        indices = axes[row * (len(METRICS) + 1) :]
-        for panel, (key, label) in zip(indices, METRICS.items(), strict=False):
+        panels_of_row = axes[row * (len(METRICS) + 1) :]
+        for panel, (key, label) in zip(panels_of_row, METRICS.items(), strict=False):
             values = [result[eta].scores[f"held_out_{key}"] for eta in etas]
             panel.axhline(result[None].scores[f"held_out_{key}"], color=BLACK, linestyle="dashed", label="MAP")
             _curve(panel, etas, values, study.chosen[network], label)
         scales = [result[eta].scores["mean_scale"] for eta in etas]
-        _curve(indices[len(METRICS)], etas, scales, study.chosen[network], r"mean $\sigma$ of the weights")
-        indices[len(METRICS)].axhline(study.settings.prior_scale, color=GREY, linestyle="dotted", label="prior")
-        indices[0].set_title(NETWORKS[network].label, fontsize=11, loc="left")
-        indices[0].legend(frameon=False, fontsize=9)
-        indices[len(METRICS)].legend(frameon=False, fontsize=9)
+        _curve(panels_of_row[len(METRICS)], etas, scales, study.chosen[network], r"mean $\sigma$ of the weights")
+        panels_of_row[len(METRICS)].axhline(study.settings.prior_scale, color=GREY, linestyle="dotted", label="prior")
+        panels_of_row[0].set_title(NETWORKS[network].label, fontsize=11, loc="left")
+        panels_of_row[0].legend(frameon=False, fontsize=9)
+        panels_of_row[len(METRICS)].legend(frameon=False, fontsize=9)
     for panel in axes[-len(METRICS) - 1 :]:
         panel.set_xlabel(r"$\eta$, the weight of the KL", fontsize=10)
     count = f"{study.settings.held_out:,} held-out training images"

@@ -136,8 +136,8 @@ def start(network: str, seed: int, data: Images, settings: Settings) -> Posterio
 def fit(cell: Cell, begin_at: Posterior | None, data: Images, folder: Path, settings: Settings) -> Result[Cell]:
     """Run the last stage of a cell and store what it gave: scores, and of a Gaussian mean scale and parts of the ELBO.
 
-    It begins at the posterior `begin_at`, or for None at the network's first weights; its seconds are those of this
-    stage.
+    It begins at the posterior `begin_at`, or for None at the network's first weights; its seconds count this stage
+    alone.
     """
     joint = problem(cell.network, cell.eta, cell.seed, len(data.train), settings)
     method = settings.stages(cell.network, cell.eta)[-1]
@@ -164,7 +164,7 @@ WITHIN = 0.3  # points of error
 
 @dataclass(frozen=True)
 class Row:
-    """A method on a network: mean and standard deviation over seeds of each score, the latter None for one seed."""
+    """A method on a network: mean and standard deviation (None for one seed) of each score over seeds."""
 
     network: str
     method: str

@@ -48,11 +48,18 @@ def draw(study: Study, folder: Path) -> list[str]:
 def _maps(study: Study, path: Path) -> None:
     figure, axes = panels(2, 4, size=(3.3, 3.25), sharex=True, sharey=True)
     side, reach = len(study.axis), float(study.axis[-1])
+    extent = (-reach, reach, -reach, reach)
     colours = gentle("RdBu_r", 0.15, 0.85)
     for panel, (name, values) in zip(axes, study.maps.items(), strict=True):
         shown = array(values.reshape(side, side).T)  # rows are the second input
         panel.imshow(
-            shown, origin="lower", extent=(-reach, reach) * 2, cmap=colours, vmin=0, vmax=1, interpolation="bilinear"
+            shown,
+            origin="lower",
+            extent=(-reach, reach, -reach, reach),
+            cmap=colours,
+            vmin=0,
+            vmax=1,
+            interpolation="bilinear",
         )
         axis = array(study.axis)
         panel.contour(axis, axis, shown, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
@@ -218,7 +225,7 @@ def _multiclass(study: Study, path: Path) -> None:
         panel.imshow(
             shown,
             origin="lower",
-            extent=(-reach, reach) * 2,
+            extent=(-reach, reach, -reach, reach),
             cmap=colours,
             vmin=1 / 3,
             vmax=1,

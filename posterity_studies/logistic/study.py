@@ -240,7 +240,7 @@ def _methods(
 
 
 def _entropy(probability: Tensor) -> Tensor:
-    """Entropy of a coin with these probabilities, in nats."""
+    """Entropy of a binary label with these probabilities, in nats."""
     total: Tensor = torch.special.entr(probability) + torch.special.entr(1 - probability)
     return total
 

@@ -36,7 +36,7 @@ class Checks:
     `touching` is the largest distance of bound and log-likelihood right after an E-step, in any round;
     `highest_above` the largest amount by which the bound is above it, over all curves and for q at random (0 or less
     but for rounding); `decomposition` the largest distance of log-likelihood minus bound from the sum of KL(q_n ||
-    p(z | y_n)), and `two_forms` that of the bound from E_q log p(y | z) - KL(q || p(z)); `smallest_step` the least
+    p(z | y_n)), and `two_forms` its distance from E_q log p(y | z) - KL(q || p(z)); `smallest_step` the least
     that a half-step added. `fisher` is the largest distance of the gradient by Fisher's identity from automatic
     differentiation, `end_gradient` the largest entry of the gradient where EM ended. The last three are bounds as
     printed: with the best q common to all points, with the KL of the first point alone, and with its entropy alone.

@@ -59,7 +59,7 @@ class Components:
 class Clusters:
     """The rows (N, 2), where the starts ended, each number of components, and the Bayesian fit with the most.
 
-    `weights` (K,), `means` (K, 2) and `covariances` (K, 2, 2) are those of its components that are alive.
+    `weights` (K,), `means` (K, 2) and `covariances` (K, 2, 2) belong to its live components.
     """
 
     rows: Tensor

@@ -51,7 +51,7 @@ def sample(count: int, truth: Values, key: Key) -> Sample:
 
 
 def miniature() -> Sample:
-    """Twelve points whose components nobody knows."""
+    """Twelve points with unknown components."""
     points = torch.tensor(MINIATURE, dtype=torch.float64, device="cpu")
     return Sample(points, torch.full((len(points),), UNKNOWN))
 

@@ -32,7 +32,7 @@ class Share:
 
 
 def partly_labelled(key: Key) -> list[Share]:
-    """EM from the true values, so that the error is that of the data; the same data sets for every share.
+    """EM from the true values, so that the error comes from the data alone; the same data sets for every share.
 
     All data sets run in one batch: the number of its data set is one of a restart's values, which no step changes.
     """
@@ -51,7 +51,7 @@ def partly_labelled(key: Key) -> list[Share]:
 
 
 class _Last(Callback):
-    """Keeps theta of all restarts: a posterior has that of the best alone."""
+    """Keep theta of all restarts: a posterior holds the best alone."""
 
     theta: Tensor
 

@@ -169,7 +169,7 @@ class Problem:
 def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
     """The problem of a penalty."""
     kind = PENALTIES[penalty]
-    with torch.random.fork_rng(devices=[]):  # weights that nobody sees: every fit has fresh ones
+    with torch.random.fork_rng(devices=[]):  # unused weights: every fit draws its own
         torch.default_generator.manual_seed(0)
         channels = rows.train.inputs.shape[1]
         module = settings.architecture.make(rows.classes, channels, settings.actual_width, settings.batch_norm)

@@ -1,4 +1,4 @@
-"""Fits of the study, those of a penalty at once for all lambdas, setups and seeds; and the scores of a fit."""
+"""Fits of a penalty at once, for all lambdas, setups and seeds; and the scores of a fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -151,7 +151,7 @@ class Runs(Sweep[Cell]):
 
 
 def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Fits, list[str]]:
-    """Fit a group in a process of its own, and give back what it would have told."""
+    """Fit a group in a process of its own, and return its results and its progress lines."""
     rows, fingerprint = _read(settings)
     lines: list[str] = []
     runs = Runs(problem(penalty, rows, settings), folder, settings, lines.append, fingerprint)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 DATA_SETS = ("mnist", "fashion-mnist", "cifar-10")
 NETWORKS = ("cvnn", "vgg19")
 PENALTIES = ("l2", "l1", "rows", "columns", "channels")
-DECK = ("l2", "l1", "rows", "columns")  # those of the published table
+DECK = ("l2", "l1", "rows", "columns")  # as in the published table
 SETUPS = ("usual", "bayesian")
 RATIOS = log_grid(10.0**-3, 10.0**0.5, 8)
 
@@ -125,7 +125,7 @@ class Settings:
         return as_json(self)
 
     def common(self) -> dict[str, Any]:
-        """Those on which the numbers of a single fit depend."""
+        """The settings on which the numbers of a single fit depend."""
         return identity(self) | {
             "epochs": self.actual_epochs,
             "width": self.actual_width,

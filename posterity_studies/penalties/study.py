@@ -15,7 +15,7 @@ from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread
+from posterity_studies.grids import mean_and_spread, row_as_json
 from posterity_studies.options import Report, silent
 from posterity_studies.penalties.problem import Cell, Rows, problem, read
 from posterity_studies.penalties.runs import VANISHED, Fits, Runs, fit_there
@@ -230,7 +230,7 @@ class Study:
             "table": self.table(),
             "pruning_at_equal_accuracy": [
                 {
-                    **_as_json(row),
+                    **row_as_json(row),
                     "within": CLOSE,
                     "filters_vanished": 1.0 - row.scores["filters_left"][0],
                     "largest_pruned_difference": self._difference(row),
@@ -242,7 +242,7 @@ class Study:
                 for row in sparsest
             ],
             "penalties": [asdict(part) for part in self.parts],
-            "rows": [_as_json(row) for row in rows],
+            "rows": [row_as_json(row) for row in rows],
             "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
             "diverged": [asdict(cell) for cell in self.failed],
             "notes": self.notes(),
@@ -309,10 +309,6 @@ def _points(row: Row) -> float:
 
 def _pair(values: tuple[float, float | None]) -> dict[str, float | None]:
     return {"mean": values[0], "standard_deviation": values[1]}
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    return {**asdict(row), "scores": {key: _pair(values) for key, values in row.scores.items()}}
 
 
 def show(out: Any, study: Study) -> None:

@@ -36,8 +36,8 @@ class Model:
     """A problem with its rows (None for a density), and what the reference calls the parameters.
 
     `reported` makes these, (C, D) or (C, D, K) each, of the values that `Samples.values` gives. Strongly `correlated`
-    ones are sampled with a dense mass matrix; `target_accept` is that of NUTS. `start` has centre and scale (P,) of
-    normal numbers at which chains start, None for those of the problem.
+    ones are sampled with a dense mass matrix; `target_accept` is NUTS's option. `start` has centre and scale (P,) of
+    normal numbers at which chains start, None for the problem's own.
     """
 
     name: str

@@ -87,7 +87,7 @@ def reference(name: str) -> Reference:
     """What is known of the posterior: of reference draws, or of moments that were published."""
     if name == GERMAN_CREDIT:
         mean, error, sd = german_credit_reference()
-        # Of near-normal draws the error of the sd is that of the mean over sqrt 2.
+        # For near-normal draws the sd has the error of the mean over sqrt 2.
         return Reference(tuple(f"weights[{i + 1}]" for i in range(len(mean))), mean, error, sd, error / math.sqrt(2))
     draws = flat(posteriordb_draws(name))
     table = torch.stack(list(draws.values()), -1)  # (10, 1000, K)
@@ -185,5 +185,5 @@ def show(out: Any, study: Study) -> None:
 
 
 def _short(name: str) -> str:
-    """The name of data and model, or that of the model where both are too long for a line."""
+    """The name of data and model, or of the model alone where both are too long for a line."""
     return name if len(name) <= LONGEST else name.split("-")[-1]

@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of a row's inputs."""
+        """The shape of a row's inputs."""
         return tuple(self.train.inputs.shape[1:])
 
 
@@ -227,7 +227,7 @@ class Problem:
 def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
     """The problem of a width."""
     architecture = settings.architecture
-    with torch.random.fork_rng(devices=[]):  # weights that nobody sees: every fit has fresh ones
+    with torch.random.fork_rng(devices=[]):  # unused weights: every fit draws its own
         torch.default_generator.manual_seed(0)
         module = architecture.make(rows.shape, rows.classes, width)
     module = module.to(settings.device, DTYPES[settings.dtype])

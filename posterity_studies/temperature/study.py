@@ -118,7 +118,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """A width at a temperature: mean and standard deviation over seeds of each score, the latter None for one seed."""
+    """A width at a temperature: mean and standard deviation (None for one seed) of each score over seeds."""
 
     width: int | None
     units: int
@@ -154,7 +154,7 @@ class Study:
         return results
 
     def row(self, width: Width, eta: float) -> Row | None:
-        """That at one temperature, but for rounding."""
+        """The row at a temperature, up to rounding."""
         there = nearest(width.etas, eta)
         return next((row for row in self.rows(width) if row.eta == there), None)
 

@@ -70,7 +70,7 @@ def moments(posterior: Posterior, inputs: Tensor) -> Predictive:
 
 
 RATES = (0.005, 0.01, 0.05, 0.1)
-"""Those that the published runs chose from, for most of the data sets."""
+"""Dropout rates that the published runs chose from, for most of the data sets."""
 NOISES = tuple(0.01 * 10 ** (step / 12) for step in range(25))
 """Standard deviations of the standardised target, from 0.01 to 1."""
 DRAWS = 1000

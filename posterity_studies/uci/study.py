@@ -168,7 +168,7 @@ def at_least_as_good(rows: Sequence[Row], label: str) -> tuple[list[str], list[s
 def reached(rows: Sequence[Row], label: str, goal: str, metric: str) -> tuple[list[str], list[str]]:
     """The data sets where our `label` is at most one standard error worse than the published `goal`; all compared.
 
-    The standard error is that of the published mean, or our own where none is stated.
+    The standard error belongs to the published mean, or is our own where none is stated.
     """
     goals = {
         row.data_set: row.scores[metric]
