@@ -52,15 +52,7 @@ def _maps(study: Study, path: Path) -> None:
     colours = gentle("RdBu_r", 0.15, 0.85)
     for panel, (name, values) in zip(axes, study.maps.items(), strict=True):
         shown = array(values.reshape(side, side).T)  # rows are the second input
-        panel.imshow(
-            shown,
-            origin="lower",
-            extent=(-reach, reach, -reach, reach),
-            cmap=colours,
-            vmin=0,
-            vmax=1,
-            interpolation="bilinear",
-        )
+        panel.imshow(shown, origin="lower", extent=extent, cmap=colours, vmin=0, vmax=1, interpolation="bilinear")
         axis = array(study.axis)
         panel.contour(axis, axis, shown, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
         panel.contour(axis, axis, shown, levels=[0.5], colors=BLACK, linewidths=1.4)
