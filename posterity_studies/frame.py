@@ -150,3 +150,13 @@ def add_heading(rows: Any, name: str) -> None:
     if rows.row_count:
         rows.add_section()
     rows.add_row(Text(name, "bold"))
+
+
+def shades(count: int) -> list[str]:
+    """Colours of an ordered sequence of curves, from dark to light."""
+    from matplotlib.colors import to_hex
+
+    from posterity.report.canvas import gentle
+
+    colours = gentle("viridis", 0.0, 0.9)
+    return [to_hex(colours(index / max(count - 1, 1))) for index in range(count)]

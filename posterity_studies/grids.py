@@ -1,8 +1,10 @@
-"""Grids of logarithms, and means over seeds."""
+"""Grids of logarithms, and means and standard deviations over seeds."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import fmean, stdev
+from typing import Any
 
 from posterity.errors import positive, positive_whole
 
@@ -23,7 +25,7 @@ def log_grid(low: float, high: float, count: int) -> tuple[float, ...]:
     if count == 1:
         return (low,)
     ratio = math.log10(high / low) / (count - 1)
-    return tuple(float(f"{low * 10 ** (ratio * place):.12g}") for place in range(count))
+    return tuple(float(f"{low * 10 ** (ratio * index):.12g}") for index in range(count))
 
 
 def half_power(value: float) -> float:
@@ -37,21 +39,21 @@ def half_power(value: float) -> float:
 
 
 def merged(values: Sequence[float]) -> tuple[float, ...]:
-    """The numbers, ascending; of those that differ by rounding the first.
+    """The numbers, ascending; of numbers equal up to rounding only the first.
 
     >>> merged([2.0, 1.0, 2.0 + 1e-12])
     (1.0, 2.0)
     """
-    found: list[float] = []
+    results: list[float] = []
     for value in values:
-        if nearest(found, value) is None:
-            found.append(value)
-    return tuple(sorted(found))
+        if nearest(results, value) is None:
+            results.append(value)
+    return tuple(sorted(results))
 
 
 def nearest(values: Sequence[float], value: float) -> float | None:
-    """The one of them that is `value` but for rounding, None where there is none."""
-    return next((one for one in values if math.isclose(one, value, rel_tol=ALIKE)), None)
+    """The element equal to `value` up to rounding, or None."""
+    return next((candidate for candidate in values if math.isclose(candidate, value, rel_tol=ALIKE)), None)
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
@@ -61,3 +63,9 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     (2.0, 1.0)
     """
     return fmean(values), stdev(values) if len(values) > 1 else None
+
+
+def row_as_json(row: Any) -> dict[str, Any]:
+    """A dataclass whose `scores` map names to a mean and a standard deviation, ready for JSON."""
+    scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
+    return {**asdict(row), "scores": scores}

@@ -1,15 +1,21 @@
-"""The rows of a study: those that train, those held out, the test rows; and what each seed makes of them."""
+"""Rows of a study (training, held out, test) in the order of each seed, what results depend on, and printed means."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from posterity import __version__
 from posterity.datasets import DataSet, LabelledData
 from posterity.errors import BadData
+from posterity.inference.identity import identity
 from posterity.model.batch import Data
 from posterity.model.data import OwnOrders, Reordered, TensorData
 from posterity.numerics.random import Key
+from posterity.storage import Part
 
 
 def split_rows(
@@ -17,7 +23,7 @@ def split_rows(
 ) -> tuple[LabelledData, LabelledData | None]:
     """Training rows, and `held_out` of them apart (None for none).
 
-    Those held out are chosen by the seed; the first `rows` of the others, in the order of the data set, train.
+    The seed chooses the held-out rows; the first `rows` of the others, in the order of the data set, train.
     """
     train, held = whole.train, None
     if held_out:
@@ -55,3 +61,21 @@ def first_weights(fresh: Callable[[Key], Tensor], seeds: Sequence[int], key: Key
     """What `fresh` draws for each seed by its own key, (P,) for one or a row for each."""
     weights = {seed: fresh(key.fold(seed)) for seed in dict.fromkeys(seeds)}
     return weights[seeds[0]] if len(seeds) == 1 else torch.stack([weights[seed] for seed in seeds])
+
+
+def depends_on(cell: Any, settings: Any, **how: object) -> Part:
+    """All that the numbers of a cell depend on: its own values, the settings that all share, and `how` it is fitted."""
+    own = {"fit" if name == "seed" else name: value for name, value in asdict(cell).items()}
+    return identity(**own, **settings.common(), **how, posterity=__version__)
+
+
+def with_error(mean: float, error: float | None) -> str:
+    """A mean and its error, to the second digit of that.
+
+    >>> with_error(0.078899, 0.0006), with_error(2.09, None)
+    ('0.07890 ± 0.00060', '2.09')
+    """
+    if not error:
+        return f"{mean:.4g}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"

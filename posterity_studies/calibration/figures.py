@@ -25,22 +25,23 @@ WIDEST = 5  # panels beside each other
 
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw every figure of the study into the folder, and give the names of the files."""
-    row = study.rows[0].found
-    widest = band_width(row.replicates, row.draws)
+    head = study.rows[0].found
+    widest = band_width(head.replicates, head.draws)
     share = f"{LEVEL:.0%}".replace("%", " %")
     _grid(
         study,
         folder / "ecdf.png",
-        lambda panel, one: _curves(panel, one, widest),
-        f"Ranks of true values among {row.draws} draws, {row.replicates:,} replicates: empirical distribution function "
-        f"minus the uniform one, a curve for each test quantity. Grey: where {share} of calibrated curves stay.",
+        lambda panel, row: _curves(panel, row, widest),
+        f"Ranks of true values among {head.draws} draws, {head.replicates:,} replicates: empirical distribution "
+        f"function minus the uniform one, a curve for each test quantity. Grey: where {share} of "
+        "calibrated curves stay.",
         ("rank / draws", "difference"),
     )
     _grid(
         study,
         folder / "histograms.png",
         _bars,
-        f"Histogram of the ranks of the test quantity with the smallest p, {row.replicates:,} replicates. "
+        f"Histogram of the ranks of the test quantity with the smallest p, {head.replicates:,} replicates. "
         f"Grey: where {share} of calibrated bars end.",
         ("rank / draws", "replicates"),
     )
@@ -53,7 +54,7 @@ def band_width(replicates: int, draws: int) -> float:
     By simulation, as Säilynoja, Bürkner and Vehtari (2022) do.
     """
     ranks = torch.randint(draws + 1, (SIMULATIONS, replicates), generator=Key(0).generator("cpu"), device="cpu")
-    away = torch.stack([_away(counts_of(one, draws, draws + 1)) for one in ranks])  # (simulations, draws)
+    away = torch.stack([_away(counts_of(rank, draws, draws + 1)) for rank in ranks])  # (simulations, draws)
     return float((away / _errors(replicates, draws)).abs().amax(1).quantile(LEVEL))
 
 
@@ -75,13 +76,13 @@ def _grid(
     models, methods = ([*dict.fromkeys(getattr(row, name) for row in study.rows)] for name in ("model", "method"))
     lines = 1 if len(methods) <= WIDEST else 2
     columns = math.ceil(len(methods) / lines)
-    figure, places = panels(lines * len(models), columns, size=(3.0, 2.2), sharex=True)
-    for panel in places:
+    figure, axes = panels(lines * len(models), columns, size=(3.0, 2.2), sharex=True)
+    for panel in axes:
         panel.set_axis_off()
     for row in study.rows:
         index = methods.index(row.method)
         line = models.index(row.model) * lines + index // columns
-        panel = places[line * columns + index % columns]
+        panel = axes[line * columns + index % columns]
         panel.set_axis_on()
         draw_panel(panel, row)
         p = row.found.smallest
@@ -97,26 +98,21 @@ def _grid(
         plain(panel)
     if not all(row.passes for row in study.rows):
         title += f" Red: p below {THRESHOLD:g}."
-    figure.suptitle(_wrapped(title, 34 * columns), fontsize=10)
+    title_lines = math.ceil(len(title) / (34 * columns))  # of about the same length
+    figure.suptitle("\n".join(textwrap.wrap(title, math.ceil(len(title) / title_lines) + 8)), fontsize=10)
     save(figure, path)
 
 
-def _wrapped(text: str, width: int) -> str:
-    """The text in lines of about the same length, none much longer than `width`."""
-    lines = math.ceil(len(text) / width)
-    return "\n".join(textwrap.wrap(text, math.ceil(len(text) / lines) + 8))
-
-
 def _curves(panel: "Axes", row: Row, widest: float) -> None:
-    found = row.found
-    at = array(torch.arange(1, found.draws + 1, device="cpu") / (found.draws + 1))
-    band = array(widest * _errors(found.replicates, found.draws))
+    result = row.found
+    at = array(torch.arange(1, result.draws + 1, device="cpu") / (result.draws + 1))
+    band = array(widest * _errors(result.replicates, result.draws))
     panel.fill_between(at, -band, band, color=GREY, alpha=0.25, linewidth=0)
     panel.axhline(0.0, color=GREY, linewidth=0.6)
-    others = [name for name in found.ranks if name not in ("log likelihood", "log prior")]
+    others = [name for name in result.ranks if name not in ("log likelihood", "log prior")]
     reach = float(band.max())
-    for name, ranks in found.ranks.items():
-        curve = _away(counts_of(ranks, found.draws, found.draws + 1))
+    for name, ranks in result.ranks.items():
+        curve = _away(counts_of(ranks, result.draws, result.draws + 1))
         reach = max(reach, float(curve.abs().max()))
         colour = COLOURS[others.index(name) % len(COLOURS)] if name in others else "black"
         dotted = "dotted" if name == "log prior" else "solid"
@@ -126,9 +122,9 @@ def _curves(panel: "Axes", row: Row, widest: float) -> None:
 
 
 def _bars(panel: "Axes", row: Row) -> None:
-    found = row.found
-    counts = found.counts[row.worst]
-    bins, expected = found.bins, found.replicates / found.bins
+    result = row.found
+    counts = result.counts[row.worst]
+    bins, expected = result.bins, result.replicates / result.bins
     at = array((torch.arange(bins, device="cpu") + 0.5) / bins)
     error = math.sqrt(expected * (1.0 - 1.0 / bins))
     quantile = math.sqrt(2.0) * float(torch.special.erfinv(torch.tensor(LEVEL, dtype=torch.float64)))

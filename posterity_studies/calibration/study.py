@@ -14,8 +14,7 @@ from posterity.inference import Method
 from posterity.methods import HMC, MALA, MAP, NUTS, SGLD, Langevin, Laplace, MeanField, Metropolis
 from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
-from posterity_studies.calibration.calibrate import Calibration, calibrate, sized
-from posterity_studies.calibration.problem import MODELS
+from posterity_studies.calibration.calibrate import MODELS, Calibration, calibrate, sized
 from posterity_studies.calibration.settings import EXACT, Settings
 from posterity_studies.frame import add_heading, remark, title
 from posterity_studies.options import Report, silent
@@ -101,8 +100,8 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
 
 def show(out: Any, study: Study) -> None:
     """Print the tables."""
-    one = study.rows[0].found
-    title(out, f"Ranks of true values among {one.draws} draws, {one.replicates:,} replicates")
+    first = study.rows[0].found
+    title(out, f"Ranks of true values among {first.draws} draws, {first.replicates:,} replicates")
     rows = table("", "smallest p", "of", "lag 1", "accepted", "", wrap=False)
     for model, part in groupby(study.rows, lambda row: row.model):
         add_heading(rows, model)

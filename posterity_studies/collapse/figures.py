@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, array, gentle, panels, plain, save
+from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, array, panels, plain, save
 from posterity.theory import Neurons
-from posterity_studies.collapse import cases
+from posterity_studies.collapse import optima
 from posterity_studies.collapse.optima import Untempered
 from posterity_studies.collapse.study import Study
+from posterity_studies.frame import shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,13 +35,13 @@ def kl(study: Study, path: Path) -> None:
     Where a neuron's KL is 1e-20 the sixth digit is rounding: the distance of an odd activation ends there.
     """
     figure, (left, right) = panels(1, 2, size=(4.8, 3.6))
-    for colour, one in zip(COLOURS, (study.rectified, study.odd, study.classes), strict=True):
-        name = f"{one.case.name}: slope {one.slope:.4f}"
-        left.loglog(array(one.widths), array(one.network_kl), "o", color=colour, markersize=5, label=name)
-        law = array(one.law.kl(one.widths))
-        left.loglog(array(one.widths), law, color=colour, linewidth=1.2, linestyle="dashed")
-        off = (one.ratio - 1.0).abs()
-        right.loglog(array(one.widths), array(off), "o-", color=colour, markersize=5, linewidth=1.2)
+    for colour, case in zip(COLOURS, (study.rectified, study.odd, study.classes), strict=True):
+        name = f"{case.case.name}: slope {case.slope:.4f}"
+        left.loglog(array(case.widths), array(case.network_kl), "o", color=colour, markersize=5, label=name)
+        law = array(case.law.kl(case.widths))
+        left.loglog(array(case.widths), law, color=colour, linewidth=1.2, linestyle="dashed")
+        off = (case.ratio - 1.0).abs()
+        right.loglog(array(case.widths), array(off), "o-", color=colour, markersize=5, linewidth=1.2)
     left.plot([], [], color=GREY, linestyle="dashed", linewidth=1.2, label="theory, slopes -1 and -3")
     left.set(xlabel="width N", ylabel="KL(q* || P0) of the network, nats", title="Collapse at eta = 1")
     right.set(xlabel="width N", ylabel="|KL / theory - 1|", title="Distance from theory, with its constant")
@@ -53,22 +54,22 @@ def gap(study: Study, path: Path) -> None:
     """The gap of the theorem with its bound: at fixed neurons, and at optima."""
     figure, axes = panels(1, 3, size=(3.9, 3.7), sharey=True)
     classes = study.classes.case.name
-    fixed = [(one.name, one) for one in study.gaps if not one.case]
-    line = [(f"{one.case}, {one.name}", one) for one in study.gaps if one.case not in ("", classes)]
-    groups = [(one.name, one) for one in study.gaps if one.case == classes]
+    fixed = [(gap.name, gap) for gap in study.gaps if not gap.case]
+    line = [(f"{gap.case}, {gap.name}", gap) for gap in study.gaps if gap.case not in ("", classes)]
+    groups = [(gap.name, gap) for gap in study.gaps if gap.case == classes]
     for panel, some, colours in (
         (axes[0], fixed, COLOURS),
         (axes[1], line, (BLACK, ORANGE, *COLOURS)),
         (axes[2], groups, (BLACK, *COLOURS)),
     ):
-        for colour, (name, one) in zip(colours, some, strict=False):
-            label = f"{name}: {one.slope:.4f}"
-            panel.loglog(array(one.widths), array(one.gap), "o", color=colour, markersize=4.5, label=label)
-            panel.loglog(array(one.widths), array(one.bound), color=colour, linewidth=1.0, linestyle="dashed")
+        for colour, (name, gap) in zip(colours, some, strict=False):
+            label = f"{name}: {gap.slope:.4f}"
+            panel.loglog(array(gap.widths), array(gap.gap), "o", color=colour, markersize=4.5, label=label)
+            panel.loglog(array(gap.widths), array(gap.bound), color=colour, linewidth=1.0, linestyle="dashed")
         panel.plot([], [], color=GREY, linestyle="dashed", linewidth=1.0, label="bound of the theorem")
         panel.set_xlabel("width N")
         panel.legend(frameon=False, fontsize=8, loc="lower left", title="slopes", title_fontsize=8, alignment="left")
-    lowest = min(float(one.gap.min()) for one in study.gaps)
+    lowest = min(float(gap.gap.min()) for gap in study.gaps)
     axes[0].set(ylabel="F~ - ELBO, nats", ylim=(3e-4 * lowest, None), title="The same neurons at all widths")
     axes[1].set_title("The optimum of each width")
     axes[2].set_title(f"The same, {classes}")
@@ -79,22 +80,24 @@ def gap(study: Study, path: Path) -> None:
 def balanced(study: Study, path: Path) -> None:
     """Predictions at eta = 1 and at the balanced temperature; KL of a neuron; and distances from the limit."""
     figure, axes = panels(2, 2, size=(4.8, 3.4))
-    one, middle = study.balanced, len(study.balanced.taus) // 2
+    tempered, middle = study.balanced, len(study.balanced.taus) // 2
     _predictions(axes[0], study.rectified, study.rectified.optima.neurons.theta)
     axes[0].set_title("eta = 1")
-    _predictions(axes[1], study.rectified, one.optima.neurons.theta[middle])
-    axes[1].set_title(f"eta = tau p/N, tau = {float(one.taus[middle]):g}")
+    _predictions(axes[1], study.rectified, tempered.optima.neurons.theta[middle])
+    axes[1].set_title(f"eta = tau p/N, tau = {float(tempered.taus[middle]):g}")
     axes[1].sharey(axes[0])
     axes[0].legend(frameon=False, fontsize=8, loc="upper center", ncols=2)
     collapsed = array(study.rectified.optima.kl)
-    axes[2].loglog(array(one.widths), collapsed, "s-", color=BLACK, markersize=4, label="eta = 1")
-    for index, (colour, tau) in enumerate(zip(COLOURS, one.taus.tolist(), strict=False)):
-        own = array(one.optima.kl[index])
-        axes[2].loglog(array(one.widths), own, "o-", color=colour, markersize=4, label=f"tau = {tau:g}")
-        name = f"tau = {tau:g}: slope {one.slopes[index]:.4f}"
-        axes[3].loglog(array(one.widths), array(one.distance[index]), "o", color=colour, markersize=4.5, label=name)
-        law = one.distance[index, -1] * one.widths[-1] / one.widths
-        axes[3].loglog(array(one.widths), array(law), color=colour, linestyle="dashed", linewidth=1)
+    axes[2].loglog(array(tempered.widths), collapsed, "s-", color=BLACK, markersize=4, label="eta = 1")
+    for index, (colour, tau) in enumerate(zip(COLOURS, tempered.taus.tolist(), strict=False)):
+        own = array(tempered.optima.kl[index])
+        axes[2].loglog(array(tempered.widths), own, "o-", color=colour, markersize=4, label=f"tau = {tau:g}")
+        name = f"tau = {tau:g}: slope {tempered.slopes[index]:.4f}"
+        axes[3].loglog(
+            array(tempered.widths), array(tempered.distance[index]), "o", color=colour, markersize=4.5, label=name
+        )
+        law = tempered.distance[index, -1] * tempered.widths[-1] / tempered.widths
+        axes[3].loglog(array(tempered.widths), array(law), color=colour, linestyle="dashed", linewidth=1)
     axes[2].set(xlabel="width N", ylabel="KL of a neuron, nats", title="KL(q* || P0) / N")
     axes[3].set(xlabel="width N", ylabel="distance from the limit", title="Parameters of the neurons")
     axes[2].legend(frameon=False, fontsize=8, loc="lower left")
@@ -107,10 +110,10 @@ def balanced(study: Study, path: Path) -> None:
 def confidence(study: Study, path: Path) -> None:
     """Confidence and NLL of the averaged prediction of classes against the width."""
     figure, (left, right) = panels(1, 2, size=(4.8, 3.4))
-    found, widths, number = study.confidence, study.classes.widths, study.classes.case.outputs
+    result, widths, number = study.confidence, study.classes.widths, study.classes.case.outputs
     for panel, values, many in (
-        (left, found.untempered.confidence, found.balanced.confidence),
-        (right, found.untempered.nll, found.balanced.nll),
+        (left, result.untempered.confidence, result.balanced.confidence),
+        (right, result.untempered.nll, result.balanced.nll),
     ):
         panel.semilogx(array(widths), array(values), "s-", color=BLACK, markersize=4.5, label="eta = 1")
         for colour, row, tau in zip(COLOURS, many, study.balanced_classes.taus.tolist(), strict=False):
@@ -128,28 +131,21 @@ def confidence(study: Study, path: Path) -> None:
     save(figure, path)
 
 
-def _predictions(panel: "Axes", one: Untempered, theta: Tensor) -> None:
+def _predictions(panel: "Axes", untempered: Untempered, theta: Tensor) -> None:
     """E f along the line for some widths, with theta (W, J, .), over the rows."""
-    problem = one.case.problem
-    along = cases.line(POINTS, problem.activation)
+    problem = untempered.case.problem
+    along = optima.line(POINTS, problem.activation)
     panel.plot(array(problem.inputs[:, 0]), array(problem.targets), ".", color=GREY, markersize=5)
-    shown = [number for number in SHOWN if number < len(one.widths)]
-    for colour, number in zip(_shades(len(shown)), shown, strict=True):
-        mean = along.law(Neurons.from_theta(theta[number]), float(one.widths[number])).mean.squeeze(-1)
-        name = f"N = {int(one.widths[number]):,}"
+    shown = [number for number in SHOWN if number < len(untempered.widths)]
+    for colour, number in zip(shades(len(shown)), shown, strict=True):
+        mean = along.law(Neurons.from_theta(theta[number]), float(untempered.widths[number])).mean.squeeze(-1)
+        name = f"N = {int(untempered.widths[number]):,}"
         thick = 0.9 + 1.0 * (len(shown) - 1 - shown.index(number))  # curves that coincide are all seen
         panel.plot(array(along.inputs[:, 0]), array(mean), color=colour, linewidth=thick, label=name)
     panel.set(xlabel="x", ylabel="mean prediction")
 
 
-def _shades(count: int) -> list[str]:
-    from matplotlib.colors import to_hex
-
-    colours = gentle("viridis", 0.0, 0.9)
-    return [to_hex(colours(index / max(count - 1, 1))) for index in range(count)]
-
-
-def _finish(*places: "Axes") -> None:
-    for panel in places:
+def _finish(*axes: "Axes") -> None:
+    for panel in axes:
         panel.title.set_fontsize(11)
         plain(panel)

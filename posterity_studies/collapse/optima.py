@@ -6,8 +6,102 @@ import torch
 from torch import Tensor
 
 from posterity.numerics.random import Key
-from posterity.theory import CollapseLaw, Neurons, OutputLaw, WideProblem, collapse_law, optimum
-from posterity_studies.collapse.cases import Case, fixed_neurons, signs
+from posterity.theory import (
+    Activation,
+    CollapseLaw,
+    Logistic,
+    Neurons,
+    OutputLaw,
+    Rectified,
+    Smooth,
+    Softmax,
+    Square,
+    WideProblem,
+    collapse_law,
+    optimum,
+)
+
+ROWS = 30
+REACH, NOISE = 2.0, 0.2
+CLASS_ROWS = 150  # enough for the narrowest networks to be sure of classes at eta = 1
+CENTRES = ((4.8, 0.6), (-2.4, 4.2), (-2.4, -4.2))
+SHARES = (0.5, 0.3, 0.2)  # of the classes: a collapsed network does not even tell which is the most frequent
+SPREAD = 1.5
+FIXED = 4  # kinds of neurons that are not fitted
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A problem with the places (S, J, 2 (C + D)) from which its optima are looked for, the prior first."""
+
+    name: str
+    problem: WideProblem
+    outputs: int
+    starts: Tensor
+
+
+def rectified(key: Key) -> Case:
+    """A noisy |x| on a line, inputs (x, 1), by rectifiers: of two kinds, one for each side."""
+    inputs, targets = _bend(key)
+    problem = WideProblem(inputs, targets, Square(), activation=Rectified())
+    return Case("ReLU", problem, 1, _starts(problem, _sides(), 1))
+
+
+def odd(key: Key) -> Case:
+    """The same rows by an odd activation, with equal neurons."""
+    inputs, targets = _bend(key)
+    problem = WideProblem(inputs, targets, Square(), activation=Smooth("erf"))
+    return Case("erf", problem, 1, _starts(problem, _sides()[:1], 1))
+
+
+def classes(key: Key) -> Case:
+    """Three clusters in the plane, of unequal numbers of rows, by rectifiers: of a kind for each class."""
+    counts = [round(CLASS_ROWS * share) for share in SHARES]
+    labels = torch.repeat_interleave(torch.arange(3, device="cpu"), torch.tensor(counts, device="cpu"))
+    centres = torch.tensor(CENTRES, dtype=torch.float64, device="cpu")
+    inputs = centres[labels] + SPREAD * key.fold("classes").normal((len(labels), 2), torch.float64, "cpu")
+    problem = WideProblem(inputs, labels, Softmax(), activation=Rectified())
+    outer = 3.0 * torch.eye(3, dtype=torch.float64, device="cpu") - 1.0
+    small = torch.full((3, 1), 0.3, dtype=torch.float64, device="cpu")
+    theta = torch.cat([outer, small.expand(3, 3), centres / 3.0, small.expand(3, 2)], -1)
+    return Case("ReLU, 3 classes", problem, 3, _starts(problem, theta, 3))
+
+
+def signs(key: Key) -> WideProblem:
+    """Whether |x| is above its middle, on the same line."""
+    inputs, targets = _bend(key)
+    return WideProblem(inputs, torch.where(targets > targets.median(), 1.0, -1.0), Logistic())
+
+
+def fixed_neurons(key: Key, outputs: int) -> Neurons:
+    """Four kinds of neurons for two inputs, at random."""
+    sizes = (outputs, outputs, 2, 2)
+    rows = [key.fold(index).normal((FIXED, size), torch.float64, "cpu") for index, size in enumerate(sizes)]
+    return Neurons(rows[0], 0.4 * (0.3 * rows[1]).exp(), rows[2], 0.4 * (0.3 * rows[3]).exp())
+
+
+def line(points: int, activation: Activation) -> WideProblem:
+    """Places along the whole line, to look at predictions there."""
+    x = torch.linspace(-REACH, REACH, points, dtype=torch.float64, device="cpu")
+    return WideProblem(torch.stack([x, torch.ones_like(x)], -1), torch.zeros_like(x), activation=activation)
+
+
+def _bend(key: Key) -> tuple[Tensor, Tensor]:
+    x = REACH * (2.0 * key.fold("x").uniform((ROWS,), torch.float64, "cpu") - 1.0)
+    noise = NOISE * key.fold("noise").normal((ROWS,), torch.float64, "cpu")
+    return torch.stack([x, torch.ones_like(x)], -1), x.abs() + noise
+
+
+def _sides() -> Tensor:
+    """A neuron that rises to the right and one to the left, (2, 6)."""
+    rows = [[1.4, 0.4, 1.4, 0.0, 0.3, 0.3], [1.4, 0.4, -1.4, 0.0, 0.3, 0.3]]
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")
+
+
+def _starts(problem: WideProblem, theta: Tensor, outputs: int) -> Tensor:
+    prior = problem.prior.neurons(problem.inputs.shape[-1], outputs).theta
+    return torch.stack([prior.expand_as(theta), theta])
+
 
 WIDTHS = (12, 36, 120, 360, 1200, 3600, 12_000, 36_000, 120_000)  # whole numbers of 2, 3 and 4 kinds of neurons
 FROM = 1000  # the width from which slopes are fitted
@@ -19,7 +113,7 @@ _SAME = 1e-10  # relative differences of the bound that make no start better tha
 class Optima:
     """The best neurons found (..., J, .) for each width and temperature, and what the bound is made of there, (...).
 
-    `kl` is the average of a neuron: that of the network is N times it. `gap` = `functional` - `elbo`, computed without
+    `kl` is the average of a neuron: the network's is N times it. `gap` = `functional` - `elbo`, computed without
     the difference, is at least 0 and at most `gap_bound`. `gradient` is what the search left of it.
     """
 
@@ -60,7 +154,7 @@ class Untempered:
 
 @dataclass(frozen=True, eq=False)
 class Balanced:
-    """Optima at eta = tau p/N for temperatures and widths (T, W), and those of the limit (T,)."""
+    """Optima at eta = tau p/N for temperatures and widths (T, W), and in the limit (T,)."""
 
     case: Case
     widths: Tensor
@@ -70,7 +164,7 @@ class Balanced:
 
     @property
     def distance(self) -> Tensor:
-        """Of the neurons' parameters from those of the limit, (T, W)."""
+        """Distance of the neurons' parameters from their limit, (T, W)."""
         difference = self.optima.neurons.theta - self.limit.neurons.theta.unsqueeze(1)
         return difference.square().sum((-1, -2)).sqrt()
 
@@ -88,8 +182,8 @@ class Balanced:
     @property
     def moved(self) -> Tensor:
         """The largest difference of E f from its limit over all rows, (T, W)."""
-        found, limit = self.outputs
-        return (found - limit.unsqueeze(1)).abs().flatten(-2).amax(-1)
+        result, limit = self.outputs
+        return (result - limit.unsqueeze(1)).abs().flatten(-2).amax(-1)
 
 
 def widths() -> Tensor:
@@ -100,12 +194,12 @@ def widths() -> Tensor:
 def untempered(case: Case) -> Untempered:
     """The optima at eta = 1."""
     at = widths()
-    found = _best(case, case.starts, at, case.problem.tau(1.0, at))
-    return Untempered(case, at, collapse_law(case.problem, case.outputs), found)
+    result = _best(case, case.starts, at, case.problem.tau(1.0, at))
+    return Untempered(case, at, collapse_law(case.problem, case.outputs), result)
 
 
 def balanced(case: Case) -> Balanced:
-    """The optima at each tau: of the limit, and from there those of all widths."""
+    """The optima at each tau: first in the limit, then from there at all widths."""
     at, taus = widths(), torch.tensor(TAUS, dtype=torch.float64, device="cpu")
     limit = _best(case, case.starts, torch.full_like(taus, torch.inf), taus)
     near = limit.neurons.theta.unsqueeze(1).unsqueeze(0)  # (1, T, 1, J, .)
@@ -179,11 +273,11 @@ def averaged(law: OutputLaw) -> Tensor:
     return probabilities * (1.0 + 0.5 * (own - 2.0 * turned + common))
 
 
-def confidence(one: Untempered, other: Balanced) -> Confidence:
-    """Of the optima of the same case at eta = 1 and at the balanced temperatures."""
-    problem = one.case.problem
+def confidence(untempered: Untempered, other: Balanced) -> Confidence:
+    """Confidence at the optima of one case, at eta = 1 and at the balanced temperatures."""
+    problem = untempered.case.problem
     laws = (
-        problem.law(one.optima.neurons, one.widths),
+        problem.law(untempered.optima.neurons, untempered.widths),
         problem.law(other.optima.neurons, other.widths),
         problem.law(other.limit.neurons, torch.inf),
     )
@@ -223,16 +317,16 @@ class Gap:
 
 def gaps(case: Case, classes: Case, untempered: list[Untempered], balanced: list[Balanced], key: Key) -> list[Gap]:
     """At neurons that the key fixes, for three losses; and at all optima."""
-    found = [
+    results = [
         _fixed("square loss", case.problem, 1, key.fold("square")),
         _fixed("logistic loss", signs(key), 1, key.fold("logistic")),
         _fixed("softmax loss, second order", classes.problem, classes.outputs, key.fold("softmax")),
     ]
-    found += [_at(one.case.name, "eta = 1", one.widths, one.optima) for one in untempered]
-    for one in balanced:
-        for index, tau in enumerate(one.taus.tolist()):
-            found.append(_at(one.case.name, f"tau = {tau:g}", one.widths, one.optima, index))
-    return found
+    results += [_at(member.case.name, "eta = 1", member.widths, member.optima) for member in untempered]
+    for tempered in balanced:
+        for index, tau in enumerate(tempered.taus.tolist()):
+            results.append(_at(tempered.case.name, f"tau = {tau:g}", tempered.widths, tempered.optima, index))
+    return results
 
 
 def _fixed(name: str, problem: WideProblem, outputs: int, key: Key) -> Gap:

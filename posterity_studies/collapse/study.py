@@ -5,16 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
-from posterity_studies.collapse import cases, optima
+from posterity_studies.collapse import optima
 from posterity_studies.collapse.optima import (
     Balanced,
     Confidence,
     Gap,
-    Optima,
     Sureness,
     Untempered,
     balanced,
@@ -42,9 +40,9 @@ class Study:
     @property
     def highest_above(self) -> float:
         """The largest ELBO - F~ anywhere, relative to F~: 0 or less but for rounding."""
-        both = [one.optima for one in (self.rectified, self.odd, self.classes)]
-        both += [one.optima for one in (self.balanced, self.balanced_classes)]
-        return max(float(((one.elbo - one.functional) / one.functional.abs().clamp_min(1.0)).max()) for one in both)
+        both = [case.optima for case in (self.rectified, self.odd, self.classes)]
+        both += [case.optima for case in (self.balanced, self.balanced_classes)]
+        return max(float(((case.elbo - case.functional) / case.functional.abs().clamp_min(1.0)).max()) for case in both)
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
@@ -55,9 +53,9 @@ class Study:
             "widths": [int(width) for width in self.rectified.widths.tolist()],
             "slopes_from_width": optima.FROM,
             "elbo_above_functional": self.highest_above,
-            "untempered": [_untempered(one) for one in (self.rectified, self.odd, self.classes)],
-            "gaps": [_gap(one) for one in self.gaps],
-            "balanced": [_balanced(one) for one in (self.balanced, self.balanced_classes)],
+            "untempered": [_untempered(case) for case in (self.rectified, self.odd, self.classes)],
+            "gaps": [_gap(gap) for gap in self.gaps],
+            "balanced": [_balanced(case) for case in (self.balanced, self.balanced_classes)],
             "confidence": {
                 "classes": self.classes.case.outputs,
                 "uniform": 1.0 / self.classes.case.outputs,
@@ -71,7 +69,7 @@ class Study:
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
     key = Key(settings.seed)
-    made = cases.rectified(key), cases.odd(key), cases.classes(key)
+    made = optima.rectified(key), optima.odd(key), optima.classes(key)
     at_one = []
     for case in made:
         report(f"optima at eta = 1: {case.name}")
@@ -83,74 +81,86 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
         tempered.append(balanced(case))
     line, groups = tempered
     report("gaps")
-    found = tuple(gaps(rectified.case, classes.case, at_one, tempered, key))
-    return Study(settings.seed, rectified, odd, classes, line, groups, found, confidence(classes, groups))
+    result = tuple(gaps(rectified.case, classes.case, at_one, tempered, key))
+    return Study(settings.seed, rectified, odd, classes, line, groups, result, confidence(classes, groups))
 
 
-def _untempered(one: Untempered) -> dict[str, Any]:
+def _untempered(untempered: Untempered) -> dict[str, Any]:
     return {
-        "case": one.case.name,
-        "rows": one.case.problem.num_data,
-        "theory_slope": one.law.exponent,
-        "slope": one.slope,
-        "slope_off": one.slope - one.law.exponent,
-        "theory_constant": one.law.constant,
-        "constant_ratio": float(one.ratio[-1]),
-        "network_kl": one.network_kl.tolist(),
-        "ratio_to_law": one.ratio.tolist(),
-        **_at(one.optima),
+        "case": untempered.case.name,
+        "rows": untempered.case.problem.num_data,
+        "theory_slope": untempered.law.exponent,
+        "slope": untempered.slope,
+        "slope_off": untempered.slope - untempered.law.exponent,
+        "theory_constant": untempered.law.constant,
+        "constant_ratio": float(untempered.ratio[-1]),
+        "network_kl": untempered.network_kl.tolist(),
+        "ratio_to_law": untempered.ratio.tolist(),
+        "data_term": untempered.optima.data_term.tolist(),
+        "elbo": untempered.optima.elbo.tolist(),
+        "gradient": float(untempered.optima.gradient.max()),
     }
 
 
-def _balanced(one: Balanced) -> dict[str, Any]:
-    distance, moved = one.distance, one.moved
+def _balanced(balanced: Balanced) -> dict[str, Any]:
+    distance, moved = balanced.distance, balanced.moved
     return {
-        "case": one.case.name,
-        "rows": one.case.problem.num_data,
+        "case": balanced.case.name,
+        "rows": balanced.case.problem.num_data,
         "taus": [
             {
                 "tau": tau,
-                "kl_per_neuron": one.optima.kl[index].tolist(),
-                "kl_per_neuron_limit": float(one.limit.kl[index]),
+                "kl_per_neuron": balanced.optima.kl[index].tolist(),
+                "kl_per_neuron_limit": float(balanced.limit.kl[index]),
                 "distance_to_limit": distance[index].tolist(),
                 "slope": slope,
                 "slope_off": slope + 1.0,
                 "outputs_off_limit": moved[index].tolist(),
-                "outputs_size": float(one.outputs[1][index].abs().max()),
+                "outputs_size": float(balanced.outputs[1][index].abs().max()),
             }
-            for index, (tau, slope) in enumerate(zip(one.taus.tolist(), one.slopes, strict=True))
+            for index, (tau, slope) in enumerate(zip(balanced.taus.tolist(), balanced.slopes, strict=True))
         ],
-        "gradient": float(torch.cat([one.optima.gradient.flatten(), one.limit.gradient]).max()),
+        "gradient": float(torch.cat([balanced.optima.gradient.flatten(), balanced.limit.gradient]).max()),
     }
 
 
-def _gap(one: Gap) -> dict[str, Any]:
+def _gap(gap: Gap) -> dict[str, Any]:
     return {
-        "neurons": f"optimal, {one.case}" if one.case else "fixed",
-        "name": one.name,
-        "slope": one.slope,
-        "slope_off": one.slope + 1.0,
-        "largest_share_of_bound": one.of_bound,
-        "gap": one.gap.tolist(),
-        "bound": one.bound.tolist(),
+        "neurons": f"optimal, {gap.case}" if gap.case else "fixed",
+        "name": gap.name,
+        "slope": gap.slope,
+        "slope_off": gap.slope + 1.0,
+        "largest_share_of_bound": gap.of_bound,
+        "gap": gap.gap.tolist(),
+        "bound": gap.bound.tolist(),
     }
 
 
-def _at(found: Optima) -> dict[str, Any]:
-    return {"data_term": found.data_term.tolist(), "elbo": found.elbo.tolist(), "gradient": float(found.gradient.max())}
-
-
-def _sureness(one: Sureness) -> dict[str, Any]:
-    values: dict[str, Tensor] = {"confidence": one.confidence, "accuracy": one.accuracy, "nll": one.nll}
-    return {name: value.tolist() for name, value in values.items()}
+def _sureness(sureness: Sureness) -> dict[str, Any]:
+    return {name: getattr(sureness, name).tolist() for name in ("confidence", "accuracy", "nll")}
 
 
 def show(out: Any, study: Study) -> None:
     """Print the tables."""
     document = study.document()
     title(out, "eta = 1: KL(q* || P0) of the network")
-    out.print(_by_width(document))
-    out.print(_laws(document))
+    cases = document["untempered"]
+    rows = table("width", *(heading for case in cases for heading in (case["case"], "/ theory")))
+    for index, width in enumerate(document["widths"]):
+        pairs = ((f"{case['network_kl'][index]:.3e}", f"{case['ratio_to_law'][index]:.4f}") for case in cases)
+        rows.add_row(f"{width:,}", *(text for pair in pairs for text in pair))
+    out.print(rows)
+    rows = table(f"from width {document['slopes_from_width']}", "slope", "theory", "off", "constant", "ratio")
+    for case in cases:
+        rows.add_row(
+            case["case"],
+            f"{case['slope']:.5f}",
+            str(case["theory_slope"]),
+            f"{case['slope_off']:+.1e}",
+            f"{case['theory_constant']:.5g}",
+            f"{case['constant_ratio']:.6f}",
+        )
+    out.print(rows)
     title(out, "Slopes of F~ - ELBO, by theory -1")
     rows = table("neurons", "slope", "off", "of its bound")
     for row in document["gaps"]:
@@ -160,43 +170,7 @@ def show(out: Any, study: Study) -> None:
     remark(out, f"ELBO above F~ anywhere, at most: {document['elbo_above_functional']:.1e} of F~")
     out.print()
     title(out, "eta = tau p/N: KL of a neuron, and how neurons go to their limit")
-    out.print(_balanced_table(document))
-    remark(
-        out,
-        "Slope: of the distance of the neurons' parameters from their limit, by theory -1. f moves: the largest "
-        "difference of E f from its limit, at the widest.",
-    )
-    out.print()
-    title(out, f"Confidence of the averaged prediction, {document['confidence']['classes']} classes")
-    out.print(_confidence_table(document))
-
-
-def _by_width(document: dict[str, Any]) -> Any:
-    cases = document["untempered"]
-    rows = table("width", *(heading for case in cases for heading in (case["case"], "/ theory")))
-    for index, width in enumerate(document["widths"]):
-        numbers = ((case["network_kl"][index], case["ratio_to_law"][index]) for case in cases)
-        rows.add_row(f"{width:,}", *(text for kl, ratio in numbers for text in (f"{kl:.3e}", f"{ratio:.4f}")))
-    return rows
-
-
-def _laws(document: dict[str, Any]) -> Any:
-    rows = table(f"from width {document['slopes_from_width']}", "slope", "theory", "off", "constant", "ratio")
-    for case in document["untempered"]:
-        rows.add_row(
-            case["case"],
-            f"{case['slope']:.5f}",
-            str(case["theory_slope"]),
-            f"{case['slope_off']:+.1e}",
-            f"{case['theory_constant']:.5g}",
-            f"{case['constant_ratio']:.6f}",
-        )
-    return rows
-
-
-def _balanced_table(document: dict[str, Any]) -> Any:
-    widths = document["widths"]
-    shown = (0, -1)
+    widths, shown = document["widths"], (0, -1)
     rows = table("case", "tau", *(f"N = {widths[index]:,}" for index in shown), "limit", "slope", "f moves")
     for case in document["balanced"]:
         for row in case["taus"]:
@@ -204,10 +178,14 @@ def _balanced_table(document: dict[str, Any]) -> Any:
             moved = row["outputs_off_limit"][-1]
             texts = (f"{number:.5g}" for number in numbers)
             rows.add_row(case["case"], f"{row['tau']:g}", *texts, f"{row['slope']:.4f}", f"{moved:.0e}")
-    return rows
-
-
-def _confidence_table(document: dict[str, Any]) -> Any:
+    out.print(rows)
+    remark(
+        out,
+        "Slope: of the distance of the neurons' parameters from their limit, by theory -1. f moves: the largest "
+        "difference of E f from its limit, at the widest.",
+    )
+    out.print()
+    title(out, f"Confidence of the averaged prediction, {document['confidence']['classes']} classes")
     sureness, taus = document["confidence"], [row["tau"] for row in document["balanced"][-1]["taus"]]
     rows = table("width", "eta = 1", *(f"tau = {tau:g}" for tau in taus))
     for index, width in enumerate(document["widths"]):
@@ -216,4 +194,4 @@ def _confidence_table(document: dict[str, Any]) -> Any:
     rows.add_row(
         "limit", f"{sureness['uniform']:.4f}", *(f"{number:.4f}" for number in sureness["limit"]["confidence"])
     )
-    return rows
+    out.print(rows)

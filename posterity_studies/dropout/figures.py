@@ -26,10 +26,10 @@ def draw(study: Study, folder: Path) -> list[str]:
 
 
 def _regression(study: Study, path: Path) -> None:
-    found = study.regression
+    result = study.regression
     figure, axes = panels(1, 3, size=(4.2, 3.9), sharex=True, sharey=True)
-    x = array(found.axis)
-    for panel, (name, curve) in zip(axes, found.curves.items(), strict=True):
+    x = array(result.axis)
+    for panel, (name, curve) in zip(axes, result.curves.items(), strict=True):
         mean = curve.mean
         for scale, shade, label in (
             (2 * curve.target_scale, 0.18, "± 2 standard deviations of y"),
@@ -39,15 +39,15 @@ def _regression(study: Study, path: Path) -> None:
                 x, array(mean - scale), array(mean + scale), color=BLUE, alpha=shade, linewidth=0, label=label
             )
         panel.plot(x, array(mean), color=BLUE, linewidth=1.8, label="mean")
-        truth = torch.sin(found.axis) + found.axis
+        truth = torch.sin(result.axis) + result.axis
         panel.plot(x, array(truth), color=BLACK, linewidth=1.2, linestyle="dashed", label="sin(x) + x")
-        rows = found.data.train
+        rows = result.data.train
         panel.plot(
             array(rows.inputs[:, 0]), array(rows.targets[:, 0]), ".", color=RED, markersize=4, label="training rows"
         )
         kind, numbers = "learnt" if "learnt" in name else "given", ", ".join(f"{rate:.2f}" for rate in curve.rates)
         panel.set_title(f"MC dropout, {kind} rates {numbers}" if curve.rates else name, fontsize=11)
-        panel.set(xlabel="x", xlim=(float(found.axis[0]), float(found.axis[-1])), ylim=(-9, 9))
+        panel.set(xlabel="x", xlim=(float(result.axis[0]), float(result.axis[-1])), ylim=(-9, 9))
         plain(panel)
     axes[0].set_ylabel("y")
     handles, names = axes[-1].get_legend_handles_labels()
@@ -56,33 +56,33 @@ def _regression(study: Study, path: Path) -> None:
 
 
 def _moons(study: Study, path: Path) -> None:
-    found = study.classification
+    result = study.classification
     figure, axes = panels(2, 2, size=(4.0, 3.9), sharex=True, sharey=True)
-    first, second = found.axes
+    first, second = result.axes
     extent = (float(first[0]), float(first[-1]), float(second[0]), float(second[-1]))
     kinds = (
         ("probability", gentle("RdBu_r", 0.15, 0.85), 1.0, "p(lower | x);  lines at 0.1, 0.5, 0.9"),
         ("entropy", gentle("Greys", 0.0, 0.75), float(torch.log(torch.tensor(2.0))), "entropy of the label, nats"),
     )
     for row, (kind, colours, highest, label) in enumerate(kinds):
-        for column, (name, one) in enumerate(found.maps.items()):
+        for column, (name, entropies) in enumerate(result.maps.items()):
             panel = axes[2 * row + column]
-            shown = array(getattr(one, kind).reshape(len(first), len(second)).T)  # rows are the second input
-            image = panel.imshow(
+            shown = array(getattr(entropies, kind).reshape(len(first), len(second)).T)  # rows are the second input
+            panel.imshow(
                 shown, origin="lower", extent=extent, cmap=colours, vmin=0, vmax=highest, interpolation="bilinear"
             )
             if kind == "probability":
                 grid = array(first), array(second), shown
                 panel.contour(*grid, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
                 panel.contour(*grid, levels=[0.5], colors=BLACK, linewidths=1.4)
-                panel.set_title(f"{name}: test NLL {one.test_nll:.3f}", fontsize=11)
+                panel.set_title(f"{name}: test NLL {entropies.test_nll:.3f}", fontsize=11)
             for index, (title, colour, marker) in enumerate(TWO):
-                rows = found.data.train.inputs[found.data.train.targets == index]
+                rows = result.data.train.inputs[result.data.train.targets == index]
                 panel.scatter(
                     array(rows[:, 0]), array(rows[:, 1]), s=9, color=colour, marker=marker, linewidths=0, label=title
                 )
             panel.set_aspect("equal")
-        bar = figure.colorbar(image, ax=axes[2 * row : 2 * row + 2], shrink=0.85, pad=0.02)
+        bar = figure.colorbar(axes[2 * row].images[0], ax=axes[2 * row : 2 * row + 2], shrink=0.85, pad=0.02)
         bar.set_label(label, fontsize=10)
     for panel in axes[2:]:
         panel.set_xlabel("$x_1$")
@@ -94,34 +94,42 @@ def _moons(study: Study, path: Path) -> None:
 
 
 def _enumeration(study: Study, path: Path) -> None:
-    found = study.enumeration
+    result = study.enumeration
     figure, axes = panels(1, 3, size=(4.2, 3.8))
-    y = array(found.y)
-    axes[0].plot(y, array(found.log_density.exp()), color=BLUE, linewidth=2.0, label=f"all {found.masks:,} masks")
+    y = array(result.y)
+    axes[0].plot(y, array(result.log_density.exp()), color=BLUE, linewidth=2.0, label=f"all {result.masks:,} masks")
     axes[0].plot(
         y,
-        array(found.moment_matched_log_density.exp()),
+        array(result.moment_matched_log_density.exp()),
         color=RED,
         linewidth=1.8,
         linestyle="dashed",
         label="Gaussian of the same moments",
     )
     axes[0].set_title(f"density of y at x = {masks.AT:g}".replace("-", "\N{MINUS SIGN}"), fontsize=11)
-    axes[0].set(xlabel="y", ylim=(0, 1.4 * float(found.log_density.exp().max())))
+    axes[0].set(xlabel="y", ylim=(0, 1.4 * float(result.log_density.exp().max())))
     axes[0].legend(frameon=False, fontsize=9, loc="upper left")
-    sizes = [one.draws for one in found.estimates]
-    axes[1].loglog(sizes, [one.mean_error for one in found.estimates], "o", color=BLUE, label="found")
+    sizes = [estimate.draws for estimate in result.estimates]
+    axes[1].loglog(sizes, [estimate.mean_error for estimate in result.estimates], "o", color=BLUE, label="found")
     axes[1].loglog(
-        sizes, [one.mean_error_by_theory for one in found.estimates], color=GREY, label="standard deviation / √draws"
+        sizes,
+        [estimate.mean_error_by_theory for estimate in result.estimates],
+        color=GREY,
+        label="standard deviation / √draws",
     )
     axes[1].set_title("error of the mean", fontsize=11)
     axes[1].legend(frameon=False, fontsize=9)
     for values, colour, marker, label in (
-        ([one.unbiased_variance for one in found.estimates], GREEN, "o", "scatter / (draws \N{MINUS SIGN} 1)"),
-        ([one.plug_in_variance for one in found.estimates], ORANGE, "s", "scatter / draws"),
+        (
+            [estimate.unbiased_variance for estimate in result.estimates],
+            GREEN,
+            "o",
+            "scatter / (draws \N{MINUS SIGN} 1)",
+        ),
+        ([estimate.plug_in_variance for estimate in result.estimates], ORANGE, "s", "scatter / draws"),
     ):
-        axes[2].semilogx(sizes, [value / found.variance for value in values], marker, color=colour, label=label)
-    errors = [5 * one.standard_error / found.variance for one in found.estimates]
+        axes[2].semilogx(sizes, [value / result.variance for value in values], marker, color=colour, label=label)
+    errors = [5 * estimate.standard_error / result.variance for estimate in result.estimates]
     axes[2].fill_between(
         sizes, [1 - e for e in errors], [1 + e for e in errors], color=GREY, alpha=0.25, label="± 5 standard errors"
     )
@@ -141,16 +149,16 @@ def _enumeration(study: Study, path: Path) -> None:
 
 
 def _divergence(study: Study, path: Path) -> None:
-    found = study.divergence
+    result = study.divergence
     figure, axes = panels(1, 2, size=(5.2, 4.0))
-    distance = array(found.distance)
-    for colour, (width, exact) in zip(COLOURS, found.exact.items(), strict=True):
-        far = found.far[width]
+    distance = array(result.distance)
+    for colour, (width, exact) in zip(COLOURS, result.exact.items(), strict=True):
+        far = result.far[width]
         axes[0].plot(distance, array(exact - far[0]), color=colour, linewidth=1.8, label=f"s l = {width:g}")
         axes[0].plot(distance, array(far - far[0]), color=colour, linewidth=1.4, linestyle="dashed")
-        slope, taken = (torch.gradient(values, spacing=(found.distance,))[0] for values in (exact, far))
+        slope, taken = (torch.gradient(values, spacing=(result.distance,))[0] for values in (exact, far))
         axes[1].plot(distance[1:], array((slope / taken)[1:]), color=colour, linewidth=1.8)
-        failure = next(one for one in found.failures if one.width == width and one.rate == 0.5)
+        failure = next(failure for failure in result.failures if failure.width == width and failure.rate == 0.5)
         axes[1].plot([failure.distance], [0.0], "o", color=colour, markersize=5, clip_on=False)
     axes[0].set_title("KL in nats, from what training has at m = 0", fontsize=11)
     axes[0].plot([], [], color=GREY, linewidth=1.4, linestyle="dashed", label="taken for it in training")
@@ -160,7 +168,7 @@ def _divergence(study: Study, path: Path) -> None:
     axes[1].set_ylim(-2, 1.3)
     axes[1].annotate("below: wrong in sign", (0.4, -0.2), fontsize=9, color=BLACK)
     for panel in axes:
-        panel.set(xlabel="|m| / s", xlim=(0, float(found.distance[-1])))
+        panel.set(xlabel="|m| / s", xlim=(0, float(result.distance[-1])))
         plain(panel)
     axes[0].legend(frameon=False, fontsize=9, title="exact, p = 0.5", loc="upper center")
     save(figure, path)

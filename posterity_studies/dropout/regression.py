@@ -16,7 +16,6 @@ from posterity.networks import MLP, ConcreteDropout
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
-from posterity.posteriors import Posterior
 from posterity.predictive import DrawsPredictive
 from posterity.priors import Normal
 
@@ -89,20 +88,14 @@ def _curve(method: Method, net: nn.Module, data: DataSet, axis: Tensor, seed: in
     q, trace = infer(method, joint, data.train.pair, seed=seed)
     pred, test = q.predict(axis.unsqueeze(1), draws=DRAWS), q.predict(data.test.inputs, draws=DRAWS)
     assert isinstance(pred, DrawsPredictive)
+    assert isinstance(q.joint, Joint)
     learnt = tuple(float(trace[name][-1]) for name in trace if name.startswith("rate."))
     return Curve(
         mean=pred.mean.squeeze(1),
         function_scale=pred.epistemic.sqrt().squeeze(1),
         target_scale=pred.std.squeeze(1),
-        noise=_noise(q),
+        noise=float(q.joint.likelihood.variance(torch.zeros(1, 1, 1)).sqrt()),
         test_nll=float(negative_log_likelihood(test, data.test.targets)),
         test_rmse=float(root_mean_squared_error(test, data.test.targets)),
         rates=learnt or ((RATE, RATE) if isinstance(method, MCDropout) else ()),
     )
-
-
-def _noise(q: Posterior) -> float:
-    """The learnt standard deviation of the noise."""
-    assert isinstance(q.joint, Joint)
-    likelihood = q.joint.likelihood
-    return float(likelihood.variance(torch.zeros(1, 1, 1)).sqrt())

@@ -10,8 +10,7 @@ from posterity_studies.dropout import classification as moons
 from posterity_studies.dropout import enumeration as masks
 from posterity_studies.dropout import regression as curves
 from posterity_studies.dropout.classification import Classification, classification
-from posterity_studies.dropout.divergence import Divergence, divergence
-from posterity_studies.dropout.enumeration import Enumeration, enumeration
+from posterity_studies.dropout.enumeration import Divergence, Enumeration, divergence, enumeration
 from posterity_studies.dropout.regression import Regression, regression
 from posterity_studies.frame import notes, remark, title
 from posterity_studies.options import Report, Settings, silent
@@ -44,16 +43,16 @@ class Study:
                 "variance": self.enumeration.variance,
                 "kl_from_the_moment_matched_gaussian": self.enumeration.divergence,
                 "repeats": masks.REPEATS,
-                "estimates": [asdict(one) for one in self.enumeration.estimates],
+                "estimates": [asdict(estimate) for estimate in self.enumeration.estimates],
             },
-            "divergence": [asdict(one) for one in self.divergence.failures],
+            "divergence": [asdict(failure) for failure in self.divergence.failures],
         }
 
     def _regression(self) -> dict[str, Any]:
         axis, rows = self.regression.axis, len(self.regression.data.train)
-        found = []
+        results = []
         for name, curve in self.regression.curves.items():
-            found.append(
+            results.append(
                 {
                     "method": name,
                     "test_nll": curve.test_nll,
@@ -73,7 +72,7 @@ class Study:
         return {
             "rows": rows,
             "draws": curves.DRAWS,
-            "methods": found,
+            "methods": results,
             "convention": {
                 "precision": tau,
                 "length_scale": length_scale,
@@ -89,8 +88,8 @@ class Study:
             "draws": moons.DRAWS,
             "ring": moons.RING,
             "methods": [
-                {"method": name, **{key: getattr(one, key) for key in names}}
-                for name, one in self.classification.maps.items()
+                {"method": name, **{key: getattr(entropies, key) for key in names}}
+                for name, entropies in self.classification.maps.items()
             ],
         }
 
@@ -107,15 +106,33 @@ def show(out: Any, study: Study) -> None:
     document = study.document()
     curve, moons, tiny = document["regression"], document["classification"], document["enumeration"]
     title(out, f"y = sin(x) + x, {curve['rows']} rows on 1 < |x| < 4: standard deviation of f")
-    out.print(_curves(curve))
+    rows = table("method", "test NLL", "on data", "in gap", "outside", "rates")
+    for row in curve["methods"]:
+        numbers = ("test_nll", "scale_on_the_data", "scale_in_the_gap", "scale_outside")
+        rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
+        rows.add_row(row["method"], *(f"{row[key]:.3f}" for key in numbers), rates)
+    out.print(rows)
     title(out, f"Two moons, {moons['rows']} rows: entropy of the label, in nats")
-    out.print(_moons(moons))
+    rows = table("method", "test NLL", "accuracy", "on the data", "far away")
+    for row in moons["methods"]:
+        numbers = ("test_nll", "test_accuracy", "entropy_on_the_data", "entropy_on_the_ring")
+        rows.add_row(row["method"], *(f"{row[key]:.4f}" for key in numbers))
+    out.print(rows)
     remark(out, f"Far away: on a circle of radius {moons['ring']:g}.")
     out.print()
     title(out, f"Mean and variance by S draws against all {tiny['masks']} masks of a tiny network")
-    out.print(_estimates(tiny))
+    rows = table("draws", "mean off by", "theory", "scatter / S", "/ (S - 1)", "exact")
+    for row in tiny["estimates"]:
+        numbers = ("mean_error", "mean_error_by_theory", "plug_in_variance", "unbiased_variance")
+        rows.add_row(str(row["draws"]), *(f"{row[key]:.4f}" for key in numbers), f"{tiny['variance']:.4f}")
+    out.print(rows)
     title(out, "Where training takes a wrong KL for granted: |m| below so many s")
-    out.print(_failures(document["divergence"]))
+    rows = table("rate", "s l", "wrong in sign", "off by a per cent")
+    for row in document["divergence"]:
+        rows.add_row(
+            f"{row['rate']:g}", f"{row['width']:g}", f"{row['distance']:.2f}", f"{row['within_a_percent']:.2f}"
+        )
+    out.print(rows)
     convention = curve["convention"]
     lines = (
         f"precision tau of MC dropout on the curve: {convention['precision']:.3f} (length-scale "
@@ -125,37 +142,3 @@ def show(out: Any, study: Study) -> None:
         f"{tiny['kl_from_the_moment_matched_gaussian']:.4f} nats",
     )
     notes(out, lines)
-
-
-def _curves(curve: dict[str, Any]) -> Any:
-    rows = table("method", "test NLL", "on data", "in gap", "outside", "rates")
-    for row in curve["methods"]:
-        numbers = ("test_nll", "scale_on_the_data", "scale_in_the_gap", "scale_outside")
-        rates = ", ".join(f"{rate:.2f}" for rate in row["rates"])
-        rows.add_row(row["method"], *(f"{row[key]:.3f}" for key in numbers), rates)
-    return rows
-
-
-def _moons(moons: dict[str, Any]) -> Any:
-    rows = table("method", "test NLL", "accuracy", "on the data", "far away")
-    for row in moons["methods"]:
-        numbers = ("test_nll", "test_accuracy", "entropy_on_the_data", "entropy_on_the_ring")
-        rows.add_row(row["method"], *(f"{row[key]:.4f}" for key in numbers))
-    return rows
-
-
-def _estimates(tiny: dict[str, Any]) -> Any:
-    rows = table("draws", "mean off by", "theory", "scatter / S", "/ (S - 1)", "exact")
-    for row in tiny["estimates"]:
-        numbers = ("mean_error", "mean_error_by_theory", "plug_in_variance", "unbiased_variance")
-        rows.add_row(str(row["draws"]), *(f"{row[key]:.4f}" for key in numbers), f"{tiny['variance']:.4f}")
-    return rows
-
-
-def _failures(failures: list[dict[str, Any]]) -> Any:
-    rows = table("rate", "s l", "wrong in sign", "off by a per cent")
-    for row in failures:
-        rows.add_row(
-            f"{row['rate']:g}", f"{row['width']:g}", f"{row['distance']:.2f}", f"{row['within_a_percent']:.2f}"
-        )
-    return rows

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLUE, ORANGE, RED, panels, plain, save
 from posterity_studies.gradients import example, network
+from posterity_studies.gradients.example import ROUNDING
 from posterity_studies.gradients.study import Study
-from posterity_studies.gradients.variances import ROUNDING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,7 @@ from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
 from posterity.posteriors import Gaussian
 from posterity.priors import Normal
-from posterity_studies.gradients.variances import Variance, total_variance
+from posterity_studies.gradients.example import Variance, total_variance
 
 ROWS, HIDDEN = 100, 10
 REPEATS = 300
@@ -87,22 +87,22 @@ def problem(seed: int) -> Problem:
 
 def network(seed: int) -> list[Row]:
     """Every estimator at both Gaussians."""
-    found = problem(seed)
+    result = problem(seed)
     rows = []
-    for when, q in found.families.items():
+    for when, q in result.families.items():
         for name, (estimator, passes) in ESTIMATORS.items():
-            mean, scale = gradients(found, q, estimator, Key(seed).fold(when).fold(name), REPEATS)
+            mean, scale = gradients(result, q, estimator, Key(seed).fold(when).fold(name), REPEATS)
             rows.append(Row(when, name, passes, total_variance(mean, passes), total_variance(scale, passes)))
     return rows
 
 
-def gradients(found: Problem, q: Factorised, estimator: Estimator, key: Key, repeats: int) -> tuple[Tensor, Tensor]:
+def gradients(result: Problem, q: Factorised, estimator: Estimator, key: Key, repeats: int) -> tuple[Tensor, Tensor]:
     """Independent estimates of the ELBO's gradients in means and scales, (repeats, P) each."""
     pulls = Gradients(torch.zeros_like(q.mean), -1.0 / q.scale)  # in closed form, the same each time
-    divergence(found.joint, q, q.scale.log(), key, pulls, 1.0)
+    divergence(result.joint, q, q.scale.log(), key, pulls, 1.0)
     means, scales = [], []
     for repeat in range(repeats):
-        term = estimator.data_term(found.joint, q, found.batch, {}, {}, key.fold(repeat))
+        term = estimator.data_term(result.joint, q, result.batch, {}, {}, key.fold(repeat))
         pull = term.divergence_grads or pulls
         means.append(term.grad_mean - pull.mean)
         scales.append(term.grad_scale - pull.scale)

@@ -8,7 +8,7 @@ from typing import Any
 from posterity.cli.frame.output import table
 from posterity_studies.frame import remark, title
 from posterity_studies.gradients import example, network
-from posterity_studies.gradients.variances import ROUNDING
+from posterity_studies.gradients.example import ROUNDING
 from posterity_studies.options import Report, Settings, silent
 
 
@@ -61,9 +61,9 @@ def show(out: Any, study: Study) -> None:
     out.print(rows)
     title(out, "Small network, all weights together: variance of the gradient of the ELBO")
     rows = table("estimator", "in the means", "in the scales")
-    for when, estimates in groupby(study.network, lambda one: one.when):
+    for when, estimates in groupby(study.network, lambda row: row.when):
         rows.add_row(f"q {when}", style="bold")
-        for one in estimates:
-            rows.add_row(f"  {one.estimator}", str(one.mean), str(one.scale))
+        for estimate in estimates:
+            rows.add_row(f"  {estimate.estimator}", str(estimate.mean), str(estimate.scale))
     out.print(rows)
     remark(out, "± standard error. An estimate from K passes through the data counts K times its variance.")

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLACK, RED, gentle, panels, save
-from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, SIDE
-from posterity_studies.hyperparameters.study import Comparison, Study
+from posterity_studies.hyperparameters.study import NOISE_SCALES, PRIOR_SCALES, SIDE, Comparison, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,14 +16,14 @@ WORST = 1.0  # nats above the best from which on all cells look alike
 
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw the heat maps into the folder, and give the names of the files."""
-    found = study.comparisons
-    columns = len(dict.fromkeys(one.data_set for one in found))
-    rows = len(dict.fromkeys(one.method for one in found))
+    comparisons = study.comparisons
+    columns = len(dict.fromkeys(comparison.data_set for comparison in comparisons))
+    rows = len(dict.fromkeys(comparison.method for comparison in comparisons))
     figure, axes = panels(rows, columns, size=(4.4, 4.3))
-    places = {(one.method, one.data_set): one for one in found}
-    methods, names = (list(dict.fromkeys(words)) for words in zip(*places, strict=True))
+    by_panel = {(comparison.method, comparison.data_set): comparison for comparison in comparisons}
+    methods, names = (list(dict.fromkeys(words)) for words in zip(*by_panel, strict=True))
     for index, panel in enumerate(axes):
-        _panel(panel, places[methods[index // columns], names[index % columns]])
+        _panel(panel, by_panel[methods[index // columns], names[index % columns]])
         if index % columns == 0:
             panel.set_ylabel("prior scale")
         if index >= len(axes) - columns:
@@ -36,21 +35,21 @@ def draw(study: Study, folder: Path) -> list[str]:
     return ["grid.png"]
 
 
-def _panel(panel: "Axes", found: Comparison) -> None:
+def _panel(panel: "Axes", result: Comparison) -> None:
     from matplotlib.patches import Rectangle
 
-    best = found.best.mean
-    above = [[min(value - best, WORST) for value in row] for row in found.grid]
+    best = result.best.mean
+    above = [[min(value - best, WORST) for value in row] for row in result.grid]
     panel.imshow(above, origin="lower", cmap=gentle("YlGnBu", 0.0, 0.5), vmin=0.0, vmax=WORST, aspect="auto")
-    for row, values in enumerate(found.grid):
+    for row, values in enumerate(result.grid):
         for column, value in enumerate(values):
             text = f"{value:.2f}" if abs(value) < 9.995 else f"{value:.0f}"
             text = text.replace("-", "\N{MINUS SIGN}")
             panel.text(column, row - 0.3, text, ha="center", va="center", fontsize=6.5, color=BLACK)
-    corner = (NOISE_SCALES.index(found.best_noise_scale) - 0.5, PRIOR_SCALES.index(found.best_prior_scale) - 0.5)
+    corner = (NOISE_SCALES.index(result.best_noise_scale) - 0.5, PRIOR_SCALES.index(result.best_prior_scale) - 0.5)
     box = Rectangle(corner, 1.0, 1.0, fill=False, edgecolor=BLACK, linewidth=2.0, zorder=3, label="best of the grid")
     panel.add_patch(box)
-    priors, noises = zip(*found.points, strict=True)
+    priors, noises = zip(*result.points, strict=True)
     across, up = _position(noises, NOISE_SCALES), _position(priors, PRIOR_SCALES)
     panel.scatter(
         across,
@@ -61,12 +60,12 @@ def _panel(panel: "Axes", found: Comparison) -> None:
         zorder=4,
         label="variational EM, each split (prior: geometric mean over weights)",
     )
-    prior, noise = found.point
+    prior, noise = result.point
     middle = _position([noise], NOISE_SCALES), _position([prior], PRIOR_SCALES)
     panel.scatter(*middle, s=110, color=RED, marker="*", edgecolors="white", zorder=5, label="and their mean")
     panel.set_xticks(range(SIDE), [f"{scale:.2g}" for scale in NOISE_SCALES])
     panel.set_yticks(range(SIDE), [f"{scale:.2g}" for scale in PRIOR_SCALES])
-    panel.set_title(f"{found.data_set}, {found.method}\nbest {found.best}, variational EM {found.em}", fontsize=9)
+    panel.set_title(f"{result.data_set}, {result.method}\nbest {result.best}, variational EM {result.em}", fontsize=9)
     panel.set_xlim(-0.5, SIDE - 0.5)
     panel.set_ylim(-0.5, SIDE - 0.5)
 

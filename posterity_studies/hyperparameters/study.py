@@ -1,23 +1,234 @@
-"""Variational EM beside the best cell of a grid, over splits: the fits, the comparison, and its tables."""
+"""Variational EM beside the best cell of a grid, over splits: recipes, fits, the comparison, and its tables."""
 
+import logging
 import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from posterity.cli.frame.output import table
 from posterity.datasets.uci import num_splits
-from posterity.inference.sweep import Result
+from posterity.evidence import MacKayUpdate, NoiseScale, PerTensor, PriorScale, Shared, present_precision
+from posterity.inference import Method, infer
+from posterity.inference.executor import in_processes, named
+from posterity.inference.sweep import Result, stored_results, write_result
+from posterity.likelihoods import Gaussian
+from posterity.methods import MAP, Laplace, MeanField, VariationalEM
+from posterity.model import Joint
+from posterity.optim.optimizer import Adam
+from posterity.optim.schedules import Cosine
+from posterity.posteriors import Posterior
+from posterity.predictive import Predictive
+from posterity.priors import FanIn, Normal
+from posterity.storage import Part
 from posterity_studies.frame import add_heading, notes, remark, title
-from posterity_studies.hyperparameters.recipes import NOISE_SCALES, PRIOR_SCALES, RECIPES, SIDE
-from posterity_studies.hyperparameters.runs import EM, GRID, Cell, fit_all, grid_key, stored
 from posterity_studies.hyperparameters.settings import Settings
 from posterity_studies.options import Report, silent
-from posterity_studies.uci.summary import Mean, mean_and_error
+from posterity_studies.uci.protocol import Split, mlp, standard_split
+from posterity_studies.uci.runs import depends_on_split
+from posterity_studies.uci.study import Mean, mean_and_error
+
+SIDE = 7
+PRIOR_SCALES = tuple(10 ** (-1.5 + step / 3) for step in range(SIDE))
+"""From 0.03 to 3, one scale for all weights."""
+NOISE_SCALES = tuple(0.02 * 2**step for step in range(SIDE))
+"""Standard deviations of the standardised target, from 0.02 to 1.28."""
+FIRST_NOISE = 0.3
+ROUNDS = 40
+BURN_IN = 0.02
+DRAWS = 500
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An approximation: its label, its stages at fixed values, and variational EM whose E-steps are by the same ones.
+
+    Further what it predicts.
+    """
+
+    label: str
+    stages: Callable[[Settings], tuple[Method, ...]]
+    em: Callable[[Settings], VariationalEM]
+    predict: Callable[[Posterior, Tensor], Predictive]
+
+
+def grid_problem(split: Split, settings: Settings) -> Joint:
+    """The network of the protocol with a member for each cell of the grid, prior scale by prior scale."""
+    prior = torch.tensor(PRIOR_SCALES, dtype=torch.float64).repeat_interleave(SIDE)
+    noise = torch.tensor(NOISE_SCALES, dtype=torch.float64).repeat(SIDE)
+    return Joint(mlp(split, settings), Gaussian(noise.reshape(-1, 1, 1)), Normal(prior), len(split.train))
+
+
+def em_problem(split: Split, settings: Settings) -> Joint:
+    """The same network at the prior and noise that EM begins with."""
+    return Joint(mlp(split, settings), Gaussian(FIRST_NOISE), Normal(settings.prior_scale), len(split.train))
+
+
+def _map(settings: Settings) -> MAP:
+    return MAP(settings.steps, settings.batch_size, Adam(settings.step_size), Cosine())
+
+
+def _laplace_em(settings: Settings) -> VariationalEM:
+    """A mode that moves on between the rounds, and one of MacKay's steps in each."""
+    return VariationalEM(
+        Laplace(tuning=None),
+        (MacKayUpdate(PerTensor()),),
+        rounds=ROUNDS,
+        burn_in=BURN_IN,
+        tolerance=None,
+        fit=_map(settings),
+    )
+
+
+def _mean_field(settings: Settings) -> MeanField:
+    """Mean field with a third of MAP's step size, as draws add noise; scales begin small, or weights collapse."""
+    step_size = Adam(settings.step_size / 3)
+    return MeanField(settings.steps, settings.batch_size, step_size, Cosine(), initial_scales=FanIn(gain=0.02))
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "laplace": Recipe(
+            "Laplace",
+            lambda settings: (_map(settings), Laplace(tuning=None)),
+            _laplace_em,
+            lambda posterior, inputs: posterior.predict(inputs),
+        ),
+        "mean-field": Recipe(
+            "Mean field",
+            lambda settings: (_mean_field(settings),),
+            lambda settings: VariationalEM(
+                _mean_field(settings), (PriorScale(PerTensor()), NoiseScale()), rounds=ROUNDS, burn_in=BURN_IN
+            ),  # the M-steps in closed form
+            lambda posterior, inputs: posterior.predict(inputs, draws=DRAWS),
+        ),
+    }
+)
+"""Full Gauss-Newton and the linearised predictive are what `Laplace` does by default.
+
+Batch and step size are those of `study uci`. The groups of weights, the M-steps, when they come and where prior and
+noise begin were chosen by the log evidence of training rows: a first prior that is too wide leads to poorer modes.
+Mean field has the same rounds, and on some data ends with too much noise: what its bound lacks counts as residuals.
+"""
+
+
+EM, GRID = "em", "grid"
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A fit: data set, approximation and split, and its part: prior and noise by EM, or all of the grid."""
+
+    data_set: str
+    method: str
+    split: int
+    part: str
+
+    def path(self, folder: Path) -> Path:
+        """Its file in the folder of the study."""
+        return folder / "runs" / self.data_set / self.method / f"{self.part}-{self.split:02d}.json"
+
+    def __str__(self) -> str:
+        return f"{self.data_set}, {RECIPES[self.method].label}, {self.part}, split {self.split}"
+
+
+def depends(split: Split, cell: Cell, settings: Settings) -> Part:
+    """All that the numbers of a cell depend on."""
+    recipe = RECIPES[cell.method]
+    if cell.part == EM:
+        joint = em_problem(split, settings)
+        how = {"stages": [recipe.em(settings)], "prior": joint.prior, "likelihood": joint.likelihood}
+    else:
+        how = {"stages": recipe.stages(settings), "prior": repr(PRIOR_SCALES), "likelihood": repr(NOISE_SCALES)}
+    return depends_on_split(split, cell.method, settings, part=cell.part, **how)
+
+
+def grid_key(row: int, column: int) -> str:
+    """The name of the NLL at a prior scale and a noise scale of the grid."""
+    return f"test_nll_{row}_{column}"
+
+
+def fit_em(split: Split, method: str, settings: Settings) -> Scores:
+    """Prior and noise that variational EM found, the prior scale as a geometric mean over the weights, and scores.
+
+    "bound" is that of the last round in nats for each training row: the log evidence of Laplace, or the ELBO.
+    """
+    recipe = RECIPES[method]
+    seed = settings.key(split.data_set, split.index).seed
+    posterior, trace = infer(recipe.em(settings), em_problem(split, settings), split.train, seed=seed, progress=False)
+    joint = posterior.joint
+    assert isinstance(joint, Joint)
+    assert isinstance(joint.likelihood, Gaussian)
+    return {
+        **split.scores(recipe.predict(posterior, split.test.inputs)),
+        "prior_scale": float(present_precision(joint, Shared())) ** -0.5,
+        "noise_scale": float(joint.likelihood.scale),  # type: ignore[arg-type]  # one number
+        "bound": float(trace["bound"][-1]) / len(split.train),
+    }
+
+
+def fit_grid(split: Split, method: str, settings: Settings) -> Scores:
+    """The NLL at each prior and noise of the grid; all of them are fitted at once, as members."""
+    recipe, joint = RECIPES[method], grid_problem(split, settings)
+    seed = settings.key(split.data_set, split.index).seed
+    start: Posterior | None = None
+    theta = joint.network.initial.expand(SIDE * SIDE, -1)
+    for stage in recipe.stages(settings):
+        start, _ = infer(stage, joint, split.train, start=theta if start is None else start, seed=seed, progress=False)
+    assert start is not None
+    results = {}
+    for row in range(SIDE):
+        for column in range(SIDE):
+            predictive = recipe.predict(start.member(SIDE * row + column), split.test.inputs)
+            results[grid_key(row, column)] = split.scores(predictive)["test_nll"]
+    return results
+
+
+def fit(cell: Cell, folder: Path, settings: Settings) -> Result[Cell]:
+    """Fit one cell and store what it gave."""
+    split = standard_split(cell.data_set, cell.split)
+    begin = time.perf_counter()
+    with named(cell), _without_warnings():
+        scores = (fit_em if cell.part == EM else fit_grid)(split, cell.method, settings)
+    seconds = time.perf_counter() - begin
+    return write_result(cell, folder, depends(split, cell, settings), scores, seconds)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence warnings about weights away from a mode, expected in first rounds and bad cells; the scores show them."""
+    logger = logging.getLogger("posterity")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[Result[Cell]]:
+    """Fit these cells, in `jobs` processes; give each result as soon as it is there."""
+    return in_processes({str(cell): partial(fit, cell, folder, settings) for cell in missing}, jobs)
+
+
+def stored(cells: Sequence[Cell], folder: Path, settings: Settings) -> Iterator[Result[Cell]]:
+    """The results of those cells that have one; BadFolder at one that is damaged or of other settings."""
+    return stored_results(
+        cells, folder, lambda cell: depends(standard_split(cell.data_set, cell.split), cell, settings)
+    )
+
 
 GOAL = 0.05
 """Nats for each row by which variational EM may be worse than the best cell."""
@@ -28,7 +239,7 @@ class Comparison:
     """One approximation on one data set.
 
     `grid` has the mean test NLL over splits at each prior scale (rows) and noise scale; `best` is the lowest of them,
-    an oracle, at `best_prior_scale` and `best_noise_scale`, and `em` is that of variational EM. The standard error of
+    an oracle, at `best_prior_scale` and `best_noise_scale`, and `em` the NLL of variational EM. The standard error of
     their `difference` is that over splits of the difference on each. `split_oracle` lets the grid choose a cell of its
     own on each split, by the rows that it is scored on. `points` are the prior and noise of EM on each split.
     """
@@ -88,18 +299,18 @@ def comparisons(results: Sequence[Result[Cell]]) -> list[Comparison]:
     groups: dict[tuple[str, str], list[Result[Cell]]] = {}
     for result in results:
         groups.setdefault((result.cell.data_set, result.cell.method), []).append(result)
-    return [_compared(*place, group) for place, group in groups.items()]
+    return [_compared(*index, group) for index, group in groups.items()]
 
 
 def _compared(data_set: str, method: str, group: Sequence[Result[Cell]]) -> Comparison:
-    order = sorted(group, key=lambda one: one.cell.split)
-    em = [one.scores for one in order if one.cell.part == EM]
-    cells = [one.scores for one in order if one.cell.part != EM]
-    places = [(row, column) for row in range(SIDE) for column in range(SIDE)]
-    means = {place: fmean(scores[grid_key(*place)] for scores in cells) for place in places}
-    row, column = min(places, key=means.__getitem__)
+    order = sorted(group, key=lambda result: result.cell.split)
+    em = [result.scores for result in order if result.cell.part == EM]
+    cells = [result.scores for result in order if result.cell.part != EM]
+    indices = [(row, column) for row in range(SIDE) for column in range(SIDE)]
+    means = {index: fmean(scores[grid_key(*index)] for scores in cells) for index in indices}
+    row, column = min(indices, key=means.__getitem__)
     best = [scores[grid_key(row, column)] for scores in cells]
-    found = [scores["test_nll"] for scores in em]
+    results = [scores["test_nll"] for scores in em]
     return Comparison(
         data_set,
         RECIPES[method].label,
@@ -108,11 +319,11 @@ def _compared(data_set: str, method: str, group: Sequence[Result[Cell]]) -> Comp
         mean_and_error(best),
         PRIOR_SCALES[row],
         NOISE_SCALES[column],
-        mean_and_error(found),
-        mean_and_error([ours - theirs for ours, theirs in zip(found, best, strict=True)]),
+        mean_and_error(results),
+        mean_and_error([ours - theirs for ours, theirs in zip(results, best, strict=True)]),
         fmean(min(scores.values()) for scores in cells),
         tuple((scores["prior_scale"], scores["noise_scale"]) for scores in em),
-        sum(one.seconds for one in group),
+        sum(result.seconds for result in group),
     )
 
 
@@ -130,7 +341,7 @@ class Study:
 
     def notes(self) -> list[str]:
         """A sentence on each comparison."""
-        return [one.note() for one in self.comparisons]
+        return [comparison.note() for comparison in self.comparisons]
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
@@ -138,8 +349,8 @@ class Study:
             "settings": self.settings.config(),
             "prior_scales": list(PRIOR_SCALES),
             "noise_scales": list(NOISE_SCALES),
-            "comparisons": [asdict(one) for one in self.comparisons],
-            "fits": [{**asdict(one.cell), **one.scores, "seconds": one.seconds} for one in self.results],
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
             "notes": self.notes(),
         }
 
@@ -163,27 +374,29 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
         report(f"{len(done)} of {len(cells)} results are there already")
     for count, result in enumerate(fit_all(missing, folder, settings, jobs), start=1):
         done[result.cell] = result
-        report(f"{count}/{len(missing)} {_progress(result)}")
+        scores = result.scores
+        if result.cell.part == EM:
+            said = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
+        else:
+            said = f"best NLL {min(scores.values()):.4g}"
+        report(f"{count}/{len(missing)} {result.cell}: {said}, {result.seconds:.1f} s")
     return Study(settings, tuple(done[cell] for cell in cells))
-
-
-def _progress(result: Result[Cell]) -> str:
-    scores = result.scores
-    if result.cell.part == EM:
-        said = f"NLL {scores['test_nll']:.4g}, prior {scores['prior_scale']:.3g}, noise {scores['noise_scale']:.3g}"
-    else:
-        said = f"best NLL {min(scores.values()):.4g}"
-    return f"{result.cell}: {said}, {result.seconds:.1f} s"
 
 
 def show(out: Any, study: Study) -> None:
     """Print the tables."""
     title(out, "Prior and noise by variational EM, against the best of a grid")
     rows = table("", "best of grid", "variational EM", "difference", "splits", wrap=False)
-    for data_set, part in groupby(study.comparisons, lambda one: one.data_set):
+    for data_set, part in groupby(study.comparisons, lambda comparison: comparison.data_set):
         add_heading(rows, data_set)
-        for one in part:
-            rows.add_row(f"  {one.method}", str(one.best), str(one.em), str(one.difference), str(one.splits))
+        for comparison in part:
+            rows.add_row(
+                f"  {comparison.method}",
+                str(comparison.best),
+                str(comparison.em),
+                str(comparison.difference),
+                str(comparison.splits),
+            )
     out.print(rows)
     remark(out, "Test NLL in units of the target, mean ± standard error over splits.")
     notes(out, study.notes())

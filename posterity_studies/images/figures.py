@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLACK, BLUE, GREY, ORANGE, RED, panels, plain, save
-from posterity_studies.images.protocol import NETWORKS
-from posterity_studies.images.study import METRICS, Row, Study
+from posterity_studies.images.study import METRICS, NETWORKS, Row, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,19 +24,19 @@ def _grid(study: Study, path: Path) -> None:
     networks = list(study.chosen)
     figure, axes = panels(len(networks), len(METRICS) + 1, size=(3.2, 2.6))
     for row, network in enumerate(networks):
-        found = study.grid(network)
-        etas = sorted(eta for eta in found if eta is not None)
-        places = axes[row * (len(METRICS) + 1) :]
-        for panel, (key, label) in zip(places, METRICS.items(), strict=False):
-            values = [found[eta].scores[f"held_out_{key}"] for eta in etas]
-            panel.axhline(found[None].scores[f"held_out_{key}"], color=BLACK, linestyle="dashed", label="MAP")
+        result = study.grid(network)
+        etas = sorted(eta for eta in result if eta is not None)
+        panels_of_row = axes[row * (len(METRICS) + 1) :]
+        for panel, (key, label) in zip(panels_of_row, METRICS.items(), strict=False):
+            values = [result[eta].scores[f"held_out_{key}"] for eta in etas]
+            panel.axhline(result[None].scores[f"held_out_{key}"], color=BLACK, linestyle="dashed", label="MAP")
             _curve(panel, etas, values, study.chosen[network], label)
-        scales = [found[eta].scores["mean_scale"] for eta in etas]
-        _curve(places[len(METRICS)], etas, scales, study.chosen[network], r"mean $\sigma$ of the weights")
-        places[len(METRICS)].axhline(study.settings.prior_scale, color=GREY, linestyle="dotted", label="prior")
-        places[0].set_title(NETWORKS[network].label, fontsize=11, loc="left")
-        places[0].legend(frameon=False, fontsize=9)
-        places[len(METRICS)].legend(frameon=False, fontsize=9)
+        scales = [result[eta].scores["mean_scale"] for eta in etas]
+        _curve(panels_of_row[len(METRICS)], etas, scales, study.chosen[network], r"mean $\sigma$ of the weights")
+        panels_of_row[len(METRICS)].axhline(study.settings.prior_scale, color=GREY, linestyle="dotted", label="prior")
+        panels_of_row[0].set_title(NETWORKS[network].label, fontsize=11, loc="left")
+        panels_of_row[0].legend(frameon=False, fontsize=9)
+        panels_of_row[len(METRICS)].legend(frameon=False, fontsize=9)
     for panel in axes[-len(METRICS) - 1 :]:
         panel.set_xlabel(r"$\eta$, the weight of the KL", fontsize=10)
     count = f"{study.settings.held_out:,} held-out training images"
@@ -60,11 +59,11 @@ def _scores(study: Study, path: Path) -> None:
     for row, network in enumerate(networks):
         rows = study.rows(network)
         for panel, (key, label) in zip(axes[row * len(METRICS) :], METRICS.items(), strict=False):
-            for line, one in enumerate(rows):
-                mean, spread = one.scores[f"test_{key}"]
-                panel.errorbar(mean, line, xerr=spread, fmt="o", color=COLOURS[one.method], capsize=3, markersize=6)
+            for line, scored in enumerate(rows):
+                mean, spread = scored.scores[f"test_{key}"]
+                panel.errorbar(mean, line, xerr=spread, fmt="o", color=COLOURS[scored.method], capsize=3, markersize=6)
             panel.set(xlabel=label, ylim=(len(rows) - 0.5, -0.5))
-            panel.set_yticks(range(len(rows)), [method_name(one) for one in rows] if key == "error" else [])
+            panel.set_yticks(range(len(rows)), [method_name(member) for member in rows] if key == "error" else [])
             panel.margins(x=0.15)
             panel.locator_params(axis="x", nbins=4)
             plain(panel)

@@ -59,7 +59,7 @@ class Settings:
         return as_json(self)
 
     def common(self) -> dict[str, Any]:
-        """Those of them on which the numbers of a single fit depend."""
+        """The settings on which the numbers of a single fit depend."""
         return identity(self)
 
     def stages(self, network: str, eta: float | None) -> "tuple[Method, ...]":

@@ -1,15 +1,102 @@
-"""The exact posterior by quadrature, and the parts of log p(y) = ELBO(q) + KL(q || posterior)."""
+"""The regression and its fits, the exact posterior by quadrature, its ELBOs, and predictions along rays."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posterity.model import Batch
-from posterity.posteriors import Linearized
-from posterity_studies.logistic.regression import Regression
+from posterity.curvature import Hessian
+from posterity.inference import Method, infer
+from posterity.likelihoods import Bernoulli, Categorical
+from posterity.methods import MAP, FullRank, Laplace, MeanField
+from posterity.methods.parts.gradients import LocalReparameterisation
+from posterity.model import Batch, Joint
+from posterity.numerics import Key
+from posterity.optim import SGD
+from posterity.optim.optimizer import Adam
+from posterity.optim.schedules import Cosine
+from posterity.posteriors import Gaussian, Linearized, Point
+from posterity.precisions import Dense
+from posterity.predictive import Exact as ExactIntegral
+from posterity.predictive import Integrator, Probit, ProbitPhi
+from posterity.priors import Normal
+
+# Ten rows that no line through the origin separates, so that the mode is finite without a prior, too.
+INPUTS = (
+    (1.2, 0.4),
+    (0.6, 1.5),
+    (-0.3, 0.9),
+    (1.8, -0.7),
+    (-1.1, -0.4),
+    (-0.5, -1.6),
+    (0.4, -0.8),
+    (-1.9, 0.3),
+    (0.2, 0.3),
+    (-0.4, -0.2),
+)
+LABELS = (1, 1, 1, 1, 0, 0, 0, 0, 0, 1)
+PRIOR_SCALE = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Regression:
+    """A fitted logistic regression: its problem and rows, the mode, and the Laplace posterior there."""
+
+    joint: Joint
+    inputs: Tensor
+    targets: Tensor
+    mode: Point
+    laplace: Linearized
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance (P, P) of the Laplace posterior."""
+        precision = self.laplace.gaussian.precision
+        assert isinstance(precision, Dense)
+        return precision.covariance()
+
+
+def binary() -> Regression:
+    """The regression of the ten embedded rows on their two labels: p(y = 1 | x) = sigmoid(w . x), w ~ N(0, 4 I)."""
+    inputs = torch.tensor(INPUTS, dtype=torch.float64)
+    return fit(inputs, torch.tensor(LABELS, dtype=torch.float64), PRIOR_SCALE)
+
+
+def fit(inputs: Tensor, targets: Tensor, prior_scale: float, num_classes: int = 2) -> Regression:
+    """Fit p(y | x) = sigmoid(w . x), or softmax(W x) for more than two classes, to rows (N, D) and labels (N,)."""
+    outputs = 1 if num_classes == 2 else num_classes
+    net = nn.Linear(inputs.shape[1], outputs, bias=False, dtype=torch.float64)
+    nn.init.zeros_(net.weight)
+    likelihood = Bernoulli() if num_classes == 2 else Categorical()
+    joint = Joint(net, likelihood, Normal(scale=prior_scale), num_data=len(targets))
+    rate = 2.0 / float(inputs.square().sum(1).mean().clamp_min(1.0))
+    method = MAP(steps=1000, batch_size=None, optimizer=SGD(step_size=rate, momentum=0.8))
+    mode, _ = infer(method, joint, (inputs, targets), progress=False)
+    laplace, _ = infer(Laplace(tuning=None, curvature=Hessian()), joint, (inputs, targets), start=mode, progress=False)
+    assert isinstance(mode, Point)
+    assert isinstance(laplace, Linearized)
+    return Regression(joint, inputs, targets, mode, laplace)
+
+
+STEPS = 2000
+METHODS: dict[str, Method] = {
+    "Variational, factorised": MeanField(STEPS, None, Adam(0.02), Cosine(), LocalReparameterisation(draws=32)),
+    "Variational, full": FullRank(STEPS, None, 4, Adam(0.02), Cosine()),
+}
+
+
+def variational(regression: Regression, seed: int) -> dict[str, Linearized]:
+    """The posteriors by name, from the mode on; their logits are Gaussian, so that predictions need no draws."""
+    results = {}
+    for name, method in METHODS.items():
+        rows = regression.inputs, regression.targets
+        q, _ = infer(method, regression.joint, rows, start=regression.mode, seed=seed, progress=False)
+        assert isinstance(q, Gaussian)
+        results[name] = Linearized(q.joint, q)
+    return results
+
 
 LOW, HIGH, POINTS = -9.0, 15.0, 361  # of each weight: the posterior leans to the right
 NEGLIGIBLE = 1e-12  # of the largest mass; dropping such points moves no probability by 1e-8
@@ -166,3 +253,95 @@ def _grid(mean: Tensor, factor: Tensor, points: int) -> tuple[Tensor, Tensor, Te
     noise = torch.cartesian_prod(axis, axis)
     mass = torch.exp(-0.5 * noise.square().sum(1))
     return mean + noise @ factor.T, mass / mass.sum(), noise
+
+
+DIRECTIONS = ((0.5, 0.5), (-1.0, 1.0), (-0.2, -0.9))
+FAR = 1e4
+INTEGRATORS: dict[str, Integrator] = {
+    "Laplace, exact integral": ExactIntegral(),
+    "Laplace, probit Φ": ProbitPhi(),
+    "Laplace, probit κ": Probit(),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Ray:
+    """One ray: its direction, distances c (C,), and by method the probabilities (C,), the far value and the limit.
+
+    `monte_carlo_error` is the standard error of the far Monte Carlo value.
+    """
+
+    direction: tuple[float, float]
+    distance: Tensor
+    probability: dict[str, Tensor]
+    far: dict[str, float]
+    limit: dict[str, float]
+    monte_carlo_error: float
+
+
+def rays(regression: Regression, variational: Mapping[str, Linearized], draws: Tensor, far_draws: Tensor) -> list[Ray]:
+    """Every direction of the study, with Monte Carlo averages over weight `draws` (S, 2), far away `far_draws`.
+
+    Those far away are more, so that the average tells the limits apart.
+    """
+    return [_ray(regression, variational, direction, draws, far_draws) for direction in DIRECTIONS]
+
+
+def _ray(
+    regression: Regression,
+    variational: Mapping[str, Linearized],
+    direction: tuple[float, float],
+    draws: Tensor,
+    far_draws: Tensor,
+) -> Ray:
+    x = torch.tensor(direction, dtype=torch.float64)
+    distance = torch.logspace(-1, 3, 161, dtype=torch.float64)
+    indices = torch.cat([distance, torch.tensor([FAR], dtype=torch.float64)])
+    inputs = indices[:, None] * x  # (C + 1, 2)
+    normal, kappa = ray_limits(regression, x)
+    marginal = ray_marginal(regression, x)
+    results = {"MAP": regression.mode.predict(inputs).probs[:, 1]}
+    results["Laplace, Monte Carlo"] = weight_average(draws, inputs)
+    for name, integrator in INTEGRATORS.items():
+        results[name] = regression.laplace.predict(inputs, integrator=integrator).probs[:, 1]
+    for name, q in variational.items():
+        results[name] = q.predict(inputs, integrator=ExactIntegral()).probs[:, 1]
+    results["Exact posterior"] = marginal.probability(indices)
+    limit = {
+        "MAP": float(regression.mode.theta @ x > 0),
+        "Laplace, Monte Carlo": normal,
+        "Laplace, exact integral": normal,
+        "Laplace, probit Φ": normal,
+        "Laplace, probit κ": kappa,
+        **{name: float(torch.special.ndtr(_ratio(q, x))) for name, q in variational.items()},
+        "Exact posterior": marginal.limit,
+    }
+    far = {name: float(values[-1]) for name, values in results.items()}
+    far["Laplace, Monte Carlo"] = float(torch.sigmoid(far_draws @ inputs[-1]).mean())
+    error = math.sqrt(normal * (1 - normal) / len(far_draws))  # far away each draw gives 0 or 1
+    return Ray(direction, distance, {name: values[:-1] for name, values in results.items()}, far, limit, error)
+
+
+def ray_limits(regression: Regression, direction: Tensor) -> tuple[float, float]:
+    """Limits along c x under the Laplace Gaussian, where w . x ~ N(mu, s^2): of the integral and of the kappa form.
+
+    Phi(mu / s) is where the exact integral and the Phi form end, sigmoid(mu / (s sqrt(pi / 8))) the kappa form.
+    """
+    ratio = _ratio(regression.laplace, direction)
+    return float(torch.special.ndtr(ratio)), float(torch.sigmoid(ratio / math.sqrt(math.pi / 8)))
+
+
+def _ratio(posterior: Linearized, direction: Tensor) -> Tensor:
+    """mu / s of w . x ~ N(mu, s^2)."""
+    covariance = posterior.gaussian.precision.covariance()
+    return (posterior.point() @ direction) / (direction @ covariance @ direction).sqrt()
+
+
+def weight_draws(regression: Regression, draws: int, seed: int) -> Tensor:
+    """Weights (S, 2) of the Laplace posterior."""
+    return regression.laplace.sample(draws, Key(seed).fold("weights"))
+
+
+def weight_average(draws: Tensor, inputs: Tensor) -> Tensor:
+    """(1/S) sum_s sigmoid(w_s . x) over weights (S, 2) at inputs (N, 2); the rows share the draws."""
+    return torch.cat([torch.sigmoid(rows @ draws.T).mean(1) for rows in torch.split(inputs, 256)])

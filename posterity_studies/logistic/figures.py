@@ -9,8 +9,7 @@ from torch import Tensor
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, gentle, panels, plain, save
 from posterity_studies.logistic.exact import log_density
-from posterity_studies.logistic.sketches import probit_difference
-from posterity_studies.logistic.study import Study
+from posterity_studies.logistic.study import Study, probit_difference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,12 +48,11 @@ def draw(study: Study, folder: Path) -> list[str]:
 def _maps(study: Study, path: Path) -> None:
     figure, axes = panels(2, 4, size=(3.3, 3.25), sharex=True, sharey=True)
     side, reach = len(study.axis), float(study.axis[-1])
+    extent = (-reach, reach, -reach, reach)
     colours = gentle("RdBu_r", 0.15, 0.85)
     for panel, (name, values) in zip(axes, study.maps.items(), strict=True):
         shown = array(values.reshape(side, side).T)  # rows are the second input
-        image = panel.imshow(
-            shown, origin="lower", extent=(-reach, reach) * 2, cmap=colours, vmin=0, vmax=1, interpolation="bilinear"
-        )
+        panel.imshow(shown, origin="lower", extent=extent, cmap=colours, vmin=0, vmax=1, interpolation="bilinear")
         axis = array(study.axis)
         panel.contour(axis, axis, shown, levels=[0.1, 0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
         panel.contour(axis, axis, shown, levels=[0.5], colors=BLACK, linewidths=1.4)
@@ -67,7 +65,7 @@ def _maps(study: Study, path: Path) -> None:
         panel.set_xlabel("$x_1$")
     for panel in axes[::4]:
         panel.set_ylabel("$x_2$")
-    bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.02)
+    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.75, pad=0.02)
     bar.set_label("p(y = 1 | x);  lines at 0.1, 0.5, 0.9", fontsize=10)
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=10)
@@ -102,11 +100,11 @@ def _laplace(study: Study, path: Path) -> None:
     figure, axes = panels(1, 3, size=(4.2, 3.9))
     curve = study.curve
     u = torch.linspace(-0.6, 2.8, 400, dtype=torch.float64)
-    for panel, of in ((axes[0], torch.exp), (axes[1], torch.Tensor.clone)):
-        panel.plot(array(u), array(of(curve.log_density(u))), color=BLUE, linewidth=2.0, label="density")
+    for panel, values in ((axes[0], torch.exp), (axes[1], torch.Tensor.clone)):
+        panel.plot(array(u), array(values(curve.log_density(u))), color=BLUE, linewidth=2.0, label="density")
         panel.plot(
             array(u),
-            array(of(curve.laplace_log_density(u))),
+            array(values(curve.laplace_log_density(u))),
             color=RED,
             linewidth=2.0,
             linestyle="dashed",
@@ -177,29 +175,29 @@ def _probit(study: Study, path: Path) -> None:
 
 def _evidence(study: Study, path: Path) -> None:
     figure, (panel,) = panels(1, 1, size=(9.6, 4.2))
-    found = study.decompositions
-    floor = min(one.elbo for one in found) - 0.6
-    for index, one in enumerate(found):
+    result = study.decompositions
+    floor = min(member.elbo for member in result) - 0.6
+    for index, parts in enumerate(result):
         label = index == 0  # one entry in the legend
-        panel.bar(index, one.elbo - floor, 0.6, floor, color=SKY, label="ELBO(q)" if label else None)
+        panel.bar(index, parts.elbo - floor, 0.6, floor, color=SKY, label="ELBO(q)" if label else None)
         panel.bar(
             index,
-            one.divergence,
+            parts.divergence,
             0.6,
-            one.elbo,
+            parts.elbo,
             color=ORANGE,
             hatch="///",
             edgecolor="white",
             linewidth=0,
             label="KL(q ‖ posterior)" if label else None,
         )
-        text = f"ELBO {one.elbo:.3f}\nKL {one.divergence:.3f}".replace("-", "\N{MINUS SIGN}")
+        text = f"ELBO {parts.elbo:.3f}\nKL {parts.divergence:.3f}".replace("-", "\N{MINUS SIGN}")
         panel.text(index, floor + 0.08, text, ha="center", va="bottom", fontsize=9, color=BLACK)
     evidence = study.exact.log_evidence
     panel.axhline(
         evidence, color=BLACK, linestyle="dashed", linewidth=1.3, label=f"log p(y) = \N{MINUS SIGN}{-evidence:.4f}"
     )
-    panel.set_xticks(range(len(found)), [one.name for one in found], fontsize=10)
+    panel.set_xticks(range(len(result)), [member.name for member in result], fontsize=10)
     panel.set(ylim=(floor, evidence + 0.55), ylabel="nats")
     panel.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
     panel.legend(frameon=False, fontsize=10, loc="upper center", ncols=3)
@@ -208,18 +206,18 @@ def _evidence(study: Study, path: Path) -> None:
 
 
 def _multiclass(study: Study, path: Path) -> None:
-    found = study.multiclass
+    result = study.multiclass
     figure, axes = panels(1, 4, size=(3.5, 4.0), sharex=True, sharey=True)
-    reach = float(found.axis[-1])
+    reach = float(result.axis[-1])
     axis = array(torch.linspace(-reach, reach, FINE))
     colours = gentle("Purples_r", 0.25, 1.0)
-    for panel, (name, probs) in zip(axes, found.probs.items(), strict=True):
+    for panel, (name, probs) in zip(axes, result.probs.items(), strict=True):
         fine = _finer(probs)
         shown = array(fine.amax(1).reshape(FINE, FINE).T)
-        image = panel.imshow(
+        panel.imshow(
             shown,
             origin="lower",
-            extent=(-reach, reach) * 2,
+            extent=(-reach, reach, -reach, reach),
             cmap=colours,
             vmin=1 / 3,
             vmax=1,
@@ -230,12 +228,12 @@ def _multiclass(study: Study, path: Path) -> None:
         if shown.max() > 0.9:
             panel.contour(axis, axis, shown, levels=[0.9], colors=BLACK, linestyles="dotted", linewidths=0.9)
         for index, (colour, marker) in enumerate(THREE):
-            rows = found.regression.inputs[found.regression.targets == index][:, :2]
+            rows = result.regression.inputs[result.regression.targets == index][:, :2]
             _points(panel, rows, colour, marker, f"class {index}")
         panel.set_title(name, fontsize=11)
         panel.set(xlabel="$x_1$", aspect="equal", xticks=[-8, -4, 0, 4, 8], yticks=[-8, -4, 0, 4, 8])
     axes[0].set_ylabel("$x_2$")
-    bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.015)
+    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.7, pad=0.015)
     bar.set_label("largest probability;  dotted at 0.9", fontsize=10)
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False, fontsize=10)

@@ -1,5 +1,6 @@
-"""The study as a whole: what it computes, and its numbers as one document."""
+"""The study: curves of one variable, maps and rays of all methods, the document and its tables."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,15 +10,90 @@ import torch
 from torch import Tensor
 
 from posterity.cli.frame.output import table
-from posterity.posteriors import Linearized
+from posterity.curvature import Hessian
+from posterity.inference import infer
+from posterity.methods import MAP, Laplace
+from posterity.model import Density
+from posterity.optim import SGD
+from posterity.posteriors import Gaussian, Linearized
 from posterity.predictive import Exact as ExactIntegral
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.logistic.exact import Decomposition, Exact, decompositions, exact_posterior
+from posterity_studies.logistic.exact import (
+    FAR,
+    INTEGRATORS,
+    PRIOR_SCALE,
+    Decomposition,
+    Exact,
+    Ray,
+    Regression,
+    binary,
+    decompositions,
+    exact_posterior,
+    rays,
+    variational,
+    weight_average,
+    weight_draws,
+)
 from posterity_studies.logistic.multiclass import MultiClass, multiclass
-from posterity_studies.logistic.rays import FAR, INTEGRATORS, Ray, rays, weight_average, weight_draws
-from posterity_studies.logistic.regression import PRIOR_SCALE, Regression, binary, variational
-from posterity_studies.logistic.sketches import Curve, ProbitError, laplace_curve, probit_error
 from posterity_studies.options import Report, Settings, silent
+
+SHAPE, RATE = 7.0, 2.0  # of the Gamma variable whose logarithm is u
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A density exp(k u - r e^u) on the line, and its Laplace approximation N(mode, 1 / precision)."""
+
+    mode: float
+    precision: float
+    laplace_log_normaliser: float
+    exact_log_normaliser: float
+
+    def log_density(self, u: Tensor) -> Tensor:
+        """The exact log density, normalised."""
+        return SHAPE * u - RATE * u.exp() - self.exact_log_normaliser
+
+    def laplace_log_density(self, u: Tensor) -> Tensor:
+        """The log density of the Gaussian at the mode."""
+        return 0.5 * (math.log(self.precision / (2 * math.pi)) - self.precision * (u - self.mode) ** 2)
+
+
+def laplace_curve() -> Curve:
+    """Fit MAP and Laplace to exp(k u - r e^u), the log of a Gamma variable, whose normaliser is Gamma(k) / r^k."""
+    density = Density(lambda u: SHAPE * u - RATE * u.exp(), {"u": ()}, dtype=torch.float64)
+    method = MAP(steps=300, batch_size=None, optimizer=SGD(step_size=0.1, momentum=0.2))
+    mode, _ = infer(method, density, None, progress=False)
+    fitted, _ = infer(Laplace(tuning=None, curvature=Hessian()), density, None, start=mode, progress=False)
+    assert isinstance(fitted, Gaussian)
+    assert fitted.log_evidence is not None
+    return Curve(
+        mode=float(fitted.mean),
+        precision=1.0 / float(fitted.variance),
+        laplace_log_normaliser=float(fitted.log_evidence),
+        exact_log_normaliser=math.lgamma(SHAPE) - SHAPE * math.log(RATE),
+    )
+
+
+@dataclass(frozen=True)
+class ProbitError:
+    """The largest distance of Phi(a sqrt(pi / 8)) from sigmoid(a), and the a > 0 where it is."""
+
+    largest: float
+    at: float
+
+
+def probit_difference(a: Tensor) -> Tensor:
+    """Phi(a sqrt(pi / 8)) - sigmoid(a)."""
+    normal: Tensor = torch.special.ndtr(a * math.sqrt(math.pi / 8))
+    return normal - torch.sigmoid(a)
+
+
+def probit_error() -> ProbitError:
+    """On a grid of step 1e-4, which the flat top makes exact to 1e-9."""
+    a = torch.linspace(0.0, 10.0, 100_001, dtype=torch.float64)
+    largest, index = probit_difference(a).abs().max(0)
+    return ProbitError(float(largest), float(a[index]))
+
 
 REACH, SIDE = 6.0, 51  # of the map
 RING = 30.0  # radius at which the entropy far from the data is taken
@@ -90,8 +166,13 @@ class Study:
                 for ray in self.rays
             ],
             "decomposition": [
-                {**asdict(one), "name": " ".join(one.name.split()), "elbo": one.elbo, "sum": one.elbo + one.divergence}
-                for one in self.decompositions
+                {
+                    **asdict(decomposition),
+                    "name": " ".join(decomposition.name.split()),
+                    "elbo": decomposition.elbo,
+                    "sum": decomposition.elbo + decomposition.divergence,
+                }
+                for decomposition in self.decompositions
             ],
             "laplace_1d": asdict(self.curve),
             "probit": asdict(self.probit),
@@ -116,7 +197,7 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     draws = weight_draws(regression, DRAWS, seed)
     methods = _methods(regression, fitted, exact, draws)
     axis = torch.linspace(-REACH, REACH, SIDE, dtype=torch.float64)
-    places = torch.cartesian_prod(axis, axis)
+    indices = torch.cartesian_prod(axis, axis)
     angle = torch.linspace(0.0, 2 * torch.pi, 181, dtype=torch.float64)[:-1]
     ring = RING * torch.stack([angle.cos(), angle.sin()], dim=1)
     return Study(
@@ -125,7 +206,7 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
         variational=fitted,
         exact=exact,
         axis=axis,
-        maps={name: method(places) for name, method in methods.items()},
+        maps={name: method(indices) for name, method in methods.items()},
         entropy={
             name: {
                 "entropy_on_the_data": float(_entropy(method(regression.inputs)).mean()),
@@ -145,21 +226,21 @@ def _methods(
     regression: Regression, fitted: Mapping[str, Linearized], exact: Exact, draws: Tensor
 ) -> dict[str, Callable[[Tensor], Tensor]]:
     """p(y = 1 | x) of inputs (N, 2) by name, in the order of the figures."""
-    found: dict[str, Callable[[Tensor], Tensor]] = {
+    results: dict[str, Callable[[Tensor], Tensor]] = {
         "MAP": lambda inputs: regression.mode.predict(inputs).probs[:, 1],
         "Laplace, Monte Carlo": lambda inputs: weight_average(draws, inputs),
     }
     integrals = [(name, regression.laplace, integrator) for name, integrator in INTEGRATORS.items()]
     integrals += [(name, q, ExactIntegral()) for name, q in fitted.items()]
     for name, posterior, integrator in integrals:
-        found[name] = lambda inputs, q=posterior, chosen=integrator: q.predict(  # type: ignore[misc]
+        results[name] = lambda inputs, q=posterior, chosen=integrator: q.predict(  # type: ignore[misc]
             inputs, integrator=chosen
         ).probs[:, 1]
-    return {**found, "Exact posterior": exact.probability}
+    return {**results, "Exact posterior": exact.probability}
 
 
 def _entropy(probability: Tensor) -> Tensor:
-    """Entropy of a coin with these probabilities, in nats."""
+    """Entropy of a binary label with these probabilities, in nats."""
     total: Tensor = torch.special.entr(probability) + torch.special.entr(1 - probability)
     return total
 
@@ -168,17 +249,32 @@ def show(out: Any, study: Study) -> None:
     """Print the tables."""
     document = study.document()
     title(out, "Bayesian logistic regression, 10 rows, 2 weights")
-    out.print(_methods_table(document))
+    rows = table("method", "largest error", "mean error", "entropy on data", "far away")
+    for row in document["methods"]:
+        numbers = ("largest_error", "mean_error", "entropy_on_the_data", "entropy_far_away")
+        rows.add_row(row["method"], *(f"{row[key]:.4f}" for key in numbers))
+    out.print(rows)
     remark(out, "Error: distance from the exact posterior over the map. Far away: radius 30.")
     out.print()
     title(out, "Along rays: p(y = 1 | c x) at c = 10 000 against its limit by theory")
-    out.print(_rays(document))
+    rows = table("method", "probability", "limit", "difference", "standard error")
+    for ray in document["rays"]:
+        rows.add_row(f"x = ({ray['direction'][0]:g}, {ray['direction'][1]:g})", style="bold")
+        for row in ray["methods"]:
+            error = f"{ray['monte_carlo_error']:.1e}" if "Monte Carlo" in row["method"] else ""
+            difference = f"{abs(row['probability'] - row['limit']):.1e}"
+            rows.add_row(row["method"], f"{row['probability']:.6f}", f"{row['limit']:.6f}", difference, error)
+    out.print(rows)
     draws = document["monte_carlo_draws"]
     note = f"Monte Carlo: {draws['far_along_rays']:,} draws here, {draws['maps']:,} in maps and curves."
     remark(out, note)
     out.print()
     title(out, "log p(y) = ELBO(q) + KL(q || posterior), in nats")
-    out.print(_parts(document))
+    rows = table("q", "log joint", "entropy", "ELBO", "KL", "ELBO + KL")
+    for row in document["decomposition"]:
+        numbers = ("expected_log_joint", "entropy", "elbo", "divergence")
+        rows.add_row(row["name"], *(f"{row[key]:.4f}" for key in numbers), f"{row['sum']:.7f}")
+    out.print(rows)
     curve, probit = document["laplace_1d"], document["probit"]
     classes = {row["method"]: row["mean_distance"] for row in document["multiclass"]}
     lines = (
@@ -192,30 +288,3 @@ def show(out: Any, study: Study) -> None:
         f"MAP {classes['MAP']:.4f}",
     )
     notes(out, lines)
-
-
-def _methods_table(document: dict[str, Any]) -> Any:
-    rows = table("method", "largest error", "mean error", "entropy on data", "far away")
-    for row in document["methods"]:
-        numbers = ("largest_error", "mean_error", "entropy_on_the_data", "entropy_far_away")
-        rows.add_row(row["method"], *(f"{row[key]:.4f}" for key in numbers))
-    return rows
-
-
-def _rays(document: dict[str, Any]) -> Any:
-    rows = table("method", "probability", "limit", "difference", "standard error")
-    for ray in document["rays"]:
-        rows.add_row(f"x = ({ray['direction'][0]:g}, {ray['direction'][1]:g})", style="bold")
-        for row in ray["methods"]:
-            error = f"{ray['monte_carlo_error']:.1e}" if "Monte Carlo" in row["method"] else ""
-            difference = f"{abs(row['probability'] - row['limit']):.1e}"
-            rows.add_row(row["method"], f"{row['probability']:.6f}", f"{row['limit']:.6f}", difference, error)
-    return rows
-
-
-def _parts(document: dict[str, Any]) -> Any:
-    rows = table("q", "log joint", "entropy", "ELBO", "KL", "ELBO + KL")
-    for row in document["decomposition"]:
-        numbers = ("expected_log_joint", "entropy", "elbo", "divergence")
-        rows.add_row(row["name"], *(f"{row[key]:.4f}" for key in numbers), f"{row['sum']:.7f}")
-    return rows

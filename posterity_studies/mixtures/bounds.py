@@ -36,7 +36,7 @@ class Checks:
     `touching` is the largest distance of bound and log-likelihood right after an E-step, in any round;
     `highest_above` the largest amount by which the bound is above it, over all curves and for q at random (0 or less
     but for rounding); `decomposition` the largest distance of log-likelihood minus bound from the sum of KL(q_n ||
-    p(z | y_n)), and `two_forms` that of the bound from E_q log p(y | z) - KL(q || p(z)); `smallest_step` the least
+    p(z | y_n)), and `two_forms` its distance from E_q log p(y | z) - KL(q || p(z)); `smallest_step` the least
     that a half-step added. `fisher` is the largest distance of the gradient by Fisher's identity from automatic
     differentiation, `end_gradient` the largest entry of the gradient where EM ended. The last three are bounds as
     printed: with the best q common to all points, with the KL of the first point alone, and with its entropy alone.
@@ -69,7 +69,7 @@ def one_mean(data: Sample, start: Values) -> list[Curve]:
     for _ in range(FIRST):
         q = jensen.posterior(log_joint(data, history[-1]))
         history.append(_moved(history[-1], _best(data, q)))
-    grid = _around(*(float(history[place]["means"][0]) for place in (0, -1)))
+    grid = _around(*(float(history[index]["means"][0]) for index in (0, -1)))
     return [_curve(data, at, grid) for at in history[:FIRST]]
 
 
@@ -84,6 +84,9 @@ def checks(data: Sample, run: Rounds, key: Key) -> Checks:
     random = torch.softmax(3.0 * key.normal((TRIES, *table.shape), torch.float64, "cpu"), -1)  # (T, N, 2)
     gaps = total - jensen.jensen_bound(table, random).sum(-1)
     divergences = jensen.kl_gap(table, random).sum(-1)
+    expected = jensen.q_function(table - start["weights"].log(), q)  # sum_z q_n(z) log p(y_n | z), (N,)
+    divergence = -jensen.entropy(q) - (q * start["weights"].log()).sum(-1)  # KL(q_n || p(z)), (N,)
+    by_fisher = jensen.fisher_gradient(lambda moved: log_joint(data, moved), start)
     return Checks(
         rounds=len(run.after_e),
         log_likelihood_start=total,
@@ -91,12 +94,12 @@ def checks(data: Sample, run: Rounds, key: Key) -> Checks:
         touching=float((run.after_e - likelihoods).abs().max()),
         highest_above=max(*above, float(-gaps.min())),
         decomposition=float((gaps - divergences).abs().max()),
-        two_forms=abs(float(jensen.jensen_bound(table, q).sum() - _by_divergence(table, start, q).sum())),
+        two_forms=abs(float(jensen.jensen_bound(table, q).sum() - (expected - divergence).sum())),
         smallest_step=float(run.staircase().diff().min()),
-        fisher=float((_fisher(data, start) - _differentiated(data, start)).abs().max()),
+        fisher=float((_along(by_fisher) - _differentiated(data, start)).abs().max()),
         end_gradient=float(_differentiated(data, end).abs().max()),
         common_q=float(len(table) * torch.logsumexp(table.mean(0), -1)),
-        one_divergence=float(_expected(table, start, q).sum() - _divergence(start, q)[0]),
+        one_divergence=float(expected.sum() - divergence[0]),
         one_entropy=float(jensen.q_function(table, q).sum() + jensen.entropy(q)[0]),
     )
 
@@ -128,34 +131,14 @@ def _best(data: Sample, q: Tensor) -> Tensor:
     return (q[:, 0] * data.points).sum() / q[:, 0].sum()
 
 
-def _expected(table: Tensor, at: Values, q: Tensor) -> Tensor:
-    """sum_z q_n(z) log p(y_n | z), (N,)."""
-    return jensen.q_function(table - at["weights"].log(), q)
-
-
-def _divergence(at: Values, q: Tensor) -> Tensor:
-    """KL(q_n || p(z)), (N,)."""
-    return -jensen.entropy(q) - (q * at["weights"].log()).sum(-1)
-
-
-def _by_divergence(table: Tensor, at: Values, q: Tensor) -> Tensor:
-    return _expected(table, at, q) - _divergence(at, q)
-
-
-def _fisher(data: Sample, at: Values) -> Tensor:
-    """The gradient by Fisher's identity, (3, 2): weights, means, variances."""
-    found = jensen.fisher_gradient(lambda moved: log_joint(data, moved), at)
-    return _along(found)
-
-
 def _differentiated(data: Sample, at: Values) -> Tensor:
     """The gradient of the log-likelihood itself, (3, 2)."""
     leaves = {name: value.clone().requires_grad_() for name, value in at.items()}
-    found = torch.autograd.grad(log_likelihood(data, leaves), list(leaves.values()))
-    return _along(dict(zip(leaves, found, strict=True)))
+    result = torch.autograd.grad(log_likelihood(data, leaves), list(leaves.values()))
+    return _along(dict(zip(leaves, result, strict=True)))
 
 
 def _along(gradient: Values) -> Tensor:
-    """A gradient in one tensor; of that in the weights the part that keeps their sum."""
+    """Stack a gradient (3, 2): weights, projected to keep their sum, means and variances."""
     weights = gradient["weights"] - gradient["weights"].mean()
     return torch.stack([weights, gradient["means"], gradient["variances"]])

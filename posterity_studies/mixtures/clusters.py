@@ -59,7 +59,7 @@ class Components:
 class Clusters:
     """The rows (N, 2), where the starts ended, each number of components, and the Bayesian fit with the most.
 
-    `weights` (K,), `means` (K, 2) and `covariances` (K, 2, 2) are those of its components that are alive.
+    `weights` (K,), `means` (K, 2) and `covariances` (K, 2, 2) belong to its live components.
     """
 
     rows: Tensor
@@ -72,23 +72,23 @@ class Clusters:
     @property
     def best(self) -> float:
         """The highest log-likelihood that any start came to."""
-        return max(end for one in self.starts for end in one.ends)
+        return max(end for start in self.starts for end in start.ends)
 
 
 def clusters(key: Key) -> Clusters:
     """Fit everything to rows that the key fixes."""
     rows = sample(key.fold("rows"))
     starts = tuple(Starts(name, _ends(rows, init, key.fold(init))) for name, init in INITS.items())
-    found, fit = [], BayesianGaussianMixture()
+    result, fit = [], BayesianGaussianMixture()
     for count in range(1, MOST + 1):
         settings: dict[str, Any] = {"n_init": RESTARTS, "init_params": "k-means++", "random_state": key.fold(count)}
         point = GaussianMixture(count, max_iter=ROUNDS, tol=TOLERANCE, **settings).fit(rows)
         fit = BayesianGaussianMixture(
             count, weight_concentration_prior=CONCENTRATION, max_iter=ROUNDS, tol=TOLERANCE * COUNT, **settings
         ).fit(rows)
-        found.append(Components(count, float(point.bic(rows)), float(fit.lower_bound_), int(_alive(fit).sum())))
+        result.append(Components(count, float(point.bic(rows)), float(fit.lower_bound_), int(_alive(fit).sum())))
     alive = _alive(fit)
-    return Clusters(rows, starts, tuple(found), fit.weights_[alive], fit.means_[alive], fit.covariances_[alive])
+    return Clusters(rows, starts, tuple(result), fit.weights_[alive], fit.means_[alive], fit.covariances_[alive])
 
 
 def sample(key: Key) -> Tensor:
@@ -99,13 +99,9 @@ def sample(key: Key) -> Tensor:
 
 
 def _ends(rows: Tensor, init: str, key: Key) -> tuple[float, ...]:
-    ends = []
-    for number in range(STARTS):
-        mixture = GaussianMixture(
-            len(CENTRES), init_params=init, max_iter=ROUNDS, tol=TOLERANCE, random_state=key.fold(number)
-        )
-        ends.append(float(mixture.fit(rows).score(rows)) * len(rows))
-    return tuple(ends)
+    settings: dict[str, Any] = {"init_params": init, "max_iter": ROUNDS, "tol": TOLERANCE}
+    fits = (GaussianMixture(len(CENTRES), random_state=key.fold(number), **settings) for number in range(STARTS))
+    return tuple(float(mixture.fit(rows).score(rows)) * len(rows) for mixture in fits)
 
 
 def _alive(fit: BayesianGaussianMixture) -> Tensor:

@@ -51,7 +51,7 @@ def sample(count: int, truth: Values, key: Key) -> Sample:
 
 
 def miniature() -> Sample:
-    """Twelve points whose components nobody knows."""
+    """Twelve points with unknown components."""
     points = torch.tensor(MINIATURE, dtype=torch.float64, device="cpu")
     return Sample(points, torch.full((len(points),), UNKNOWN))
 
@@ -134,5 +134,5 @@ def expectation_maximization(data: Sample, start: Values) -> Rounds:
     )
     history, first = _History(), density.unconstrained(start)
     _, trace = infer(method, density, None, start=first, callbacks=[history], progress=False)
-    found = tuple(density.constrained(theta) for theta in (first, *history.thetas))
-    return Rounds(found, trace["bound"][:, 0], trace["bound_after_m"][:, 0])
+    result = tuple(density.constrained(theta) for theta in (first, *history.thetas))
+    return Rounds(result, trace["bound"][:, 0], trace["bound_after_m"][:, 0])

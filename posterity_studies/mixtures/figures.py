@@ -61,14 +61,14 @@ def points(study: Study, path: Path) -> None:
 def responsibilities(study: Study, path: Path) -> None:
     """Points coloured by p(z = 1 | y), and its curve, at the start, after some rounds and at the end."""
     last = len(study.run.history) - 1
-    rounds = [*(one for one in SHOWN if one < last), last]
+    rounds = [*(number for number in SHOWN if number < last), last]
     grid, height = _grid(study.data), Key(0).uniform((len(study.data.points),), torch.float64, "cpu")
     figure, axes = panels(1, len(rounds), size=(3.0, 2.9), sharex=True, sharey=True)
     for panel, number in zip(axes, rounds, strict=True):
         at = study.run.history[number]
         curve = _responsibility(grid, at)
         panel.plot(array(grid), array(curve), color=BLACK, linewidth=1.4)
-        drawn = panel.scatter(
+        panel.scatter(
             array(study.data.points),
             array(-0.3 + 0.2 * height),
             c=array(_responsibility(study.data.points, at)),
@@ -86,7 +86,7 @@ def responsibilities(study: Study, path: Path) -> None:
         panel.set(xlabel="y", ylim=(-0.36, 1.04), yticks=(0, 0.5, 1))
         plain(panel)
     axes[0].set_ylabel("p(z = 1 | y)")
-    bar = figure.colorbar(drawn, ax=axes, pad=0.02)
+    bar = figure.colorbar(axes[0].collections[0], ax=axes, pad=0.02)
     bar.set_label("responsibility of component 1", fontsize=9)
     bar.ax.tick_params(labelsize=9)
     save(figure, path)
@@ -196,7 +196,7 @@ def clusters(study: Study, path: Path) -> None:
     """The rows with the components that stay alive, where starts end, and how many components there should be."""
     figure, (rows, ends, counts) = panels(1, 3, size=(4.1, 3.5))
     _ellipses(rows, study.clusters)
-    below = {one.kind: [study.clusters.best - end for end in one.ends] for one in study.clusters.starts}
+    below = {start.kind: [study.clusters.best - end for end in start.ends] for start in study.clusters.starts}
     width = max(1.0, *(max(values) for values in below.values())) / BINS  # nats, also where all ends are the same
     for shift, (kind, values), colour in zip((0.0, 0.5), below.items(), (ORANGE, BLUE), strict=True):
         heights = torch.tensor(values).div(width).floor().clamp(max=BINS - 1).long().bincount(minlength=BINS)
@@ -205,15 +205,15 @@ def clusters(study: Study, path: Path) -> None:
     ends.set(xlabel="nats below the best", ylabel=f"of {five.STARTS} starts")
     ends.set_title(f"Where EM ends, K = {len(five.CENTRES)}", fontsize=10)
     ends.legend(frameon=False, fontsize=9, title="start", title_fontsize=9)
-    numbers = [one.components for one in study.clusters.components]
-    bounds = [one.elbo for one in study.clusters.components]
-    criteria = [-0.5 * one.bic for one in study.clusters.components]
+    numbers = [row.components for row in study.clusters.components]
+    bounds = [row.elbo for row in study.clusters.components]
+    criteria = [-0.5 * row.bic for row in study.clusters.components]
     counts.plot(numbers, criteria, "s-", color=ORANGE, markersize=5, label="-BIC / 2, by EM")
     counts.plot(numbers, bounds, "o-", color=BLUE, markersize=5, label="ELBO, Bayesian")
-    for one in study.clusters.components:
+    for component in study.clusters.components:
         counts.annotate(
-            str(one.alive),
-            (one.components, one.elbo),
+            str(component.alive),
+            (component.components, component.elbo),
             xytext=(0, -14),
             textcoords="offset points",
             ha="center",
@@ -230,18 +230,18 @@ def clusters(study: Study, path: Path) -> None:
     save(figure, path)
 
 
-def _ellipses(panel: "Axes", found: Clusters) -> None:
+def _ellipses(panel: "Axes", result: Clusters) -> None:
     """The rows, and each component as the circles of one and two standard deviations."""
-    panel.scatter(array(found.rows[:, 0]), array(found.rows[:, 1]), s=5, color=GREY, linewidths=0)
+    panel.scatter(array(result.rows[:, 0]), array(result.rows[:, 1]), s=5, color=GREY, linewidths=0)
     angle = torch.linspace(0.0, 6.2832, 100, dtype=torch.float64, device="cpu")
     circle = torch.stack([angle.cos(), angle.sin()], 1)
-    for mean, covariance in zip(found.means, found.covariances, strict=True):
+    for mean, covariance in zip(result.means, result.covariances, strict=True):
         factor = torch.linalg.cholesky(covariance)
         for radius in (1.0, 2.0):
             line = mean + radius * circle @ factor.T
             panel.plot(array(line[:, 0]), array(line[:, 1]), color=RED, linewidth=1.3)
     panel.set(xlabel="$x_1$", ylabel="$x_2$")
-    panel.set_title(f"{five.MOST} components offered, {len(found.means)} alive", fontsize=10)
+    panel.set_title(f"{five.MOST} components offered, {len(result.means)} alive", fontsize=10)
     panel.set_aspect("equal", "datalim")
 
 
@@ -252,7 +252,7 @@ def priors(study: Study, path: Path) -> None:
         _scales(panel, study.priors)
         panel.set(xlabel="scale of the prior")
     axes[0].set_ylabel("test NLL, nats a row")
-    axes[1].set_ylim(prior.noise_alone() - 0.02, min(one.mean for one in study.priors.fixed) + ABOVE)
+    axes[1].set_ylim(prior.noise_alone() - 0.02, min(nll.mean for nll in study.priors.fixed) + ABOVE)
     axes[1].set_title("The same, enlarged", fontsize=10)
     axes[0].set_title(f"{prior.ROWS} rows, network 1-{prior.HIDDEN}-1, Laplace posterior", fontsize=10)
     handles, names = axes[0].get_legend_handles_labels()
@@ -260,8 +260,8 @@ def priors(study: Study, path: Path) -> None:
     save(figure, path)
 
 
-def _scales(panel: "Axes", found: Priors) -> None:
-    means, errors = [one.mean for one in found.fixed], [one.error for one in found.fixed]
+def _scales(panel: "Axes", result: Priors) -> None:
+    means, errors = [nll.mean for nll in result.fixed], [nll.error for nll in result.fixed]
     panel.errorbar(
         prior.SCALES,
         means,
@@ -273,11 +273,11 @@ def _scales(panel: "Axes", found: Priors) -> None:
         linewidth=1.2,
         label="fixed, ± standard error",
     )
-    one, layers = found.chosen
+    shared, layers = result.chosen
     panel.errorbar(
-        one.scales[0],
-        one.test_nll.mean,
-        yerr=one.test_nll.error,
+        shared.scales[0],
+        shared.test_nll.mean,
+        yerr=shared.test_nll.error,
         fmt="*",
         color=RED,
         markersize=13,

@@ -32,26 +32,26 @@ class Share:
 
 
 def partly_labelled(key: Key) -> list[Share]:
-    """EM from the true values, so that the error is that of the data; the same data sets for every share.
+    """EM from the true values, so that the error comes from the data alone; the same data sets for every share.
 
     All data sets run in one batch: the number of its data set is one of a restart's values, which no step changes.
     """
     samples = [sample(COUNT, TRUTH, key.fold(index)) for index in range(REPLICATES)]
-    points = torch.stack([one.points for one in samples])  # (M, N)
-    labels = torch.stack([one.labels for one in samples])
+    points = torch.stack([sample.points for sample in samples])  # (M, N)
+    labels = torch.stack([sample.labels for sample in samples])
     order = torch.stack([key.fold(index).fold("order").permutation(COUNT, "cpu") for index in range(REPLICATES)])
     known = torch.stack([order < round(share * COUNT) for share in SHARES])  # (shares, M, N)
     every = Sample(points.repeat(len(SHARES), 1), torch.where(known, labels, UNKNOWN).flatten(0, 1))
     means = _fitted(every).reshape(*known.shape[:2], 2)
     errors = (means - TRUTH["means"]).square().mean(-1).sqrt()  # (shares, M)
     return [
-        Share(share, float(one.mean()), float(one.std()) / math.sqrt(REPLICATES))
-        for share, one in zip(SHARES, errors, strict=True)
+        Share(share, float(distances.mean()), float(distances.std()) / math.sqrt(REPLICATES))
+        for share, distances in zip(SHARES, errors, strict=True)
     ]
 
 
 class _Last(Callback):
-    """Keeps theta of all restarts: a posterior has that of the best alone."""
+    """Keep theta of all restarts: a posterior holds the best alone."""
 
     theta: Tensor
 

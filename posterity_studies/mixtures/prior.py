@@ -52,7 +52,7 @@ class Fit:
 class Chosen:
     """What variational EM chose, over data sets: geometric means of the scales, mean noise and test NLL, and each fit.
 
-    `above_best` is the test NLL minus that of the fixed scale which is best on the test rows of the same data set.
+    `above_best` is the test NLL minus the NLL of the fixed scale which is best on the test rows of the same data set.
     """
 
     name: str
@@ -74,11 +74,15 @@ class Priors:
 def priors(key: Key) -> Priors:
     """Fit all data sets; the posterior is the Laplace approximation throughout."""
     grids, fits = [], []
+    maximisations: dict[str, tuple[PriorScale | NoiseScale, ...]] = {
+        "one scale, noise known": (PriorScale(Shared()),),
+        "a scale for each layer, noise found": (PriorScale(PerLayer()), NoiseScale()),
+    }
     for number in range(DATA_SETS):
         own = key.fold(number)
         train, test = rows(ROWS, own.fold("train")), rows(TEST, own.fold("test"))
         grids.append(_fixed(train, test, own))
-        fits.append({name: _fit(steps, train, test, own) for name, steps in _maximisations().items()})
+        fits.append({name: _fit(steps, train, test, own) for name, steps in maximisations.items()})
     return Priors(
         tuple(_mean(column) for column in zip(*grids, strict=True)),
         tuple(_chosen(name, [fit[name] for fit in fits], grids) for name in fits[0]),
@@ -104,25 +108,18 @@ def problem(scale: float | Tensor, key: Key) -> Joint:
     return Joint(net, Gaussian(NOISE), Normal(scale), ROWS)
 
 
-def _maximisations() -> dict[str, tuple[PriorScale | NoiseScale, ...]]:
-    return {
-        "one scale, noise known": (PriorScale(Shared()),),
-        "a scale for each layer, noise found": (PriorScale(PerLayer()), NoiseScale()),
-    }
-
-
 def _fixed(train: Pair, test: Pair, key: Key) -> list[float]:
     """Test NLL of each scale; their modes are found together."""
     joint = problem(torch.tensor(SCALES, dtype=torch.float64, device="cpu"), key)
     start = problem(FIRST, key).network.initial.expand(len(SCALES), -1)
     modes, _ = infer(MAP(STEPS, None, Adam(0.02), Cosine()), joint, train, start=start, progress=False)
-    found = []
+    results = []
     for index in range(len(SCALES)):
         mode = modes.member(index)
         assert isinstance(mode.joint, Joint)
         q, _ = infer(Laplace(tuning=None), mode.joint, train, start=mode, progress=False)
-        found.append(_score(q, test))
-    return found
+        results.append(_score(q, test))
+    return results
 
 
 def _fit(steps: tuple[PriorScale | NoiseScale, ...], train: Pair, test: Pair, key: Key) -> Fit:

@@ -17,7 +17,7 @@ from posterity_studies.mixtures.example import Rounds, Sample, Values
 from posterity_studies.mixtures.partly import Share, partly_labelled
 from posterity_studies.mixtures.prior import Priors, priors
 from posterity_studies.options import Report, Settings, silent
-from posterity_studies.results import with_error
+from posterity_studies.rows import with_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,22 +55,22 @@ class Study:
                 "points": partly.COUNT,
                 "truth": _numbers(partly.TRUTH),
                 "data_sets": partly.REPLICATES,
-                "shares": [asdict(one) for one in self.shares],
+                "shares": [asdict(share) for share in self.shares],
             },
             "clusters": {
                 "rows": five.COUNT,
                 "best_log_likelihood": self.clusters.best,
                 "starts": [
                     {
-                        "kind": one.kind,
-                        "middle": one.middle,
-                        "worst": one.worst,
-                        "share_at_best": one.share_at(self.clusters.best),
-                        "ends": list(one.ends),
+                        "kind": start.kind,
+                        "middle": start.middle,
+                        "worst": start.worst,
+                        "share_at_best": start.share_at(self.clusters.best),
+                        "ends": list(start.ends),
                     }
-                    for one in self.clusters.starts
+                    for start in self.clusters.starts
                 ],
-                "components": [asdict(one) for one in self.clusters.components],
+                "components": [asdict(component) for component in self.clusters.components],
             },
             "priors": {
                 "rows": prior.ROWS,
@@ -79,10 +79,10 @@ class Study:
                 "data_sets": prior.DATA_SETS,
                 "noise_alone_nll": prior.noise_alone(),
                 "fixed": [
-                    {"scale": scale, "test_nll": asdict(one)}
-                    for scale, one in zip(prior.SCALES, self.priors.fixed, strict=True)
+                    {"scale": scale, "test_nll": asdict(mean)}
+                    for scale, mean in zip(prior.SCALES, self.priors.fixed, strict=True)
                 ],
-                "variational_em": [_listed(asdict(one)) for one in self.priors.chosen],
+                "variational_em": [_listed(asdict(choice)) for choice in self.priors.chosen],
             },
         }
 
@@ -131,9 +131,18 @@ def show(out: Any, study: Study) -> None:
     document = study.document()
     example, labels, clusters, priors = (document[name] for name in ("example", "labels", "clusters", "priors"))
     title(out, f"Two normal densities, {example['points']} points")
-    out.print(_values(example))
+    rows = table("", "weight", "mean 1", "mean 2", "variance 1", "variance 2")
+    for name in ("truth", "with_labels", "start", "by_em"):
+        at = example[name]
+        numbers = (at["weights"][0], *at["means"], *at["variances"])
+        rows.add_row(name.replace("_", " ").replace("em", "EM"), *(f"{number:.4f}" for number in numbers))
+    out.print(rows)
     title(out, "The bound of EM, in nats")
-    out.print(_checks(document))
+    both = [document[name]["checks"] for name in ("example", "miniature")]
+    rows = table("", f"{document['example']['points']} points", f"{len(document['miniature']['points'])} points")
+    for key, (name, form) in CHECKS.items():
+        rows.add_row(name, *(format(checks[key], form) for checks in both))
+    out.print(rows)
     remark(
         out,
         "The misprints are to be compared with the log-likelihood at the start: the first and the last are not "
@@ -156,17 +165,15 @@ def show(out: Any, study: Study) -> None:
         rows.add_row(str(row["components"]), f"{row['bic']:.1f}", f"{row['elbo']:.2f}", str(row["alive"]))
     out.print(rows)
     title(out, f"Prior of a network, {priors['data_sets']} data sets of {priors['rows']} rows")
-    out.print(_priors(priors))
+    rows = table("prior scale", "test NLL", "above best", "noise")
+    for row in priors["fixed"]:
+        rows.add_row(f"{row['scale']:g}", with_error(*row["test_nll"].values()), "", f"{priors['noise']:g}")
+    for row in priors["variational_em"]:
+        scales = ", ".join(dict.fromkeys(f"{scale:.2f}" for scale in row["scales"]))
+        errors = (with_error(*row[key].values()) for key in ("test_nll", "above_best"))
+        rows.add_row(f"variational EM: {scales}", *errors, f"{row['noise']:.3g}")
+    out.print(rows)
     remark(out, "Above best: test NLL minus that of the fixed scale that is best on the same test rows.")
-
-
-def _values(example: dict[str, Any]) -> Any:
-    rows = table("", "weight", "mean 1", "mean 2", "variance 1", "variance 2")
-    for name in ("truth", "with_labels", "start", "by_em"):
-        at = example[name]
-        numbers = (at["weights"][0], *at["means"], *at["variances"])
-        rows.add_row(name.replace("_", " ").replace("em", "EM"), *(f"{number:.4f}" for number in numbers))
-    return rows
 
 
 CHECKS = {
@@ -184,22 +191,3 @@ CHECKS = {
     "one_divergence": ("misprint: KL of the first point alone", ".6f"),
     "one_entropy": ("misprint: entropy of the first point alone", ".6f"),
 }
-
-
-def _checks(document: dict[str, Any]) -> Any:
-    both = [document[name]["checks"] for name in ("example", "miniature")]
-    rows = table("", f"{document['example']['points']} points", f"{len(document['miniature']['points'])} points")
-    for key, (name, form) in CHECKS.items():
-        rows.add_row(name, *(format(one[key], form) for one in both))
-    return rows
-
-
-def _priors(priors: dict[str, Any]) -> Any:
-    rows = table("prior scale", "test NLL", "above best", "noise")
-    for row in priors["fixed"]:
-        rows.add_row(f"{row['scale']:g}", with_error(*row["test_nll"].values()), "", f"{priors['noise']:g}")
-    for row in priors["variational_em"]:
-        scales = ", ".join(dict.fromkeys(f"{scale:.2f}" for scale in row["scales"]))
-        errors = (with_error(*row[key].values()) for key in ("test_nll", "above_best"))
-        rows.add_row(f"variational EM: {scales}", *errors, f"{row['noise']:.3g}")
-    return rows

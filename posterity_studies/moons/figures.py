@@ -23,11 +23,11 @@ def _entropy(study: Study, path: Path) -> None:
     seed = study.found[0]
     first, second = grid_axes()
     extent = (float(first[0]), float(first[-1]), float(second[0]), float(second[-1]))
-    figure, places = panels(2, 4, size=(3.1, 3.2), sharex=True, sharey=True)
-    for panel, (name, fit) in zip(places, seed.fits.items(), strict=False):
+    figure, axes = panels(2, 4, size=(3.1, 3.2), sharex=True, sharey=True)
+    for panel, (name, fit) in zip(axes, seed.fits.items(), strict=False):
         assert fit.map_entropy is not None
         shown = array(fit.map_entropy.reshape(len(first), len(second)).T)  # rows are the second input
-        image = panel.imshow(
+        panel.imshow(
             shown,
             origin="lower",
             extent=extent,
@@ -43,34 +43,36 @@ def _entropy(study: Study, path: Path) -> None:
             )
         panel.set_title(f"{name}: test NLL {fit.test_nll:.3f}", fontsize=10)
         panel.set_aspect("equal")
-    for panel in places[len(seed.fits) :]:
+    for panel in axes[len(seed.fits) :]:
         panel.set_axis_off()
-    for panel in places[3:7]:
+    for panel in axes[3:7]:
         panel.set_xlabel("$x_1$")
         panel.tick_params(labelbottom=True)
-    for panel in places[::4]:
+    for panel in axes[::4]:
         panel.set_ylabel("$x_2$")
-    handles, names = places[0].get_legend_handles_labels()
-    places[-1].legend(handles, names, loc="upper left", frameon=False, fontsize=10, title="training rows")
-    bar = figure.colorbar(image, ax=places, shrink=0.7, pad=0.02)
+    handles, names = axes[0].get_legend_handles_labels()
+    axes[-1].legend(handles, names, loc="upper left", frameon=False, fontsize=10, title="training rows")
+    bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.7, pad=0.02)
     bar.set_label("entropy of the label, nats", fontsize=10)
     save(figure, path)
 
 
 def _scores(study: Study, path: Path) -> None:
-    found = study.intervals()
-    figure, places = panels(1, len(SHOWN), size=(3.1, 2.9), sharey=True)
-    for panel, metric in zip(places, SHOWN, strict=True):
-        for line, metrics in enumerate(found.values()):
-            one = metrics[metric]
-            panel.plot(one.values, [line] * len(one.values), ".", color=BLUE, alpha=0.35, markersize=5)
-            panel.errorbar(one.mean, line, xerr=one.half, fmt="o", color=BLUE, markersize=5, capsize=3, linewidth=1.4)
-        panel.axvline(found["MAP"][metric].mean, color=BLACK, linewidth=0.7, linestyle="dotted", zorder=0)
-        panel.set_yticks(range(len(found)), list(found))
+    result = study.intervals()
+    figure, axes = panels(1, len(SHOWN), size=(3.1, 2.9), sharey=True)
+    for panel, metric in zip(axes, SHOWN, strict=True):
+        for line, metrics in enumerate(result.values()):
+            interval = metrics[metric]
+            panel.plot(interval.values, [line] * len(interval.values), ".", color=BLUE, alpha=0.35, markersize=5)
+            panel.errorbar(
+                interval.mean, line, xerr=interval.half, fmt="o", color=BLUE, markersize=5, capsize=3, linewidth=1.4
+            )
+        panel.axvline(result["MAP"][metric].mean, color=BLACK, linewidth=0.7, linestyle="dotted", zorder=0)
+        panel.set_yticks(range(len(result)), list(result))
         panel.set_title(METRICS[metric], fontsize=10)
         panel.locator_params(axis="x", nbins=5)
         plain(panel)
-    places[0].set_ylim(len(found) - 0.5, -0.5)
+    axes[0].set_ylim(len(result) - 0.5, -0.5)
     figure.suptitle(
         f"Two moons, {len(study.seeds)} seeds (dots): mean and 95 % interval by Student's t. Dotted: MAP", fontsize=10
     )

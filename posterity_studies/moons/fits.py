@@ -119,6 +119,6 @@ def scored(q: Posterior, data: DataSet, grid: Tensor | None = None) -> Fit:
 
 
 def _entropy(q: Posterior, inputs: Tensor) -> Tensor:
-    found = q.predict(inputs, draws=DRAWS)
-    assert isinstance(found, ClassPredictive)
-    return found.entropy
+    result = q.predict(inputs, draws=DRAWS)
+    assert isinstance(result, ClassPredictive)
+    return result.entropy

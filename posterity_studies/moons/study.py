@@ -53,7 +53,7 @@ class Study:
         """Each metric of each method, over the seeds."""
         return {
             name: {
-                metric: interval([_values(one.fits[name], one.fits["MAP"])[metric] for one in self.found])
+                metric: interval([_values(seed.fits[name], seed.fits["MAP"])[metric] for seed in self.found])
                 for metric in METRICS
             }
             for name in self.found[0].fits
@@ -75,7 +75,10 @@ class Study:
                 {
                     "method": name,
                     "stages": [repr(stage) for stage in methods[name]],
-                    **{metric: {**asdict(one), "values": list(one.values)} for metric, one in metrics.items()},
+                    **{
+                        metric: {**asdict(interval), "values": list(interval.values)}
+                        for metric, interval in metrics.items()
+                    },
                 }
                 for name, metrics in self.intervals().items()
             ],
@@ -119,14 +122,13 @@ def show(out: Any, study: Study) -> None:
     rows = table("method", "test NLL", "ECE", "on data", "far away", wrap=False)
     for row in document["methods"]:
         keys = ("test_nll", "calibration_error", "entropy_on_the_data", "entropy_on_the_ring")
-        rows.add_row(row["method"], *(_shown(row[key]) for key in keys))
+        halves = (0.5 * (row[key]["upper"] - row[key]["lower"]) for key in keys)
+        rows.add_row(
+            row["method"], *(f"{row[key]['mean']:.3f}±{half:.3f}" for key, half in zip(keys, halves, strict=True))
+        )
     out.print(rows)
     remark(
         out,
         "Mean and half a 95 % interval over seeds. On data, far away: entropy of the label in nats, at training "
         f"rows and on a circle of radius {document['ring']:g}.",
     )
-
-
-def _shown(value: dict[str, float]) -> str:
-    return f"{value['mean']:.3f}±{0.5 * (value['upper'] - value['lower']):.3f}"

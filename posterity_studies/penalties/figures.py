@@ -180,8 +180,8 @@ def _legend_of_penalties(study: Study, axis: "Axes") -> None:
     names = [part.penalty for part in study.parts]
     entries = [Line2D([], [], color=COLOURS[name], linewidth=1.8, label=FORMULAS[name]) for name in names]
     if len(study.settings.setups) > 1:
-        styles = [(setup, SETUP_STYLES[setup][1]) for setup in study.settings.setups]
-        entries += [Line2D([], [], color=GREY, linestyle=style, label=setup) for setup, style in styles]
+        setups = study.settings.setups
+        entries += [Line2D([], [], color=GREY, linestyle=SETUP_STYLES[setup][1], label=setup) for setup in setups]
     axis.figure.legend(handles=entries, frameon=False, fontsize=9, loc="outside lower center", ncols=len(entries))
 
 

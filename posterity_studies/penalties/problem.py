@@ -1,27 +1,104 @@
-"""A penalty's problem: layer factors of both setups, lambdas, and the joint of some fits."""
+"""Networks, penalties and images by name; layer factors of both setups, lambdas, and the joint of some fits."""
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from posterity.datasets import LabelledData, cifar10, mnist
 from posterity.likelihoods import Categorical
 from posterity.model import Joint
 from posterity.model.network import Network
+from posterity.networks import VGG, ConvNet
 from posterity.numerics.random import Key
-from posterity.penalties import lambda_theory, layer_factors, usual_factors
+from posterity.penalties import L1, GroupLasso, Penalty, SquaredL2, lambda_theory, layer_factors, usual_factors
 from posterity.penalties.training import WIDE, penalised
 from posterity.priors import FanIn, He, Layerwise, Prior
 from posterity.priors.fan import ScaleRule
 from posterity_studies.grids import half_power, merged
-from posterity_studies.penalties.protocol import PENALTIES, Rows
 from posterity_studies.penalties.settings import Settings
-from posterity_studies.rows import first_weights
+from posterity_studies.rows import first_weights, moments, split_rows
+
+PENALTIES: Mapping[str, Penalty] = MappingProxyType(
+    {
+        "l2": SquaredL2(),
+        "l1": L1(),
+        "rows": GroupLasso("rows"),
+        "columns": GroupLasso("columns"),
+        "channels": GroupLasso("channels"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network of the study: `make` takes classes, channels, width and whether it has batch norm.
+
+    `side` is the least of its images.
+    """
+
+    label: str
+    make: Callable[[int, int, int, bool], nn.Module]
+    width: int
+    epochs: int
+    side: int
+
+
+ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
+    {
+        "cvnn": Architecture(
+            "small convolutional network",
+            lambda classes, channels, width, norm: ConvNet(classes, channels, width, norm),
+            width=32,
+            epochs=20,
+            side=28,
+        ),
+        "vgg19": Architecture(
+            "VGG-19",
+            lambda classes, channels, width, norm: VGG(19, classes, channels, norm, width),
+            width=64,
+            epochs=60,
+            side=32,
+        ),
+    }
+)
+SMALL = Architecture(
+    "small convolutional network", ARCHITECTURES["cvnn"].make, width=8, epochs=5, side=28
+)  # grey images
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Training, held-out and test images on the device, (N, C, H, W)."""
+
+    train: LabelledData
+    held_out: LabelledData
+    test: LabelledData
+    classes: int
+
+
+def read(settings: Settings) -> Rows:
+    """The images; BadData where the data set is absent, ValueError where it has fewer than are asked for."""
+    whole = cifar10() if settings.data == "cifar-10" else mnist(name=settings.data)
+    count = round(len(whole.train) / 10) if settings.held_out is None else settings.held_out
+    train, held = split_rows(whole, rows=settings.rows, held_out=count, seed=settings.seed)
+    assert held is not None
+    assert whole.classes is not None
+    mean, scale = moments(train.inputs, "Use other data.")
+    around = max(0, settings.architecture.side - train.inputs.shape[-1]) // 2
+
+    def part(labelled_data: LabelledData) -> LabelledData:
+        images = F.pad(labelled_data.inputs, (around,) * 4) if around else labelled_data.inputs
+        return LabelledData(((images - mean) / scale).to(settings.device), labelled_data.targets.to(settings.device))
+
+    return Rows(part(train), part(held), part(whole.test), len(whole.classes))
 
 
 @dataclass(frozen=True)
@@ -66,7 +143,7 @@ class Problem:
             return settings.all_ratios
         theory = lambda_theory(self.num_data)
         matched = (half_power(ratio * theory * self.exchange) for ratio in settings.all_ratios)
-        return merged([one / theory for one in settings.lambdas or matched])
+        return merged([strength / theory for strength in settings.lambdas or matched])
 
     def relative(self, cell: Cell) -> float:
         """The penalty of the first weights over that in the Bayesian setup at lambda_Th: there the ratio itself."""
@@ -92,7 +169,7 @@ class Problem:
 def problem(penalty: str, rows: Rows, settings: Settings) -> Problem:
     """The problem of a penalty."""
     kind = PENALTIES[penalty]
-    with torch.random.fork_rng(devices=[]):  # weights that nobody sees: every fit has fresh ones
+    with torch.random.fork_rng(devices=[]):  # unused weights: every fit draws its own
         torch.default_generator.manual_seed(0)
         channels = rows.train.inputs.shape[1]
         module = settings.architecture.make(rows.classes, channels, settings.actual_width, settings.batch_norm)

@@ -1,4 +1,4 @@
-"""Fits of the study: those of a penalty at once, for all lambdas, setups and seeds."""
+"""Fits of a penalty at once, for all lambdas, setups and seeds; and the scores of a fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,20 +7,70 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from posterity import metrics
+from posterity.errors import Diverged
 from posterity.inference import Task, plan
 from posterity.inference.sweep import Result, Sweep
 from posterity.methods import MAP
 from posterity.model.data import TensorData, as_data
 from posterity.numerics.random import Key
+from posterity.penalties.training import penalised
 from posterity.posteriors import Point, Posterior
+from posterity.predictive import Predictive
+from posterity.pruning.pruning import pruned
 from posterity.storage import Part
-from posterity_studies.penalties.problem import Cell, Problem, problem
-from posterity_studies.penalties.protocol import Rows, read
-from posterity_studies.penalties.scores import scores
+from posterity_studies.penalties.problem import Cell, Problem, Rows, problem, read
 from posterity_studies.penalties.settings import Settings
-from posterity_studies.results import depends_on
-from posterity_studies.rows import own_orders
+from posterity_studies.rows import depends_on, own_orders
+
+ROWS = 2048  # of a chunk of predictions
+COMPARED = 256  # test images that the smaller module is tried on
+VANISHED = "vanished "  # before the name of a layer
+
+
+def scores(posterior: Point, rows: Rows) -> dict[str, float]:
+    """Accuracy and NLL on test and held-out rows; zeros and filters that vanished; whether the smaller module agrees.
+
+    `zeros` is the share of penalised weights that are exactly zero, `filters_left` and `weights_left` are shares of the
+    hidden units and of all weights that `pruned` keeps, `vanished <layer>` counts the units that it removes, and
+    `pruned_difference` is the largest of the differences between outputs of both modules on 256 test images, in
+    float32 and (`exact_difference`) in float64. Diverged where an output is not finite.
+    """
+    results = {}
+    for prefix, part in (("", rows.test), ("held_out_", rows.held_out)):
+        predictive = _predicted(posterior, part.inputs)
+        results[f"{prefix}accuracy"] = metrics.accuracy(predictive, part.targets)
+        results[f"{prefix}nll"] = metrics.negative_log_likelihood(predictive, part.targets)
+        results[f"{prefix}ece"] = metrics.expected_calibration_error(predictive, part.targets)
+    module = posterior.module()
+    weights = [weight.parameter for weight in penalised(module).values()]
+    results["zeros"] = sum(int((w == 0).sum()) for w in weights) / sum(w.numel() for w in weights)
+    smaller = pruned(module)
+    images = rows.test.inputs[:COMPARED]
+    # By default convolutions on a GPU round to ten binary digits, which the difference would show.
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        results["pruned_difference"] = float((smaller.module(images) - module(images)).abs().max())
+        exact = images.double()
+        precise = pruned(module.double()).module
+        results["exact_difference"] = float((precise(exact) - module(exact)).abs().max())
+    before, after = (sum(unit[index] for unit in smaller.units.values()) for index in (0, 1))
+    results["filters_left"] = after / before
+    results["weights_left"] = smaller.weights[1] / smaller.weights[0]
+    return results | {VANISHED + name: float(had - has) for name, (had, has) in smaller.units.items()}
+
+
+def _predicted(posterior: Point, images: Tensor) -> Predictive:
+    try:
+        return posterior.predict(images, batch_size=ROWS)
+    except ValueError as error:
+        module = posterior.module()
+        with torch.no_grad():
+            if all(bool(module(chunk).isfinite().all()) for chunk in torch.split(images, ROWS)):
+                raise
+        raise Diverged("Its outputs are not finite.", step=0, tensor="the outputs") from error
+
 
 Fits = list[tuple[Cell, Result[Cell] | None]]
 
@@ -101,7 +151,7 @@ class Runs(Sweep[Cell]):
 
 
 def fit_there(settings: Settings, penalty: str, group: Sequence[Cell], folder: Path) -> tuple[Fits, list[str]]:
-    """Fit a group in a process of its own, and give back what it would have told."""
+    """Fit a group in a process of its own, and return its results and its progress lines."""
     rows, fingerprint = _read(settings)
     lines: list[str] = []
     runs = Runs(problem(penalty, rows, settings), folder, settings, lines.append, fingerprint)

@@ -10,12 +10,12 @@ from posterity_studies.grids import log_grid, merged
 if TYPE_CHECKING:
     from posterity.methods import MAP
     from posterity.model.augmentation import Augmentation
-    from posterity_studies.penalties.protocol import Architecture
+    from posterity_studies.penalties.problem import Architecture
 
 DATA_SETS = ("mnist", "fashion-mnist", "cifar-10")
 NETWORKS = ("cvnn", "vgg19")
 PENALTIES = ("l2", "l1", "rows", "columns", "channels")
-DECK = ("l2", "l1", "rows", "columns")  # those of the published table
+DECK = ("l2", "l1", "rows", "columns")  # as in the published table
 SETUPS = ("usual", "bayesian")
 RATIOS = log_grid(10.0**-3, 10.0**0.5, 8)
 
@@ -86,7 +86,7 @@ class Settings:
     @property
     def architecture(self) -> "Architecture":
         """The network, with what is usual for these images."""
-        from posterity_studies.penalties.protocol import ARCHITECTURES, SMALL
+        from posterity_studies.penalties.problem import ARCHITECTURES, SMALL
 
         return SMALL if self.net == "cvnn" and self.data != "cifar-10" else ARCHITECTURES[self.net]
 
@@ -125,7 +125,7 @@ class Settings:
         return as_json(self)
 
     def common(self) -> dict[str, Any]:
-        """Those on which the numbers of a single fit depend."""
+        """The settings on which the numbers of a single fit depend."""
         return identity(self) | {
             "epochs": self.actual_epochs,
             "width": self.actual_width,
@@ -138,7 +138,7 @@ class Settings:
         from posterity.methods import MAP
         from posterity.optim.optimizer import SGD
         from posterity.optim.schedules import Cosine
-        from posterity_studies.penalties.protocol import PENALTIES
+        from posterity_studies.penalties.problem import PENALTIES
 
         batch = min(self.batch_size, num_data)
         steps = self.actual_epochs * (num_data // batch)

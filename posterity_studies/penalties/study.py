@@ -15,12 +15,10 @@ from posterity.model.data import as_data
 from posterity.penalties import lambda_theory
 from posterity.report.files import processor
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread
+from posterity_studies.grids import mean_and_spread, row_as_json
 from posterity_studies.options import Report, silent
-from posterity_studies.penalties.problem import Cell, problem
-from posterity_studies.penalties.protocol import Rows, read
-from posterity_studies.penalties.runs import Fits, Runs, fit_there
-from posterity_studies.penalties.scores import VANISHED
+from posterity_studies.penalties.problem import Cell, Rows, problem, read
+from posterity_studies.penalties.runs import VANISHED, Fits, Runs, fit_there
 from posterity_studies.penalties.settings import Settings
 
 
@@ -41,9 +39,9 @@ def _rows(
     log_ratios: tuple[float, ...],
 ) -> dict[tuple[str, str, str], Published]:
     names = ("l2", "l1", "rows", "columns")
-    found = {(net, "usual", name): Published(one) for name, one in zip(names, usual, strict=True)}
+    results = {(net, "usual", name): Published(accuracy) for name, accuracy in zip(names, usual, strict=True)}
     rows = zip(names, best, at_theory, log_ratios, strict=True)
-    return found | {(net, "bayesian", name): Published(*numbers) for name, *numbers in rows}
+    return results | {(net, "bayesian", name): Published(*numbers) for name, *numbers in rows}
 
 
 # By network, setup and penalty, from slides on Wolinski, Charpiat and Ollivier (2020), An equivalence between Bayesian
@@ -111,17 +109,21 @@ class Study:
 
     def rows(self, penalty: str, setup: str) -> list[Row]:
         """The lambdas of a penalty in a setup, ascending, without those that have no fit; none of a setup not run."""
-        part = next(one for one in self.parts if one.penalty == penalty)
-        found = []
+        part = next(part for part in self.parts if part.penalty == penalty)
+        results = []
         for ratio in part.ratios.get(setup, ()):
             wanted = (penalty, setup, ratio)
-            of = [one.scores for one in self.results if (one.cell.penalty, one.cell.setup, one.cell.ratio) == wanted]
-            if of:
-                scores = {key: mean_and_spread([one[key] for one in of]) for key in of[0]}
+            values = [
+                result.scores
+                for result in self.results
+                if (result.cell.penalty, result.cell.setup, result.cell.ratio) == wanted
+            ]
+            if values:
+                scores = {key: mean_and_spread([scores[key] for scores in values]) for key in values[0]}
                 relative = ratio if setup == "bayesian" else ratio / part.exchange
                 strength = ratio * lambda_theory(self.num_data)
-                found.append(Row(penalty, setup, ratio, strength, relative, len(of), scores))
-        return found
+                results.append(Row(penalty, setup, ratio, strength, relative, len(values), scores))
+        return results
 
     def best(self, penalty: str, setup: str) -> Row | None:
         """The row at lambda*, chosen on held-out rows: the highest mean accuracy, of equals the least NLL."""
@@ -178,19 +180,21 @@ class Study:
     def _difference(self, row: Row, key: str = "pruned_difference") -> float:
         """The largest over the seeds of a row."""
         wanted = (row.penalty, row.setup, row.ratio)
-        cells = [one for one in self.results if (one.cell.penalty, one.cell.setup, one.cell.ratio) == wanted]
-        return max(one.scores[key] for one in cells)
+        cells = [
+            result for result in self.results if (result.cell.penalty, result.cell.setup, result.cell.ratio) == wanted
+        ]
+        return max(cell.scores[key] for cell in cells)
 
     def table(self) -> list[dict[str, Any]]:
         """A line for each penalty and setup: what is at lambda* and at lambda_Th, and the authors' numbers."""
-        found = []
+        results = []
         for part in self.parts:
             for setup in self.settings.setups:
                 best, theory = self.best(part.penalty, setup), self.at_theory(part.penalty, setup)
                 printed = self.published(part.penalty, setup)
                 if best is None:
                     continue
-                found.append(
+                results.append(
                     {
                         "penalty": part.penalty,
                         "setup": setup,
@@ -203,7 +207,7 @@ class Study:
                         "published": None if printed is None else asdict(printed),
                     }
                 )
-        return found
+        return results
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
@@ -226,7 +230,7 @@ class Study:
             "table": self.table(),
             "pruning_at_equal_accuracy": [
                 {
-                    **_as_json(row),
+                    **row_as_json(row),
                     "within": CLOSE,
                     "filters_vanished": 1.0 - row.scores["filters_left"][0],
                     "largest_pruned_difference": self._difference(row),
@@ -238,8 +242,8 @@ class Study:
                 for row in sparsest
             ],
             "penalties": [asdict(part) for part in self.parts],
-            "rows": [_as_json(row) for row in rows],
-            "fits": [{**asdict(one.cell), **one.scores, "seconds": one.seconds} for one in self.results],
+            "rows": [row_as_json(row) for row in rows],
+            "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
             "diverged": [asdict(cell) for cell in self.failed],
             "notes": self.notes(),
         }
@@ -257,10 +261,10 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
         Runs(problem(name, rows, settings), folder, settings, report, fingerprint, jobs) for name in settings.penalties
     ]
     cells = {runs: runs.cells() for runs in each}
-    found: dict[Cell, Result[Cell]] = {}
+    result: dict[Cell, Result[Cell]] = {}
     for runs, own in cells.items():
-        found |= runs.stored(own)
-    missing = {runs: [cell for cell in own if cell not in found] for runs, own in cells.items()}
+        result |= runs.stored(own)
+    missing = {runs: [cell for cell in own if cell not in result] for runs, own in cells.items()}
     total = sum(map(len, missing.values()))
     most = None if jobs == 1 else max(1, math.ceil(total / jobs))
     groups = [(runs, group) for runs, own in missing.items() for group in runs.groups(cells[runs], own, most)]
@@ -269,11 +273,11 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
     for fits, lines in in_processes(work, jobs):
         for line in lines:
             report(line)
-        for cell, one in fits:
-            if one is None:
+        for cell, fit in fits:
+            if fit is None:
                 failed.append(cell)
             else:
-                found[cell] = one
+                result[cell] = fit
     for runs in each:
         runs.remove_checkpoints()
     parts = [
@@ -285,7 +289,7 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
         )
         for runs in each
     ]
-    results = tuple(found[cell] for own in cells.values() for cell in own if cell in found)
+    results = tuple(result[cell] for own in cells.values() for cell in own if cell in result)
     return Study(settings, len(rows.train), len(rows.held_out), tuple(parts), results, tuple(failed))
 
 
@@ -305,10 +309,6 @@ def _points(row: Row) -> float:
 
 def _pair(values: tuple[float, float | None]) -> dict[str, float | None]:
     return {"mean": values[0], "standard_deviation": values[1]}
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    return {**asdict(row), "scores": {key: _pair(values) for key, values in row.scores.items()}}
 
 
 def show(out: Any, study: Study) -> None:

@@ -1,6 +1,11 @@
-"""The models of posteriordb as log densities of all chains at once, each from the data of its name.
+"""The models of posteriordb as log densities of all chains at once, and those that a `Joint` states exactly.
 
 Priors are on the constrained scale; constants are left out. Tensors have a leading axis for the chains.
+
+A `Joint` states regressions whose priors are normal, or flat as the limit of wide ones: a `Gaussian` learns its noise
+under a normal prior on log sigma, which with mean s^2 and standard deviation s is log sigma +
+O((log sigma)^2 / s^2) and a constant, flat in sigma for large s. Half-normal, half-Cauchy and half-t priors on sigma
+are none of its limits, so the other regressions are sampled as densities only.
 """
 
 from collections.abc import Callable
@@ -11,11 +16,15 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from posterity.datasets.posteriordb import posteriordb_data
+from posterity.datasets.uci import uci_classification
 from posterity.kernels.adaptation import DenseMass, DiagonalMass
+from posterity.likelihoods.bernoulli import Bernoulli
+from posterity.likelihoods.gaussian import Gaussian
 from posterity.methods.nuts import NUTS
 from posterity.model.density import Density, Interval, Ordered, Positive
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
+from posterity.priors.normal import Normal
 
 Values = dict[str, Tensor]
 SPREAD = 2.0  # of starts, beside the standard errors: R-hat wants them wider than the posterior
@@ -27,8 +36,8 @@ class Model:
     """A problem with its rows (None for a density), and what the reference calls the parameters.
 
     `reported` makes these, (C, D) or (C, D, K) each, of the values that `Samples.values` gives. Strongly `correlated`
-    ones are sampled with a dense mass matrix; `target_accept` is that of NUTS. `start` has centre and scale (P,) of
-    normal numbers at which chains start, None for those of the problem.
+    ones are sampled with a dense mass matrix; `target_accept` is NUTS's option. `start` has centre and scale (P,) of
+    normal numbers at which chains start, None for the problem's own.
     """
 
     name: str
@@ -59,13 +68,13 @@ def flat(values: Values) -> dict[str, Tensor]:
     >>> list(flat({"beta": torch.zeros(4, 9, 2), "sigma": torch.ones(4, 9)}))
     ['beta[1]', 'beta[2]', 'sigma']
     """
-    found: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
     for name, value in values.items():
         if value.dim() == 2:
-            found[name] = value
+            results[name] = value
         else:
-            found.update({f"{name}[{index + 1}]": part for index, part in enumerate(value.unbind(-1))})
-    return found
+            results.update({f"{name}[{index + 1}]": part for index, part in enumerate(value.unbind(-1))})
+    return results
 
 
 def density(name: str) -> Model:
@@ -180,11 +189,11 @@ def _mixture(name: str, data: Values) -> Model:
     def log_density(mu: Tensor, sigma: Tensor, theta: Tensor) -> Tensor:
         shares = torch.stack([theta.log(), (-theta).log1p()], -1)  # (C, 2)
         level = shares - sigma.log()
-        one, other = (
+        first, second = (
             level[:, k : k + 1] - 0.5 * ((targets - mu[:, k : k + 1]) / sigma[:, k : k + 1]).square() for k in (0, 1)
         )  # (C, N)
         prior = -(mu.square() + sigma.square()).sum(-1) / 8.0 + 4.0 * shares.sum(-1)
-        return torch.logaddexp(one, other).sum(-1) + prior
+        return torch.logaddexp(first, second).sum(-1) + prior
 
     shapes = {"mu": (2,), "sigma": (2,), "theta": ()}
     constraints = {"mu": Ordered(), "sigma": Positive(), "theta": Interval()}
@@ -239,3 +248,59 @@ _MODELS = {
     "gp_pois_regr-gp_regr": _gaussian_process,
     "nes_logit_data-nes_logit_model": _logistic,
 }
+
+
+GERMAN_CREDIT = "german-credit"
+WIDE = 1e4  # a prior scale beside which weights of order one are nothing: their log density varies by 1e-8
+
+
+def joint(name: str) -> Model:
+    """The posterior named so, as a linear network under a `Joint`."""
+    return JOINTS[name](name)
+
+
+def _linear(columns: int, bias: bool) -> torch.nn.Linear:
+    return torch.nn.Linear(columns, 1, bias=bias, dtype=torch.float64, device="cpu")
+
+
+def _german_credit(name: str) -> Model:
+    data = uci_classification("german-credit")
+    inputs = torch.cat([data.train.inputs, data.test.inputs])
+    inputs = (inputs - inputs.mean(0)) / inputs.std(0, correction=0)
+    rows = inputs, torch.cat([data.train.targets, data.test.targets])
+    problem = Joint(_linear(inputs.shape[1], bias=True), Bernoulli(), Normal(1.0), len(inputs))
+
+    def reported(values: Values) -> Values:
+        return {"weights": torch.cat([values["weight"].squeeze(-2), values["bias"]], -1)}
+
+    return Model(name, problem, rows, reported, correlated=True)
+
+
+def _logistic_joint(name: str) -> Model:
+    data = posteriordb_data(name)
+    inputs = data["income"].unsqueeze(-1)
+    problem = Joint(_linear(1, bias=True), Bernoulli(), Normal(WIDE), len(inputs))
+
+    def reported(values: Values) -> Values:
+        return {"alpha": values["bias"].squeeze(-1), "beta": values["weight"].squeeze(-2)}
+
+    return Model(name, problem, (inputs, data["vote"].unsqueeze(-1)), reported, correlated=True)
+
+
+def _flat_regression(name: str) -> Model:
+    inputs, targets = regression_inputs(name, posteriordb_data(name))
+    likelihood = Gaussian(float(targets.std()), learn=True, log_scale_prior=(WIDE**2, WIDE))
+    problem = Joint(_linear(inputs.shape[1], bias=False), likelihood, Normal(WIDE), len(inputs))
+
+    def reported(values: Values) -> Values:
+        return {"beta": values["weight"].squeeze(-2), "sigma": values["likelihood.log_scale"].squeeze(-1).exp()}
+
+    return Model(name, problem, (inputs, targets.unsqueeze(-1)), reported, correlated=True)
+
+
+JOINTS = {
+    GERMAN_CREDIT: _german_credit,
+    "nes_logit_data-nes_logit_model": _logistic_joint,
+    "nes2000-nes": _flat_regression,
+}
+"""The posteriors that `joint` knows."""

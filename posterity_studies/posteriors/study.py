@@ -18,8 +18,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors.samples import Samples
 from posterity_studies.frame import remark, title
 from posterity_studies.options import Report, Settings, silent
-from posterity_studies.posteriors.densities import Model, density, flat
-from posterity_studies.posteriors.joints import GERMAN_CREDIT, JOINTS, joint
+from posterity_studies.posteriors.densities import GERMAN_CREDIT, JOINTS, Model, density, flat, joint
 
 CHAINS, WARMUP, DRAWS = 16, 300, 500
 FORMS = (*((name, "Density") for name in POSTERIORS), *((name, "Joint") for name in JOINTS))
@@ -78,7 +77,7 @@ class Study:
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
-        rows = [{**asdict(one), "good": one.good} for one in self.comparisons]
+        rows = [{**asdict(comparison), "good": comparison.good} for comparison in self.comparisons]
         limits = {"mean_errors": MEAN_ERRORS, "sd_errors": SD_ERRORS, "rhat": RHAT, "ess": ESS, "divergent": DIVERGENT}
         settings = {"seed": self.seed, "chains": self.chains, "warmup": self.warmup, "draws": self.draws}
         return {**settings, "limits": limits, "posteriors": rows}
@@ -88,7 +87,7 @@ def reference(name: str) -> Reference:
     """What is known of the posterior: of reference draws, or of moments that were published."""
     if name == GERMAN_CREDIT:
         mean, error, sd = german_credit_reference()
-        # Of near-normal draws the error of the sd is that of the mean over sqrt 2.
+        # For near-normal draws the sd has the error of the mean over sqrt 2.
         return Reference(tuple(f"weights[{i + 1}]" for i in range(len(mean))), mean, error, sd, error / math.sqrt(2))
     draws = flat(posteriordb_draws(name))
     table = torch.stack(list(draws.values()), -1)  # (10, 1000, K)
@@ -124,8 +123,8 @@ def compared(
     )
     seconds = time.perf_counter() - began
     assert isinstance(q, Samples)
-    found = flat(model.reported(q.values()))
-    table = torch.stack([found[parameter] for parameter in known.names], -1)  # (C, D, K)
+    result = flat(model.reported(q.values()))
+    table = torch.stack([result[parameter] for parameter in known.names], -1)  # (C, D, K)
     mean, mean_error, sd, sd_error = _moments(table)
     return Comparison(
         posterior=name,
@@ -141,8 +140,8 @@ def compared(
     )
 
 
-def _worst(distance: Tensor, one: Tensor, other: Tensor) -> float:
-    return float((distance.abs() / (one.square() + other.square()).sqrt()).max())
+def _worst(distance: Tensor, first: Tensor, other: Tensor) -> float:
+    return float((distance.abs() / (first.square() + other.square()).sqrt()).max())
 
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
@@ -186,5 +185,5 @@ def show(out: Any, study: Study) -> None:
 
 
 def _short(name: str) -> str:
-    """The name of data and model, or that of the model where both are too long for a line."""
+    """The name of data and model, or of the model alone where both are too long for a line."""
     return name if len(name) <= LONGEST else name.split("-")[-1]

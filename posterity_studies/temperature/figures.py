@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posterity.report.canvas import GREEN, GREY, RED, gentle, panels, plain, save
+from posterity.report.canvas import GREEN, GREY, RED, panels, plain, save
+from posterity_studies.frame import shades
 from posterity_studies.temperature.study import Row, Study, Width
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def against_tau(study: Study, path: Path) -> None:
 
 def _figure(study: Study, path: Path, panel: Place, label: str, *, bayes_line: bool) -> None:
     figure, axes = panels(2, 3, size=(3.7, 2.9))
-    colours = _shades(len(study.widths))
+    colours = shades(len(study.widths))
     for axis, (key, name) in zip(axes, PANELS, strict=False):
         for number, (width, colour) in enumerate(zip(study.widths, colours, strict=True)):
             thick = 1.2 + 0.6 * (len(study.widths) - 1 - number)  # curves that coincide are all seen
@@ -109,7 +110,9 @@ def _legend(study: Study, axes: list["Axes"], colours: list[str], *, bayes_line:
     """The widths in the first panel that has room for all; what lines and marks mean in the second."""
     from matplotlib.lines import Line2D
 
-    names = [study.settings.architecture.label if one.width is None else f"width {one.width}" for one in study.widths]
+    names = [
+        study.settings.architecture.label if width.width is None else f"width {width.width}" for width in study.widths
+    ]
     entries = [
         Line2D([], [], color=colour, linewidth=1.6, label=name) for colour, name in zip(colours, names, strict=True)
     ]
@@ -134,10 +137,3 @@ def _title(study: Study) -> str:
     return (
         f"{settings.data}, {settings.architecture.label}, {settings.method}, p = {study.num_data:,}: test rows, {seeds}"
     )
-
-
-def _shades(count: int) -> list[str]:
-    from matplotlib.colors import to_hex
-
-    colours = gentle("viridis", 0.0, 0.9)
-    return [to_hex(colours(index / max(count - 1, 1))) for index in range(count)]

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from posterity import metrics
+from posterity.datasets import TOYS, DataSet, LabelledData, cifar10, cifar10_test, load, mnist, mnist_test
 from posterity.diagnostics import collapse
 from posterity.likelihoods import Categorical
 from posterity.model import Joint, Tempering
@@ -21,9 +23,84 @@ from posterity.posteriors import Gaussian, Posterior
 from posterity.posteriors.samples import Samples
 from posterity.priors import Normal
 from posterity.priors.fan import FanIn, ScaleRule
-from posterity_studies.rows import first_weights
-from posterity_studies.temperature.data import DTYPES, Rows
+from posterity_studies.rows import first_weights, moments, split_rows
 from posterity_studies.temperature.settings import Settings
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Training, held-out (None without any) and test rows, and inputs from elsewhere."""
+
+    train: LabelledData
+    held_out: LabelledData | None
+    test: LabelledData
+    foreign: Tensor
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a row's inputs."""
+        return tuple(self.train.inputs.shape[1:])
+
+
+def read(settings: Settings) -> Rows:
+    """The rows of the data set as the network takes them, on the device.
+
+    `held_out` training rows are chosen by the seed, by default a twelfth of them; the first `rows` of the others, in
+    the order of the data set, train. Standard pixels are shifted and scaled, by channel, to mean 0 and variance 1 over
+    the training rows. Foreign rows are scaled likewise. BadData where a data set is absent, ValueError where it has
+    fewer rows than are asked for.
+    """
+    whole = _data_set(settings.data, settings.seed)
+    count = round(len(whole.train) / 12) if settings.held_out is None else settings.held_out
+    train, held = split_rows(whole, rows=settings.rows, held_out=count, seed=settings.seed)
+    other = _foreign(settings.foreign, train.inputs, len(whole.test), settings.seed)
+    standard, flat = settings.pixels == "standard", settings.architecture.flat
+    mean, scale = moments(train.inputs, "Use pixels 'raw'.") if standard else (torch.zeros(()), torch.ones(()))
+
+    def prepared(inputs: Tensor) -> Tensor:
+        scaled = ((inputs - mean) / scale).to(settings.device, DTYPES[settings.dtype])
+        return scaled.flatten(1) if flat else scaled
+
+    def part(labelled: LabelledData) -> LabelledData:
+        return LabelledData(prepared(labelled.inputs), labelled.targets.to(settings.device))
+
+    assert whole.classes is not None
+    return Rows(part(train), part(held) if held else None, part(whole.test), prepared(other), len(whole.classes))
+
+
+def describe_foreign(name: str, foreign: str) -> str:
+    """What the rows from elsewhere are, in words."""
+    if foreign == "uniform":
+        return "independent uniform numbers, over twice the range of the training inputs"
+    differs = (name == "cifar-10") != (foreign == "cifar-10")
+    how = ", padded or cut to the size of the training images, grey and colours made one another" if differs else ""
+    return f"test images of {foreign}{how}"
+
+
+def _data_set(name: str, seed: int) -> DataSet:
+    if name in TOYS:
+        return load(name, seed)
+    return cifar10() if name == "cifar-10" else mnist(name=name)
+
+
+def _foreign(name: str, like: Tensor, count: int, seed: int) -> Tensor:
+    """Inputs from elsewhere in the shape of `like`."""
+    if name == "uniform":
+        low, high = float(like.min()), float(like.max())
+        drawn = Key(seed).fold("foreign").uniform((count, *like.shape[1:]), dtype=torch.float64)
+        return (low + (high - low) * (2.0 * drawn - 0.5)).float()
+    if like.dim() != 4:
+        raise ValueError(f"ood '{name}' has images, and the training rows are none. Use ood 'uniform'.")
+    images = (cifar10_test() if name == "cifar-10" else mnist_test(name)).inputs
+    missing = like.shape[-1] - images.shape[-1]
+    images = F.pad(images, (missing // 2,) * 4) if missing else images  # a negative number cuts
+    if images.shape[1] == like.shape[1]:
+        return images
+    grey = images.mean(1, keepdim=True)
+    return grey.expand(-1, like.shape[1], -1, -1).contiguous()
 
 
 @dataclass(frozen=True)
@@ -150,7 +227,7 @@ class Problem:
 def problem(width: int | None, rows: Rows, settings: Settings) -> Problem:
     """The problem of a width."""
     architecture = settings.architecture
-    with torch.random.fork_rng(devices=[]):  # weights that nobody sees: every fit has fresh ones
+    with torch.random.fork_rng(devices=[]):  # unused weights: every fit draws its own
         torch.default_generator.manual_seed(0)
         module = architecture.make(rows.shape, rows.classes, width)
     module = module.to(settings.device, DTYPES[settings.dtype])
@@ -175,7 +252,7 @@ def scores(posterior: Posterior, seed: int, problem: Problem, settings: Settings
     wanted: dict[str, Any] = {"draws": settings.draws_of(problem.units), "batch_size": ROWS, "seed": key.seed}
     test = posterior.predict(rows.test.inputs, **wanted)
     foreign = posterior.predict(rows.foreign, **wanted)
-    found = {
+    results = {
         "accuracy": metrics.accuracy(test, rows.test.targets),
         "nll": metrics.negative_log_likelihood(test, rows.test.targets),
         "gibbs_nll": metrics.gibbs_negative_log_likelihood(test, rows.test.targets),
@@ -186,12 +263,12 @@ def scores(posterior: Posterior, seed: int, problem: Problem, settings: Settings
     }
     if rows.held_out is not None:
         held_out = posterior.predict(rows.held_out.inputs, **wanted)
-        found["held_out_nll"] = metrics.negative_log_likelihood(held_out, rows.held_out.targets)
-        found["held_out_accuracy"] = metrics.accuracy(held_out, rows.held_out.targets)
+        results["held_out_nll"] = metrics.negative_log_likelihood(held_out, rows.held_out.targets)
+        results["held_out_accuracy"] = metrics.accuracy(held_out, rows.held_out.targets)
     if isinstance(posterior, Gaussian):
-        found["kl"] = float(collapse(posterior).kl_per_weight.sum())
-        found["kl_per_unit"] = found["kl"] / problem.units
-        found["mean_sigma"] = float(posterior.variance.sqrt().mean())
+        results["kl"] = float(collapse(posterior).kl_per_weight.sum())
+        results["kl_per_unit"] = results["kl"] / problem.units
+        results["mean_sigma"] = float(posterior.variance.sqrt().mean())
     elif isinstance(posterior, Samples):
-        found["mean_sigma"] = float(posterior.theta.double().std(1, correction=0).mean())
-    return found
+        results["mean_sigma"] = float(posterior.theta.double().std(1, correction=0).mean())
+    return results

@@ -114,12 +114,12 @@ class Settings:
 
     @property
     def all_widths(self) -> tuple[int | None, ...]:
-        """Those given, or the usual ones."""
+        """The widths given, or the usual ones."""
         return tuple(dict.fromkeys(self.widths)) or self.architecture.widths
 
     @property
     def all_taus(self) -> tuple[float, ...]:
-        """Those given, or the usual ones where no temperature is given; ascending."""
+        """The taus given, or the usual ones where no temperature is given; ascending."""
         usual = self.architecture.taus if not self.etas else None
         return tuple(sorted(self.taus)) or (log_grid(*usual) if usual else ())
 
@@ -143,7 +143,7 @@ class Settings:
         return as_json(self)
 
     def common(self) -> dict[str, Any]:
-        """Those on which the numbers of a single fit depend."""
+        """The settings on which the numbers of a single fit depend."""
         return identity(self) | {"ood": self.foreign}
 
     def inference(self, num_data: int) -> "Method":

@@ -1,21 +1,91 @@
 """The study as a whole: fits of all widths, means over seeds, the best temperatures, and one document."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from posterity.cli.frame.output import table
-from posterity.inference.sweep import Result
-from posterity.model.data import as_data
+from posterity.inference import Task, plan
+from posterity.inference.sweep import Result, Sweep
+from posterity.model.data import TensorData, as_data
+from posterity.numerics.random import Key
+from posterity.posteriors import Posterior
 from posterity.report.files import processor
+from posterity.storage import Part
 from posterity_studies.frame import notes, remark, title
-from posterity_studies.grids import mean_and_spread, nearest
+from posterity_studies.grids import mean_and_spread, nearest, row_as_json
 from posterity_studies.options import Report, silent
-from posterity_studies.temperature.data import Rows, describe_foreign, read
-from posterity_studies.temperature.problem import problem
-from posterity_studies.temperature.runs import Cell, Runs
+from posterity_studies.rows import depends_on, own_orders
+from posterity_studies.temperature.problem import Problem, Rows, describe_foreign, problem, read, scores
 from posterity_studies.temperature.settings import Settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fit: a width, eta and a seed."""
+
+    width: int | None
+    eta: float
+    seed: int
+
+    def path(self, folder: Path) -> Path:
+        """Its file in the folder of the study."""
+        width = "network" if self.width is None else f"width-{self.width}"
+        return folder / "runs" / width / f"eta-{self.eta:.12g}" / f"seed-{self.seed}.json"
+
+    def __str__(self) -> str:
+        width = "" if self.width is None else f"width {self.width}, "
+        return f"{width}eta {self.eta:.4g}, seed {self.seed}"
+
+
+@dataclass(frozen=True, eq=False)
+class Runs(Sweep[Cell]):
+    """The fits of one width: those stored, and those to be made."""
+
+    problem: Problem
+    folder: Path
+    settings: Settings
+    report: Callable[[str], None]
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        return "" if self.problem.width is None else f"width {self.problem.width}"
+
+    def cells(self) -> list[Cell]:
+        """All of the width, by seed and temperature."""
+        etas = self.settings.temperatures(self.problem.num_data, self.problem.units)
+        return [Cell(self.problem.width, eta, seed) for seed in range(self.settings.seeds) for eta in etas]
+
+    def identity(self, cell: Cell) -> Part:
+        method = self.settings.inference(self.problem.num_data)
+        return depends_on(cell, self.settings, inference=method, **{"training rows": self.fingerprint})
+
+    def room(self, cells: Sequence[Cell]) -> bool:
+        joint = self.problem.tempered([cell.eta for cell in cells])
+        return plan(self.settings.inference(self.problem.num_data), joint, self.problem.rows.train.pair).fits
+
+    def task(self, cells: Sequence[Cell]) -> Task:
+        rows, key = as_data(self.problem.rows.train.pair), Key(self.settings.seed).fold("temperature")
+        assert isinstance(rows, TensorData)
+        seeds = [cell.seed for cell in cells]
+        return Task(
+            str(cells[0]),
+            self.settings.inference(self.problem.num_data),
+            self.problem.tempered([cell.eta for cell in cells]),
+            own_orders(rows, seeds),
+            self.problem.start(seeds, key.fold("start")),
+            seed=key.seed,
+        )
+
+    def scores(self, cell: Cell, posterior: Posterior) -> dict[str, float]:
+        return scores(posterior, cell.seed, self.problem, self.settings)
+
+    def summary(self, scores: dict[str, float]) -> str:
+        return f"accuracy {scores['accuracy']:.4f}, NLL {scores['nll']:.4g}, confidence {scores['confidence']:.3f}"
+
 
 METRICS = {
     "accuracy": "acc.",
@@ -48,7 +118,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """A width at a temperature: mean and standard deviation over seeds of each score, the latter None for one seed."""
+    """A width at a temperature: mean and standard deviation (None for one seed) of each score over seeds."""
 
     width: int | None
     units: int
@@ -72,17 +142,19 @@ class Study:
 
     def rows(self, width: Width) -> list[Row]:
         """The temperatures of a width, ascending; those without a single fit left out."""
-        found = []
+        results = []
         for eta in width.etas:
-            of = [one.scores for one in self.results if (one.cell.width, one.cell.eta) == (width.width, eta)]
-            if of:
-                scores = {key: mean_and_spread([one[key] for one in of]) for key in of[0]}
+            values = [
+                result.scores for result in self.results if (result.cell.width, result.cell.eta) == (width.width, eta)
+            ]
+            if values:
+                scores = {key: mean_and_spread([scores[key] for scores in values]) for key in values[0]}
                 tau = eta * width.units / self.num_data
-                found.append(Row(width.width, width.units, eta, tau, len(of), scores))
-        return found
+                results.append(Row(width.width, width.units, eta, tau, len(values), scores))
+        return results
 
     def row(self, width: Width, eta: float) -> Row | None:
-        """That at one temperature, but for rounding."""
+        """The row at a temperature, up to rounding."""
         there = nearest(width.etas, eta)
         return next((row for row in self.rows(width) if row.eta == there), None)
 
@@ -94,15 +166,15 @@ class Study:
     def spread(self) -> dict[float, Spread]:
         """By tau, how far the mean accuracies of the widths from 200 on lie apart; empty for fewer than two such."""
         wide = [width for width in self.widths if width.width is not None and width.width >= WIDE]
-        found = {}
+        results = {}
         for tau in self.settings.all_taus if len(wide) > 1 else ():
             rows = [self.row(width, tau * self.num_data / width.units) for width in wide]
             scores = [row.scores for row in rows if row is not None]
             if len(scores) == len(wide):
-                accuracies = [one["accuracy"][0] for one in scores]
-                learnt = all(one["nll"][0] < LEARNT * math.log(self.classes) for one in scores)
-                found[tau] = Spread(max(accuracies) - min(accuracies), learnt)
-        return found
+                accuracies = [score["accuracy"][0] for score in scores]
+                learnt = all(score["nll"][0] < LEARNT * math.log(self.classes) for score in scores)
+                results[tau] = Spread(max(accuracies) - min(accuracies), learnt)
+        return results
 
     def notes(self) -> list[str]:
         """What the study shows, in a few lines."""
@@ -119,10 +191,10 @@ class Study:
             lines.append(name + "; ".join(words))
         spread = self.spread()
         if spread:
-            learnt = [one.accuracy for one in spread.values() if one.learnt]
+            learnt = [gap.accuracy for gap in spread.values() if gap.learnt]
             lines.append(
                 f"at equal tau mean accuracies of widths from {WIDE} on differ by "
-                f"{100 * max(one.accuracy for one in spread.values()):.2f} points at most"
+                f"{100 * max(gap.accuracy for gap in spread.values()):.2f} points at most"
                 + (f", and by {100 * max(learnt):.2f} where all have learnt something" if learnt else "")
             )
         lines += [f"{cell}: diverged, no result" for cell in self.failed]
@@ -144,9 +216,9 @@ class Study:
             "foreign_rows": describe_foreign(settings.data, settings.foreign),
             "seeds_differ_in": "first weights, order of training rows, draws of predictions; not the noise of training",
             "widths": [{**asdict(width), "etas": list(width.etas)} for width in self.widths],
-            "rows": [_as_json(row) for width in self.widths for row in self.rows(width)],
+            "rows": [row_as_json(row) for width in self.widths for row in self.rows(width)],
             "best_by_held_out_nll": [
-                {"width": width.width, "eta": row.eta, "tau": row.tau, "test": _as_json(row)["scores"]}
+                {"width": width.width, "eta": row.eta, "tau": row.tau, "test": row_as_json(row)["scores"]}
                 for width, row in best
                 if row is not None
             ],
@@ -155,14 +227,14 @@ class Study:
             ],
             "accuracy_spread_at_equal_tau": {
                 "widths_from": WIDE,
-                "by_tau": [{"tau": tau, **asdict(one)} for tau, one in spread.items()],
-                "largest": max((one.accuracy for one in spread.values()), default=None),
+                "by_tau": [{"tau": tau, **asdict(gap)} for tau, gap in spread.items()],
+                "largest": max((gap.accuracy for gap in spread.values()), default=None),
                 "largest_where_all_have_learnt": max(
-                    (one.accuracy for one in spread.values() if one.learnt), default=None
+                    (gap.accuracy for gap in spread.values() if gap.learnt), default=None
                 ),
                 "learnt_means": f"NLL below {LEARNT} log K",
             },
-            "fits": [{**asdict(one.cell), **one.scores, "seconds": one.seconds} for one in self.results],
+            "fits": [{**asdict(result.cell), **result.scores, "seconds": result.seconds} for result in self.results],
             "diverged": [asdict(cell) for cell in self.failed],
             "notes": self.notes(),
         }
@@ -184,16 +256,11 @@ def run(settings: Settings, folder: Path, report: Report = silent, rows: Rows | 
         widths.append(Width(width, own.units, settings.temperatures(own.num_data, own.units)))
         runs = Runs(own, folder, settings, report, fingerprint)
         most = None if settings.inference(own.num_data).traits.takes_members else 1
-        found, lost = runs.results(runs.cells(), most)
-        results += found
+        result, lost = runs.results(runs.cells(), most)
+        results += result
         failed += lost
     held_out = 0 if rows.held_out is None else len(rows.held_out)
     return Study(settings, len(rows.train), held_out, rows.classes, tuple(widths), tuple(results), tuple(failed))
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    scores = {key: {"mean": mean, "standard_deviation": spread} for key, (mean, spread) in row.scores.items()}
-    return {**asdict(row), "scores": scores}
 
 
 def show(out: Any, study: Study) -> None:

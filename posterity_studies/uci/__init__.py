@@ -1,4 +1,4 @@
-"""Standard UCI regression splits: RMSE and NLL beside published ones; goes on where it was interrupted.
+"""Standard UCI regression splits: RMSE and NLL beside published ones; resumes after an interruption.
 
 Example: posterity study uci --datasets energy --methods map,laplace --splits 3
 """

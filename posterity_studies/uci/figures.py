@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, panels, plain, save
-from posterity_studies.uci.study import Study
-from posterity_studies.uci.summary import METRICS, Row
+from posterity_studies.uci.study import METRICS, Row, Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,11 +44,11 @@ def _means(study: Study, metric: str, path: Path) -> None:
 def _panel(panel: "Axes", name: str, rows: list[Row], lines: list[str], metric: str) -> None:
     ours = [row for row in rows if not row.published]
     for row in rows:
-        found = row.scores[metric]
+        result = row.scores[metric]
         panel.errorbar(
-            found.mean,
+            result.mean,
             lines.index(row.method),
-            xerr=found.error,
+            xerr=result.error,
             fmt="s" if row.published else "o",
             color=GREY if row.published else OURS[lines.index(row.method) % len(OURS)],
             markersize=5,

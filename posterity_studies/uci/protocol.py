@@ -35,7 +35,7 @@ class Keyed(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split, standardised by the means and scales of its training rows; `target_scale` is that of the target."""
+    """One split, standardised by the means and scales of its training rows; `target_scale` is the target's scale."""
 
     data_set: str
     index: int

@@ -65,12 +65,12 @@ def chosen_ensemble(split: Split, settings: Settings, method: Method) -> Choice:
 
 def moments(posterior: Posterior, inputs: Tensor) -> Predictive:
     """The Gaussian with mean and variance of the mixture, as in section 2.4 of the paper."""
-    found = posterior.predict(inputs)
-    return GaussianPredictive(found.mean, found.epistemic, found.aleatoric)
+    result = posterior.predict(inputs)
+    return GaussianPredictive(result.mean, result.epistemic, result.aleatoric)
 
 
 RATES = (0.005, 0.01, 0.05, 0.1)
-"""Those that the published runs chose from, for most of the data sets."""
+"""Dropout rates that the published runs chose from, for most of the data sets."""
 NOISES = tuple(0.01 * 10 ** (step / 12) for step in range(25))
 """Standard deviations of the standardised target, from 0.01 to 1."""
 DRAWS = 1000
@@ -105,10 +105,10 @@ def chosen_dropout(split: Split, settings: Settings, method: Method) -> Choice:
     for rate in RATES:
         joint = dropout_problem(part, settings, {"rate": rate})
         posterior, _ = infer(shorter, joint, part.train, seed=key.seed, progress=False)
-        found = mask_average(posterior, part.test.inputs)
-        assert isinstance(found, DrawsPredictive)
+        result = mask_average(posterior, part.test.inputs)
+        assert isinstance(result, DrawsPredictive)
         for noise in NOISES:
-            predictive = DrawsPredictive(Gaussian(noise), found.outputs)
+            predictive = DrawsPredictive(Gaussian(noise), result.outputs)
             nll = negative_log_likelihood(predictive, part.test.targets)
             if nll < lowest:
                 best, lowest = {"rate": rate, "noise": noise}, nll
@@ -123,10 +123,6 @@ def mask_average(posterior: Posterior, inputs: Tensor) -> Predictive:
 MEMBERS = 5
 
 
-def _predicted(posterior: Posterior, inputs: Tensor) -> Predictive:
-    return posterior.predict(inputs)
-
-
 @dataclass(frozen=True)
 class Recipe:
     """How a method is run: its label, and its stages, each of which starts from the posterior of the one before.
@@ -138,7 +134,7 @@ class Recipe:
     label: str
     stages: Callable[[Settings], tuple[Method, ...]]
     problem: Callable[..., Joint] = problem
-    predict: Callable[[Posterior, Tensor], Predictive] = _predicted
+    predict: Callable[[Posterior, Tensor], Predictive] = lambda posterior, inputs: posterior.predict(inputs)
     choose: Callable[[Split, Settings, Method], Choice] | None = None
     candidates: str | None = None
 

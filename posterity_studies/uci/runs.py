@@ -1,4 +1,4 @@
-"""Fits of the study: one small file for each data set, method and split, so that a sweep goes on where it stopped."""
+"""Fits of the study: one small file for each data set, method and split, so that a sweep resumes."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -102,10 +102,11 @@ def _run(
     """The posterior after these stages, and the seconds they took; `done` remembers what has been run."""
     known = recipe.problem, stages
     if known not in done:
-        start, before = _run(split, joint, recipe, stages[:-1], settings, done) if len(stages) > 1 else (None, 0.0)
+        *earlier, last = stages
+        start, before = _run(split, joint, recipe, tuple(earlier), settings, done) if earlier else (None, 0.0)
         begin = time.perf_counter()
         seed = settings.key(split.data_set, split.index).seed
-        posterior, _ = infer(stages[-1], joint, split.train, start=start, seed=seed, progress=False)
+        posterior, _ = infer(last, joint, split.train, start=start, seed=seed, progress=False)
         done[known] = posterior, before + time.perf_counter() - begin
     return done[known]
 

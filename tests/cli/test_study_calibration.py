@@ -3,7 +3,7 @@
 import pytest
 
 from posterity.methods import HMC
-from posterity_studies.calibration import problem
+from posterity_studies.calibration import calibrate
 from posterity_studies.calibration import study as module
 from posterity_studies.calibration.settings import METHODS, MODELS
 
@@ -12,16 +12,16 @@ pytestmark = pytest.mark.cpu
 
 def test_the_table_and_the_folder(study, monkeypatch):
     monkeypatch.setattr(module, "RECIPES", dict.fromkeys(METHODS, lambda model: (HMC(warmup=20, steps=3),)))
-    found = study(
+    result = study(
         *("calibration", "--models", "logistic, linear", "--methods", "nuts,hmc", "--replicates", "20"),
         *("--draws", "15"),
         told="--models logistic,linear --methods nuts,hmc --replicates 20 --draws 15",
         seed=4,
     )
-    assert "Ranks of true values among 15 draws, 20 replicates" in found.shown
-    assert sum(line.split()[-1:] in (["passes"], ["fails"]) for line in found.out.splitlines()) == 4
-    assert found.err.splitlines()[0].startswith("logistic, nuts: smallest p ")
-    assert [row["method"] for row in found.stored["results"]] == ["nuts", "hmc", "nuts", "hmc"]
+    assert "Ranks of true values among 15 draws, 20 replicates" in result.shown
+    assert sum(line.split()[-1:] in (["passes"], ["fails"]) for line in result.out.splitlines()) == 4
+    assert result.err.splitlines()[0].startswith("logistic, nuts: smallest p ")
+    assert [row["method"] for row in result.stored["results"]] == ["nuts", "hmc", "nuts", "hmc"]
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_what_cannot_be_is_refused(refused, options, message):
 
 
 def test_the_names_in_the_help_are_those_of_the_study():
-    assert set(MODELS) == set(problem.MODELS)
+    assert set(MODELS) == set(calibrate.MODELS)
     assert set(METHODS) == set(module.RECIPES)

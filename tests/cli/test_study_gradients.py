@@ -11,9 +11,9 @@ def test_the_tables_and_the_folder(study, monkeypatch):
     monkeypatch.setattr(network, "REPEATS", 4)
     monkeypatch.setattr(network, "STEPS", 20)
     monkeypatch.setattr(example, "SAMPLES", 1000)
-    found = study("gradients", seed=2)
-    assert "f = w^2 score function" in found.shown
-    assert "pathwise, antithetic 0 0 " in found.shown
-    assert "q after training" in found.shown
-    assert len(found.stored["network"]["estimators"]) == 2 * len(network.ESTIMATORS)
-    assert found.stored["one_weight"]
+    result = study("gradients", seed=2)
+    assert "f = w^2 score function" in result.shown
+    assert "pathwise, antithetic 0 0 " in result.shown
+    assert "q after training" in result.shown
+    assert len(result.stored["network"]["estimators"]) == 2 * len(network.ESTIMATORS)
+    assert result.stored["one_weight"]

@@ -3,7 +3,8 @@
 import pytest
 from ucitable import REFUSED, write_energy
 
-from posterity_studies.hyperparameters import recipes, runs, settings
+from posterity_studies.hyperparameters import settings, study
+from posterity_studies.hyperparameters import study as module
 
 pytestmark = pytest.mark.cpu
 TINY = ("--datasets", "energy", "--steps", "20", "--splits", "2", "--jobs", "1")
@@ -12,24 +13,24 @@ TINY = ("--datasets", "energy", "--steps", "20", "--splits", "2", "--jobs", "1")
 @pytest.fixture
 def energy(tmp_path, monkeypatch):
     write_energy(tmp_path / "data", monkeypatch)
-    monkeypatch.setattr(recipes, "ROUNDS", 2)
+    monkeypatch.setattr(study, "ROUNDS", 2)
 
 
 @pytest.mark.usefixtures("energy")
 def test_the_table_and_the_folder(study):
     told = "--datasets energy --steps 20 --splits 2 --jobs 1"
-    found = study("hyperparameters", *TINY, told=told, seed=3, goes_on=True)
-    assert "best of grid variational EM difference splits" in found.shown
-    assert "energy Laplace " in found.shown
-    assert "energy, Laplace: variational EM is " in found.shown
-    assert found.err.splitlines()[-2].startswith("4/4 energy, Laplace, grid, split 1: best NLL ")
-    assert found.stored["fits"]
-    assert found.stored["comparisons"]
+    result = study("hyperparameters", *TINY, told=told, seed=3, goes_on=True)
+    assert "best of grid variational EM difference splits" in result.shown
+    assert "energy Laplace " in result.shown
+    assert "energy, Laplace: variational EM is " in result.shown
+    assert result.err.splitlines()[-2].startswith("4/4 energy, Laplace, grid, split 1: best NLL ")
+    assert result.stored["fits"]
+    assert result.stored["comparisons"]
 
 
 @pytest.mark.usefixtures("energy")
 def test_goes_on_where_it_was_interrupted(interrupted):
-    resumed, there = interrupted("hyperparameters", *TINY, writer=runs)
+    resumed, there = interrupted("hyperparameters", *TINY, writer=module)
     assert resumed[0] == "2 of 4 results are there already"
     assert there == ["4 of 4 results are there already"]
 
@@ -40,6 +41,6 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
 
 
 def test_the_help_names_the_methods_and_defaults_there_are(run):
-    assert tuple(recipes.RECIPES) == settings.METHODS
+    assert tuple(study.RECIPES) == settings.METHODS
     shown = run("study", "hyperparameters", "--help").out
-    assert all(name in shown for name in (*recipes.RECIPES, f"[default: {settings.Settings().steps}]"))
+    assert all(name in shown for name in (*study.RECIPES, f"[default: {settings.Settings().steps}]"))

@@ -4,7 +4,7 @@ import pytest
 from noiseimages import noise_images
 
 from posterity.inference import sweep
-from posterity_studies.penalties import protocol, settings
+from posterity_studies.penalties import problem, settings
 
 pytestmark = pytest.mark.cpu
 TINY = (
@@ -16,8 +16,8 @@ TINY = (
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A handful of images: those of the data sets take long."""
-    monkeypatch.setattr(protocol, "mnist", lambda name="mnist": noise_images(name, (1, 28, 28), 100, 20))
-    monkeypatch.setattr(protocol, "cifar10", lambda: noise_images("cifar-10", (3, 32, 32), 60, 60))
+    monkeypatch.setattr(problem, "mnist", lambda name="mnist": noise_images(name, (1, 28, 28), 100, 20))
+    monkeypatch.setattr(problem, "cifar10", lambda: noise_images("cifar-10", (3, 32, 32), 60, 60))
     monkeypatch.setattr("posterity_studies.penalties.figures.draw", lambda study, folder: ["accuracy.png"])
 
 
@@ -26,11 +26,11 @@ def test_the_table_and_the_folder(study):
         "--penalties l2,rows --ratios 0.1,1 --seeds 1 --epochs 1 --rows 20 --width 1 --batch-size 10 --no-augment "
         "--held-out 20 --device cpu"
     )
-    found = study("penalties", *TINY, "--no-augment", told=told, seed=3, goes_on=True)
-    assert "mnist, small convolutional network of width 1, n = 20: test accuracy in per cent" in found.out
-    assert "rows, bayesian" in found.out
-    assert found.err.splitlines()[0] == "l2: 4 fits together, 2 steps"
-    assert found.stored["fits"]
+    result = study("penalties", *TINY, "--no-augment", told=told, seed=3, goes_on=True)
+    assert "mnist, small convolutional network of width 1, n = 20: test accuracy in per cent" in result.out
+    assert "rows, bayesian" in result.out
+    assert result.err.splitlines()[0] == "l2: 4 fits together, 2 steps"
+    assert result.stored["fits"]
 
 
 def test_the_numbers_of_the_authors_stand_beside(run, tmp_path):
@@ -71,5 +71,5 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
 
 
 def test_the_names_of_the_options_are_those_of_the_study():
-    assert tuple(protocol.ARCHITECTURES) == settings.NETWORKS
-    assert tuple(protocol.PENALTIES) == settings.PENALTIES
+    assert tuple(problem.ARCHITECTURES) == settings.NETWORKS
+    assert tuple(problem.PENALTIES) == settings.PENALTIES

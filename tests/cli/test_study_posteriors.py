@@ -15,8 +15,8 @@ def test_the_table_and_the_folder(study, monkeypatch):
     ]
     monkeypatch.setattr(module, "FORMS", [(row.posterior, row.form) for row in rows])
     monkeypatch.setattr(module, "compared", lambda name, *_: next(row for row in rows if row.posterior == name))
-    found = study("posteriors", seed=3)
-    assert "kidscore_interaction Density 1.5 2.5 1.0030 6,543 0.00 12" in found.shown
-    assert "eight_schools_noncentered Density 4.5" in found.shown
-    assert "1 of 2 within" in found.shown
-    assert [one["good"] for one in found.stored["posteriors"]] == [True, False]
+    result = study("posteriors", seed=3)
+    assert "kidscore_interaction Density 1.5 2.5 1.0030 6,543 0.00 12" in result.shown
+    assert "eight_schools_noncentered Density 4.5" in result.shown
+    assert "1 of 2 within" in result.shown
+    assert [posterior["good"] for posterior in result.stored["posteriors"]] == [True, False]

@@ -17,11 +17,11 @@ def test_the_table_and_the_folder(study):
         "--data two-moons --widths 3,5 --etas 0.1,1 --taus 0.001,0.01,0.1 --seeds 2 --steps 3 --batch-size 50 "
         "--draws 2 --device cpu"
     )
-    found = study("temperature", *TINY, "--taus", "1e-3:1e-1:3", told=told, seed=3, goes_on=True)
-    assert "two-moons, one hidden layer, averaged over its neurons, width 5: 5 neurons" in found.out
-    assert found.err.splitlines()[0] == "width 3: 10 fits together, 3 steps"
-    assert found.stored["settings"]["taus"] == [0.001, 0.01, 0.1]
-    assert found.stored["fits"]
+    result = study("temperature", *TINY, "--taus", "1e-3:1e-1:3", told=told, seed=3, goes_on=True)
+    assert "two-moons, one hidden layer, averaged over its neurons, width 5: 5 neurons" in result.out
+    assert result.err.splitlines()[0] == "width 3: 10 fits together, 3 steps"
+    assert result.stored["settings"]["taus"] == [0.001, 0.01, 0.1]
+    assert result.stored["fits"]
 
 
 def test_goes_on_where_it_was_interrupted(interrupted):

@@ -21,18 +21,18 @@ def energy(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("energy")
 def test_the_table_and_the_folder(study, run):
     told = "--datasets energy --steps 20 --splits 2 --jobs 1"
-    found = study("uci", *TINY, "--splits", "2", told=told, seed=3, goes_on=True)
-    assert "energy MAP " in found.shown
-    assert "MC dropout 2018 0.540 ± 0.010 1.250 ± 0.020" in found.shown
-    assert "Deep ensembles 1.38" in found.shown
-    assert "Laplace: NLL at least as good as MC dropout 2018 on 0 of 1" in found.shown
-    assert found.err.splitlines()[-2].startswith("2/2 energy split 1: MAP NLL ")
-    assert found.stored["settings"]["seed"] == 3
+    result = study("uci", *TINY, "--splits", "2", told=told, seed=3, goes_on=True)
+    assert "energy MAP " in result.shown
+    assert "MC dropout 2018 0.540 ± 0.010 1.250 ± 0.020" in result.shown
+    assert "Deep ensembles 1.38" in result.shown
+    assert "Laplace: NLL at least as good as MC dropout 2018 on 0 of 1" in result.shown
+    assert result.err.splitlines()[-2].startswith("2/2 energy split 1: MAP NLL ")
+    assert result.stored["settings"]["seed"] == 3
     more = run("study", "uci", *TINY, "--seed", "3", "--json")
     assert more.code == 0
     assert more.err.splitlines()[0] == "4 of 6 results are there already"
     splits = json.loads(more.out)["splits"]
-    assert splits[:4] == found.stored["splits"]
+    assert splits[:4] == result.stored["splits"]
     assert len(splits) == 6
 
 

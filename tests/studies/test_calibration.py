@@ -17,7 +17,9 @@ from posterity.optim.optimizer import Adam
 from posterity.priors import Normal
 from posterity_studies.calibration import study
 from posterity_studies.calibration.calibrate import (
+    MODELS,
     Calibration,
+    Problem,
     autocorrelation,
     calibrate,
     chi_square_p,
@@ -25,7 +27,6 @@ from posterity_studies.calibration.calibrate import (
     ranks_of,
 )
 from posterity_studies.calibration.figures import band_width, draw
-from posterity_studies.calibration.problem import MODELS, Problem
 from posterity_studies.calibration.settings import Settings, number_of_bins
 from posterity_studies.calibration.study import RECIPES, run
 
@@ -97,16 +98,16 @@ def test_quantities_are_weights_or_function_values_noise_and_log_densities():
     problem = line(learn=True, log_scale_prior=(-1.0, 0.3))
     theta, data = problem.simulated(4, Key(6))
     several = theta.unsqueeze(1).expand(-1, 3, -1)
-    found = problem.quantities(several, data)
-    assert list(found) == ["weight", "bias", "log_scale", "log likelihood", "log prior"]
-    assert all(values.shape == (4, 3) for values in found.values())
-    one = problem.joint.log_likelihood(theta[2], data.member(2))
-    assert float(found["log likelihood"][2, 1]) == pytest.approx(float(one))
-    assert float(found["log prior"][2, 0]) == pytest.approx(float(problem.joint.log_prior(theta[2])))
+    result = problem.quantities(several, data)
+    assert list(result) == ["weight", "bias", "log_scale", "log likelihood", "log prior"]
+    assert all(values.shape == (4, 3) for values in result.values())
+    single = problem.joint.log_likelihood(theta[2], data.member(2))
+    assert float(result["log likelihood"][2, 1]) == pytest.approx(float(single))
+    assert float(result["log prior"][2, 0]) == pytest.approx(float(problem.joint.log_prior(theta[2])))
     probed = Problem(problem.joint, X, torch.tensor([[0.0], [2.0]], dtype=torch.float64))
-    found = probed.quantities(several, data)
-    assert list(found) == ["f(0)", "f(2)", "log_scale", "log likelihood", "log prior"]
-    assert torch.equal(found["f(2)"][:, 0], 2 * theta[:, 0] + theta[:, 1])
+    result = probed.quantities(several, data)
+    assert list(result) == ["f(0)", "f(2)", "log_scale", "log likelihood", "log prior"]
+    assert torch.equal(result["f(2)"][:, 0], 2 * theta[:, 0] + theta[:, 1])
     wide = Problem(Joint(nn.Linear(1, 2).double(), Gaussian(), Normal(), len(X)), X, X[:2])
     theta, data = wide.simulated(3, Key(7))
     assert list(wide.quantities(theta.unsqueeze(1), data))[:4] == ["f1", "f2", "f3", "f4"]
@@ -139,8 +140,8 @@ def test_the_exact_posterior_is_calibrated_and_that_of_other_data_is_not(monkeyp
 
 def test_methods_of_members_run_in_stages_and_fitted_noise_is_one_number():
     adam = Adam(0.05)
-    found = calibrate((MAP(300, None, adam), Laplace(tuning=None)), line(), 60, 31)
-    assert found.smallest > 1e-4
+    result = calibrate((MAP(300, None, adam), Laplace(tuning=None)), line(), 60, 31)
+    assert result.smallest > 1e-4
     fitted = calibrate(MeanField(50, None, adam), line(learn=True, log_scale_prior=(-1.0, 0.3)), 20, 15)
     assert fitted.autocorrelations["log_scale"] == pytest.approx(1.0)
     assert set(fitted.ranks["log_scale"].tolist()) <= {0, 15}
@@ -173,11 +174,13 @@ def test_the_document_has_every_number(small):
         ("network", "laplace"),
     ]
     for row, shown in zip(small.rows, document["results"], strict=True):
-        assert shown["smallest_p"] == min(one["p"] for one in shown["quantities"])
+        assert shown["smallest_p"] == min(quantity["p"] for quantity in shown["quantities"])
         assert shown["passes"] == (shown["smallest_p"] > 1e-4)
-        assert all(sum(one["counts"]) == 20 for one in shown["quantities"])
+        assert all(sum(quantity["counts"]) == 20 for quantity in shown["quantities"])
         assert (
-            shown["quantities"][[one["p"] for one in shown["quantities"]].index(shown["smallest_p"])]["quantity"]
+            shown["quantities"][[quantity["p"] for quantity in shown["quantities"]].index(shown["smallest_p"])][
+                "quantity"
+            ]
             == row.worst
         )
     assert "draws=15" in document["results"][0]["stages"][0]
@@ -186,12 +189,12 @@ def test_the_document_has_every_number(small):
 
 
 def test_the_table_has_a_line_for_each_quantity():
-    found = Calibration(
+    result = Calibration(
         {"weight": torch.arange(16), "log prior": torch.zeros(16, dtype=torch.int64)},
         {"weight": 0.25, "log prior": 0.0},
         15,
     )
-    lines = str(found).splitlines()
+    lines = str(result).splitlines()
     assert [text.split()[0] for text in lines] == ["quantity", "weight", "log"]
     assert lines[1].split()[1:] == ["1", "0.25"]
 

@@ -11,7 +11,7 @@ from torch.autograd.functional import hessian
 
 from posterity.numerics import Key
 from posterity.theory import Neurons, OutputLaw, Rectified, sampled_excess
-from posterity_studies.collapse import cases, optima
+from posterity_studies.collapse import optima
 from posterity_studies.collapse.figures import draw
 from posterity_studies.collapse.optima import averaged, gaps
 from posterity_studies.collapse.study import run
@@ -28,23 +28,23 @@ def study():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(optima, "WIDTHS", WIDTHS)
         patch.setattr(optima, "TAUS", (0.01, 0.1))
-        patch.setattr(cases, "ROWS", 20)
-        patch.setattr(cases, "CLASS_ROWS", 60)
-        found = run(Settings(seed=1))
-        found.document()  # with these settings in it
-        yield found
+        patch.setattr(optima, "ROWS", 20)
+        patch.setattr(optima, "CLASS_ROWS", 60)
+        result = run(Settings(seed=1))
+        result.document()  # with these settings in it
+        yield result
 
 
 @pytest.mark.parametrize(("which", "exponent"), [("rectified", -1), ("odd", -3), ("classes", -1)])
 def test_the_posterior_collapses_by_the_law(study, which, exponent):
-    one = getattr(study, which)
-    assert one.law.exponent == exponent
-    assert abs(one.slope - exponent) < CLOSE
-    assert float(one.ratio[-1]) == pytest.approx(1.0, abs=2e-3)
-    errors = (one.ratio[2:] - 1.0).abs()
+    single = getattr(study, which)
+    assert single.law.exponent == exponent
+    assert abs(single.slope - exponent) < CLOSE
+    assert float(single.ratio[-1]) == pytest.approx(1.0, abs=2e-3)
+    errors = (single.ratio[2:] - 1.0).abs()
     assert errors[2] < 0.2 * errors[1] + 1e-4  # the next order is 1/N
     assert errors[1] < 0.2 * errors[0] + 1e-4
-    assert float(one.optima.gradient.max()) < 1e-9
+    assert float(single.optima.gradient.max()) < 1e-9
 
 
 def test_the_constant_of_rectifiers_is_the_one_of_theory(study):
@@ -69,70 +69,75 @@ def test_after_the_collapse_nothing_is_left_of_the_data(study):
 def test_the_bound_is_below_its_limit_by_one_over_the_width(study):
     assert study.highest_above < 1e-13
     assert len(study.gaps) == 3 + 3 + 2 * 2
-    for one in study.gaps:
-        assert abs(one.slope + 1.0) < CLOSE, one.name
-        assert bool((one.gap > 0.0).all())
-        assert bool((one.gap <= one.bound * (1.0 + 1e-9)).all()), one.name
-        size = float(one.difference.abs().max()) + 100.0
-        torch.testing.assert_close(one.difference, one.gap, rtol=0.0, atol=1e-13 * size)
+    for gap in study.gaps:
+        assert abs(gap.slope + 1.0) < CLOSE, gap.name
+        assert bool((gap.gap > 0.0).all())
+        assert bool((gap.gap <= gap.bound * (1.0 + 1e-9)).all()), gap.name
+        size = float(gap.difference.abs().max()) + 100.0
+        torch.testing.assert_close(gap.difference, gap.gap, rtol=0.0, atol=1e-13 * size)
     square, logistic, softmax = study.gaps[:3]
     assert square.slope == pytest.approx(-1.0, abs=1e-9)
     torch.testing.assert_close(square.gap, square.bound, rtol=1e-12, atol=0.0)
-    for one in (logistic, softmax):
-        assert 0.05 < one.of_bound < 1.0
+    for gap in (logistic, softmax):
+        assert 0.05 < gap.of_bound < 1.0
 
 
 def test_a_gap_of_another_order_is_seen(study, monkeypatch):
     monkeypatch.setattr(type(study.rectified.case.problem), "gap", lambda self, nu, at: self.gap_bound(nu, at) / at)
     monkeypatch.setattr(optima, "WIDTHS", WIDTHS)
-    found = gaps(study.rectified.case, study.classes.case, [], [], Key(1))
-    assert all(abs(one.slope + 2.0) < CLOSE for one in found)
+    result = gaps(study.rectified.case, study.classes.case, [], [], Key(1))
+    assert all(abs(item.slope + 2.0) < CLOSE for item in result)
 
 
 @pytest.mark.parametrize("which", ["balanced", "balanced_classes"])
 def test_balanced_optima_do_not_depend_on_the_width(study, which):
-    one = getattr(study, which)
-    assert float(one.optima.gradient.max()) < 1e-9
-    assert all(abs(slope + 1.0) < CLOSE for slope in one.slopes)
-    scaled = one.distance * one.widths  # the rate is 1/N
+    single = getattr(study, which)
+    assert float(single.optima.gradient.max()) < 1e-9
+    assert all(abs(slope + 1.0) < CLOSE for slope in single.slopes)
+    scaled = single.distance * single.widths  # the rate is 1/N
     torch.testing.assert_close(scaled[:, -1], scaled[:, -2], rtol=0.01, atol=0.0)
-    off = (one.optima.kl / one.limit.kl.unsqueeze(-1) - 1.0).abs()
+    off = (single.optima.kl / single.limit.kl.unsqueeze(-1) - 1.0).abs()
     assert float(off[:, -1].max()) < 1e-3
-    assert float(one.moved[:, -1].max()) < 1e-3
-    assert float(one.outputs[1].abs().amax((-1, -2)).min()) > 0.5  # and they do predict something
+    assert float(single.moved[:, -1].max()) < 1e-3
+    assert float(single.outputs[1].abs().amax((-1, -2)).min()) > 0.5  # and they do predict something
     torch.testing.assert_close(  # E phi does not contain it
-        one.limit.neurons.outer_scale, torch.full_like(one.limit.neurons.outer_scale, 0.2**0.5), rtol=1e-9, atol=0.0
+        single.limit.neurons.outer_scale,
+        torch.full_like(single.limit.neurons.outer_scale, 0.2**0.5),
+        rtol=1e-9,
+        atol=0.0,
     )
 
 
 def test_untempered_optima_are_balanced_ones_at_another_tau(study):
     """At eta = 1 tau is N/p: the same bound by the other door."""
-    one, problem = study.rectified, study.rectified.case.problem
-    torch.testing.assert_close(one.optima.elbo, problem.elbo(one.optima.neurons, one.widths), rtol=1e-12, atol=0.0)
+    single, problem = study.rectified, study.rectified.case.problem
+    torch.testing.assert_close(
+        single.optima.elbo, problem.elbo(single.optima.neurons, single.widths), rtol=1e-12, atol=0.0
+    )
 
 
 def test_confidence_goes_to_chance_at_eta_one_and_stays_where_it_is_balanced(study):
-    found = study.confidence
-    assert bool((found.untempered.confidence.diff() < 0.0).all())
-    assert float(found.untempered.confidence[-1]) == pytest.approx(1.0 / 3.0, abs=1e-3)
-    assert float(found.untempered.nll[-1]) == pytest.approx(math.log(3.0), abs=1e-3)
-    assert float(found.limit.confidence[0]) > 0.8
-    assert float(found.limit.accuracy[0]) > 0.8
-    torch.testing.assert_close(found.balanced.confidence[:, -1], found.limit.confidence, rtol=0.0, atol=1e-3)
-    assert bool((found.limit.confidence.diff() < 0.0).all())  # warmer is less sure
+    result = study.confidence
+    assert bool((result.untempered.confidence.diff() < 0.0).all())
+    assert float(result.untempered.confidence[-1]) == pytest.approx(1.0 / 3.0, abs=1e-3)
+    assert float(result.untempered.nll[-1]) == pytest.approx(math.log(3.0), abs=1e-3)
+    assert float(result.limit.confidence[0]) > 0.8
+    assert float(result.limit.accuracy[0]) > 0.8
+    torch.testing.assert_close(result.balanced.confidence[:, -1], result.limit.confidence, rtol=0.0, atol=1e-3)
+    assert bool((result.limit.confidence.diff() < 0.0).all())  # warmer is less sure
 
 
 def test_the_averaged_prediction_is_the_second_order_expansion():
-    neurons = cases.fixed_neurons(Key(3), 3)
+    neurons = optima.fixed_neurons(Key(3), 3)
     inputs = Key(4).normal((5, 2), torch.float64, "cpu")
     law = OutputLaw(neurons, Rectified(), inputs, torch.tensor(40.0, dtype=torch.float64))
     curvature = torch.stack(
         [torch.stack([hessian(lambda f, c=c: torch.softmax(f, -1)[c], row) for c in range(3)]) for row in law.mean]
     )  # (P, C, C, C)
     expected = torch.softmax(law.mean, -1) + 0.5 * torch.einsum("pcde,pde->pc", curvature, law.covariance)
-    found = averaged(law)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    torch.testing.assert_close(found.sum(-1), torch.ones(5, dtype=torch.float64))
+    result = averaged(law)
+    torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(result.sum(-1), torch.ones(5, dtype=torch.float64))
 
 
 def test_second_order_is_enough_for_softmax(study):
@@ -154,7 +159,7 @@ def test_a_search_from_the_prior_alone_would_miss_optima(study, monkeypatch):
 
 
 def test_the_seed_fixes_the_rows():
-    rows = [cases.classes(Key(seed)).problem.inputs for seed in (3, 3, 4)]
+    rows = [optima.classes(Key(seed)).problem.inputs for seed in (3, 3, 4)]
     assert torch.equal(rows[0], rows[1])
     assert not torch.equal(rows[0], rows[2])
 
@@ -173,7 +178,7 @@ def test_document_and_figures(study, tmp_path):
     for row in (
         *document["untempered"],
         *document["gaps"],
-        *(tau for one in document["balanced"] for tau in one["taus"]),
+        *(tau for item in document["balanced"] for tau in item["taus"]),
     ):
         assert abs(row["slope_off"]) < CLOSE
     with warnings.catch_warnings():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posterity_studies.dropout import classification, enumeration, regression
-from posterity_studies.dropout.divergence import divergence
+from posterity_studies.dropout.enumeration import divergence
 from posterity_studies.dropout.figures import draw
 from posterity_studies.dropout.study import run
 from posterity_studies.options import Settings
@@ -49,28 +49,30 @@ def test_the_convention_is_that_of_the_joint(study):
 def test_far_from_the_moons_dropout_is_less_sure_than_map(study):
     rows = {row["method"]: row for row in study.document()["classification"]["methods"]}
     assert rows["MC dropout"]["entropy_on_the_ring"] > 1.5 * rows["MAP"]["entropy_on_the_ring"]
-    for one in study.classification.maps.values():
-        assert one.probability.shape == (15 * 15,)
-        p = one.probability
-        torch.testing.assert_close(one.entropy, torch.special.entr(p) + torch.special.entr(1 - p), rtol=1e-4, atol=1e-5)
-        assert one.test_accuracy > 0.9
+    for entropies in study.classification.maps.values():
+        assert entropies.probability.shape == (15 * 15,)
+        p = entropies.probability
+        torch.testing.assert_close(
+            entropies.entropy, torch.special.entr(p) + torch.special.entr(1 - p), rtol=1e-4, atol=1e-5
+        )
+        assert entropies.test_accuracy > 0.9
 
 
 def test_draws_come_to_the_sum_over_all_masks(study):
-    found = study.enumeration
-    assert found.masks == 2**enumeration.UNITS
-    assert float(torch.trapezoid(found.log_density.exp(), found.y)) == pytest.approx(1.0, abs=1e-6)
-    assert found.divergence > 0
-    for one in found.estimates:
-        assert one.mean_error_by_theory == pytest.approx(math.sqrt(found.variance / one.draws))
+    result = study.enumeration
+    assert result.masks == 2**enumeration.UNITS
+    assert float(torch.trapezoid(result.log_density.exp(), result.y)) == pytest.approx(1.0, abs=1e-6)
+    assert result.divergence > 0
+    for estimate in result.estimates:
+        assert estimate.mean_error_by_theory == pytest.approx(math.sqrt(result.variance / estimate.draws))
         # A mean of 300 squared errors: its relative standard error is some sqrt(2 / 300), half of that for the root.
-        assert one.mean_error == pytest.approx(one.mean_error_by_theory, rel=5 * math.sqrt(1 / 600))
-        assert abs(one.unbiased_variance - found.variance) <= 5 * one.standard_error
-        assert one.plug_in_variance == pytest.approx((1 - 1 / one.draws) * one.unbiased_variance)
+        assert estimate.mean_error == pytest.approx(estimate.mean_error_by_theory, rel=5 * math.sqrt(1 / 600))
+        assert abs(estimate.unbiased_variance - result.variance) <= 5 * estimate.standard_error
+        assert estimate.plug_in_variance == pytest.approx((1 - 1 / estimate.draws) * estimate.unbiased_variance)
 
 
 def test_the_condition_fails_where_theory_says():
-    failures = {(one.rate, one.width): one.distance for one in divergence().failures}
+    failures = {(failure.rate, failure.width): failure.distance for failure in divergence().failures}
     for width, multiple in ((0.1, 5.0), (0.05, 6.0), (0.01, 7.6), (0.001, 9.7)):
         assert failures[0.5, width] == pytest.approx(multiple, abs=0.15)
         assert failures[0.1, width] < failures[0.5, width]

@@ -10,9 +10,9 @@ from goldcases import load
 from posterity.methods.parts.gradients import WeightSampling
 from posterity.numerics.random import Key
 from posterity_studies.gradients import example, network
+from posterity_studies.gradients.example import total_variance
 from posterity_studies.gradients.figures import draw
 from posterity_studies.gradients.study import run
-from posterity_studies.gradients.variances import total_variance
 from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
@@ -35,29 +35,29 @@ def test_q_is_that_of_the_gold_case():
 
 @pytest.mark.parametrize("name", list(GOLD))
 def test_exact_variances_are_gold(name):
-    case, found = load("gradient_estimators"), example.exact_variances(name)
-    mean, scale = found["pathwise"]
+    case, result = load("gradient_estimators"), example.exact_variances(name)
+    mean, scale = result["pathwise"]
     case.check(f"{GOLD[name]}.var_pathwise_mu", mean)
     case.check(f"{GOLD[name]}.var_pathwise_sigma", scale)
-    mean, scale = found["score function"]
+    mean, scale = result["score function"]
     case.check(f"{GOLD[name]}.var_score_mu", mean)
     case.check(f"{GOLD[name]}.var_score_sigma", scale)
-    case.check(f"{GOLD[name]}.var_score_mu_optimal_baseline", found["score with baseline"][0])
+    case.check(f"{GOLD[name]}.var_score_mu_optimal_baseline", result["score with baseline"][0])
 
 
 def test_exact_variances_of_a_parabola_are_the_closed_forms():
     m, s = example.MEAN, example.SCALE
-    found = example.exact_variances("w^2")
-    assert found["pathwise, antithetic"] == pytest.approx((0.0, 2 * 8 * s**2), abs=1e-12)  # (2 m + 2 s e) e in pairs
-    assert found["stick the landing"][0] == pytest.approx((2 * s + 1 / s) ** 2)
-    assert found["score function"][0] == pytest.approx(m**4 / s**2 + 14 * m**2 + 15 * s**2)
+    result = example.exact_variances("w^2")
+    assert result["pathwise, antithetic"] == pytest.approx((0.0, 2 * 8 * s**2), abs=1e-12)  # (2 m + 2 s e) e in pairs
+    assert result["stick the landing"][0] == pytest.approx((2 * s + 1 / s) ** 2)
+    assert result["score function"][0] == pytest.approx(m**4 / s**2 + 14 * m**2 + 15 * s**2)
 
 
 def test_every_estimate_for_one_weight_is_exact_within_its_error(study):
     assert len(study.example) == 10
     for row in study.example:
-        for found in (row.mean, row.scale):
-            assert abs(found.value - found.exact) < 5 * found.error + 1e-9, row
+        for result in (row.mean, row.scale):
+            assert abs(result.value - result.exact) < 5 * result.error + 1e-9, row
 
 
 def test_estimators_of_the_network_agree_and_rank_as_known(study):
@@ -78,22 +78,22 @@ def test_estimators_of_the_network_agree_and_rank_as_known(study):
 
 @pytest.mark.parametrize("name", [name for name in network.ESTIMATORS if not name.startswith("score")])
 def test_every_estimator_has_the_same_mean(name):
-    found = network.problem(seed=2)
-    for q in found.families.values():
-        reference = network.gradients(found, q, WeightSampling(draws=20, antithetic=True), Key(0), 60)
-        estimates = network.gradients(found, q, network.ESTIMATORS[name][0], Key(1), 60)
-        for one, other in zip(estimates, reference, strict=True):
-            variance = one.var(0) / len(one) + other.var(0) / len(other)
-            difference = (one.mean(0) - other.mean(0)).square().sum()
+    result = network.problem(seed=2)
+    for q in result.families.values():
+        reference = network.gradients(result, q, WeightSampling(draws=20, antithetic=True), Key(0), 60)
+        estimates = network.gradients(result, q, network.ESTIMATORS[name][0], Key(1), 60)
+        for estimate, other in zip(estimates, reference, strict=True):
+            variance = estimate.var(0) / len(estimate) + other.var(0) / len(other)
+            difference = (estimate.mean(0) - other.mean(0)).square().sum()
             assert float(difference) < 4 * float(variance.sum()), name
 
 
 def test_the_variance_and_its_error_are_those_of_a_normal_sample():
     sample = 2.0 * torch.randn((4000, 3), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = total_variance(sample, passes=5)
-    assert found.value == pytest.approx(5 * float(sample.var(0).sum()))
-    assert found.error == pytest.approx(5 * (2 * 3 / 4000) ** 0.5 * 4, rel=0.1)
-    assert abs(found.value - 60.0) < 5 * found.error
+    result = total_variance(sample, passes=5)
+    assert result.value == pytest.approx(5 * float(sample.var(0).sum()))
+    assert result.error == pytest.approx(5 * (2 * 3 / 4000) ** 0.5 * 4, rel=0.1)
+    assert abs(result.value - 60.0) < 5 * result.error
 
 
 def test_document_and_figures(study, tmp_path):

@@ -12,11 +12,10 @@ from posterity.errors import BadFolder
 from posterity.inference.sweep import Result
 from posterity.methods import MAP, MeanField
 from posterity_studies.grids import mean_and_spread
-from posterity_studies.images import protocol, runs, settings, study
+from posterity_studies.images import settings, study
 from posterity_studies.images.figures import draw
-from posterity_studies.images.runs import Cell
 from posterity_studies.images.settings import Settings
-from posterity_studies.images.study import Study, run
+from posterity_studies.images.study import Cell, Study, run
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(networks=("mlp",), etas=(1.0, 0.1), held_out=20, seeds=2, steps=3, batch_size=16, draws=2)
@@ -35,31 +34,33 @@ def squares(count, seed):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     data = DataSet("mnist", "classification", squares(120, 0), squares(40, 1), tuple("0123456789"))
-    monkeypatch.setattr(protocol, "mnist", lambda name: data)
+    monkeypatch.setattr(study, "mnist", lambda name: data)
     return data
 
 
 @pytest.fixture
 def fitted(monkeypatch):
     """The cells that are fitted, in order."""
-    cells, fit = [], runs.fit
+    cells, fit = [], study.fit
     monkeypatch.setattr(study, "fit", lambda cell, *words: cells.append(cell) or fit(cell, *words))
     return cells
 
 
 def test_the_first_seed_has_the_grid_and_the_others_what_was_chosen(tmp_path, fitted):
-    found = run(TINY, tmp_path)
-    best = found.chosen["mlp"]
+    result = run(TINY, tmp_path)
+    best = result.chosen["mlp"]
     assert fitted[:3] == [Cell("mlp", eta, 0) for eta in (None, 1.0, 0.1)]
     assert fitted[3:] == [Cell("mlp", eta, 1) for eta in dict.fromkeys((None, best, 1.0))]
-    grid = found.grid("mlp")
+    grid = result.grid("mlp")
     assert best == min((1.0, 0.1), key=lambda eta: grid[eta].scores["held_out_nll"])
-    assert [(row.eta, row.seeds) for row in found.rows("mlp")] == [(eta, 2) for eta in dict.fromkeys((None, best, 1.0))]
-    document = found.document()
+    assert [(row.eta, row.seeds) for row in result.rows("mlp")] == [
+        (eta, 2) for eta in dict.fromkeys((None, best, 1.0))
+    ]
+    document = result.document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["settings"]["etas"] == [1.0, 0.1]
     assert len(document["fits"]) == len(fitted)
-    assert all(one.scores["mean_scale"] > 0 for one in found.results if one.cell.eta)
+    assert all(item.scores["mean_scale"] > 0 for item in result.results if item.cell.eta)
 
 
 def test_eta_is_chosen_without_the_test_images(tmp_path, monkeypatch):
@@ -72,8 +73,8 @@ def test_eta_is_chosen_without_the_test_images(tmp_path, monkeypatch):
 
     monkeypatch.setattr(study, "fit", scored)
     monkeypatch.setattr(study, "start", lambda *words: None)
-    found = run(TINY, tmp_path)
-    assert found.chosen == {"mlp": 0.1}
+    result = run(TINY, tmp_path)
+    assert result.chosen == {"mlp": 0.1}
 
 
 def test_notes_say_what_is_worse():
@@ -105,7 +106,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     lines = []
     resumed = run(TINY, tmp_path / "part", report=lines.append)
     assert len(fitted) == 2 * count
-    assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
+    assert [result.scores for result in resumed.results] == [result.scores for result in whole.results]
     assert sum("there already" in line for line in lines) == 2
     assert run(TINY, tmp_path / "part") == resumed
 
@@ -134,7 +135,7 @@ def test_both_methods_take_as_many_steps_and_all_etas_share_a_start():
 
 
 def test_the_start_of_a_seed_is_fitted_once(tmp_path, monkeypatch):
-    seeds, start = [], runs.start
+    seeds, start = [], study.start
     monkeypatch.setattr(
         study, "start", lambda network, seed, *words: seeds.append(seed) or start(network, seed, *words)
     )
@@ -143,20 +144,20 @@ def test_the_start_of_a_seed_is_fitted_once(tmp_path, monkeypatch):
 
 
 def test_held_out_images_are_apart_and_follow_from_the_seed(small):
-    data = protocol.read_images(TINY)
+    data = study.read_images(TINY)
     assert (len(data.train), len(data.held_out), len(data.test)) == (100, 20, 40)
     both = torch.cat([data.train.inputs, data.held_out.inputs]).flatten(1)
     assert len(both.unique(dim=0)) == 120
-    other = protocol.read_images(replace(TINY, seed=1))
+    other = study.read_images(replace(TINY, seed=1))
     assert not torch.equal(other.held_out.inputs, data.held_out.inputs)
     assert data.flat().test.inputs.shape == (40, 784)
 
 
 def test_the_start_follows_from_the_seed_and_eta_from_the_cell():
-    joint = protocol.problem("mlp", 0.1, 0, 100, TINY)
+    joint = study.problem("mlp", 0.1, 0, 100, TINY)
     assert joint.tempering.eta == pytest.approx(0.1)
-    assert torch.equal(joint.network.initial, protocol.problem("mlp", None, 0, 100, TINY).network.initial)
-    assert not torch.equal(joint.network.initial, protocol.problem("mlp", 0.1, 1, 100, TINY).network.initial)
+    assert torch.equal(joint.network.initial, study.problem("mlp", None, 0, 100, TINY).network.initial)
+    assert not torch.equal(joint.network.initial, study.problem("mlp", 0.1, 1, 100, TINY).network.initial)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +189,9 @@ def test_a_spread_is_the_sample_standard_deviation():
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_figures(tmp_path, seeds):
-    found = run(replace(TINY, networks=("mlp", "lenet"), seeds=seeds, steps=2), tmp_path)
+    result = run(replace(TINY, networks=("mlp", "lenet"), seeds=seeds, steps=2), tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        names = draw(found, tmp_path)
+        names = draw(result, tmp_path)
     assert names == ["eta.png", "scores.png"]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)

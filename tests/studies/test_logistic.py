@@ -11,11 +11,19 @@ from goldcases import load
 from posterity.model import Batch
 from posterity.predictive import Probit
 from posterity_studies.logistic import multiclass
-from posterity_studies.logistic.exact import exact_posterior, ray_marginal
+from posterity_studies.logistic.exact import (
+    DIRECTIONS,
+    INPUTS,
+    LABELS,
+    PRIOR_SCALE,
+    binary,
+    exact_posterior,
+    fit,
+    ray_limits,
+    ray_marginal,
+)
 from posterity_studies.logistic.figures import draw
 from posterity_studies.logistic.multiclass import with_bias
-from posterity_studies.logistic.rays import DIRECTIONS, ray_limits
-from posterity_studies.logistic.regression import INPUTS, LABELS, PRIOR_SCALE, binary, fit
 from posterity_studies.logistic.study import run
 from posterity_studies.options import Settings
 
@@ -60,8 +68,8 @@ def test_the_exact_posterior_is_gold(study):
 def test_the_marginal_along_a_ray_gives_the_exact_predictive(regression):
     case = load("logistic_exact_posterior")
     for x, expected in zip(case.inputs["X_test"], case.expected["predictive"], strict=True):
-        found = ray_marginal(regression, x).probability(torch.ones(1, dtype=torch.float64))
-        torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-8)
+        result = ray_marginal(regression, x).probability(torch.ones(1, dtype=torch.float64))
+        torch.testing.assert_close(result[0], expected, rtol=0, atol=1e-8)
 
 
 def test_the_exact_limit_is_the_mass_of_the_half_plane(regression):
@@ -104,10 +112,10 @@ def test_entropy_far_away_is_as_theory_has_it(study):
 
 def test_elbo_and_divergence_add_up_to_the_log_evidence(study):
     log_evidence = load("logistic_exact_posterior").expected["log_evidence"]
-    for one in study.decompositions:
-        assert one.divergence > 0
-        assert one.elbo + one.divergence == pytest.approx(log_evidence, abs=1e-8)
-    laplace = next(one for one in study.decompositions if one.name == "Laplace")
+    for decomposition in study.decompositions:
+        assert decomposition.divergence > 0
+        assert decomposition.elbo + decomposition.divergence == pytest.approx(log_evidence, abs=1e-8)
+    laplace = next(item for item in study.decompositions if item.name == "Laplace")
     log_det = float(torch.logdet(study.regression.covariance))
     assert laplace.entropy == pytest.approx(1 + math.log(2 * math.pi) + 0.5 * log_det, abs=1e-12)
 
@@ -121,11 +129,11 @@ def test_the_variational_optima_are_gold(study):
     )
     torch.testing.assert_close(full.point(), case["full"]["mean"], rtol=0.02, atol=0)
     torch.testing.assert_close(full.gaussian.precision.covariance(), case["full"]["cov"], rtol=0.05, atol=0.01)
-    bounds = {one.name: one.elbo for one in study.decompositions}
-    found, richer = bounds["Variational,\nfactorised"], bounds["Variational,\nfull"]
-    assert found == pytest.approx(case["meanfield"]["eta_1"]["elbo_eta"], abs=1e-3)
+    bounds = {decomposition.name: decomposition.elbo for decomposition in study.decompositions}
+    result, richer = bounds["Variational,\nfactorised"], bounds["Variational,\nfull"]
+    assert result == pytest.approx(case["meanfield"]["eta_1"]["elbo_eta"], abs=1e-3)
     assert richer == pytest.approx(case["full"]["elbo"], abs=1e-3)
-    assert max(bound for name, bound in bounds.items() if "Variational" not in name) < found < richer
+    assert max(bound for name, bound in bounds.items() if "Variational" not in name) < result < richer
 
 
 def test_the_variational_predictive_is_nearer_to_the_exact_one_than_laplace(study):
@@ -139,7 +147,7 @@ def test_the_variational_predictive_is_nearer_to_the_exact_one_than_laplace(stud
 
 def test_the_expected_log_joint_is_that_of_draws(study):
     regression = study.regression
-    laplace = next(one for one in study.decompositions if one.name == "Laplace")
+    laplace = next(decomposition for decomposition in study.decompositions if decomposition.name == "Laplace")
     noise = torch.randn((20_000, 2), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     weights = regression.mode.theta + noise @ torch.linalg.cholesky(regression.covariance).T
     values = regression.joint.log_density(weights, Batch(regression.inputs, regression.targets.unsqueeze(-1)))
@@ -163,10 +171,10 @@ def test_the_probit_error_is_gold(study):
 def test_three_classes_are_fitted_and_predicted_as_gold():
     case = load("multiclass_map_laplace")
     torch.testing.assert_close(case.inputs["X"], with_bias(case.inputs["X"][:, :2]))
-    found = fit(case.inputs["X"], case.inputs["y"].long(), case.inputs["prior_std"], num_classes=3)
-    case.check("W_map", found.mode.theta.view(3, 3))
-    case.check("laplace_log_evidence", found.laplace.log_evidence)
-    probs = found.laplace.predict(case.inputs["X_test"], integrator=Probit()).probs
+    result = fit(case.inputs["X"], case.inputs["y"].long(), case.inputs["prior_std"], num_classes=3)
+    case.check("W_map", result.mode.theta.view(3, 3))
+    case.check("laplace_log_evidence", result.laplace.log_evidence)
+    probs = result.laplace.predict(case.inputs["X_test"], integrator=Probit()).probs
     case.check("predictive.0.meanfield_probit", probs[0])
 
 

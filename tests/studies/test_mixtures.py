@@ -35,9 +35,9 @@ def study():
             patch.setattr(clusters, name, value)
         for name, value in (("SCALES", (0.1, 1.0)), ("DATA_SETS", 2), ("STEPS", 300), ("ROUNDS", 10), ("TEST", 300)):
             patch.setattr(prior, name, value)
-        found = run(Settings(seed=1))
-        found.document()  # with these settings in it
-        yield found
+        result = run(Settings(seed=1))
+        result.document()  # with these settings in it
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -71,33 +71,33 @@ def test_the_miniature_is_the_gold_case(small):
         case.check(f"iterations.{number}.mu", at["means"])
         case.check(f"iterations.{number}.var", at["variances"])
     case.check("limit.mu", run.end["means"])
-    found = bounds.checks(data, run, Key(0))
-    case.check("log_lik0", found.log_likelihood_start)
-    case.check("limit.log_lik", found.log_likelihood_end)
+    result = bounds.checks(data, run, Key(0))
+    case.check("log_lik0", result.log_likelihood_start)
+    case.check("limit.log_lik", result.log_likelihood_end)
     misprint = case.must_not_equal["bound_if_sum_over_n_missing_on_the_KL_term"]
-    assert found.one_divergence == pytest.approx(misprint)
+    assert result.one_divergence == pytest.approx(misprint)
 
 
 @pytest.mark.parametrize("which", ["checks", "miniature"])
 def test_what_theory_says_holds(study, which):
-    found = getattr(study, which)
-    size = abs(found.log_likelihood_start)
-    assert found.touching < 1e-12 * size
-    assert found.highest_above < 1e-12 * size
-    assert found.decomposition < 1e-12 * size
-    assert found.two_forms < 1e-12 * size
-    assert found.smallest_step > -1e-12 * size
-    assert found.fisher < 1e-11
-    assert found.end_gradient < 1e-3
-    assert found.log_likelihood_end > found.log_likelihood_start + 1.0
+    result = getattr(study, which)
+    size = abs(result.log_likelihood_start)
+    assert result.touching < 1e-12 * size
+    assert result.highest_above < 1e-12 * size
+    assert result.decomposition < 1e-12 * size
+    assert result.two_forms < 1e-12 * size
+    assert result.smallest_step > -1e-12 * size
+    assert result.fisher < 1e-11
+    assert result.end_gradient < 1e-3
+    assert result.log_likelihood_end > result.log_likelihood_start + 1.0
 
 
 @pytest.mark.parametrize("which", ["checks", "miniature"])
 def test_the_misprints_are_seen(study, which):
-    found = getattr(study, which)
-    assert found.common_q < found.log_likelihood_start - 1.0  # not tight
-    assert found.one_entropy < found.log_likelihood_start - 1.0
-    assert found.one_divergence > found.log_likelihood_start + 1.0  # no bound
+    result = getattr(study, which)
+    assert result.common_q < result.log_likelihood_start - 1.0  # not tight
+    assert result.one_entropy < result.log_likelihood_start - 1.0
+    assert result.one_divergence > result.log_likelihood_start + 1.0  # no bound
 
 
 def test_no_common_q_is_better_than_the_best_one(small):
@@ -105,10 +105,10 @@ def test_no_common_q_is_better_than_the_best_one(small):
     table = example.log_joint(data, run.history[0])
     first = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
     q = torch.stack([first, 1.0 - first], -1)  # (G, 2)
-    found = (q * (table.sum(0) - len(table) * q.log())).sum(-1)
+    result = (q * (table.sum(0) - len(table) * q.log())).sum(-1)
     best = bounds.checks(data, run, Key(0)).common_q
-    assert float(found.max()) <= best + 1e-9
-    assert float(found.max()) == pytest.approx(best, abs=1e-4)
+    assert float(result.max()) <= best + 1e-9
+    assert float(result.max()) == pytest.approx(best, abs=1e-4)
 
 
 def test_a_wrong_bound_is_seen(small, monkeypatch):
@@ -118,10 +118,10 @@ def test_a_wrong_bound_is_seen(small, monkeypatch):
         return jensen.q_function(log_joint, q, hidden) + 2.0 * jensen.entropy(q, hidden)
 
     monkeypatch.setattr(jensen, "jensen_bound", doubled)
-    found = bounds.checks(data, run, Key(0))
-    assert found.highest_above > 0.5
-    assert found.decomposition > 0.5
-    assert found.two_forms > 0.5
+    result = bounds.checks(data, run, Key(0))
+    assert result.highest_above > 0.5
+    assert result.decomposition > 0.5
+    assert result.two_forms > 0.5
     with pytest.raises(BoundFell):
         example.expectation_maximization(data, example.MINIATURE_START)
 
@@ -169,23 +169,23 @@ def test_labels_are_worth_much_and_all_of_them_are_the_class_means(study, monkey
     assert none.error > some.error + 3 * some.standard_error > every.error
     monkeypatch.setattr(partly, "SHARES", (1.0,))
     monkeypatch.setattr(partly, "REPLICATES", 3)
-    (found,) = partly.partly_labelled(Key(5))
+    (result,) = partly.partly_labelled(Key(5))
     samples = [example.sample(partly.COUNT, partly.TRUTH, Key(5).fold(index)) for index in range(3)]
-    off = torch.stack([example.complete(one)["means"] - partly.TRUTH["means"] for one in samples])
-    assert found.error == pytest.approx(float(off.square().mean(-1).sqrt().mean()))
+    off = torch.stack([example.complete(sample)["means"] - partly.TRUTH["means"] for sample in samples])
+    assert result.error == pytest.approx(float(off.square().mean(-1).sqrt().mean()))
 
 
 def test_five_clusters_are_found(study):
-    found = study.clusters
-    random, spread = found.starts
-    assert [len(one.ends) for one in found.starts] == [6, 6]
-    assert spread.share_at(found.best) >= max(random.share_at(found.best), 0.5)
-    for one in found.starts:
-        assert one.worst <= one.middle <= found.best
-    assert min(found.components, key=lambda one: one.bic).components == 5
-    assert [one.alive for one in found.components] == [1, 2, 3, 4, 5, 5]
-    assert found.components[4].elbo > max(one.elbo for one in found.components[:4])
-    distances = torch.cdist(found.means, torch.tensor(clusters.CENTRES, dtype=torch.float64))
+    result = study.clusters
+    random, spread = result.starts
+    assert [len(item.ends) for item in result.starts] == [6, 6]
+    assert spread.share_at(result.best) >= max(random.share_at(result.best), 0.5)
+    for start in result.starts:
+        assert start.worst <= start.middle <= result.best
+    assert min(result.components, key=lambda first: first.bic).components == 5
+    assert [component.alive for component in result.components] == [1, 2, 3, 4, 5, 5]
+    assert result.components[4].elbo > max(component.elbo for component in result.components[:4])
+    distances = torch.cdist(result.means, torch.tensor(clusters.CENTRES, dtype=torch.float64))
     assert sorted(distances.argmin(0).tolist()) == list(range(5))
     assert float(distances.min(0).values.max()) < 0.6
 
@@ -193,13 +193,13 @@ def test_five_clusters_are_found(study):
 def test_variational_em_chooses_a_good_prior_without_held_out_rows(study):
     tight, wide = study.priors.fixed
     assert tight.mean > wide.mean + 0.5
-    one, layers = study.priors.chosen
-    assert one.scales[0] == one.scales[1]
-    assert 0.5 < one.scales[0] < 5.0
+    single, layers = study.priors.chosen
+    assert single.scales[0] == single.scales[1]
+    assert 0.5 < single.scales[0] < 5.0
     assert layers.scales[0] != layers.scales[1]
-    assert one.noise == pytest.approx(prior.NOISE)
+    assert single.noise == pytest.approx(prior.NOISE)
     assert layers.noise == pytest.approx(prior.NOISE, rel=0.4)
-    for chosen in (one, layers):
+    for chosen in (single, layers):
         assert chosen.above_best.mean < 0.1
         assert chosen.test_nll.mean > prior.noise_alone() - 0.1
 

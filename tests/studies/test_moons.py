@@ -21,18 +21,18 @@ def study():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("STEPS", 40), ("ROWS", 40), ("SIDE", 9), ("HIDDEN", 8), ("DRAWS", 20)):
             patch.setattr(fits, name, value)
-        found = run(Settings(seed=2))
-        found.document()  # with these settings in it
-        yield found
+        result = run(Settings(seed=2))
+        result.document()  # with these settings in it
+        yield result
 
 
 def test_the_interval_is_that_of_student():
     values = [0.1, 0.4, 0.2, 0.8, 0.3]
-    found = interval(values)
+    result = interval(values)
     mean = sum(values) / 5
     error = math.sqrt(sum((value - mean) ** 2 for value in values) / 4 / 5)
-    assert found.mean == pytest.approx(mean)
-    assert (found.upper - found.mean, found.mean - found.lower) == pytest.approx((2.776445 * error,) * 2)
+    assert result.mean == pytest.approx(mean)
+    assert (result.upper - result.mean, result.mean - result.lower) == pytest.approx((2.776445 * error,) * 2)
 
 
 def test_every_method_has_every_number_of_every_seed(study):
@@ -47,7 +47,7 @@ def test_every_method_has_every_number_of_every_seed(study):
     assert document["methods"][0]["nll_minus_map"]["values"] == [0.0] * 5
     mode, swag = (next(row for row in document["methods"] if row["method"] == name) for name in ("MAP", "SWAG"))
     pairs = zip(swag["test_nll"]["values"], mode["test_nll"]["values"], strict=True)
-    assert swag["nll_minus_map"]["values"] == pytest.approx([one - other for one, other in pairs])
+    assert swag["nll_minus_map"]["values"] == pytest.approx([pair - other for pair, other in pairs])
 
 
 def test_stages_start_where_the_one_before_ended_and_seeds_differ(study):

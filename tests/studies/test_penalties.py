@@ -15,10 +15,10 @@ from posterity.inference import Callback, task
 from posterity.inference.sweep import Result
 from posterity.numerics.random import Key
 from posterity.penalties import layer_factors, penalty_term, usual_factors
-from posterity_studies.penalties import figures, protocol, runs, study
+from posterity_studies.penalties import figures, runs, study
+from posterity_studies.penalties import problem as module
 from posterity_studies.penalties.figures import draw
-from posterity_studies.penalties.problem import Cell, problem
-from posterity_studies.penalties.protocol import PENALTIES, read
+from posterity_studies.penalties.problem import PENALTIES, Cell, problem, read
 from posterity_studies.penalties.settings import Settings
 from posterity_studies.penalties.study import Part, Study, run
 
@@ -49,8 +49,8 @@ def few_images(monkeypatch):
             name, "classification", images(40, channels, side), images(20, channels, side), tuple("0123456789")
         )
 
-    monkeypatch.setattr(protocol, "mnist", made)
-    monkeypatch.setattr(protocol, "cifar10", lambda: made("cifar-10", 3, 32))
+    monkeypatch.setattr(module, "mnist", made)
+    monkeypatch.setattr(module, "cifar10", lambda: made("cifar-10", 3, 32))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_fits_are_what_they_would_be_alone_and_groups_are_told(tmp_path, monkeyp
     alone = run(settings, folder=tmp_path / "alone", report=lines.append)
     assert fitted[1:] == [1] * 8
     assert f"{penalty}: 8 fits run in groups of 1: memory has no room for more at once" in lines
-    assert [one.cell for one in together.results] == [one.cell for one in alone.results]
+    assert [result.cell for result in together.results] == [result.cell for result in alone.results]
     for left, right in zip(together.results, alone.results, strict=True):
         assert left.scores == pytest.approx(right.scores, rel=1e-3, abs=1e-4)
 
@@ -155,7 +155,7 @@ def test_an_interrupted_study_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     assert len(list((tmp_path / "part" / "runs").rglob("*.json"))) == 8 + 3
     lines = []
     resumed = run(TINY, folder=tmp_path / "part", report=lines.append)
-    assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
+    assert [result.scores for result in resumed.results] == [result.scores for result in whole.results]
     assert "l2: 8 of 8 fits are there already" in lines
     assert "rows: takes up 8 fits that were interrupted" in lines
     assert not (tmp_path / "part" / "checkpoints").exists()
@@ -189,10 +189,10 @@ def test_seconds_are_those_of_all_steps_also_of_a_group_that_was_interrupted(tmp
     monkeypatch.setattr(task, "infer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(settings, folder=tmp_path)
-    found = run(settings, folder=tmp_path)
+    result = run(settings, folder=tmp_path)
     assert len(calls) == 2
     steps = settings.inference("l2", 24).steps  # all of them before the interruption
-    assert sum(one.seconds for one in found.results) >= 0.1 * steps
+    assert sum(item.seconds for item in result.results) >= 0.1 * steps
 
 
 def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fitted):
@@ -207,11 +207,11 @@ def test_processes_have_a_group_each_and_give_the_same(tmp_path, monkeypatch, fi
     whole = run(TINY, folder=tmp_path / "whole")
     monkeypatch.setattr(study, "in_processes", one_after_the_other)
     lines = []
-    found = run(replace(TINY, jobs=3), folder=tmp_path / "parts", report=lines.append)
+    result = run(replace(TINY, jobs=3), folder=tmp_path / "parts", report=lines.append)
     assert len(names) == 4  # two penalties of eight fits, at most six in a group
     assert fitted[2:] == [6, 2, 6, 2]
-    assert [one.cell for one in found.results] == [one.cell for one in whole.results]
-    for left, right in zip(found.results, whole.results, strict=True):
+    assert [item.cell for item in result.results] == [item.cell for item in whole.results]
+    for left, right in zip(result.results, whole.results, strict=True):
         assert left.scores == pytest.approx(right.scores, rel=1e-3, abs=1e-4)
     assert sum(" % of filters left" in line for line in lines) == 16
 
@@ -227,38 +227,38 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(task, "infer", diverging)
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(0.1, 10.0))
     lines = []
-    found = run(settings, folder=tmp_path, report=lines.append)
-    assert found.failed == (Cell("l2", "bayesian", 10.0, 0),)
-    assert [one.cell.ratio for one in found.results] == [0.1, 1.0]
+    result = run(settings, folder=tmp_path, report=lines.append)
+    assert result.failed == (Cell("l2", "bayesian", 10.0, 0),)
+    assert [item.cell.ratio for item in result.results] == [0.1, 1.0]
     assert any("go in halves" in line for line in lines)
-    assert "l2, bayesian, lambda = 10 lambda_Th, seed 0: diverged, no result" in found.notes()
-    assert len(found.document()["diverged"]) == 1
+    assert "l2, bayesian, lambda = 10 lambda_Th, seed 0: diverged, no result" in result.notes()
+    assert len(result.document()["diverged"]) == 1
 
 
 def test_a_fit_whose_outputs_overflow_after_its_last_step_has_no_result(tmp_path):
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1, ratios=(1e12,), batch_size=24)
     lines = []
-    found = run(settings, folder=tmp_path, report=lines.append)
-    assert [one.cell.ratio for one in found.results] == [1.0]
-    assert [cell.ratio for cell in found.failed] == [1e12]
+    result = run(settings, folder=tmp_path, report=lines.append)
+    assert [item.cell.ratio for item in result.results] == [1.0]
+    assert [cell.ratio for cell in result.failed] == [1e12]
     assert "l2, bayesian, lambda = 1e+12 lambda_Th, seed 0: no result. Its outputs are not finite." in lines
-    draw(found, tmp_path)
+    draw(result, tmp_path)
 
 
 def test_a_fit_with_an_infinite_score_has_no_result(tmp_path, monkeypatch):
     settings = replace(TINY, penalties=("l2",), setups=("bayesian",), seeds=1)
     monkeypatch.setattr(runs, "scores", lambda *words: {"accuracy": 0.1, "nll": float("inf")})
     lines = []
-    found = run(settings, folder=tmp_path, report=lines.append)
-    assert not found.results
+    result = run(settings, folder=tmp_path, report=lines.append)
+    assert not result.results
     assert "l2, bayesian, lambda = 0.1 lambda_Th, seed 0: no result. Its nll is inf." in lines
 
 
 def test_the_usual_setup_stands_alone(tmp_path):
-    found = run(replace(TINY, penalties=("l1",), setups=("usual",), seeds=1), folder=tmp_path)
-    assert found.at_theory("l1", "bayesian") is None
-    assert found.document()["table"][0]["setup"] == "usual"
-    draw(found, tmp_path)
+    result = run(replace(TINY, penalties=("l1",), setups=("usual",), seeds=1), folder=tmp_path)
+    assert result.at_theory("l1", "bayesian") is None
+    assert result.document()["table"][0]["setup"] == "usual"
+    draw(result, tmp_path)
     assert (tmp_path / "accuracy.png").exists()
 
 
@@ -266,9 +266,9 @@ def test_bf16_trains_weights_of_float32(tmp_path):
     settings = replace(TINY, penalties=("rows",), setups=("bayesian",), seeds=1)
     plain = run(settings, folder=tmp_path / "float32")
     rough = run(replace(settings, precision="bf16"), folder=tmp_path / "bf16")
-    for one, other in zip(plain.results, rough.results, strict=True):
-        assert one.scores["nll"] != other.scores["nll"]
-        assert one.scores["nll"] == pytest.approx(other.scores["nll"], abs=0.05)
+    for result, other in zip(plain.results, rough.results, strict=True):
+        assert result.scores["nll"] != other.scores["nll"]
+        assert result.scores["nll"] == pytest.approx(other.scores["nll"], abs=0.05)
 
 
 def test_kernels_of_convolutions_are_tried_out_while_fits_run_and_no_longer(tmp_path, monkeypatch):
@@ -317,18 +317,18 @@ def test_lambda_is_chosen_on_held_out_rows_and_compared_with_theory():
         }
         for setup in ("usual", "bayesian") for ratio, (accuracy, nll, test) in held.items() for seed in (0, 1)
     }  # fmt: skip
-    found = made(scores, replace(TINY, data="cifar-10"))
-    best = found.best("rows", "bayesian")
+    result = made(scores, replace(TINY, data="cifar-10"))
+    best = result.best("rows", "bayesian")
     assert (best.ratio, best.strength, best.seeds) == (0.01, pytest.approx(1e-4), 2)
     assert best.scores["accuracy"] == (pytest.approx(0.88), pytest.approx(0.02 / 2**0.5))
-    usual, bayesian = found.table()
+    usual, bayesian = result.table()
     assert bayesian["accuracy_at_theory"]["mean"] == pytest.approx(0.86)
     assert (bayesian["theory_over_best"], bayesian["log10_theory_over_best"]) == (100.0, pytest.approx(2.0))
     assert bayesian["published"] == {"best": 88.67, "at_theory": 87.45, "log_ratio": 2.0}
     assert (usual["accuracy_at_theory"], usual["theory_over_best"], usual["published"]["best"]) == (None, None, 88.43)
     assert not bayesian["lambda_best_at_the_end_of_the_grid"]
-    assert found.best("rows", "usual").relative == pytest.approx(0.01 / 4)
-    assert "88.00 at lambda*, 86.00 at lambda_Th, lambda_Th / lambda* = 100" in found.notes()[0]
+    assert result.best("rows", "usual").relative == pytest.approx(0.01 / 4)
+    assert "88.00 at lambda*, 86.00 at lambda_Th, lambda_Th / lambda* = 100" in result.notes()[0]
     assert made(scores).table()[0]["published"] is None
 
 
@@ -339,42 +339,42 @@ def test_the_sparsest_fit_of_about_the_best_accuracy():
         ("rows", "bayesian", 3.0, 0): {"held_out_accuracy": 0.9869, "filters_left": 0.1},
         ("rows", "usual", 3.0, 0): {"held_out_accuracy": 0.9875, "filters_left": 0.4, "pruned_difference": 1.0},
     }
-    found = made(scores)
-    assert (found.sparsest("rows").setup, found.sparsest("rows").ratio) == ("bayesian", 1.0)
-    (kept,) = found.document()["pruning_at_equal_accuracy"]
+    result = made(scores)
+    assert (result.sparsest("rows").setup, result.sparsest("rows").ratio) == ("bayesian", 1.0)
+    (kept,) = result.document()["pruning_at_equal_accuracy"]
     assert kept["filters_vanished"] == pytest.approx(0.7)
     assert kept["vanished_by_layer"] == {"0": 3.0}
     assert kept["largest_pruned_difference"] == 1e-6
-    assert "rows: 70 % of filters vanish (bayesian, lambda = 0.01)" in found.notes()[-1]
-    assert any("at the end of the grid" in line for line in found.notes())
+    assert "rows: 70 % of filters vanish (bayesian, lambda = 0.01)" in result.notes()[-1]
+    assert any("at the end of the grid" in line for line in result.notes())
 
 
 def test_filters_vanish_and_the_smaller_network_agrees(tmp_path):
     settings = replace(
         TINY, penalties=("rows", "l1"), ratios=(1.0, 30.0), width=2, epochs=8, setups=("bayesian",), seeds=1
     )
-    found = run(settings, folder=tmp_path)
-    strong = next(one for one in found.results if (one.cell.penalty, one.cell.ratio) == ("rows", 30.0))
+    result = run(settings, folder=tmp_path)
+    strong = next(member for member in result.results if (member.cell.penalty, member.cell.ratio) == ("rows", 30.0))
     assert strong.scores["filters_left"] < 0.5
     assert strong.scores["weights_left"] < 0.5 < strong.scores["zeros"]
     total = sum(value for key, value in strong.scores.items() if key.startswith("vanished"))
     assert total == pytest.approx((1 - strong.scores["filters_left"]) * (2 + 4 + 4 + 8 + 8 + 16))
-    for one in found.results:
-        assert one.scores["pruned_difference"] < 1e-4
-        assert one.scores["exact_difference"] < 1e-10
+    for item in result.results:
+        assert item.scores["pruned_difference"] < 1e-4
+        assert item.scores["exact_difference"] < 1e-10
 
 
 def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
-    found = run(replace(TINY, data="cifar-10", seeds=1), folder=tmp_path)
-    document = found.document()
+    result = run(replace(TINY, data="cifar-10", seeds=1), folder=tmp_path)
+    document = result.document()
     assert json.loads(json.dumps(document, allow_nan=False))["table"] == document["table"]
     assert len(document["fits"]) == len(document["rows"]) == 8
     assert document["lambda_theory"] == 1 / 24
     assert document["augmentation"].startswith("Compose")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        names = draw(found, tmp_path)
-        draw(replace(found, settings=replace(found.settings, setups=("usual",)), parts=found.parts[:1]), tmp_path)
+        names = draw(result, tmp_path)
+        draw(replace(result, settings=replace(result.settings, setups=("usual",)), parts=result.parts[:1]), tmp_path)
     for name in names:
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
@@ -383,10 +383,10 @@ def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
 def test_an_accuracy_at_lambda_th_far_below_the_others_is_a_number_beside_the_line(tmp_path, monkeypatch, beyond):
     levels = {0.01: 0.9, 0.1: 0.9, 0.3: 0.9, 1.0: 0.4} | ({3.0: 0.3} if beyond else {})
     settings = replace(TINY, setups=("bayesian",), batch_norm=False, step_size=0.3)
-    found = made({("l1", "bayesian", ratio, 0): {"accuracy": level} for ratio, level in levels.items()}, settings)
+    result = made({("l1", "bayesian", ratio, 0): {"accuracy": level} for ratio, level in levels.items()}, settings)
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
-    figures.accuracy(found, tmp_path / "accuracy.png")
+    figures.accuracy(result, tmp_path / "accuracy.png")
     (axis,) = drawn[0].axes
     (note,) = axis.texts
     assert note.get_text() == "40.0 ↓"

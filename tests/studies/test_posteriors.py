@@ -19,9 +19,9 @@ pytestmark = pytest.mark.cpu
 def normal(monkeypatch):
     """A posterior that is two standard normal numbers, whose reference says so."""
     problem = po.Density(lambda x: -0.5 * x.square().sum(-1), {"x": (2,)}, batched=True, dtype=torch.float64)
-    zero, one = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    known = Reference(("x[1]", "x[2]"), zero, 0.01 * one, one, 0.01 * one)
-    monkeypatch.setattr(study, "stated", lambda name, form: Model(name, problem, start=(zero, one)))
+    zero, single = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    known = Reference(("x[1]", "x[2]"), zero, 0.01 * single, single, 0.01 * single)
+    monkeypatch.setattr(study, "stated", lambda name, form: Model(name, problem, start=(zero, single)))
     monkeypatch.setattr(study, "reference", lambda name: known)
     return known
 
@@ -31,10 +31,10 @@ def sampled() -> Comparison:
 
 
 def test_a_right_reference_is_met(normal):
-    found = sampled()
-    assert found.parameters == 2
-    assert found.good
-    assert found.leapfrogs >= 1.0
+    result = sampled()
+    assert result.parameters == 2
+    assert result.good
+    assert result.leapfrogs >= 1.0
 
 
 def test_a_wrong_reference_is_not(normal, monkeypatch):
@@ -57,11 +57,11 @@ def test_every_limit_counts(bad):
 
 
 def test_the_document_and_the_figure(tmp_path):
-    found = Study(3, 16, 10, 20, (row(), row(posterior="other", rhat=1.2)))
-    document = found.document()
+    result = Study(3, 16, 10, 20, (row(), row(posterior="other", rhat=1.2)))
+    document = result.document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert [one["good"] for one in document["posteriors"]] == [True, False]
+    assert [posterior["good"] for posterior in document["posteriors"]] == [True, False]
     assert (document["seed"], document["chains"], document["warmup"], document["draws"]) == (3, 16, 10, 20)
     pytest.importorskip("matplotlib")
-    assert draw(found, tmp_path) == ["errors.png"]
+    assert draw(result, tmp_path) == ["errors.png"]
     assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")

@@ -15,13 +15,12 @@ from posterity.model.data import as_data
 from posterity.posteriors import Gaussian
 from posterity_studies.grids import log_grid
 from posterity_studies.rows import own_orders
-from posterity_studies.temperature import data, runs
-from posterity_studies.temperature.data import read
+from posterity_studies.temperature import problem as module
+from posterity_studies.temperature import study
 from posterity_studies.temperature.figures import against_eta, against_tau, draw
-from posterity_studies.temperature.problem import problem
-from posterity_studies.temperature.runs import Cell
+from posterity_studies.temperature.problem import problem, read
 from posterity_studies.temperature.settings import Settings
-from posterity_studies.temperature.study import Study, Width, run
+from posterity_studies.temperature.study import Cell, Study, Width, run
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(
@@ -50,10 +49,10 @@ def small(monkeypatch):
     names = tuple("0123456789")
     grey = DataSet("mnist", "classification", images(48, 1, 28), images(20, 1, 28, 1), names)
     colour = DataSet("cifar-10", "classification", images(48, 3, 32), images(20, 3, 32, 1), names)
-    monkeypatch.setattr(data, "mnist", lambda name: grey)
-    monkeypatch.setattr(data, "mnist_test", lambda name: grey.test)
-    monkeypatch.setattr(data, "cifar10", lambda: colour)
-    monkeypatch.setattr(data, "cifar10_test", lambda: colour.test)
+    monkeypatch.setattr(module, "mnist", lambda name: grey)
+    monkeypatch.setattr(module, "mnist_test", lambda name: grey.test)
+    monkeypatch.setattr(module, "cifar10", lambda: colour)
+    monkeypatch.setattr(module, "cifar10_test", lambda: colour.test)
 
 
 @pytest.fixture
@@ -76,12 +75,12 @@ def at_most(monkeypatch, most):
         def __init__(self, method, joint, rows):
             self.fits = (joint.num_members or 1) <= most
 
-    monkeypatch.setattr(runs, "plan", Room)
+    monkeypatch.setattr(study, "plan", Room)
 
 
-def same(one, other, tolerance):
-    assert [each.cell for each in one.results] == [each.cell for each in other.results]
-    for left, right in zip(one.results, other.results, strict=True):
+def same(first, other, tolerance):
+    assert [each.cell for each in first.results] == [each.cell for each in other.results]
+    for left, right in zip(first.results, other.results, strict=True):
         assert left.scores == pytest.approx(right.scores, rel=tolerance, abs=tolerance)
 
 
@@ -116,20 +115,20 @@ def test_members_with_batch_norm_are_what_they_would_be_alone(tmp_path, monkeypa
     together = run(settings, folder=tmp_path / "all")
     at_most(monkeypatch, 1)
     same(together, run(settings, folder=tmp_path / "one"), 1e-8)
-    assert {one.cell.eta for one in together.results} == {0.1, 1.0}
+    assert {result.cell.eta for result in together.results} == {0.1, 1.0}
 
 
 def test_seeds_differ_and_temperatures_of_a_seed_begin_alike(tmp_path):
     rows = read(TINY)
     own = problem(5, rows, TINY)
-    key = runs.Key(0)
+    key = study.Key(0)
     starts = own.start([0, 0, 1], key)
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
     orders = own_orders(as_data(rows.train.pair), [0, 0, 1]).keys(key)
     assert orders[0].seed == orders[1].seed != orders[2].seed
-    found = run(replace(TINY, widths=(3,), steps=1), tmp_path, rows=rows)
-    assert len({one.scores["nll"] for one in found.results}) == len(found.results)
+    result = run(replace(TINY, widths=(3,), steps=1), tmp_path, rows=rows)
+    assert len({item.scores["nll"] for item in result.results}) == len(result.results)
 
 
 def test_a_seed_predicts_with_the_same_draws_at_all_temperatures(tmp_path, monkeypatch):
@@ -147,10 +146,10 @@ def test_a_seed_predicts_with_the_same_draws_at_all_temperatures(tmp_path, monke
 
 
 def test_sghmc_samples_a_chain_for_each_fit(tmp_path, fitted):
-    found = run(replace(TINY, widths=(3,), seeds=1, method="sghmc", steps=20), folder=tmp_path)
+    result = run(replace(TINY, widths=(3,), seeds=1, method="sghmc", steps=20), folder=tmp_path)
     assert fitted == [1, 1, 1]
-    assert all("kl" not in one.scores and one.scores["mean_sigma"] > 0 for one in found.results)
-    against_eta(found, tmp_path / "eta.png")  # without a KL
+    assert all("kl" not in item.scores and item.scores["mean_sigma"] > 0 for item in result.results)
+    against_eta(result, tmp_path / "eta.png")  # without a KL
     assert (tmp_path / "eta.png").exists()
 
 
@@ -166,7 +165,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_as_a_whole_one(tmp_path, fitted):
     assert len(list((tmp_path / "part" / "runs").rglob("*.json"))) == 9  # 6 of the first width
     lines = []
     resumed = run(TINY, folder=tmp_path / "part", report=lines.append)
-    assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
+    assert [result.scores for result in resumed.results] == [result.scores for result in whole.results]
     assert "width 3: 6 of 6 fits are there already" in lines
     assert "width 5: takes up 6 fits that were interrupted" in lines  # and they are at their end, by a checkpoint
     assert not (tmp_path / "part" / "checkpoints").exists()
@@ -196,7 +195,7 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
         run(settings, folder=tmp_path / "part")
     resumed = run(settings, folder=tmp_path / "part")
     assert steps == [1, 2, 3, 4, 4, 5, 6]  # the third was stored
-    assert [one.scores for one in resumed.results] == [one.scores for one in whole.results]
+    assert [result.scores for result in resumed.results] == [result.scores for result in whole.results]
 
 
 def test_more_of_the_grid_goes_on_in_the_same_folder_and_other_settings_do_not(tmp_path, fitted):
@@ -218,12 +217,12 @@ def test_a_fit_that_diverges_loses_no_other(tmp_path, monkeypatch):
     monkeypatch.setattr(task, "infer", diverging)
     lines = []
     settings = replace(TINY, widths=(3,), seeds=1)
-    found = run(settings, folder=tmp_path, report=lines.append)
-    assert found.failed == (Cell(3, 1.0, 0),)
-    assert [one.cell.eta for one in found.results] == [0.1, pytest.approx(0.01 * found.num_data / 3)]
+    result = run(settings, folder=tmp_path, report=lines.append)
+    assert result.failed == (Cell(3, 1.0, 0),)
+    assert [item.cell.eta for item in result.results] == [0.1, pytest.approx(0.01 * result.num_data / 3)]
     assert "width 3, eta 1, seed 0: no result. The loss is not finite at step 3." in lines
     assert any("go in halves" in line for line in lines)
-    document = found.document()
+    document = result.document()
     assert document["diverged"] == [{"width": 3, "eta": 1.0, "seed": 0}]
     assert document["accuracy_at_eta_1"] == []
 
@@ -261,17 +260,17 @@ def made(scores, settings=TINY):
 
 def test_the_best_temperature_is_that_of_held_out_rows():
     nll = {0.1: (0.5, 0.1), 1.0: (0.4, 0.2), 10.0: (0.6, 0.05)}
-    found = made(
+    result = made(
         {
             (5, eta, seed): {"held_out_nll": held + 0.2 * seed, "nll": test}
             for eta, (held, test) in nll.items()
             for seed in (0, 1)
         }
     )
-    best = found.best(found.widths[0])
+    best = result.best(result.widths[0])
     assert (best.eta, best.tau, best.seeds) == (1.0, pytest.approx(0.05), 2)
     assert best.scores["held_out_nll"] == (pytest.approx(0.5), pytest.approx(0.2 / 2**0.5))
-    assert found.document()["best_by_held_out_nll"][0]["eta"] == 1.0
+    assert result.document()["best_by_held_out_nll"][0]["eta"] == 1.0
     nothing = made({(5, 1.0, 0): {}})
     assert nothing.best(nothing.widths[0]) is None
     assert nothing.document()["best_by_held_out_nll"] == []
@@ -283,22 +282,22 @@ def test_widths_are_compared_at_equal_tau():
         (50, 0.4, 0): 0.1, (200, 0.1, 0): 0.9, (200, 0.1, 1): 0.8, (400, 0.05, 0): 0.83,
         (200, 1.0, 0): 0.5, (400, 0.5, 0): 0.7, (50, 4.0, 0): 0.5, (400, 1.0, 0): 0.3, (50, 1.0, 0): 0.9,
     }  # fmt: skip
-    found = made(
+    result = made(
         {cell: {"accuracy": value, "nll": 0.69 if cell[1] >= 0.5 else 0.3} for cell, value in accuracies.items()},
         settings,
     )
-    spread = found.document()["accuracy_spread_at_equal_tau"]
-    assert [(one["tau"], one["learnt"]) for one in spread["by_tau"]] == [(0.2, True), (2.0, False)]
+    spread = result.document()["accuracy_spread_at_equal_tau"]
+    assert [(item["tau"], item["learnt"]) for item in spread["by_tau"]] == [(0.2, True), (2.0, False)]
     assert (spread["largest"], spread["largest_where_all_have_learnt"]) == (pytest.approx(0.2), pytest.approx(0.02))
-    assert found.document()["accuracy_at_eta_1"] == [
+    assert result.document()["accuracy_at_eta_1"] == [
         {"width": 50, "accuracy": 0.9}, {"width": 200, "accuracy": 0.5}, {"width": 400, "accuracy": 0.3}
     ]  # fmt: skip
-    assert "differ by 20.00 points at most, and by 2.00 where all have learnt something" in found.notes()[-1]
+    assert "differ by 20.00 points at most, and by 2.00 where all have learnt something" in result.notes()[-1]
 
 
 def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
-    found = run(TINY, folder=tmp_path)
-    document = found.document()
+    result = run(TINY, folder=tmp_path)
+    document = result.document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert len(document["fits"]) == 12
     assert len(document["rows"]) == 6
@@ -308,8 +307,8 @@ def test_the_document_has_every_fit_and_figures_are_drawn(tmp_path):
         assert row["scores"]["kl"]["mean"] == pytest.approx(row["width"] * row["scores"]["kl_per_unit"]["mean"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert draw(found, tmp_path) == ["eta.png", "tau.png"]
-        against_tau(replace(found, widths=found.widths[:1]), tmp_path / "single.png")
+        assert draw(result, tmp_path) == ["eta.png", "tau.png"]
+        against_tau(replace(result, widths=result.widths[:1]), tmp_path / "single.png")
     for name in ("eta.png", "tau.png", "single.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 
@@ -348,7 +347,7 @@ def test_foreign_rows_have_the_shape_of_the_others(name, net, ood, shape):
     if name == "cifar-10" and ood is None:  # a grey image in the middle, three times
         assert bool((rows.foreign[:, :, :2] == 0).all())
         assert torch.equal(rows.foreign[:, 0], rows.foreign[:, 2])
-        assert "padded" in data.describe_foreign(name, settings.foreign)
+        assert "padded" in module.describe_foreign(name, settings.foreign)
 
 
 def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
@@ -359,7 +358,7 @@ def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
         images(5, 1, 28),
         tuple("0123456789"),
     )
-    monkeypatch.setattr(data, "mnist", lambda name: black)
+    monkeypatch.setattr(module, "mnist", lambda name: black)
     with pytest.raises(BadData, match="do not vary"):
         read(Settings("mnist", "lenet", pixels="standard", ood="uniform"))
 

@@ -18,14 +18,13 @@ from posterity.errors import BadData, BadFolder, Diverged, PosterityError
 from posterity.methods import MAP
 from posterity.predictive.gaussian import GaussianPredictive
 from posterity_studies import options
-from posterity_studies.uci import runs, study, summary
+from posterity_studies.uci import runs, study
 from posterity_studies.uci.figures import draw
 from posterity_studies.uci.protocol import problem, standard_split
 from posterity_studies.uci.recipes import RECIPES, Recipe
 from posterity_studies.uci.runs import Cell
 from posterity_studies.uci.settings import Settings
-from posterity_studies.uci.study import run
-from posterity_studies.uci.summary import COMPARED, Mean, Row, at_least_as_good, mean_and_error, read_published
+from posterity_studies.uci.study import COMPARED, Mean, Row, at_least_as_good, mean_and_error, read_published, run
 
 pytestmark = pytest.mark.cpu  # the study runs there
 TINY = Settings(("energy",), steps=30, batch_size=16, jobs=1)
@@ -50,8 +49,8 @@ def real():
     return Path(root)
 
 
-def scores(found):
-    return {result.cell: result.scores for result in found.results}
+def scores(results):
+    return {result.cell: result.scores for result in results.results}
 
 
 @pytest.mark.usefixtures("energy")
@@ -71,14 +70,16 @@ def test_rows_are_standardised_by_the_training_rows():
 def test_scores_are_in_the_units_of_the_target():
     raw, split = uci_regression("energy", 0), standard_split("energy", 0)
     outputs, variance = torch.linspace(-1, 1, 4).unsqueeze(1), torch.linspace(0.1, 0.4, 4).unsqueeze(1)
-    found = split.scores(GaussianPredictive(outputs, variance, torch.tensor(0.5)))
+    result = split.scores(GaussianPredictive(outputs, variance, torch.tensor(0.5)))
     mean, scale = raw.train.targets.mean(), raw.train.targets.std(correction=0)
     deviation = (variance + 0.5).sqrt().double() * scale
     normal = torch.distributions.Normal(outputs.double() * scale + mean, deviation)
-    assert found["test_nll"] == pytest.approx(-float(normal.log_prob(raw.test.targets).mean()), abs=1e-5)
-    assert found["test_rmse"] == pytest.approx(float((normal.mean - raw.test.targets).square().mean().sqrt()), abs=1e-5)
-    assert found["mean_std"] == pytest.approx(float(deviation.mean()), abs=1e-5)
-    assert (found["smallest_std"], found["largest_std"]) == pytest.approx((float(deviation[0]), float(deviation[-1])))
+    assert result["test_nll"] == pytest.approx(-float(normal.log_prob(raw.test.targets).mean()), abs=1e-5)
+    assert result["test_rmse"] == pytest.approx(
+        float((normal.mean - raw.test.targets).square().mean().sqrt()), abs=1e-5
+    )
+    assert result["mean_std"] == pytest.approx(float(deviation.mean()), abs=1e-5)
+    assert (result["smallest_std"], result["largest_std"]) == pytest.approx((float(deviation[0]), float(deviation[-1])))
 
 
 @pytest.mark.usefixtures("energy")
@@ -95,15 +96,17 @@ def test_the_network_is_that_of_the_protocol_and_its_start_follows_from_seed_and
 
 @pytest.mark.usefixtures("energy")
 def test_every_fit_is_there_with_its_own_uncertainty(folder):
-    found = run(replace(TINY, methods=("map", "laplace")), folder)
-    assert list(scores(found)) == [Cell("energy", method, split) for split in range(3) for method in ("map", "laplace")]
+    result = run(replace(TINY, methods=("map", "laplace")), folder)
+    assert list(scores(result)) == [
+        Cell("energy", method, split) for split in range(3) for method in ("map", "laplace")
+    ]
     for split in range(3):
-        point, laplace = (scores(found)[Cell("energy", method, split)] for method in ("map", "laplace"))
+        point, laplace = (scores(result)[Cell("energy", method, split)] for method in ("map", "laplace"))
         assert laplace["test_rmse"] == pytest.approx(point["test_rmse"], rel=1e-5)  # the same mode
         assert point["largest_std"] == pytest.approx(point["smallest_std"], rel=1e-6)  # one noise for all rows
         assert laplace["largest_std"] > 1.001 * laplace["smallest_std"]  # weights add to it, more at some rows
-    assert len({values["mean_std"] for values in scores(found).values()}) == 6
-    document = found.document()
+    assert len({values["mean_std"] for values in scores(result).values()}) == 6
+    document = result.document()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert document["settings"]["steps"] == 30
     assert len(document["splits"]) == 6
@@ -202,12 +205,12 @@ def test_a_fit_that_fails_is_named_and_survives_the_way_between_processes(folder
 @pytest.mark.usefixtures("energy")
 def test_a_new_method_is_one_row(folder, monkeypatch):
     row = Recipe("Short", lambda settings: (MAP(steps=settings.steps // 2),))
-    for module in (runs, study, summary):
+    for module in (runs, study):
         monkeypatch.setattr(module, "RECIPES", MappingProxyType({**RECIPES, "short": row}))
     monkeypatch.setattr(options, "check", lambda settings: None)  # which does not know the name
-    found = run(replace(TINY, methods=("map", "short"), splits=2), folder)
-    assert [(row.method, row.splits) for row in found.rows if not row.published] == [("MAP", 2), ("Short", 2)]
-    longer, short = (row.scores["test_nll"].mean for row in found.rows if not row.published)
+    result = run(replace(TINY, methods=("map", "short"), splits=2), folder)
+    assert [(row.method, row.splits) for row in result.rows if not row.published] == [("MAP", 2), ("Short", 2)]
+    longer, short = (row.scores["test_nll"].mean for row in result.rows if not row.published)
     assert longer < short
 
 
@@ -239,13 +242,13 @@ def test_published_rows_are_read_with_the_sign_turned(tmp_path, monkeypatch):
 
 def test_the_real_published_rows():
     values = read_published(real() / "published_results.csv", UCI_REGRESSION)
-    found = {(value.data_set, value.method, value.metric): (value.mean, value.error) for value in values}
+    results = {(value.data_set, value.method, value.metric): (value.mean, value.error) for value in values}
     goal = GOAL.strip('"')
-    assert found["energy", goal, "test_nll"] == (1.21152, 0.005319)
-    assert found["naval-propulsion-plant", goal, "test_nll"] == (-4.44954, 0.00216)
-    assert found["kin8nm", goal, "test_rmse"] == (0.0788986, 0.000595)
+    assert results["energy", goal, "test_nll"] == (1.21152, 0.005319)
+    assert results["naval-propulsion-plant", goal, "test_nll"] == (-4.44954, 0.00216)
+    assert results["kin8nm", goal, "test_rmse"] == (0.0788986, 0.000595)
     for name in UCI_REGRESSION:
-        assert {(name, method, metric) for method in COMPARED for metric in summary.METRICS} <= set(found)
+        assert {(name, method, metric) for method in COMPARED for metric in study.METRICS} <= set(results)
 
 
 @pytest.mark.parametrize(
@@ -266,8 +269,8 @@ def test_the_standard_error_is_the_naive_one():
     values = [0.3, -1.2, 2.5, 0.7]
     mean = sum(values) / 4
     error = math.sqrt(sum((value - mean) ** 2 for value in values) / 3) / math.sqrt(4)
-    found = mean_and_error(values)
-    assert (found.mean, found.error) == pytest.approx((mean, error))
+    result = mean_and_error(values)
+    assert (result.mean, result.error) == pytest.approx((mean, error))
     assert mean_and_error([2.0]) == Mean(2.0, None)
 
 
@@ -297,24 +300,24 @@ def test_equal_is_at_least_as_good():
 @pytest.mark.parametrize("splits", [1, 2])
 def test_figures_and_notes_with_and_without_published_results(folder, tmp_path, monkeypatch, splits):
     write_energy(tmp_path / "data", monkeypatch, **({} if splits == 2 else {"published": None}))
-    found = run(replace(TINY, splits=splits), folder)
+    result = run(replace(TINY, splits=splits), folder)
     if splits == 2:
-        assert [row.method for row in found.rows] == ["MAP", "Laplace", "MC dropout 2018", "Deep ensembles"]
-        assert found.notes()[1] == "Laplace: NLL at least as good as MC dropout 2018 on 0 of 1"
+        assert [row.method for row in result.rows] == ["MAP", "Laplace", "MC dropout 2018", "Deep ensembles"]
+        assert result.notes()[1] == "Laplace: NLL at least as good as MC dropout 2018 on 0 of 1"
     else:
-        assert [row.method for row in found.rows] == ["MAP", "Laplace"]
-        assert "published_results.csv was not found" in found.notes()[0]
-        assert found.document()["published"] == []
+        assert [row.method for row in result.rows] == ["MAP", "Laplace"]
+        assert "published_results.csv was not found" in result.notes()[0]
+        assert result.document()["published"] == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert draw(found, folder) == ["nll.png", "rmse.png"]
+        assert draw(result, folder) == ["nll.png", "rmse.png"]
     for name in ("nll.png", "rmse.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_two_processes_give_what_one_gives_on_the_real_table(folder):
     real()
-    one, two = (run(replace(TINY, methods=("map",), splits=2, jobs=jobs), folder / str(jobs)) for jobs in (1, 2))
-    assert len(one.results) == 2
-    assert scores(two) == scores(one)
-    assert one.rows[0].published is False
+    single, two = (run(replace(TINY, methods=("map",), splits=2, jobs=jobs), folder / str(jobs)) for jobs in (1, 2))
+    assert len(single.results) == 2
+    assert scores(two) == scores(single)
+    assert single.rows[0].published is False

@@ -26,8 +26,7 @@ from posterity_studies.uci.recipes import (
     moments,
 )
 from posterity_studies.uci.settings import Settings
-from posterity_studies.uci.study import run
-from posterity_studies.uci.summary import Mean, Row, reached
+from posterity_studies.uci.study import Mean, Row, reached, run
 
 pytestmark = pytest.mark.cpu
 TINY = Settings(("energy",), steps=100, batch_size=16, jobs=1)
@@ -87,11 +86,11 @@ def test_the_chosen_noise_has_the_best_held_out_density(monkeypatch):
 
 def test_dropout_averages_over_masks():
     joint = dropout_problem(standard_split("energy", 0), TINY, {"rate": 0.1, "noise": 0.3})
-    found = mask_average(Dropout(joint, joint.network.initial), standard_split("energy", 0).test.inputs)
-    assert isinstance(found, DrawsPredictive)
-    assert len(found.outputs) == recipes.DRAWS
-    assert isinstance(found.likelihood, Gaussian)
-    assert bool((found.epistemic > 0).all())
+    result = mask_average(Dropout(joint, joint.network.initial), standard_split("energy", 0).test.inputs)
+    assert isinstance(result, DrawsPredictive)
+    assert len(result.outputs) == recipes.DRAWS
+    assert isinstance(result.likelihood, Gaussian)
+    assert bool((result.epistemic > 0).all())
 
 
 def test_noise_never_falls_below_the_least():
@@ -107,24 +106,26 @@ def test_the_ensemble_predicts_by_the_moments_of_its_mixture():
     assert isinstance(joint.likelihood, Heteroscedastic)
     start = joint.network.initial
     q = Mixture([Point(joint, start), Point(joint, start.flip(0))])
-    found, parts = moments(q, split.test.inputs), [one.predict(split.test.inputs) for one in q.posteriors]
+    result, parts = moments(q, split.test.inputs), [posterior.predict(split.test.inputs) for posterior in q.posteriors]
     means, variances = (torch.stack([getattr(part, name) for part in parts]) for name in ("mean", "variance"))
-    torch.testing.assert_close(found.mean, means.mean(0))
-    torch.testing.assert_close(found.variance, variances.mean(0) + means.var(0, correction=0))
-    normal = torch.distributions.Normal(found.mean, found.variance.sqrt())
-    torch.testing.assert_close(found.log_prob(split.test.targets), normal.log_prob(split.test.targets)[:, 0])
+    torch.testing.assert_close(result.mean, means.mean(0))
+    torch.testing.assert_close(result.variance, variances.mean(0) + means.var(0, correction=0))
+    normal = torch.distributions.Normal(result.mean, result.variance.sqrt())
+    torch.testing.assert_close(result.log_prob(split.test.targets), normal.log_prob(split.test.targets)[:, 0])
 
 
 def test_both_run_and_tell_what_they_chose(tmp_path):
-    found = run(replace(TINY, methods=("dropout", "ensemble"), splits=1), tmp_path / "study")
-    dropped, ensemble = (result.scores for result in found.results)
+    results = run(replace(TINY, methods=("dropout", "ensemble"), splits=1), tmp_path / "study")
+    dropped, ensemble = (result.scores for result in results.results)
     assert dropped["rate"] in recipes.RATES
     assert dropped["noise"] in recipes.NOISES
     assert ensemble["least_noise"] in LEAST
-    assert [row.method for row in found.rows if not row.published] == ["MC dropout", f"Ensemble of {MEMBERS}"]
-    assert sum("within one standard error of" in line for line in found.notes()) == 3  # one published RMSE is not there
+    assert [row.method for row in results.rows if not row.published] == ["MC dropout", f"Ensemble of {MEMBERS}"]
+    assert (
+        sum("within one standard error of" in line for line in results.notes()) == 3
+    )  # one published RMSE is not there
     again = run(replace(TINY, methods=("dropout", "ensemble"), splits=1), tmp_path / "study")
-    assert again == found
+    assert again == results
 
 
 def test_reached_allows_one_standard_error():

@@ -13,8 +13,7 @@ from posterity.methods.parts.sampler import Sampler, Tuning
 from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.priors import Normal
-from posterity_studies.calibration.calibrate import calibrate
-from posterity_studies.calibration.problem import MODELS, Problem
+from posterity_studies.calibration.calibrate import MODELS, Problem, calibrate
 
 pytestmark = pytest.mark.cpu
 EXACT = {

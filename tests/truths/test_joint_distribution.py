@@ -10,7 +10,7 @@ from posterity.methods import HMC, MALA, NUTS, Langevin, Metropolis
 from posterity.model import Density
 from posterity.model.density import Positive
 from posterity.numerics.random import Key
-from posterity_studies.calibration.problem import MODELS
+from posterity_studies.calibration.calibrate import MODELS
 
 pytestmark = pytest.mark.cpu
 CHAINS, ROUNDS = 2000, 25

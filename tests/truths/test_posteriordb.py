@@ -8,8 +8,7 @@ import torch
 
 from posterity.datasets import POSTERIORS
 from posterity.model import Joint
-from posterity_studies.posteriors.densities import density
-from posterity_studies.posteriors.joints import GERMAN_CREDIT, JOINTS, joint
+from posterity_studies.posteriors.densities import GERMAN_CREDIT, JOINTS, density, joint
 from posterity_studies.posteriors.study import FORMS, compared, reference
 
 pytestmark = pytest.mark.cpu  # files are read into the memory of the CPU
