@@ -22,14 +22,13 @@ class Sum(Penalty):
 
     **Limit**: where groups differ, as with a group lasso beside L1, there is a value but no prior, nor a factor.
 
-    **Cost**: that of the terms; a prior of several takes a table of one density, made once.
+    **Cost**: the cost of the terms; a prior of several kinds of terms is tabulated once.
 
     **References**: Zou and Hastie (2005), Regularization and variable selection via the elastic net.
 
     **Example**:
 
-    >>> from posterity.penalties.norms import L1
-    >>> from posterity.penalties.norms import SquaredL2
+    >>> from posterity.penalties.norms import L1, SquaredL2
     >>> net = Sum((SquaredL2(), L1()), (2.0, 0.5))
     >>> net(torch.tensor([[1.0, -2.0]])), str(net)
     (tensor(11.5000), '2 sum of w^2 + 0.5 sum of |w|')
@@ -55,14 +54,14 @@ class Sum(Penalty):
     @property
     def parts(self) -> dict[Penalty, float]:
         """Each kind of term once, sums within it opened, with its whole factor."""
-        found: dict[Penalty, float] = {}
+        parts: dict[Penalty, float] = {}
         for term, factor in zip(self.terms, self.factors, strict=True):
             for part, inner in (term.parts if isinstance(term, Sum) else {term: 1.0}).items():
-                found[part] = found.get(part, 0.0) + factor * inner
-        return found
+                parts[part] = parts.get(part, 0.0) + factor * inner
+        return parts
 
     def __call__(self, weight: Tensor) -> Tensor:
-        weight = summable(weight)  # once, so that the terms' gradients are added in that type, too
+        weight = summable(weight)  # once, so that the terms' gradients are added in that dtype, too
         return torch.stack([factor * term(weight) for term, factor in self.parts.items()]).sum()
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:
@@ -76,7 +75,6 @@ class Sum(Penalty):
         return torch.stack([factor * term.each(mean, scale) for term, factor in self.parts.items()]).sum(0)
 
     def prior(self, factor: float | Tensor = 1.0) -> Prior:
-        """That of the one term where there is one; else exp(-factor r) / Z by a table."""
         term, own = kind_of(self)
         if term is not self:
             return term.prior(own * factor)
@@ -88,7 +86,6 @@ class Sum(Penalty):
         return density_of(lambda w: self.each(w, torch.zeros_like(w)), factor, "Sum")
 
     def factor(self, variance: float, shape: tuple[int, ...]) -> float:
-        """That of the one term, over its own factor; else by bisection."""
         checked_shape(shape)
         term, own = kind_of(self)
         if term is not self:
@@ -102,7 +99,7 @@ class Sum(Penalty):
 
 
 def kind_of(penalty: Penalty) -> tuple[Penalty, float]:
-    """The penalty and the factor that a sum of one kind of term is; any other penalty, and 1."""
+    """Return the term and factor of a sum of one kind of term; any other penalty itself, and 1."""
     if isinstance(penalty, Sum) and len(penalty.parts) == 1:
         ((term, factor),) = penalty.parts.items()
         return term, factor
@@ -152,7 +149,7 @@ class Function(Penalty):
         return self._checked(mean, scale, math.inf)
 
     def _checked(self, mean: Tensor, scale: Tensor, bound: float) -> Tensor:
-        """r(mu, nu) below `bound`; beyond the largest number it may be infinite where exp(-r) is wanted, not r."""
+        """Return r(mu, nu), checked; values of at least `bound` are refused (inf is accepted with a bound of nan)."""
         values = self._evaluated(mean, scale)
         bad = torch.isnan(values) | (values == -math.inf) | (values >= bound)
         if bool(bad.any()):

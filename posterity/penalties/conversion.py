@@ -1,7 +1,8 @@
-"""Penalties whose prior is known, and those that are known to have none (theory 002-09)."""
+"""Conversion between penalties and priors: a catalogue first (theory 002-09), then inversion."""
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -24,16 +25,10 @@ from posterity.priors.prior import Prior, times
 from posterity.priors.tabulated import Tabulated
 
 
-def verdict_of_target(prior: Prior, family: Family, shape: tuple[int, ...]) -> Verdict:
-    """That of the KL to a prior: it is this prior, with K = 0; log alpha is of one weight, or of a group by length."""
-    kind = "-log p of" if isinstance(family, Dirac) else f"the KL of {family} to"
-    return _catalogued(prior, f"The penalty is {kind} this prior.", shape)
-
-
 def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
-    """The reading by maximum a posteriori: alpha = exp(-r) / kappa, where that integrates.
+    """Read r by maximum a posteriori: alpha = exp(-r) / kappa, if that integrates.
 
-    A ValueError where it may, but no prior of this library is it.
+    A ValueError where no prior of this library has that density.
     """
     try:
         prior = penalty.prior()
@@ -54,14 +49,19 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
     return _catalogued(prior, explanation, shape, log_kappa)
 
 
-def refused_means(penalty: Penalty, family: Family, shape: tuple[int, ...]) -> Verdict:
-    """Norms of the means of posteriors with a width: no prior, because a KL is smooth in the mean (theory 002-09)."""
-    nearest = _nearest(penalty, family)
-    instead = (
-        "Take the reading by points, Dirac()."
-        if nearest is None
-        else f"Nearest is the KL to its prior by points, r(mu, sigma) = {_divergence_formula(nearest)}: {nearest}."
-    )
+def refused_means(penalty: Penalty, family: Family) -> Verdict:
+    """Refuse norms of the means of posteriors with a width: a KL is smooth in the mean (theory 002-09)."""
+    nearest, instead = None, "Take the reading by points, Dirac()."
+    with suppress(ValueError):
+        nearest = Divergence(penalty.prior(), family)
+    if nearest is not None:  # E r(w) - entropy + log Z, with the expectation spelt out where it has a name
+        expected = "E r(w)"
+        if isinstance(nearest.target, GroupLassoPrior):
+            expected = f"{times(float(nearest.target.rate))}E||w_g||"
+        elif isinstance(nearest.target, Laplace):
+            expected = f"{times(1.0 / float(nearest.target.scale))}E|w|"
+        formula = f"{expected} - entropy + log Z"
+        instead = f"Nearest is the KL to its prior by points, r(mu, sigma) = {formula}: {nearest}."
     gain = " (at frequency k it would take a gain of exp(sigma^2 k^2 / 2))" if isinstance(family, Gaussian) else ""
     return _refused(
         f"No prior has {penalty} of the means as its KL: averaging over {family} makes every KL smooth in mu, and this "
@@ -72,7 +72,7 @@ def refused_means(penalty: Penalty, family: Family, shape: tuple[int, ...]) -> V
 
 
 def _catalogued(prior: Prior, explanation: str, shape: tuple[int, ...], log_kappa: float = 0.0) -> Verdict:
-    """The verdict that r = -log p + K of this prior, with the variance of one weight in the explanation."""
+    """Accept r = -log p + K for this prior; the explanation gains the variance of one weight."""
     return Verdict(
         satisfies_star=True,
         kappa=_exp(log_kappa),  # infinite for groups of hundreds
@@ -106,23 +106,6 @@ def _refused(explanation: str, kappa: float, nearest: Penalty | None) -> Verdict
     )
 
 
-def _nearest(penalty: Penalty, family: Family) -> Divergence | None:
-    """The KL to the prior of the reading by points, where it can be had."""
-    try:
-        return Divergence(penalty.prior(), family)
-    except ValueError:
-        return None
-
-
-def _divergence_formula(divergence: Divergence) -> str:
-    """E r(w) - entropy + log Z, with the expectation spelt out where it has a name (theory 002-09)."""
-    target = divergence.target
-    if isinstance(target, GroupLassoPrior):
-        return f"{times(float(target.rate))}E||w_g|| - entropy + log Z"
-    expected = f"{times(1.0 / float(target.scale))}E|w|" if isinstance(target, Laplace) else "E r(w)"
-    return f"{expected} - entropy + log Z"
-
-
 def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     """t -> log p of a weight t, or of one group of a tensor of `shape` whose length is |t|."""
     if not isinstance(prior, GroupLassoPrior):
@@ -133,7 +116,7 @@ def _log_density(prior: Prior, shape: tuple[int, ...]) -> Callable[[Tensor], Ten
 
 
 def variance_of_one(prior: Prior, shape: tuple[int, ...]) -> float:
-    """That of one weight of a tensor of `shape`, all of which have the same."""
+    """Prior variance of one weight of a tensor of `shape`; all its weights have the same."""
     if isinstance(prior, GroupLassoPrior):
         return (prior.group_size(shape) + 1.0) / float(prior.rate) ** 2
     return float(prior.bound(Layout.of({"weight": (1, 1)})).variance(torch.zeros(1, dtype=torch.float64, device="cpu")))
@@ -187,7 +170,7 @@ _OUTSIDE = 1e-3  # of the mass beyond the grid: so much is told
 
 
 def from_prior(prior: Prior, family: Family) -> Penalty:
-    """The penalty that a prior is for posteriors of `family`: r = KL(beta_{mu, nu} || prior).
+    """The penalty of a prior for posteriors of `family`: r = KL(beta_{mu, nu} || prior).
 
     For points it is the catalogued penalty with its factor where there is one (`SquaredL2`, `L1`, `GroupLasso`), else
     -log p. For other families it is a `Divergence`, which knows its prior.
@@ -210,7 +193,7 @@ def to_prior(penalty: Penalty, family: Family, *, shape: tuple[int, ...] = (1, 1
     """The prior alpha with r(mu, nu) = KL(beta_{mu, nu} || alpha) + K for all mu and nu, or why there is none.
 
     The catalogue is asked first, then polynomials and cosines are inverted exactly, all else numerically from values of
-    r between -`reach` and `reach`. `shape` is that of the weight tensor, which decides the size of groups.
+    r between -`reach` and `reach`. The shape of the weight tensor, `shape`, decides the size of groups.
 
     >>> decay = Sum((SquaredL2(),), (2.0,))
     >>> to_prior(decay, Gaussian(0.3)).prior.scale, to_prior(decay, Gaussian((0.2, 0.5, 1.0))).satisfies_star
@@ -228,7 +211,8 @@ def to_prior(penalty: Penalty, family: Family, *, shape: tuple[int, ...] = (1, 1
     parts = penalty.parts if isinstance(penalty, Sum) else {penalty: 1.0}
     known = _known(parts, family)
     if known is not None:
-        return verdict_of_target(known, family, shape)
+        kind = "-log p of" if isinstance(family, Dirac) else f"the KL of {family} to"
+        return _catalogued(known, f"The penalty is {kind} this prior.", shape)
     if isinstance(family, Dirac):
         return verdict_of_points(penalty, shape)
     if any(isinstance(part, (L1, GroupLasso)) for part in parts):
@@ -237,18 +221,16 @@ def to_prior(penalty: Penalty, family: Family, *, shape: tuple[int, ...] = (1, 1
                 f"to_prior: the density of {family} has an edge, and can make the kink of {penalty} out of a log alpha "
                 "with jumps, which is not looked for. Give a density that falls to 0 at both ends, or read by Dirac()."
             )
-        return refused_means(penalty, family, shape)
+        return refused_means(penalty, family)
     if not penalty.separates:
         raise ValueError(f"to_prior: {penalty} mixes groups of weights, which only its own family can read.")
     return _inverted(penalty, parts, family, reach)
 
 
 def _known(parts: dict[Penalty, float], family: Family) -> Prior | None:
-    """The prior of a penalty that was made from it for this kind of family."""
-    if len(parts) != 1:
-        return None
-    ((part, factor),) = parts.items()
-    if not isinstance(part, Divergence) or factor != 1.0:
+    """The prior of a penalty made from it for this kind of family, else None."""
+    part, factor = next(iter(parts.items()))
+    if len(parts) != 1 or not isinstance(part, Divergence) or factor != 1.0:
         return None
     if isinstance(family, Dirac):  # which reads it as -log p, whatever family it was made for
         return part.target
@@ -260,23 +242,23 @@ def _inverted(penalty: Penalty, parts: dict[Penalty, float], family: Family, rea
     members = [Member(family, scale) for scale in family.scales]
     if set(parts) == {SquaredL2()}:
         factor = parts[SquaredL2()]
-        found = invert_expansions([Expansion((0.0, 0.0, factor)) for _ in members], members)
+        verdict = invert_expansions([Expansion((0.0, 0.0, factor)) for _ in members], members)
         if isinstance(family, Gaussian) and not family.is_fixed:
             nearest = Divergence(penalty.prior(), family)
-            found = replace(found, explanation=_varying_decay(factor, members), nearest=nearest)
+            verdict = replace(verdict, explanation=_varying_decay(factor, members), nearest=nearest)
     else:
-        found = _by_values(penalty, members, reach)
-    if found.satisfies_star and found.prior is None:
-        found = _with_table(found, penalty, members, reach)
-    if found.prior is not None:
-        found = replace(found, explanation=f"{found.explanation} {variance_in_words(found.prior, (1, 1))}")
-    return found
+        verdict = _by_values(penalty, members, reach)
+    if verdict.satisfies_star and verdict.prior is None:
+        verdict = _with_table(verdict, penalty, members, reach)
+    if verdict.prior is None:
+        return verdict
+    return replace(verdict, explanation=f"{verdict.explanation} {variance_in_words(verdict.prior, (1, 1))}")
 
 
 def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict:
-    """From values of r on a grid with at least two means for each standard deviation of the least wide member.
+    """Invert values of r on a grid with at least two means for each standard deviation of the least wide member.
 
-    Four of densities of one's own, which may have edges and kinks and then smooth little.
+    Densities given by the user get four: they may have edges and kinks, and then smooth little.
     """
     finest = min(member.spread for member in members)
     dense = 2 if all(isinstance(member.family, Gaussian) for member in members) else 4
@@ -284,7 +266,7 @@ def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict
     mu = torch.linspace(-reach, reach, min(wanted, _MOST_POINTS), dtype=torch.float64, device="cpu")
     values = torch.stack([penalty.each(mu, torch.full_like(mu, member.scale)) for member in members])
     try:
-        found = invert(mu, values, members)
+        verdict = invert(mu, values, members)
     except ValueError as error:
         if wanted <= _MOST_POINTS:
             raise
@@ -293,16 +275,16 @@ def _by_values(penalty: Penalty, members: list[Member], reach: float) -> Verdict
             f"{finest:g}, for the grid to see it. Got {reach:g}. Give a shorter reach, or read by points, Dirac()."
         ) from error
     widest = max(member.spread for member in members)
-    if found.route != "polynomial" and reach < _LEAST_REACH * widest:
+    if verdict.route != "polynomial" and reach < _LEAST_REACH * widest:
         raise ValueError(
             f"to_prior: reach must be at least {_LEAST_REACH:g} times the family's standard deviation, {widest:g}, or "
             f"the penalty is too smooth over the grid to tell its prior. Got {reach:g}. Give reach={3.0 * widest:g}."
         )
-    return found
+    return verdict
 
 
 def _varying_decay(factor: float, members: list[Member]) -> str:
-    """Why weight decay on the means is no prior when the scale is trained (theory 002-08)."""
+    """Explain why weight decay on the means is no prior when the scale is trained (theory 002-08)."""
     constants = [factor * float(member.moments(2)[2]) - member.entropy for member in members]
     listed = ", ".join(f"{value:.3g} at {member.scale:g}" for value, member in zip(constants, members, strict=True))
     return (
@@ -312,35 +294,47 @@ def _varying_decay(factor: float, members: list[Member]) -> str:
     )
 
 
-def _with_table(found: Verdict, penalty: Penalty, members: list[Member], reach: float) -> Verdict:
-    """The verdict with log alpha as a prior that can be fitted under, where its own KL is the penalty."""
-    exact = found.route in ("polynomial", "trigonometric")
+def _with_table(verdict: Verdict, penalty: Penalty, members: list[Member], reach: float) -> Verdict:
+    """Add log alpha as a tabulated prior to the verdict, if the KL to the table is the penalty."""
+    exact = verdict.route in ("polynomial", "trigonometric")
     known = reach + KNOWN_BEYOND * max(member.spread for member in members)
-    log_alpha = found.log_alpha if exact else extended(found.log_alpha, known)
+    log_alpha = verdict.log_alpha if exact else extended(verdict.log_alpha, known)
     try:
         table = density_of(lambda w: -log_alpha(w), 1.0, "log alpha")
     except NotIntegrable:
         hint = f"Its tails are not seen between -{reach:g} and {reach:g}: give a longer reach to have it as a prior."
-        told = replace(found, explanation=f"{found.explanation} {hint}")
+        told = replace(verdict, explanation=f"{verdict.explanation} {hint}")
         # Two guesses at the tails do not agree, where they are guessed: then it is not known.
         return told if exact else replace(told, satisfies_star=False, decided=False, kappa=math.nan, K=math.nan)
     except ValueError as error:
-        return replace(found, explanation=f"{found.explanation} {error}")
+        return replace(verdict, explanation=f"{verdict.explanation} {error}")
     if all(member.family.knows_its_density for member in members):
         constant, missed, varies = _closeness(table, penalty, members, reach)
     else:  # an exact log alpha, by moments: the table is that density, or is not
-        constant, (missed, varies) = found.K, _faithfulness(table, log_alpha, known)
-    if missed > _LOOSE * varies + 10.0 * found.residual:
+        constant, (missed, varies) = verdict.K, _faithfulness(table, log_alpha, known)
+    if missed > _LOOSE * varies + 10.0 * verdict.residual:
         hint = f"A table of it would be in error by {missed:.2g} between -{reach:g} and {reach:g}, and is not given."
         if exact:
-            return replace(found, explanation=f"{found.explanation} {hint}")
-        found = _normalised(found, log_alpha, table)
-        return replace(found, explanation=f"{found.explanation}{_tails_in_words(found.log_alpha, reach)} {hint}")
-    return replace(found, prior=table) if exact else _with_tails(found, table, constant, len(members), reach)
+            return replace(verdict, explanation=f"{verdict.explanation} {hint}")
+        # The table knows the integral of log alpha with its tails.
+        mode = torch.tensor([table.mean], dtype=torch.float64, device="cpu")
+        excess = float(log_alpha(mode)) - float(table.log_prob(mode))
+        constant = verdict.K - excess
+
+        def normalised(t: Tensor) -> Tensor:
+            return log_alpha(t.double()).to(t.dtype) - excess
+
+        words = f"{verdict.explanation}{_tails_in_words(normalised, reach)} {hint}"
+        return replace(verdict, K=constant, kappa=_exp(-constant), log_alpha=normalised, explanation=words)
+    if exact:
+        return replace(verdict, prior=table)
+    tabulated = _log_density(table, (1, 1))
+    words = is_a_kl(constant, len(members), verdict.residual, fitted=True) + _tails_in_words(tabulated, reach)
+    return replace(verdict, prior=table, K=constant, kappa=_exp(-constant), log_alpha=tabulated, explanation=words)
 
 
 def _closeness(table: Tabulated, penalty: Penalty, members: list[Member], reach: float) -> tuple[float, float, float]:
-    """K of r = KL + K for the KL to a table, the most that it misses r by, and by how much r varies."""
+    """Return K of r = KL + K for the KL to a table, the largest error of KL + K, and the range of r."""
     mu = torch.linspace(-reach, reach, 41, dtype=torch.float64, device="cpu")
     values, gaps = [], []
     for member in members:
@@ -354,7 +348,7 @@ def _closeness(table: Tabulated, penalty: Penalty, members: list[Member], reach:
 
 
 def _faithfulness(table: Tabulated, log_alpha: Callable[[Tensor], Tensor], known: float) -> tuple[float, float]:
-    """By how much a table misses its log density where that is felt, and by how much this varies there."""
+    """Return the largest error of a table where its log density has mass, and the range of the log density there."""
     grid = torch.linspace(-known, known, 401, dtype=torch.float64, device="cpu")
     wanted = log_alpha(grid)
     felt = wanted > wanted.max() - _FELT
@@ -362,31 +356,8 @@ def _faithfulness(table: Tabulated, log_alpha: Callable[[Tensor], Tensor], known
     return float(missed.abs().max()), float(wanted[felt].max() - wanted[felt].min())
 
 
-def _normalised(found: Verdict, log_alpha: Callable[[Tensor], Tensor], table: Tabulated) -> Verdict:
-    """The verdict with this log alpha, tails and all, less the log of its integral, which a table of it knows."""
-    mode = torch.tensor([table.mean], dtype=torch.float64, device="cpu")
-    excess = float(log_alpha(mode)) - float(table.log_prob(mode))
-    constant = found.K - excess
-    return replace(
-        found, K=constant, kappa=_exp(-constant), log_alpha=lambda t: log_alpha(t.double()).to(t.dtype) - excess
-    )
-
-
-def _with_tails(found: Verdict, table: Tabulated, constant: float, count: int, reach: float) -> Verdict:
-    """The verdict by the table, which knows its own tails and normaliser."""
-    words = is_a_kl(constant, count, found.residual, fitted=True)
-    return replace(
-        found,
-        prior=table,
-        K=constant,
-        kappa=_exp(-constant),
-        log_alpha=lambda t: table.log_prob(t.unsqueeze(-1)),
-        explanation=words + _tails_in_words(lambda t: table.log_prob(t.unsqueeze(-1)), reach),
-    )
-
-
 def _tails_in_words(log_density: Callable[[Tensor], Tensor], reach: float) -> str:
-    """What K is worth where the density is not nearly all between -`reach` and `reach`; else nothing."""
+    """Warn that K depends on guessed tails if the density has mass beyond -`reach` and `reach`; else return ""."""
     grid = torch.linspace(-reach, reach, 8001, dtype=torch.float64, device="cpu")
     outside = 1.0 - float(torch.trapezoid(log_density(grid).exp(), grid))
     if outside < _OUTSIDE:

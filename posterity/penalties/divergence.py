@@ -18,15 +18,15 @@ from posterity.priors.prior import Prior
 
 @dataclass(frozen=True)
 class Divergence(Penalty):
-    """r(mu, nu) = KL(beta_{mu, nu} || target), for beta of `family`; for points the part of it that is finite, -log p.
+    """r(mu, nu) = KL(beta_{mu, nu} || target), for beta of `family`; for points its finite part, -log p.
 
     It is exact where the prior's `kl` is, and by the trapezoid rule elsewhere. Called with weights it is
     -log p(w), the reading by points.
 
     **Math**: KL = -H(beta_nu) - E log p(mu + X), X of the family's density at nu.
 
-    **Limit**: of priors that differ from weight to weight there is no r(mu, nu) of one weight: they are refused. A
-    group lasso has its KL to points and to Gaussians only.
+    **Limit**: priors that differ from weight to weight are refused: they have no r(mu, nu) of one weight. A group lasso
+    has its KL for points and Gaussians only.
 
     **Cost**: a closed form, or a sum over about 2,000 nodes for each weight.
 
@@ -35,7 +35,6 @@ class Divergence(Penalty):
 
     **Example**:
 
-    >>> from posterity.priors.normal import Normal
     >>> r = Divergence(Normal(0.5), Gaussian())
     >>> r.of(torch.tensor([[0.5]]), torch.tensor([[0.5]]))
     tensor(0.5000)
@@ -59,7 +58,10 @@ class Divergence(Penalty):
         if isinstance(self.target, GroupLasso):
             if not isinstance(self.family, (Dirac, Gaussian)):
                 raise ValueError("The KL to a GroupLasso prior is known for Dirac() and Gaussian(...) only.")
-        elif not isinstance(self.target, (Normal, Independent)) or _differs_by_weight(self.target):
+        elif not isinstance(self.target, (Normal, Independent)) or (
+            isinstance(self.target, Normal)
+            and any(isinstance(value, Tensor) and value.dim() > 0 for value in (self.target.scale, self.target.mean))
+        ):
             raise ValueError(
                 f"{name} is not the same for every weight, so it is no penalty r(mu, nu) of one weight. "
                 "Give the prior of one tensor, such as Normal(scale)."
@@ -113,8 +115,8 @@ class Divergence(Penalty):
         power = self.target.degree
         if power is not None:
             return float((own / variance) ** (0.5 * power))
-        one = torch.zeros(1, dtype=torch.float64, device="cpu")
-        return matched_factor(lambda factor: float(self.prior(factor).variance(one)), variance)
+        weight = torch.zeros(1, dtype=torch.float64, device="cpu")
+        return matched_factor(lambda factor: float(self.prior(factor).variance(weight)), variance)
 
     @property
     def formula(self) -> str:
@@ -122,7 +124,3 @@ class Divergence(Penalty):
 
     def _bound(self, like: Tensor) -> Prior:
         return self.target.bound(Layout.of({"weight": tuple(like.shape)}))
-
-
-def _differs_by_weight(prior: Prior) -> bool:
-    return isinstance(prior, Normal) and any(isinstance(v, Tensor) and v.dim() > 0 for v in (prior.scale, prior.mean))

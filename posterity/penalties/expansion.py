@@ -99,18 +99,17 @@ def invert_polynomial(coefficients: Sequence[float], member: Member) -> tuple[fl
     """
     degree = len(coefficients) - 1
     moments = member.moments(degree).tolist()
-    found = [0.0] * (degree + 1)
+    inverse = [0.0] * (degree + 1)
     for m in range(degree, -1, -1):
-        found[m] = math.fsum(
-            [coefficients[m], *(-math.comb(n, m) * moments[n - m] * found[n] for n in range(m + 1, degree + 1))]
+        inverse[m] = math.fsum(
+            [coefficients[m], *(-math.comb(n, m) * moments[n - m] * inverse[n] for n in range(m + 1, degree + 1))]
         )
-    return tuple(found)
+    return tuple(inverse)
 
 
 def smooth_expansion(expansion: Expansion, member: Member) -> Expansion:
     """mu -> E f(mu + X)."""
-    factors = _factors(expansion, member)
-    return _times(expansion, smooth_polynomial(expansion.coefficients, member), factors)
+    return _times(expansion, smooth_polynomial(expansion.coefficients, member), _factors(expansion, member))
 
 
 def invert_expansion(expansion: Expansion, member: Member) -> Expansion:
@@ -164,7 +163,8 @@ def expansion_log_kappa(potential: Expansion) -> float:
     degree, leading = len(coefficients) - 1, coefficients[-1]
     if degree == 0 or degree % 2 == 1 or leading > 0.0:
         return math.inf
-    waves = sum(math.hypot(*pair) for _, *pair in _waves(potential))
+    amplitudes = list(map(math.hypot, potential.cosines, potential.sines))
+    waves = sum(amplitudes)
     lower = [abs(value) for value in coefficients[:-1]]
     lower[0] += 2.0 * waves + _NATS
     # Beyond this the leading term outweighs all others together, so that A is far below its value at 0.
@@ -175,15 +175,10 @@ def expansion_log_kappa(potential: Expansion) -> float:
     spacing = 2.0 * reach / (_POINTS - 1)
     low, upper = float(likely.min()) - spacing, float(likely.max()) + spacing
     curvature = Expansion(tuple(n * (n - 1) * value for n, value in enumerate(coefficients))[2:])
-    waving = sum(k**2 * math.hypot(*pair) for k, *pair in _waves(potential))
+    waving = sum(k**2 * amplitude for k, amplitude in zip(potential.frequencies, amplitudes, strict=True))
     bend = waving + float(curvature(likely).abs().max())  # a peak of exp(A) is as wide as its -1/2
     points = min(max(_POINTS, math.ceil(4.0 * (upper - low) * math.sqrt(bend))), _MOST_POINTS)
     return _log_integral(potential, low, upper, points)
-
-
-def _waves(potential: Expansion) -> list[tuple[float, float, float]]:
-    """(frequency, cosine, sine) of each wave."""
-    return list(zip(potential.frequencies, potential.cosines, potential.sines, strict=True))
 
 
 def grid_log_kappa(potential: Callable[[Tensor], Tensor], low: float, high: float) -> float:

@@ -1,4 +1,4 @@
-"""What is known about a penalty once its prior has been asked for."""
+"""Verdicts on penalties: recognition of closed forms, findings of an inversion, and explanations in words."""
 
 import math
 import sys
@@ -75,10 +75,7 @@ _ITERATIONS = 30
 
 
 def recognise_polynomial(mu: Tensor, values: Tensor, rounding: float = 0.0) -> Expansion | None:
-    """The polynomial of least degree (at most 12) through values (N,) at mu (N,), or None where there is none.
-
-    `rounding` is what the values have lost already.
-    """
+    """The polynomial of least degree (at most 12) through values (N,) at mu (N,), or None; `rounding`: their error."""
     allowed = _ROUNDING * float(values.abs().max()) + rounding
     for degree in range(min(_HIGHEST_DEGREE, len(mu) // 4) + 1):
         fitted = fit_expansion(mu, values, degree, ())
@@ -90,8 +87,8 @@ def recognise_polynomial(mu: Tensor, values: Tensor, rounding: float = 0.0) -> E
 def recognise_trigonometric(mu: Tensor, values: Tensor, rounding: float = 0.0) -> Expansion | None:
     """The polynomial (degree at most 6) with up to three cosines and sines through values (N,), or None.
 
-    Frequencies are found one by one, each where the spectrum of what is left is highest, and then refined together by
-    Gauss-Newton steps on all parameters. `rounding` is what the values have lost already.
+    Frequencies are found one by one, each where the spectrum of the residual is highest, and then refined together by
+    Gauss-Newton steps on all parameters. `rounding` is the error of the values.
     """
     allowed = _ROUNDING * float(values.abs().max()) + rounding
     frequencies: tuple[float, ...] = ()
@@ -109,10 +106,8 @@ def fit_expansion(mu: Tensor, values: Tensor, degree: int, frequencies: tuple[fl
     """Least squares on the powers up to `degree` and these frequencies, values (N,) at mu (N,)."""
     design = _design(mu, degree, frequencies)
     solution = torch.linalg.lstsq(design, values.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
-    domain = [float(mu.min()), float(mu.max())]
-    powers = np.polynomial.Chebyshev(solution[: degree + 1].numpy(), domain=domain).convert(
-        kind=np.polynomial.Polynomial
-    )
+    series = np.polynomial.Chebyshev(solution[: degree + 1].numpy(), domain=[float(mu.min()), float(mu.max())])
+    powers = series.convert(kind=np.polynomial.Polynomial)
     coefficients = np.zeros(degree + 1)
     coefficients[: len(powers.coef)] = powers.coef  # the conversion drops zeros at the end
     cosines, sines = solution[degree + 1 :].reshape(2, -1).tolist()
@@ -128,7 +123,7 @@ def _design(mu: Tensor, degree: int, frequencies: tuple[float, ...]) -> Tensor:
 
 
 def _without_rounding(mu: Tensor, values: Tensor, fitted: Expansion, allowed: float) -> Expansion:
-    """Without terms that are mere rounding, where it stays as close: a trace of mu^6 would rule the tails."""
+    """Drop terms that are rounding errors if the fit stays as close: a trace of mu^6 would decide the tails."""
     reach = float(mu.abs().max())
     coefficients = [
         0.0 if abs(value) * reach**power <= 100.0 * allowed else value
@@ -143,7 +138,7 @@ def _without_rounding(mu: Tensor, values: Tensor, fitted: Expansion, allowed: fl
 
 
 def _strongest(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> float:
-    """The frequency at which there is most in what polynomial and frequencies leave."""
+    """The frequency with most power in the residual of a fit with the polynomial and these frequencies."""
     orthogonal = torch.linalg.qr(_design(mu, _DEGREE_WITH_COSINES, frequencies)).Q
     left = values - orthogonal @ (orthogonal.mT @ values)
     size, length, spacing = 8 * len(mu), float(mu[-1] - mu[0]), float(mu[1] - mu[0])
@@ -158,9 +153,7 @@ def _refined(mu: Tensor, values: Tensor, frequencies: tuple[float, ...]) -> tupl
     for _ in range(_ITERATIONS):
         fitted = fit_expansion(mu, values, _DEGREE_WITH_COSINES, frequencies)
         phases = mu.unsqueeze(-1) * torch.tensor(frequencies, dtype=torch.float64, device="cpu")
-        cosines, sines = (
-            torch.tensor(part, dtype=torch.float64, device="cpu") for part in (fitted.cosines, fitted.sines)
-        )
+        cosines, sines = torch.tensor((fitted.cosines, fitted.sines), dtype=torch.float64, device="cpu")
         slopes = mu.unsqueeze(-1) * (sines * phases.cos() - cosines * phases.sin())  # (N, J)
         design = torch.cat([_design(mu, _DEGREE_WITH_COSINES, frequencies), slopes], dim=-1)
         left = (values - fitted(mu)).unsqueeze(-1)
@@ -178,7 +171,7 @@ LARGEST = 709.0  # exp of more is infinite in float64
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What an inversion found, whatever its route.
+    """The results of an inversion by any route.
 
     `missed` (V, N) is KL + K - r, up to its sign, for each member at each point, of the one log alpha for all. `fits`:
     it is as small as can be told. `decided` is False where it does not fit, but rougher log alphas come ever closer,
@@ -213,7 +206,7 @@ class Findings:
 
     @property
     def rounding(self) -> float:
-        """What the penalty's values may be in error by, for the constant that is in them."""
+        """Rounding error of the penalty's values, from the constant that was in them."""
         return rounding_of(self.level)
 
     @property
@@ -225,7 +218,7 @@ class Findings:
 
     @property
     def range(self) -> float:
-        """By how much r varies over mu, at most over the members; at least 1e-3, for penalties that hardly do."""
+        """Largest range of r over mu among the members; at least 1e-3, for penalties that hardly vary."""
         return max(float((self.values.amax(1) - self.values.amin(1)).max()), 1e-3)
 
 
@@ -235,7 +228,7 @@ def rounding_of(level: float) -> float:
 
 
 def explain(findings: Findings) -> tuple[str, str | None]:
-    """The explanation, and what to use instead where there is no prior."""
+    """Return the explanation, and an alternative where there is no prior."""
     if not findings.decided:
         return _undecided(findings)
     if not findings.fits:
@@ -247,13 +240,18 @@ def explain(findings: Findings) -> tuple[str, str | None]:
             "a family that is less wide: it smooths waves less",
         )
     if not math.isfinite(findings.log_kappa):
-        return _not_integrable(findings), "add a term that grows on both sides, such as a small multiple of mu^2"
+        low, high = (float(findings.potential(end)) for end in (findings.mu[:1], findings.mu[-1:]))
+        return (
+            f"There is a log alpha, but no density: it does not fall fast enough on both sides (it is {low:.3g} at mu "
+            f"= {_point(findings.mu[0])} and {high:.3g} at mu = {_point(findings.mu[-1])}), so kappa is infinite.",
+            "add a term that grows on both sides, such as a small multiple of mu^2",
+        )
     fitted = not isinstance(findings.potential, Expansion)
     return is_a_kl(findings.constant, len(findings.members), findings.residual, fitted=fitted), None
 
 
 def is_a_kl(constant: float, count: int, residual: float, *, fitted: bool = False) -> str:
-    """That a penalty is a KL plus a constant, for so many members; to within the residual where a fit says so."""
+    """State that a penalty is a KL plus a constant for `count` members; to within the residual if fitted."""
     members = "at this width of the family" if count == 1 else f"at all {count} widths of the family alike"
     if fitted:
         told = "its KL" if abs(constant) < 1e-6 else f"its KL plus the constant {constant:.4g}"
@@ -322,30 +320,14 @@ def _point(mu: Tensor) -> str:
 
 
 def _dirac_reading(findings: Findings, row: int) -> str:
-    """How far r is from the KL of the prior that its shape suggests, exp(-r(w)) / Z."""
+    """Name the KL to the prior that r suggests, exp(-r(w)) / Z, and its distance from r."""
     mu, values = findings.mu, findings.values[row]
     points, weights = findings.members[row].nodes()
-    smoothed = _linear(mu, values, mu.unsqueeze(-1) + points) @ weights
-    gap = smoothed - values
+    position = (mu.unsqueeze(-1) + points - mu[0]) / (mu[1] - mu[0])
+    left = position.floor().clamp(0, len(mu) - 2).long()  # straight lines between the values, and beyond the ends
+    gap = torch.lerp(values[left], values[left + 1], position - left) @ weights - values
     half = 0.5 * float(gap.max() - gap.min())
     return (
         f"the KL to the prior exp(-r(w)) / Z, which is E r(mu + X) and a constant: it follows the penalty up to "
         f"{half:.2g} either way"
-    )
-
-
-def _linear(mu: Tensor, values: Tensor, t: Tensor) -> Tensor:
-    """Straight lines between the values, and on beyond the ends."""
-    position = (t - mu[0]) / (mu[1] - mu[0])
-    index = position.floor().clamp(0, len(mu) - 2)
-    left = index.long()
-    return torch.lerp(values[left], values[left + 1], position - index)
-
-
-def _not_integrable(findings: Findings) -> str:
-    ends = [findings.potential(end) for end in (findings.mu[:1], findings.mu[-1:])]
-    return (
-        f"There is a log alpha, but no density: it does not fall fast enough on both sides (it is {float(ends[0]):.3g} "
-        f"at mu = {_point(findings.mu[0])} and {float(ends[1]):.3g} at mu = {_point(findings.mu[-1])}), "
-        "so kappa is infinite."
     )

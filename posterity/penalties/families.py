@@ -38,7 +38,8 @@ def panelled(density: Callable[[Tensor], Tensor], low: float, high: float) -> Te
     left, right = edges[:-1], edges[1:]
     settled: list[Tensor] = []  # left edges of panels that are done with
     doubt = total = 0.0
-    for halvings in range(_HALVINGS + 1):
+    halvings = 0
+    while True:
         middle = 0.5 * (left + right)
         own, epsilon = _integrals(density, left, right)  # (2, P)
         halves = _integrals(density, torch.cat([left, middle]), torch.cat([middle, right]))[0]
@@ -54,6 +55,7 @@ def panelled(density: Callable[[Tensor], Tensor], low: float, high: float) -> Te
             break
         left, middle, right = left[bad], middle[bad], right[bad]
         left, right = torch.cat([left, middle]), torch.cat([middle, right])
+        halvings += 1
     gap, left = gap[:, bad].amax(0), left[bad]
     doubt += float(gap.sum())
     if doubt > max(_WANTED, _PANELS * epsilon) * total:
@@ -78,7 +80,7 @@ def halved(edges: Tensor) -> Tensor:
 
 
 def _integrals(density: Callable[[Tensor], Tensor], left: Tensor, right: Tensor) -> tuple[Tensor, float]:
-    """Over each panel of the density and of p log p (2, P), and the epsilon of the numbers that it is in."""
+    """Integrate p and p log p over each panel (2, P); also return the epsilon of the density's dtype."""
     points, weights = _legendre()
     half = 0.5 * (right - left).unsqueeze(-1)
     values = density((left.unsqueeze(-1) + half * (points + 1.0)).reshape(-1))
@@ -88,17 +90,15 @@ def _integrals(density: Callable[[Tensor], Tensor], left: Tensor, right: Tensor)
 
 @cache
 def _legendre() -> tuple[Tensor, Tensor]:
-    """Nodes between -1 and 1 and their weights."""
+    """Gauss-Legendre nodes between -1 and 1 and their weights, in float64 on the CPU."""
     points, weights = np.polynomial.legendre.leggauss(_NODES)
-    return torch.tensor(points, dtype=torch.float64, device="cpu"), torch.tensor(
-        weights, dtype=torch.float64, device="cpu"
-    )
+    return torch.from_numpy(points), torch.from_numpy(weights)
 
 
 _POINTS = 2001
 _REACH = 9.0  # standard deviations on either side of a normal: the mass beyond is 2e-19
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
-_LOOKED_AT = 4001  # places of a density, where jumps are looked for
+_LOOKED_AT = 4001  # points of a density, between which jumps are looked for
 _JUMP = 8.0  # times the steps on either side: so far from node to node is no slope
 
 
@@ -132,11 +132,11 @@ class Family(ABC):
 
     @property
     def knows_its_density(self) -> bool:
-        """Whether `nodes` can be had, not moments alone."""
+        """Whether `nodes` are available, not moments alone."""
         return True
 
     def finer_nodes(self, scale: float) -> tuple[Tensor, Tensor] | None:
-        """Other, more nodes, to check what was found by `nodes`; None where moments are exact and `nodes` as good."""
+        """Other, more nodes to check results of `nodes`; None where `nodes` are as exact as moments."""
         return None
 
     @property
@@ -155,8 +155,8 @@ class Family(ABC):
 class Dirac(Family):
     """A point without width: w = mu. The reading of a penalty by maximum a posteriori.
 
-    **Math**: KL(beta_mu || alpha) = -log alpha(mu) + an infinite constant, which is left out: a penalty r is that of
-    the prior exp(-r) / Z.
+    **Math**: KL(beta_mu || alpha) = -log alpha(mu) + an infinite constant, which is left out: a penalty r has the
+    prior exp(-r) / Z.
 
     **Limit**: says nothing about how far from the mode the posterior reaches.
 
@@ -222,13 +222,12 @@ class Gaussian(Family):
         return _HALF_LOG_TWO_PI_E + math.log(scale)
 
     def moments(self, scale: float, order: int) -> tuple[float, ...]:
-        found = [1.0, 0.0]
+        moments = [1.0, 0.0]
         for k in range(2, order + 1):
-            found.append((k - 1) * scale**2 * found[k - 2])
-        return tuple(found[: order + 1])
+            moments.append((k - 1) * scale**2 * moments[k - 2])
+        return tuple(moments[: order + 1])
 
     def nodes(self, scale: float) -> tuple[Tensor, Tensor]:
-        """The trapezoid rule over nine standard deviations on either side."""
         points = torch.linspace(-_REACH, _REACH, _POINTS, dtype=torch.float64, device="cpu")
         weights = torch.exp(-0.5 * points.square())
         return scale * points, weights / weights.sum()
@@ -256,7 +255,7 @@ class Translation(Family):
     **Math**: KL(beta_{mu, nu} || alpha) = -H(Z) - log nu - E log alpha(mu + nu Z), by sums over nodes; a polynomial
     penalty is inverted by the moments alone.
 
-    **Limit**: where the characteristic function of Z has zeros, as that of a uniform density, waves of these lengths
+    **Limit**: where the characteristic function of Z has zeros, as for a uniform density, waves of these lengths
     leave no trace in the KL, and their part of the prior is not found. A density has no mass beyond `lowest` and
     `highest`, no jumps between them, and integrals that are known to nine digits; others are refused.
 
@@ -289,14 +288,15 @@ class Translation(Family):
             raise ValueError(
                 f"Translation.lowest must be below Translation.highest. Got {self.lowest} and {self.highest}."
             )
-        if self.standard_moments is not None:
-            self._check_moments(self.standard_moments)
-        else:
-            self._rule  # noqa: B018  # a density that is none is refused now, not when it is used
-
-    def _check_moments(self, moments: tuple[float, ...]) -> None:
-        good = isinstance(moments, (tuple, list)) and len(moments) >= 3 and moments[0] == 1.0
-        if not good or not all(map(math.isfinite, moments)) or moments[2] <= moments[1] ** 2:
+        moments = self.standard_moments
+        if moments is None:
+            self._rule  # noqa: B018  # a function that is no density is refused now, not when it is used
+            return
+        if (
+            not (isinstance(moments, (tuple, list)) and len(moments) >= 3 and moments[0] == 1.0)
+            or not all(map(math.isfinite, moments))
+            or moments[2] <= moments[1] ** 2
+        ):
             raise ValueError(
                 "Translation.standard_moments must be (1, E Z, E Z^2, ...), finite and with a positive variance. "
                 f"Got {shown(moments)}."
@@ -343,22 +343,22 @@ class Translation(Family):
         beside = torch.nn.functional.pad(steps, (1, 1))
         jumps = (steps > _JUMP * torch.maximum(beside[:-2], beside[2:])) & (steps > 1e-3 * values.max())
         if bool(jumps.any()):
-            place = int(jumps.nonzero()[0])
+            index = int(jumps.nonzero()[0])
             raise ValueError(
-                f"Translation.density must not jump between lowest and highest. It does between {points[place]:.6g} "
-                f"and {points[place + 1]:.6g}. Let lowest or highest be where it does, or give standard_moments."
+                f"Translation.density must not jump between lowest and highest. It does between {points[index]:.6g} "
+                f"and {points[index + 1]:.6g}. Let lowest or highest be where it does, or give standard_moments."
             )
         return values
 
     def _read(self, points: Tensor) -> Tensor:
-        """The density, up to its normaliser, in numbers with a point."""
+        """The density, up to its normaliser, in a floating-point dtype."""
         assert self.density is not None
         values = self.density(points)
         return values if values.is_floating_point() else values.double()
 
     @cached_property
     def _edges(self) -> Tensor:
-        """Of the panels of the rule."""
+        """Edges of the panels of the rule."""
         self._checked_values  # noqa: B018  # a density that is none is refused first
         return panelled(self._read, self.lowest, self.highest)
 
@@ -369,7 +369,7 @@ class Translation(Family):
 
     @cached_property
     def _finer_rule(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The same with other nodes, twice as many."""
+        """`_rule` with other nodes, twice as many."""
         return self._rule_on(halved(self._edges))
 
     def _rule_on(self, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -423,4 +423,5 @@ def _checked_scales(name: str, scale: object) -> float | tuple[float, ...]:
         positive(f"{name}[{index}]", value)
     if not scale or len(set(scale)) < len(scale):
         raise ValueError(f"{name} must be a positive number, or several that differ. Got {shown(scale)}.")
-    return tuple(map(float, scale)) if len(scale) > 1 else float(scale[0])
+    values = [float(value) for value in scale]
+    return tuple(values) if len(values) > 1 else values[0]

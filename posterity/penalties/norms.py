@@ -24,7 +24,7 @@ class SquaredL2(Penalty):
     **Math**: by points, exp(-lambda r) / Z is N(0, 1 / (2 lambda)), so that lambda = 1 / (2 v) for a variance v. On the
     means of Gaussians of a fixed scale it is the KL to the same prior, up to a constant.
 
-    **Limit**: exact. With a scale that is trained it is the KL to no prior, since that has the scale in it.
+    **Limit**: exact. With a trained scale it is the KL to no prior, since a KL depends on the scale.
 
     **Cost**: one pass over the weights.
 
@@ -32,7 +32,6 @@ class SquaredL2(Penalty):
 
     **Example**:
 
-    >>> import torch
     >>> SquaredL2()(torch.tensor([[3.0, -4.0]])), SquaredL2().prior(0.5).scale, SquaredL2().factor(1.0, (1, 2))
     (tensor(25.), 1.0, 0.5)
     """
@@ -72,7 +71,6 @@ class L1(Penalty):
 
     **Example**:
 
-    >>> import torch
     >>> L1()(torch.tensor([[3.0, -4.0]])), L1().prior(4.0).scale, L1().factor(2.0, (1, 2))
     (tensor(7.), 0.25, 1.0)
     """
@@ -98,12 +96,12 @@ class L1(Penalty):
 
 @dataclass(frozen=True)
 class GroupLasso(Penalty):
-    """The sum over groups g of ||w_g||; the groups are those of `priors.GroupLasso`.
+    """The sum over groups g of ||w_g||, with the groups of `priors.GroupLasso`.
 
     Of a weight (out, in, *kernel) a group is, by `over`, the incoming weights of a neuron or output channel ("rows"),
     the outgoing weights of an input at one kernel position ("columns") or at all of them ("channels"). Each entry of a
-    tensor of one axis is a group of its own. Where a convolution has groups, so that `in` counts those of each, columns
-    and channels run through inputs that stand at one place in all of them.
+    tensor of one axis is a group of its own. In a grouped convolution, where `in` counts the inputs of each of its
+    groups, columns and channels hold the inputs with one index in all of them.
 
     **Math**: by points, exp(-lambda ||w_g||) / Z_n for each group of n weights; the variance of one is
     (n + 1) / lambda^2, so that lambda = sqrt((n + 1) / v) for a variance v.

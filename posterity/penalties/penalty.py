@@ -1,4 +1,4 @@
-"""What every penalty does, and which penalties are equal."""
+"""The base class of penalties, and tabulated priors of penalties without a closed form."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from posterity.priors.tabulated import Tabulated
 
 
 def summable(weight: Tensor) -> Tensor:
-    """Weights in a number type that can hold sums over them: float32 where theirs has fewer digits, else their own."""
+    """Return weights in a dtype that can hold sums over them: float32 instead of half precision, else unchanged."""
     return weight.float() if weight.is_floating_point() and weight.element_size() < 4 else weight
 
 
@@ -28,7 +28,7 @@ class Penalty(ABC):
 
     @abstractmethod
     def __call__(self, weight: Tensor) -> Tensor:
-        """r(w), summed over the tensor: (out, in, *kernel) -> (), in float32 for weights of fewer digits."""
+        """r(w), summed over the tensor: (out, in, *kernel) -> (), in float32 for half-precision weights."""
 
     @abstractmethod
     def prior(self, factor: float | Tensor = 1.0) -> Prior:
@@ -44,12 +44,12 @@ class Penalty(ABC):
         """r in one line of plain text."""
 
     def of(self, mean: Tensor, scale: Tensor) -> Tensor:
-        """r of a posterior with these means and scales, (out, in, *kernel) each -> (); that of the means by default."""
+        """r of a posterior with these means and scales, (out, in, *kernel) each -> (); by default r(mean)."""
         return self(mean)
 
     @property
     def separates(self) -> bool:
-        """Whether r is a sum over single weights, each of which `each` gives."""
+        """Whether r is a sum over single weights, whose terms `each` returns."""
         return True
 
     @abstractmethod
@@ -60,9 +60,9 @@ class Penalty(ABC):
         return self.formula
 
 
-_POINTS = (2001, 8001, 32001)  # of a table: the fewest of which every other one gives the same normaliser
+_POINTS = (2001, 8001, 32001)  # of a table: the fewest for which every other node gives the same normaliser
 _MASS = 1e-5
-_SPANS = (30, 60)  # asinh of the farthest place looked at, over 1e-9: 5e3, or where r does not rise there, 6e16
+_SPANS = (30, 60)  # asinh of the farthest grid point over 1e-9: 5e3, or 6e16 if r has not risen by then
 _FELT = 30.0  # nats above the lowest: wells less deep have no mass
 _MOST_WELLS = 20
 _DOUBLINGS = 60
@@ -79,7 +79,7 @@ class TooNarrow(ValueError):
 
 
 def checked_shape(shape: tuple[int, ...]) -> None:
-    """Raise a ValueError unless `shape` is that of a weight tensor."""
+    """Raise a ValueError unless `shape` is the shape of a weight tensor."""
     if not isinstance(shape, (tuple, list)) or not shape:
         raise ValueError(f"shape must be that of a weight tensor, (out, in, *kernel). Got {shown(shape)}.")
     for index, size in enumerate(shape):
@@ -87,7 +87,7 @@ def checked_shape(shape: tuple[int, ...]) -> None:
 
 
 def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: str) -> Tabulated:
-    """The prior exp(-factor r(w)) / Z of single weights; `each` gives r, (G,) -> (G,), `name` is for errors."""
+    """Tabulate the prior exp(-factor r(w)) / Z of single weights; `each` is r, (G,) -> (G,), `name` is for errors."""
     if isinstance(factor, Tensor) and factor.dim():
         raise ValueError(
             f"{name}: factor must be a number, because its prior has no closed form. Got {shown(factor)}. "
@@ -95,7 +95,7 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
         )
     positive("factor", factor)
     exponent = float(factor)
-    wells, widths = _place(each, exponent)
+    wells, widths = _wells(each, exponent)
     if not wells and bool(torch.isneginf(each(torch.zeros(1, dtype=torch.float64, device="cpu")))):
         raise ValueError(
             f"{name}: exp(-r) is infinite at 0, and no table has such a density. Use a penalty that is finite there."
@@ -109,22 +109,25 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
     kink = _has_kink(each, centre, width)
     for points in _POINTS:
         try:
-            found = Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink, points=points)
+            table = Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink, points=points)
         except ValueError as error:
             raise NotIntegrable(
                 f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
                 "Add a term that grows with |w|, such as SquaredL2."
             ) from error
-        resolved = abs(replace(found, log_density=found.log_density[::2]).log_mass - found.log_mass) < _MASS
-        if resolved and _sees(found, wells, widths):
-            return found
+        resolved = abs(replace(table, log_density=table.log_density[::2]).log_mass - table.log_mass) < _MASS
+        # Nodes must lie as densely as wells away from the mean are narrow, or sums over them miss the wells.
+        distances = [math.hypot(table.width, well - table.mean) * table.spacing for well in wells]
+        if resolved and all(distance <= reach for distance, reach in zip(distances, widths, strict=True)):
+            return table
     raise TooNarrow(
-        f"{name}: exp(-r) has features too narrow for a table of {points} nodes. Give a lower factor, or another r."
+        f"{name}: exp(-r) has features too narrow for a table of {_POINTS[-1]} nodes. Give a lower factor, or another "
+        "r."
     )
 
 
 def matched_factor(variance_of: Callable[[float], float], variance: float) -> float:
-    """The factor at which `variance_of(factor)`, which must fall as it grows, is `variance`; by bisection."""
+    """Solve `variance_of(factor)` = `variance` by bisection, for a variance that falls as the factor grows."""
     positive("variance", variance)
     low = high = 0.0  # logs of factors with a variance above and below the wanted one
     seen: list[float] = []
@@ -151,7 +154,7 @@ def matched_factor(variance_of: Callable[[float], float], variance: float) -> fl
 
 
 def _settled(seen: list[float], variance: float) -> str | None:
-    """Why growing factors do not bring the variance down, where those `seen` have settled above; else None."""
+    """Explain why no factor reaches the variance if the variances `seen` have settled above it; else None."""
     if len(seen) < 3 or seen[-1] < _SETTLED * seen[-3] or seen[-1] <= variance:
         return None
     return (
@@ -160,52 +163,48 @@ def _settled(seen: list[float], variance: float) -> str | None:
     )
 
 
-def _sees(table: Tabulated, wells: list[float], widths: list[float]) -> bool:
-    """Whether the nodes of a table lie as densely as wells away from its mean are narrow: else its sums miss them."""
-    distances = [math.hypot(table.width, well - table.mean) * table.spacing for well in wells]
-    return all(distance <= width for distance, width in zip(distances, widths, strict=True))
+def _wells(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float], list[float]]:
+    """Return the minima of r, the lowest first (0 among equals), and the distance at which factor r has risen by 1/2.
 
-
-def _place(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float], list[float]]:
-    """Where r is lowest (0 where that is as good) and other wells of it; how far from each factor r has risen by 1/2.
-
-    Others are places where r is lowest nearby, if exp(-factor r) is felt there. None at all where r is +-infinite.
+    Local minima are kept if exp(-factor r) has mass there. Both lists are empty where r is +-infinite.
     """
-    for span in _SPANS:
-        grid = torch.arange(-80 * span, 80 * span + 1, dtype=torch.float64, device="cpu").div(80.0).sinh() * 1e-9
-        values = factor * each(grid)
-        lowest, index = values.min(0)
-        if bool((values[[0, -1]] > lowest + 0.5).all()):
-            break
+    near, far = _SPANS
+    grid, values = _on_grid(each, factor, near)
+    if not bool((values[[0, -1]] > values.min() + 0.5).all()):
+        grid, values = _on_grid(each, factor, far)
+    lowest, index = values.min(0)
     centre = 0.0 if float(values[len(grid) // 2] - lowest) < 1e-3 else float(grid[index])
     centre = _lowest(each, centre)
     inner = values[1:-1]
     dips = ((inner < values[:-2]) & (inner <= values[2:])).nonzero().squeeze(-1) + 1
     dips = dips[values[dips].argsort()][:_MOST_WELLS]
-    wells = grid.new_tensor([centre, *(_lowest(each, place) for place in grid[dips].tolist())])
+    wells = grid.new_tensor([centre, *(_lowest(each, start) for start in grid[dips].tolist())])
     felt = wells[factor * (each(wells) - each(wells[:1])) < _FELT].tolist()
-    return felt, [_width(each, factor, well, grid) for well in felt]
+    widths = []
+    for well in felt:
+        around = well + grid
+        risen = (factor * (each(around) - each(grid.new_tensor([well]))) > 0.5).nonzero().squeeze(-1)
+        widths.append(float((around[risen] - well).abs().min()) if len(risen) else 1.0)
+    return felt, widths
 
 
-def _width(each: Callable[[Tensor], Tensor], factor: float, well: float, grid: Tensor) -> float:
-    """How far from a well factor r has risen by one half."""
-    around = well + grid
-    risen = (factor * (each(around) - each(grid.new_tensor([well]))) > 0.5).nonzero().squeeze(-1)
-    return float((around[risen] - well).abs().min()) if len(risen) else 1.0
+def _on_grid(each: Callable[[Tensor], Tensor], factor: float, span: int) -> tuple[Tensor, Tensor]:
+    grid = torch.arange(-80 * span, 80 * span + 1, dtype=torch.float64, device="cpu").div(80.0).sinh() * 1e-9
+    return grid, factor * each(grid)
 
 
-def _lowest(each: Callable[[Tensor], Tensor], place: float) -> float:
-    """The lowest r next to a place of the grid."""
-    half = 0.02 * abs(place)  # a step of the grid there, and more
-    while half > 1e-15 * abs(place):  # a kink must lie at the centre to be seen as one
-        nearby = place + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64, device="cpu")
-        place = float(nearby[each(nearby).argmin()])
+def _lowest(each: Callable[[Tensor], Tensor], point: float) -> float:
+    """Refine the minimum of r near a grid point."""
+    half = 0.02 * abs(point)  # a step of the grid there, and more
+    while half > 1e-15 * abs(point):  # a kink must lie at the centre to be seen as one
+        nearby = point + half * torch.linspace(-1.0, 1.0, 41, dtype=torch.float64, device="cpu")
+        point = float(nearby[each(nearby).argmin()])
         half *= 0.06
-    return place
+    return point
 
 
 def _has_kink(each: Callable[[Tensor], Tensor], centre: float, width: float) -> bool:
-    """Whether the slope of r jumps at the centre, as that of |w| does: then slopes differ however near they are."""
+    """Whether the slope of r jumps at the centre, as the slope of |w| does at 0."""
     jumps = []
     for step in (1e-3 * width, 1e-4 * width):
         left, middle, right = each(

@@ -1,4 +1,4 @@
-"""The forward fit: the smooth log alpha whose smoothing comes closest to the penalty (theory 002-13)."""
+"""Forward fits of log alpha by splines, whose smoothing comes closest to the penalty (theory 002-13)."""
 
 import math
 from collections.abc import Sequence
@@ -25,15 +25,10 @@ class Spline:
     step: float
     coefficients: Tensor
 
-    @property
-    def high(self) -> float:
-        """The last knot."""
-        return self.low + self.step * (len(self.coefficients) - 3)
-
     def __call__(self, t: Tensor) -> Tensor:
         """g(t), (...) -> (...) with the dtype and device of t."""
         points = t.to(self.coefficients)
-        inside = points.clamp(self.low, self.high)
+        inside = points.clamp(self.low, self.low + self.step * (len(self.coefficients) - 3))
         beyond = points - inside
         if not bool(beyond.any()):
             return self._derivative(points, 0).to(t)
@@ -47,7 +42,7 @@ class Spline:
 
 
 def _located(t: Tensor, low: float, step: float, pieces: int) -> tuple[Tensor, Tensor]:
-    """The piece that t is in and where in it, from 0 to 1."""
+    """Return the piece that contains t, and the position of t in it, from 0 to 1."""
     position = (t - low) / step
     index = position.floor().clamp(0, pieces - 1)
     return index.long(), position - index
@@ -103,12 +98,15 @@ class ForwardFit:
 
 
 def forward_fit(mu: Tensor, members: Sequence[Member], *, between: bool = False) -> ForwardFit:
-    """The fit of one spline for all members, with knots as far out as any of them reaches from the grid.
+    """Prepare the fit of one spline for all members, with knots as far out as any member reaches from the grid.
 
-    `between`: with knots halfway between those that it has otherwise.
+    `between` shifts the knots by half a step.
     """
     unit = min(member.spread for member in members)
-    rules = [_trimmed(member) for member in members]
+    rules: list[tuple[Tensor, Tensor]] = []
+    for points, weights in (member.nodes() for member in members):
+        kept = weights > _NEGLIGIBLE * weights.max()
+        rules.append((points[kept], weights[kept] / weights[kept].sum()))
     low = float(mu.min()) + min(float(points.min()) for points, _ in rules)
     high = float(mu.max()) + max(float(points.max()) for points, _ in rules)
     spacing = float(mu[1] - mu[0])
@@ -119,23 +117,13 @@ def forward_fit(mu: Tensor, members: Sequence[Member], *, between: bool = False)
     own = [_smoothing(mu, *rule, low, step, pieces) for rule in rules]
     finer = [member.finer_nodes() for member in members]
     check = [
-        one if rule is None else _smoothing(mu, *rule, low, step, pieces) for one, rule in zip(own, finer, strict=True)
+        matrix if rule is None else _smoothing(mu, *rule, low, step, pieces)
+        for matrix, rule in zip(own, finer, strict=True)
     ]
-    blind = _strongest(members, 0.85 * math.pi / step)  # cubics lag before Nyquist's frequency
-    return ForwardFit(low, step, unit, spacing, blind, torch.cat(own), torch.cat(check))
-
-
-def _strongest(members: Sequence[Member], frequency: float) -> float:
-    """The most that a member leaves of waves of this frequency, or of up to 2.35 times it."""
+    frequency = 0.85 * math.pi / step  # cubics lag before Nyquist's frequency
     fast = frequency * torch.linspace(1.0, 2.0 / 0.85, 65, dtype=torch.float64, device="cpu")
-    return max(float(member.characteristic(fast).abs().max()) for member in members)
-
-
-def _trimmed(member: Member) -> tuple[Tensor, Tensor]:
-    """The nodes of the member that matter."""
-    points, weights = member.nodes()
-    kept = weights > _NEGLIGIBLE * weights.max()
-    return points[kept], weights[kept] / weights[kept].sum()
+    blind = max(float(member.characteristic(fast).abs().max()) for member in members)
+    return ForwardFit(low, step, unit, spacing, blind, torch.cat(own), torch.cat(check))
 
 
 def _smoothing(mu: Tensor, points: Tensor, weights: Tensor, low: float, step: float, pieces: int) -> Tensor:
@@ -145,7 +133,7 @@ def _smoothing(mu: Tensor, points: Tensor, weights: Tensor, low: float, step: fl
     for part, rows in zip(*(torch.split(value, max(1, _BUDGET // len(points))) for value in (mu, matrix)), strict=True):
         index, local = _located(part.unsqueeze(-1) + points, low, step, pieces)  # (n, Q)
         shares = _basis(local, 0) * weights.unsqueeze(-1)  # (n, Q, 4)
-        own = count * torch.arange(len(part), device="cpu").reshape(-1, 1, 1)  # the first place of each row
+        own = count * torch.arange(len(part), device="cpu").reshape(-1, 1, 1)  # index of the first entry of each row
         where = index.unsqueeze(-1) + torch.arange(4, device="cpu") + own
         rows.view(-1).index_add_(0, where.reshape(-1), shares.reshape(-1))
     return matrix

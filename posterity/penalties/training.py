@@ -1,4 +1,4 @@
-"""How strongly each weight is penalised, by layer."""
+"""Penalties in training: factors by layer, priors of networks, and parameter groups for optimisers."""
 
 import glob
 import logging
@@ -45,26 +45,29 @@ class Weight(NamedTuple):
 
 
 def trained(net: nn.Module) -> dict[str, Parameter]:
-    """The parameters that are trained by name, shared ones once."""
+    """Trained parameters by name, shared ones once."""
     if not isinstance(net, nn.Module):
         raise TypeError(f"The network must be a torch.nn.Module. Got {shown(net)}.")
     module = uncompiled(net)
     check_shapes(type(module).__name__, module)
-    found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    check_real(type(module).__name__, found.items())
-    return found
+    parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    check_real(type(module).__name__, parameters.items())
+    return parameters
 
 
 def penalised(net: nn.Module) -> dict[str, Weight]:
-    """The tensors that a penalty is on, by name: trained ones of two axes or more whose layer sums over inputs.
+    """Penalised tensors by name: trained tensors with two axes or more whose layer sums over inputs.
 
-    Biases, norms and embeddings, whose rows are looked up, are not, nor are tensors without entries. A ValueError
-    where none is left, and for weights under a parametrisation, which are not tensors of their own.
+    Biases, norms, embeddings and empty tensors are left out. A ValueError if no tensor remains, and for weights that a
+    parametrisation or a hook computes.
     """
     parameters = trained(net)
     layout = Layout.of({name: parameter.shape for name, parameter in parameters.items()})
-    owners = _owners(net)
-    found, passed = {}, []
+    owners: dict[int, list[nn.Module]] = {}  # the layers of each parameter, by its id
+    for layer in net.modules():
+        for parameter in layer.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(layer)
+    weights, passed = {}, []
     for part in layout:
         parameter = parameters[part.name]
         layers = [layer for layer in owners[id(parameter)] if not isinstance(layer, (*_NORMS, *_LOOKUPS))]
@@ -73,7 +76,8 @@ def penalised(net: nn.Module) -> dict[str, Weight]:
                 f"'{part.name}' makes a weight through a parametrisation, so that no penalty on it alone is one on the "
                 "weight. Take the parametrisation away (torch.nn.utils.parametrize.remove_parametrizations)."
             )
-        if len(part.shape) > 1 and any(_rescales(layer) for layer in layers):
+        hooks = [hook for layer in layers for hook in layer._forward_pre_hooks.values()]
+        if len(part.shape) > 1 and any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in hooks):
             raise ValueError(
                 f"'{part.name}' makes a weight in a hook before each call (weight_norm or spectral_norm of "
                 "torch.nn.utils), so that no penalty on it alone is one on the weight. Take the hook away "
@@ -83,8 +87,11 @@ def penalised(net: nn.Module) -> dict[str, Weight]:
         if both is None or part.name.split(".")[-1] in _BIASES:
             passed += [part.name] if len(part.shape) > 1 else []
             continue
-        found[part.name] = Weight(parameter, *_transposed(layers, part.shape, *both))
-    if not found:
+        if isinstance(layers[0], _ConvTransposeNd):  # stores (in, out / groups, *kernel)
+            kernel = prod(parameter.shape[2:])
+            both = parameter.shape[0] // layers[0].groups * kernel, layers[0].out_channels * kernel
+        weights[part.name] = Weight(parameter, *both)
+    if not weights:
         raise ValueError(
             f"{type(net).__name__}: no trained tensor has a fan-in: none is a weight (out, in, ...) of a layer that "
             f"sums over its inputs. Got {shown(layout.names)}. Penalise a network of linear layers or convolutions, or "
@@ -94,37 +101,14 @@ def penalised(net: nn.Module) -> dict[str, Weight]:
         logger.info(
             "not penalised, since no inputs are summed over (embeddings, norms, empty ones): %s", ", ".join(passed)
         )
-    return found
-
-
-def _rescales(layer: nn.Module) -> bool:
-    """Whether a layer's weight is made of other tensors whenever it is called."""
-    return any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in layer._forward_pre_hooks.values())
-
-
-def _owners(net: nn.Module) -> dict[int, list[nn.Module]]:
-    """The layers that have each parameter, by its id."""
-    owners: dict[int, list[nn.Module]] = {}
-    for layer in net.modules():
-        for parameter in layer.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(layer)
-    return owners
-
-
-def _transposed(layers: list[nn.Module], shape: tuple[int, ...], fan_in: int, fan_out: int) -> tuple[int, int]:
-    """The fans, exchanged for transposed convolutions, which store (in, out / groups, *kernel)."""
-    layer = layers[0]
-    if not isinstance(layer, _ConvTransposeNd):
-        return fan_in, fan_out
-    kernel = prod(shape[2:])
-    return shape[0] // layer.groups * kernel, layer.out_channels * kernel
+    return weights
 
 
 FAN_IN = FanIn()  # the rule where none is given
 
 
 class Factors(NamedTuple):
-    """A penalty, and lambda_l for each tensor that it is on."""
+    """A penalty, and lambda_l for each penalised tensor."""
 
     penalty: Penalty
     factors: dict[str, float]
@@ -151,7 +135,7 @@ def layer_factors(net: nn.Module, penalty: Penalty, rule: ScaleRule = FAN_IN) ->
 
     **Limit**: the variance of one weight alone is matched. Penalised are trained tensors (out, in, ...) whose layer
     sums over inputs, shared ones once; biases, norms and embeddings are not. A transposed convolution stores
-    (in, out / groups, *kernel): its incoming weights are counted as those of an output channel, whatever the stride,
+    (in, out / groups, *kernel): its fan-in counts the incoming weights of an output channel, whatever the stride,
     and the rows of a group lasso are its input channels. Tensors of modules of one's own are taken for (out, in, ...),
     too, tokens and scales among them: give factors by name where they are not.
 
@@ -176,10 +160,10 @@ def layer_factors(net: nn.Module, penalty: Penalty, rule: ScaleRule = FAN_IN) ->
 
 
 def usual_factors(net: nn.Module, penalty: Penalty) -> dict[str, float]:
-    """lambda_l by name as they are chosen without a prior: sqrt(n) for groups of n weights, else 1.
+    """lambda_l by name as chosen without a prior: sqrt(n) for groups of n weights, else 1.
 
     Groups as in Alvarez and Salzmann (2016), Learning the number of neurons in deep networks. A sum has the factors
-    that all its terms have; where they differ, as those of a group lasso and L1 do, a ValueError.
+    that all its terms share; a ValueError where they differ, as for a group lasso and L1.
 
     >>> usual_factors(nn.Linear(9, 2), GroupLasso()), usual_factors(nn.Linear(9, 2), L1())
     ({'weight': 3.0}, {'weight': 1.0})
@@ -187,30 +171,30 @@ def usual_factors(net: nn.Module, penalty: Penalty) -> dict[str, float]:
     _check_penalty("usual_factors", penalty)
     weights = penalised(net)
     terms = tuple(penalty.parts) if isinstance(penalty, Sum) else (penalty,)
-    found, *others = [
-        {name: _usual_factor(term, tuple(weight.parameter.shape)) for name, weight in weights.items()} for term in terms
+    factors, *others = [
+        {
+            # A group lasso of rate 1 gives weights the variance n + 1.
+            name: sqrt(round(term.factor(1.0, tuple(weight.parameter.shape)) ** 2) - 1)
+            if isinstance(term, GroupLasso)
+            else 1.0
+            for name, weight in weights.items()
+        }
+        for term in terms
     ]
-    if any(other != found for other in others):
+    if any(other != factors for other in others):
         raise ValueError(
             f"usual_factors: all terms must have one factor by layer. Got {penalty}: groups of n have sqrt(n), "
             "other terms 1. Add penalty_term(net, term, usual_factors(net, term)) for each term."
         )
-    return found
-
-
-def _usual_factor(penalty: Penalty, shape: tuple[int, ...]) -> float:
-    if not isinstance(penalty, GroupLasso):
-        return 1.0
-    return sqrt(round(penalty.factor(1.0, shape) ** 2) - 1)  # a prior of rate 1 has variance n + 1
+    return factors
 
 
 def factors_of(prior: Prior, net: nn.Module) -> Factors:
-    """The penalty, and lambda_l by name, whose prior this one is: the way back from `prior_of`.
+    """The penalty and lambda_l by name to which this prior belongs: the inverse of `prior_of`.
 
     Takes a prior of zero mean that gives all penalised tensors `Normal`, `Laplace` or `GroupLasso`, as `Layerwise` does
-    by name or by rule. What biases and norms have does not matter. Of a prior with members take `prior.member(i)`.
+    by name or by rule. Priors of biases and norms are ignored. Of a prior with members take `prior.member(i)`.
 
-    >>> from posterity.priors import Layerwise
     >>> factors_of(Layerwise({"*weight": Laplace(0.25), "*": Normal()}), nn.Linear(9, 2))
     Factors(penalty=L1(), factors={'weight': 4.0})
     """
@@ -218,18 +202,18 @@ def factors_of(prior: Prior, net: nn.Module) -> Factors:
         raise TypeError(f"factors_of: prior must be a prior, such as Layerwise(...). Got {shown(prior)}.")
     weights = penalised(net)
     layout = Layout.of({name: parameter.shape for name, parameter in trained(net).items()})
-    found = {
+    by_name = {
         part.name: _factor_of(own, part.name)
         for own, part in zip(prior.by_tensor(layout), layout, strict=True)
         if part.name in weights
     }
-    penalties = {penalty for penalty, _ in found.values()}
+    penalties = {penalty for penalty, _ in by_name.values()}
     if len(penalties) > 1:
         raise ValueError(
             f"factors_of: all penalised tensors must have one kind of prior. Got {', '.join(map(repr, penalties))}. "
             "Write your loss with one penalty for each, or give one kind."
         )
-    return Factors(penalties.pop(), {name: factor for name, (_, factor) in found.items()})
+    return Factors(penalties.pop(), {name: factor for name, (_, factor) in by_name.items()})
 
 
 def _factor_of(prior: Prior, name: str) -> tuple[Penalty, float]:
@@ -247,7 +231,7 @@ def _factor_of(prior: Prior, name: str) -> tuple[Penalty, float]:
 
 
 def _number(value: float | Tensor, name: str) -> float:
-    """The one number that a hyper-parameter is for all weights of a tensor."""
+    """Return a hyper-parameter that all weights of a tensor share as a float."""
     values = torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
     if not bool((values == values[0]).all()):
         raise ValueError(
@@ -296,7 +280,7 @@ def prior_of(
     strength: float | Tensor = 1.0,
     others: Prior = WIDE,
 ) -> Layerwise:
-    """The prior, for a `Joint`, whose mode is found by training with this penalty.
+    """The prior, for a `Joint`, under which training with this penalty finds the mode.
 
     **Math**: p(w_l) = exp(-strength lambda_l r(w_l)) / Z for each penalised tensor, with lambda_l of
     `layer_factors(net, penalty, rule)` or given by name, as by `usual_factors`. The loss mean of -log p + lambda sum
@@ -389,10 +373,9 @@ def param_groups(
 def penalty_term(net: nn.Module, penalty: Penalty, factors: Mapping[str, float]) -> Tensor:
     """sum over l of lambda_l r(w_l), (), with a graph: lambda times it goes beside a mean of -log p.
 
-    `factors` are those of `layer_factors` or `usual_factors`, or one's own by name. Half-precision weights are summed
-    in float32; their gradients have their own type.
+    `factors` come from `layer_factors` or `usual_factors`, or are given by name. Half-precision weights are summed
+    in float32; their gradients keep the weights' dtype.
 
-    >>> from posterity.penalties.norms import L1
     >>> net = nn.Linear(2, 1)
     >>> _ = net.weight.data.copy_(torch.tensor([[3.0, -4.0]]))
     >>> penalty_term(net, L1(), {"weight": 2.0})
