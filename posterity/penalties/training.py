@@ -222,7 +222,7 @@ def _factor_of(prior: Prior, name: str) -> tuple[Penalty, float]:
     if not isinstance(prior, (Normal, Laplace)):
         raise ValueError(
             f"factors_of: the prior of '{name}' must be Normal, Laplace or GroupLasso, whose -log p is a multiple of a "
-            f"penalty. Got {shown(prior)}. Make a penalty of it by priors.penalty.from_prior."
+            f"penalty. Got {shown(prior)}. Make a penalty of it by penalties.from_prior."
         )
     if not bool((torch.as_tensor(prior.mean, device="cpu") == 0.0).all()):
         raise ValueError(f"factors_of: the prior of '{name}' must have mean 0. Got {shown(prior.mean)}.")
@@ -263,7 +263,7 @@ def _check_penalty(owner: str, penalty: object) -> None:
     if isinstance(penalty, Prior):
         raise TypeError(
             f"{owner}: penalty must be a penalty, such as SquaredL2() or L1(). Got the prior {shown(penalty)}. "
-            "priors.penalty.from_prior makes a penalty of it; its factors are 1."
+            "penalties.from_prior makes a penalty of it; its factors are 1."
         )
     if not isinstance(penalty, Penalty):
         hint = f" Call it: {penalty.__name__}()." if isinstance(penalty, type) else ""

@@ -33,8 +33,9 @@ class Diagonal(Precision):
             object.__setattr__(self, "prior", double(self.prior))
         check_finite("The diagonal precision", self.entries)
         if not bool((self.entries > 0).all()):
+            smallest = float(self.entries.detach().min())
             raise NotPositiveDefinite(
-                f"The diagonal precision has entries that are not positive (smallest {float(self.entries.detach().min()):.3g}). "
+                f"The diagonal precision has entries that are not positive (smallest {smallest:.3g}). "
                 "The weights are not at a mode: train longer, use the Gauss-Newton curvature, or a smaller prior scale."
             )
 
