@@ -7,7 +7,8 @@ import pytest
 
 import posterity as po
 from posterity.cli.frame.folders import open_run
-from posterity.recipes import STRUCTURES, structure
+from posterity.cli.frame.methods import structure
+from posterity.cli.frame.options import STRUCTURES
 
 pytestmark = pytest.mark.cpu
 TINY = ("--hidden", "5", "--steps", "60", "--device", "cpu", "-q")

@@ -1,16 +1,47 @@
-"""The options that several verbs share."""
+"""The options that verbs share: data, run, output, and the settings of a fit."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
-from posterity.options import check, comma_separated, option, refused
-from posterity.recipes import RECIPES
+from posterity.errors import positive, positive_whole
+from posterity.options import check, option, refused
 
 DATA_NAMES = ("two-moons", "sine", "line", "blobs")
 OUTPUT = "Output"
+
+STEPS = 2000
+DRAWS, CHAINS = 250, 4
+RATE = 0.1  # of dropout
+MAX_DEPTH = 8  # of the trees of NUTS: weights that are not identified make for long trajectories
+RANK = 10  # of the covariance of low-rank
+
+STRUCTURES: Mapping[str, str] = MappingProxyType(
+    {
+        "full": "Full",
+        "corrected-kronecker": "CorrectedKronecker",
+        "kronecker": "Kronecker",
+        "block-diagonal": "BlockDiagonal",
+        "diagonal": "Diagonal",
+        "low-rank": "LowRank",
+    }
+)
+"""Classes of `posterity.curvature` by word; those that keep most come first."""
+
+ESTIMATORS: Mapping[str, tuple[str, Mapping[str, bool]]] = MappingProxyType(
+    {
+        "antithetic": ("WeightSampling", {"antithetic": True}),
+        "weights": ("WeightSampling", {}),
+        "local": ("LocalReparameterisation", {}),
+        "flipout": ("Flipout", {}),
+    }
+)
+"""Classes of `posterity.methods` with their settings, by word; the default is first."""
 
 Data = Annotated[
     str,
@@ -22,35 +53,6 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder made by '
 Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.", rich_help_panel=OUTPUT)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.", rich_help_panel=OUTPUT)]
-
-
-@dataclass(frozen=True)
-class Method:
-    """The method to fit by."""
-
-    method: str = option("laplace", help="One of", unit="NAME", choices=tuple(RECIPES), panel="Method")
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
-class Methods:
-    """The methods to look at side by side."""
-
-    methods: tuple[str, ...] = option(
-        ("map", "laplace"),
-        help="Methods, with commas between them:",
-        unit="NAMES",
-        choices=tuple(RECIPES),
-        parse=comma_separated,
-        panel="Method",
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not self.methods:
-            raise refused("--methods names no method.", f"the methods are {', '.join(RECIPES)}.")
 
 
 def _between_0_and_1(name: str, value: float) -> None:
@@ -88,4 +90,171 @@ class TableOptions:
     )
 
     def __post_init__(self) -> None:
+        check(self)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    if text.strip().lower() in ("", "none"):
+        return ()
+    words = text.replace("-", ",").replace("x", ",").split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise refused(
+            f"--hidden must be positive whole numbers with commas between them. Got '{text}'.",
+            "--hidden 50,50 is two layers of 50 units, --hidden none a linear model.",
+        )
+    return tuple(int(word) for word in words)
+
+
+def _rows(text: str) -> int | None:
+    if text.strip().lower() == "all":
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise refused(
+            f"--batch-size must be a positive whole number of rows, or all. Got '{text}'.",
+            "--batch-size all takes every row in each step.",
+        )
+    return int(text)
+
+
+def _noise(text: str) -> float | str:
+    if text.strip().lower() == "learn":
+        return "learn"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise refused(
+            f"--noise must be a positive number, or learn. Got '{text}'.",
+            "--noise learn fits the noise along with the weights.",
+        )
+    return value
+
+
+def _seed(name: str, value: int) -> None:
+    if not 0 <= value < 2**63:
+        raise refused(f"{name} must be a whole number from 0 to 2^63 - 1. Got {value}.", "any small number will do.")
+
+
+def _rate(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise refused(f"{name} must be above 0 and below 1. Got {value:g}.", f"a usual rate is {RATE}.")
+
+
+_NETWORK: dict[str, Any] = {"panel": "Network"}
+_METHOD: dict[str, Any] = {"panel": "Method"}
+_CHAINS: dict[str, Any] = {"panel": "Chains", "unit": "N", "check": positive_whole}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the numbers of a fit depend on beside its data and its method.
+
+    None stands for what suits the data or the method. Either of `temperature` and `eta` may differ from 1, not both.
+    """
+
+    hidden: tuple[int, ...] | None = option(
+        None,
+        help="Hidden layers, as 50,50, or none.",
+        unit="SIZES",
+        parse=_sizes,
+        check=positive_whole,
+        usual="50,50; 50 for sine and files, none for line",
+        **_NETWORK,
+    )
+    activation: str = option(
+        "tanh", help="Between the layers:", unit="NAME", choices=("relu", "tanh", "sigmoid", "gelu", "silu"), **_NETWORK
+    )
+    steps: int | None = option(
+        None,
+        help="Steps of the optimiser.",
+        unit="N",
+        check=positive_whole,
+        usual=f"{STEPS}; for large files more, to 20000 at most",
+        **_METHOD,
+    )
+    batch_size: int | None = option(128, help="Rows in a step, or all.", unit="N", parse=_rows, **_METHOD)
+    step_size: float = option(
+        0.01, help="First step size of Adam; it falls to 0 along a cosine.", unit="X", check=positive, **_METHOD
+    )
+    prior_scale: float = option(
+        1.0,
+        help="Standard deviation of the prior of every weight; where laplace starts to look for a better one.",
+        unit="S",
+        check=positive,
+        **_METHOD,
+    )
+    noise: float | str | None = option(
+        None,
+        help="Standard deviation of the noise in regression, in units of the target, or learn.",
+        unit="S",
+        parse=_noise,
+        usual="learn; 0.5, the true one, for line",
+        **_METHOD,
+    )
+    temperature: float = option(
+        1.0, help="Cold posterior, (likelihood x prior)^(1/T).", unit="T", check=positive, **_METHOD
+    )
+    eta: float = option(1.0, help="Tempered posterior, likelihood^(1/E) x prior.", unit="E", check=positive, **_METHOD)
+    seed: int = option(
+        0,
+        help="Fixes the starting weights, the order of rows, and a file's test rows.",
+        unit="N",
+        check=_seed,
+        **_METHOD,
+    )
+    structure: str | None = option(
+        None,
+        help="What laplace, online-laplace and variational-em keep of the curvature:",
+        unit="NAME",
+        choices=tuple(STRUCTURES),
+        usual="for laplace full up to 3000 weights; else kronecker",
+        **_METHOD,
+    )
+    tune: bool = option(
+        True,
+        help="Whether laplace moves the prior scale, and a noise to be learnt, to the largest evidence.",
+        **_METHOD,
+    )
+    estimator: str | None = option(
+        None,
+        help="How mean-field draws for its gradient: in mirrored pairs, one draw a step, noise in the layers for each "
+        "row, or signs flipped by row. In this order:",
+        unit="NAME",
+        choices=tuple(ESTIMATORS),
+        usual=next(iter(ESTIMATORS)),
+        **_METHOD,
+    )
+    kl_weight: float | None = option(
+        None,
+        help="--eta for mean-field alone.",
+        unit="E",
+        check=positive,
+        usual="1, the posterior itself; for classes training rows / (2 weights) if that is less, as 1 leaves most "
+        "weights at the prior where they outnumber the rows",
+        **_METHOD,
+    )
+    dropout: float | None = option(
+        None, help="Rate behind each hidden layer, for dropout.", unit="P", check=_rate, usual=str(RATE), **_METHOD
+    )
+    draws: int | None = option(
+        None, help="Draws of each chain that samplers over all rows keep.", usual=str(DRAWS), **_CHAINS
+    )
+    warmup: int | None = option(
+        None, help="Transitions of these samplers before the draws.", usual=str(DRAWS), **_CHAINS
+    )
+    chains: int | None = option(None, help="Chains of these samplers.", usual=str(CHAINS), **_CHAINS)
+
+    def __post_init__(self) -> None:
+        tempered = [name for name in ("temperature", "eta") if getattr(self, name) != 1.0]
+        if len(tempered) == 2:
+            raise refused(
+                "--temperature and --eta cannot be given together.",
+                "--temperature T is (likelihood x prior)^(1/T), --eta E is likelihood^(1/E) x prior.",
+            )
+        if self.kl_weight is not None and tempered:
+            raise refused(
+                f"--kl-weight and --{tempered[0]} cannot be given together.",
+                "--kl-weight E is --eta E for mean-field, the other methods staying as they are.",
+            )
         check(self)

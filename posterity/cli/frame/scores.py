@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import posterity
+from posterity.cli.frame.methods import RECIPES
 from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Task, describe, has_figure
 from posterity.datasets import DataSet
@@ -24,7 +25,6 @@ from posterity.metrics import accuracy, expected_calibration_error, negative_log
 from posterity.posteriors import Linearized, Posterior, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
-from posterity.recipes import RECIPES
 from posterity.report import comparison, predicted_observed, reliability_diagram
 from posterity.report.figures import MOST_INTERVALS
 from posterity.report.html import Picture, comparison_page

@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 import torch
 
-from posterity.cli.frame.options import ReadingOptions, TableOptions
+from posterity.cli.frame.methods import RECIPES, owners
+from posterity.cli.frame.options import RATE, STEPS, STRUCTURES, ReadingOptions, Settings, TableOptions
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, find_data
 from posterity.datasets import DataSet
@@ -23,7 +24,6 @@ from posterity.networks import MLP
 from posterity.options import as_json, flag
 from posterity.posteriors import Posterior
 from posterity.priors import Normal
-from posterity.recipes import RATE, RECIPES, STEPS, STRUCTURES, Settings, owners
 from posterity.storage.part import JSON
 
 HIDDEN = MappingProxyType({"line": (), "sine": (50,)})

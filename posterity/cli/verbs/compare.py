@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from posterity.cli.frame import options as o
+from posterity.cli.frame.methods import RECIPES, MethodsOption
+from posterity.cli.frame.options import Settings
 from posterity.cli.frame.output import console, log, option_values, print_json, table
 from posterity.cli.frame.spread import command
 from posterity.options import option
-from posterity.recipes import RECIPES, Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.tasks import Stage, Task
@@ -33,7 +34,7 @@ class Files:
 def compare(
     context: typer.Context,
     data: o.Data,
-    asked: o.Methods,
+    asked: MethodsOption,
     settings: Settings,
     columns: o.TableOptions,
     reading: o.ReadingOptions,

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from posterity.cli.frame import options as o
+from posterity.cli.frame.methods import MethodsOption
+from posterity.cli.frame.options import Settings
 from posterity.cli.frame.output import console, option_values, print_json
 from posterity.cli.frame.spread import command
-from posterity.recipes import Settings
 
 if TYPE_CHECKING:
     from posterity.cli.frame.tasks import Task
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 @command
 def plan(
     data: o.Data,
-    asked: o.Methods,
+    asked: MethodsOption,
     settings: Settings,
     columns: o.TableOptions,
     reading: o.ReadingOptions,

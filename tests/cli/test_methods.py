@@ -10,20 +10,22 @@ import torch
 from typer.main import get_command
 
 import posterity as po
-from posterity import methods, recipes
+from posterity import methods
 from posterity.cli import verbs
+from posterity.cli.frame import methods as words
 from posterity.cli.frame import options
+from posterity.cli.frame.methods import RECIPES
+from posterity.cli.frame.options import Settings
 from posterity.cli.main import EXAMPLES, app
 from posterity.cli.verbs.compare import Files
 from posterity.cli.verbs.fit import RunOptions
 from posterity.inference import Method
 from posterity.networks.mlp import ACTIVATIONS
 from posterity.options import describe, flag
-from posterity.recipes import RECIPES, Settings
 
 pytestmark = pytest.mark.cpu
 WITHOUT_A_WORD = {methods.ExpectationMaximization}  # latent variables of a density, which no network has
-GROUPS = (Settings, options.Method, options.Methods, options.ReadingOptions, options.TableOptions, RunOptions, Files)
+GROUPS = (Settings, words.MethodOption, words.MethodsOption, options.ReadingOptions, options.TableOptions, RunOptions, Files)
 TINY = ("--hidden", "3", "--steps", "20", "--device", "cpu", "-q")
 COUNTS = ("--draws", "4", "--warmup", "5", "--chains", "2")
 
@@ -124,4 +126,4 @@ def test_settings_are_checked_wherever_they_come_from():
         Settings(steps=0)
     with pytest.raises(ValueError, match="Did you mean 'kronecker'"):
         Settings(structure="kroneker")
-    assert recipes.owners("steps") == ()
+    assert words.owners("steps") == ()
