@@ -18,7 +18,7 @@ demo: $(VENV)/.run ## Fit MAP and Laplace on two moons; print a table and the pa
 	$(BIN)/posterity compare two-moons --methods map,laplace --figure demo/two-moons.png
 
 test: $(VENV)/.dev ## Run the whole test suite
-	$(BIN)/python -m pytest -n auto
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(VENV)/.dev ## Format, lint, types and import layers
 	$(BIN)/ruff format --check .
