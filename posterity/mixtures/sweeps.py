@@ -91,6 +91,8 @@ class Sweep(ABC):
 class _Whitened(Sweep):
     """Whitened coordinates of every component, with rows as the last axis: sums run along contiguous memory."""
 
+    first: Tensor  # sums of the whitened coordinates (M, D)
+
     def __init__(self, components: Components, num_data: int) -> None:
         offsets, means, self.factors = components
         self.shape = means.shape
