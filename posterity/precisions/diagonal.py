@@ -31,8 +31,8 @@ class Diagonal(Precision):
         if self.prior is not None:
             check_size("Diagonal.prior", self.prior, self.size)
             object.__setattr__(self, "prior", double(self.prior))
-        check_finite("The diagonal precision", self.entries)
-        if not bool((self.entries > 0).all()):
+        if not bool(((self.entries > 0) & self.entries.isfinite()).all()):
+            check_finite("The diagonal precision", self.entries)
             smallest = float(self.entries.detach().min())
             raise NotPositiveDefinite(
                 f"The diagonal precision has entries that are not positive (smallest {smallest:.3g}). "

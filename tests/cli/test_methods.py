@@ -25,7 +25,15 @@ from posterity.options import describe, flag
 
 pytestmark = pytest.mark.cpu
 WITHOUT_A_WORD = {methods.ExpectationMaximization}  # latent variables of a density, which no network has
-GROUPS = (Settings, words.MethodOption, words.MethodsOption, options.ReadingOptions, options.TableOptions, RunOptions, Files)
+GROUPS = (
+    Settings,
+    words.MethodOption,
+    words.MethodsOption,
+    options.ReadingOptions,
+    options.TableOptions,
+    RunOptions,
+    Files,
+)
 TINY = ("--hidden", "3", "--steps", "20", "--device", "cpu", "-q")
 COUNTS = ("--draws", "4", "--warmup", "5", "--chains", "2")
 
