@@ -2,6 +2,8 @@
 
 import importlib.util
 import inspect
+import json
+import subprocess
 import sys
 from collections.abc import Callable
 from itertools import product
@@ -122,3 +124,35 @@ def test_it_passes_the_contract(descent: Callable[[], Method], name: str, tmp_pa
         if "tmp_path" in inspect.signature(function).parameters:
             arguments["tmp_path"] = tmp_path / str(number)
         function(**arguments)
+
+
+COMMAND = """
+import importlib.util, sys
+from pathlib import Path
+
+import posterity.cli.frame, posterity.methods
+
+table = Path(posterity.cli.frame.__file__).with_name("methods.py")
+row = 'Recipe("descent", "Descent", lambda settings, joint: _method("Descent", steps=settings.steps)),'
+text = table.read_text().replace("for recipe in (", "for recipe in (" + row, 1)
+for name, path, source in (
+    ("posterity.methods.descent", "descent.py", Path(sys.argv[1], "descent.py").read_text()),
+    ("posterity.cli.frame.methods", str(table), text),
+):
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, None))
+    sys.modules[name] = module
+    exec(compile(source, path, "exec"), vars(module))
+posterity.methods.Descent = sys.modules["posterity.methods.descent"].Descent
+from posterity.cli.main import main
+
+run = str(Path(sys.argv[1], "run"))
+raise SystemExit(main(["fit", "line", "--method", "descent", "--steps", "5", "--out", run, "--json"]))
+"""
+
+
+@pytest.mark.cpu
+def test_a_row_of_the_table_brings_it_to_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "descent.py").write_text(SOURCE)
+    done = subprocess.run([sys.executable, "-c", COMMAND, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["method"] == "descent"
