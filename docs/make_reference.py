@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import posterity
+from posterity.cli.frame.options import Settings
+from posterity.options import table
 
 PAGE = Path(__file__).parent / "reference.md"
 HEAD = """# Reference
@@ -29,6 +31,7 @@ def reference() -> str:
     inner = [package for package in packages if package not in doors and exported(package)]
     sections = [HEAD, section(posterity, "posterity, usually imported as po")]
     sections += [section(package, package.__name__.replace("posterity", "po", 1)) for package in doors]
+    sections.append(f"## Options of `fit`, `compare` and `plan`\n\n{table(Settings)}\n")
     sections.append("# For contributors\n\nThese packages serve the ones above. They may change without notice.\n")
     sections += [section(package, package.__name__) for package in inner]
     return "\n".join(sections)
