@@ -75,7 +75,7 @@ def flag(name: str) -> str:
 def check(settings: Any, name: Callable[[str], str] = flag) -> None:
     """ValueError at a value that is not among its choices, or that its check refuses; call it in `__post_init__`.
 
-    `name` makes the name in the message from that of the field.
+    `name` turns a field's name into the name that the message shows.
     """
     for field, about in describe(settings).items():
         value = getattr(settings, field)
@@ -122,7 +122,7 @@ def words(settings: Any) -> Iterator[str]:
 
 
 def from_mapping(kind: type, values: Mapping[str, Any]) -> Any:
-    """The dataclass from values by name, such as those of `as_json`; unknown names are a ValueError."""
+    """The dataclass from values by name, as `as_json` gives them; unknown names are a ValueError."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in values:
         if name not in fields:

@@ -104,7 +104,7 @@ def commands(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line `arguments` (those of the process by default) and give its exit code.
+    """Run the command line `arguments` (by default the process's own) and give its exit code.
 
     0 ok, 1 failure, 2 usage, 3 bad data, 4 bad run folder, 5 diverged, 130 interrupted.
     """

@@ -97,7 +97,7 @@ class Method(ABC):
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        """Return the memory of a run; by default that of theta and its gradient."""
+        """Return the memory of a run; by default theta and its gradient."""
         words = f"{type(self).__name__} over {joint.num_weights:,} weights"
         return Footprint(words, {"weights": 3 * theta_bytes(joint), "gradient": 2 * theta_bytes(joint)})
 

@@ -275,7 +275,7 @@ def calibrate(method: Stages, problem: Problem, replicates: int = 1000, draws: i
 
     **Limit**: a method that ignores the data passes for all g of parameters alone; the log likelihood catches it.
 
-    **Cost**: that of the method on R data sets.
+    **Cost**: R runs of the method.
 
     **References**: Talts et al. (2018), Validating Bayesian inference algorithms with simulation-based calibration;
     Modrak et al. (2023), Simulation-based calibration checking for Bayesian computation: the choice of test quantities.

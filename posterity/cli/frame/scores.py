@@ -68,7 +68,7 @@ def _known(value: float) -> float | None:
 def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
     """Log evidence in nats, and the prior scale and noise for which it is, tuned or not; None where there is none.
 
-    Noise and evidence are those of the targets in the units of the file; the prior is that of the network's weights.
+    Noise and evidence are in the units of the file's target; the prior scale is for the network's weights.
     """
     if not isinstance(posterior, Linearized) or posterior.log_evidence is None:
         return None

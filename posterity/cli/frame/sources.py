@@ -21,7 +21,7 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab")
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Rows to fit or to score; those of a file have the file, how it was read, and what became of its columns.
+    """Rows to fit or to score; a file's come with its path, how it was read, and what became of its columns.
 
     `table` and `test` are the file as written and its test rows there; `config` is what a run on the file depends on.
     """

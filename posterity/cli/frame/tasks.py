@@ -122,7 +122,7 @@ def usual_steps(rows: int) -> int:
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
-    """The problem of one stage: that of the task, except that mean-field may have a weight of its KL of its own.
+    """The problem of one stage: the task's own joint, except that mean-field may weigh its KL differently.
 
     A noise that chains over all rows sample has a prior: flat, it would let networks that can fit every row go to no
     noise.

@@ -77,7 +77,7 @@ def compare(
 def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "Stage"]:
     """The last stage of each method; methods that begin alike share what they begin with.
 
-    The seconds of a method are those of its stages beyond what it starts from, see `_shares`.
+    The seconds of a method count only the stages that it does not share, see `_shares`.
     """
     from posterity.cli.frame.tasks import Stage, run_stage, warm_up
 

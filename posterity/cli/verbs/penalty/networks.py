@@ -45,7 +45,7 @@ class Layers:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Headings after that of the names."""
+        """Headings of the columns of numbers."""
         trained = () if self.rows is None else ("weight_decay" if self._decays else "factor of r",)
         return ("shape", "fan-in", "variance", "lambda_l", "usual", *trained)
 

@@ -148,7 +148,7 @@ def _check_groups(sizes: tuple[int, ...], shape: str | None) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """A penalty as a family reads it; `kind` is it without its factor, `shape` that of the weight tensor.
+    """A penalty as a family reads it; `kind` is the penalty without its factor, `shape` the weight tensor's shape.
 
     `reach` is how far from 0 the penalty is looked at where it is inverted by numbers.
     """
@@ -258,7 +258,7 @@ class Reading:
         return f"{told}; route: {verdict.route}"
 
     def variance(self, prior: Prior) -> float:
-        """That of one weight of a tensor of the shape."""
+        """The variance of one weight of a tensor of this shape."""
         return variance_of_one(prior, self.shape)
 
     def _variance_in_words(self, prior: Prior) -> str:
