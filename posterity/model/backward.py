@@ -22,7 +22,7 @@ class Leaves:
 
     @classmethod
     def at(cls, network: Network, theta: Tensor, grad: Tensor) -> "Leaves":
-        """Leaves that share the memory of theta (T,), with gradients that are views into `grad` (T,); both contiguous."""
+        """Leaves that share the memory of theta (T,), whose gradients are views into `grad` (T,); contiguous."""
         size = network.layout.size
         flat = theta.detach()
         weights, raw = network.views(flat[:size]), flat[size:]

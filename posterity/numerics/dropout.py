@@ -280,7 +280,7 @@ class Site:
 class KeyedMasks(Masks):
     """Masks drawn under the `key` of a pass: one for each row, or (`shared`) the same for all rows.
 
-    `sites` are the dropout calls of the pass. Numbers are drawn in float32 whatever the network's dtype. `relaxed` is the
+    `sites` are its dropout calls. Numbers are drawn in float32 whatever the network's dtype. `relaxed` is the
     temperature of the concrete distribution, whose masks have a gradient in a learnt rate; None draws binary masks.
     """
 
