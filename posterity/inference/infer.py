@@ -195,6 +195,7 @@ def infer(
         raise RuntimeError("infer needs gradients, and torch.inference_mode() is on. Call it outside of that.")
     key = Key(operator.index(seed))
     rows = as_data(data)
+    method = method.settled(joint, rows)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = joint.checked(rows.to(joint.device))
     if theta.dim() > 1:

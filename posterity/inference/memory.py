@@ -170,6 +170,7 @@ def plan(method: Method, joint: Problem, data: object) -> Plan:
     check_arguments("plan", method, joint)
     rows = as_data(data)
     joint.check_rows(rows)
+    method = method.settled(joint, rows)
     footprint, held = method.footprint(joint, rows), data_bytes(rows)
     others = {name: held + other.footprint(joint, rows).total for name, other in footprint.alternatives().items()}
     parts = {"data": held, **footprint.parts} if held else {**footprint.parts}

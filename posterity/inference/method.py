@@ -92,6 +92,13 @@ class Method(ABC):
         """Properties of the method that the loop relies on."""
         return Traits()
 
+    def settled(self, joint: Problem, data: Data) -> "Method":
+        """Return the method with every setting that was left out (None) chosen for this problem; by default itself.
+
+        It computes nothing: `infer` and `plan` call it first, and every other function is called on what it returns.
+        """
+        return self
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Return the problem that the run works on, once the data are known; by default the one given."""
         return joint

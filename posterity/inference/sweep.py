@@ -171,7 +171,8 @@ class Sweep(ABC, Generic[C]):
         path, task = self._checkpoint(cells), self.task(cells)
         write_file(path / "cells.json", json.dumps([asdict(cell) for cell in cells]).encode())  # type: ignore[call-overload]
         count = "a fit" if len(cells) == 1 else f"{len(cells)} fits together"
-        steps = len(task.method.batches(as_data(task.data), Key(task.seed)))
+        rows = as_data(task.data)
+        steps = len(task.method.settled(task.joint, rows).batches(rows, Key(task.seed)))
         self._tell(f"{count}, {steps:,} steps")
         try:
             with self.setting():

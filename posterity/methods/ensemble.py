@@ -146,6 +146,9 @@ class Ensemble(Method):
         """Whether members step as rows of one theta, not in turn."""
         return self.method.traits.takes_members
 
+    def settled(self, joint: Problem, data: Data) -> "Ensemble":
+        return replace(self, method=self.method.settled(joint, data))
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.method.prepared(joint, data)
 
