@@ -11,6 +11,8 @@ from typing import Any, get_type_hints
 from posterity.errors import unknown
 
 _KEY = "option"
+LEFT_OUT = "left out"
+"""How the scale of a prior or likelihood came about that the user left out, until a method chooses it."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 The loops that alternate with a fit are in `methods`; the bounds of wide networks in closed form are in `theory`.
 """
 
+from posterity.evidence.cavities import LeftOutRows, PredictiveFit, left_out_rows
 from posterity.evidence.dropout import DropoutObjective, dropout_divergence, dropout_divergence_far
 from posterity.evidence.elbo import Elbo, elbo
 from posterity.evidence.importance import Importance, LeaveOneOut, importance, leave_one_out, prior_monte_carlo
@@ -20,6 +21,7 @@ __all__ = [
     "Groups",
     "Importance",
     "LeaveOneOut",
+    "LeftOutRows",
     "MacKay",
     "MacKayUpdate",
     "Marginal",
@@ -27,6 +29,7 @@ __all__ = [
     "NoiseScale",
     "PerLayer",
     "PerTensor",
+    "PredictiveFit",
     "PriorScale",
     "Shared",
     "Tuned",
@@ -38,6 +41,7 @@ __all__ = [
     "importance",
     "laplace_evidence",
     "leave_one_out",
+    "left_out_rows",
     "marginal_likelihood",
     "present_precision",
     "prior_monte_carlo",

@@ -16,6 +16,7 @@ from posterity.likelihoods.scaled import Scaled
 from posterity.model.data import Batch
 from posterity.model.joint import Joint
 from posterity.numerics.layout import Layout, Slice
+from posterity.options import LEFT_OUT
 from posterity.precisions.precision import Precision
 from posterity.priors import Correlated, Layerwise, Normal, Prior
 
@@ -74,6 +75,39 @@ class PerTensor(Groups):
 
     def name(self, part: Slice) -> str:
         return part.name
+
+
+GIVEN = "weights whose prior was given"
+
+
+@dataclass(frozen=True)
+class LeftOut(Groups):
+    """The groups of tensors whose prior scale was left out; those whose scale was given are one group, which stays.
+
+    >>> LeftOut(PerLayer(), ("0.weight",)).names(Layout.of({"0.weight": (2, 1), "0.bias": (2,)}))
+    ('0', 'weights whose prior was given')
+    """
+
+    groups: Groups
+    tensors: tuple[str, ...]
+
+    @classmethod
+    def of(cls, joint: Joint, groups: Groups) -> Groups:
+        """The groups themselves where every scale was left out."""
+        layout = joint.network.layout
+        named = [
+            p.name for p, prior in zip(layout, joint.prior.by_tensor(layout), strict=True) if prior.chosen == LEFT_OUT
+        ]
+        return groups if len(named) == len(layout.names) else cls(groups, tuple(named))
+
+    def name(self, part: Slice) -> str:
+        return self.groups.name(part) if part.name in self.tensors else GIVEN
+
+
+def left_out(joint: Joint) -> tuple[bool, bool]:
+    """Whether a scale of the prior was left out, and whether the noise was, or is learnt beside the weights."""
+    noise = joint.likelihood.chosen == LEFT_OUT or joint.likelihood.num_free > 0
+    return joint.bound_prior.chosen == LEFT_OUT, noise
 
 
 def grouped(joint: Joint, groups: Groups) -> tuple[tuple[str, ...], Tensor]:

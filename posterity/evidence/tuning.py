@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, positive, positive_whole
-from posterity.evidence.marginal import Groups, Marginal, Shared, grouped, parted, rescaled_prior
+from posterity.evidence.marginal import (
+    GIVEN,
+    Groups,
+    LeftOut,
+    Marginal,
+    PerLayer,
+    Shared,
+    grouped,
+    left_out,
+    parted,
+    rescaled_prior,
+)
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.joint import Joint
 from posterity.posteriors.gaussian import Gaussian
@@ -54,6 +65,20 @@ class Tuning(ABC):
         """Search from the present hyper-parameters; return these and log a warning where the search fails."""
 
 
+def automatic(joint: Joint) -> "Tuning | None":
+    """Return the search for the scales that were left out, one for each layer and the noise; None where all are given.
+
+    >>> from posterity.likelihoods import Categorical
+    >>> from posterity.priors import Normal
+    >>> automatic(Joint(torch.nn.Linear(2, 2), Categorical(), Normal(), num_data=9))
+    Evidence(groups=PerLayer(), noise=False, tolerance=1e-06, limit=1000000000000.0, max_evaluations=200)
+    >>> automatic(Joint(torch.nn.Linear(2, 2), Categorical(), Normal(scale=1.0), num_data=9)) is None
+    True
+    """
+    prior, noise = left_out(joint)
+    return Evidence(LeftOut.of(joint, PerLayer()), noise) if prior or noise else None
+
+
 def unchanged(groups: Groups, marginal: Marginal, evaluations: int, reason: str, value: float) -> Tuned:
     """Return the present hyper-parameters after a failed search, and log the reason."""
     logger.warning("The hyper-parameters stay as they were: %s", reason)
@@ -61,22 +86,25 @@ def unchanged(groups: Groups, marginal: Marginal, evaluations: int, reason: str,
     return Tuned(groups, marginal.names, marginal.prior_precision, scale, value, value, evaluations, reason)
 
 
-def tuned_joint(joint: Joint, tuned: Tuned) -> Joint:
+def tuned_joint(joint: Joint, tuned: Tuned, way: str = "evidence") -> Joint:
     """Return the joint with the tuned prior and noise; the joint itself if the search failed.
 
-    Ratios of scales inside a group, and means, are kept: see `rescaled_prior`.
+    Ratios of scales inside a group, and means, are kept: see `rescaled_prior`. Scales that were left out count as
+    chosen in this `way`.
     """
     if not tuned.succeeded:
         return joint
-    likelihood = joint.likelihood if tuned.noise_scale is None else GaussianNoise(scale=tuned.noise_scale)
+    likelihood = joint.likelihood
+    if tuned.noise_scale is not None:
+        likelihood = GaussianNoise(scale=tuned.noise_scale, chosen=likelihood.chosen)
     prior = joint.prior
     if tuned.names:
         present = present_precision(joint, tuned.groups)
         prior = rescaled_prior(joint, tuned.groups, (present / tuned.prior_precision.to(present)).sqrt())
-    return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
+    return dataclasses.replace(joint, prior=prior, likelihood=likelihood).as_chosen(way)
 
 
-def with_tuned(gaussian: Gaussian, marginal: Marginal, tuned: Tuned) -> Gaussian:
+def with_tuned(gaussian: Gaussian, marginal: Marginal, tuned: Tuned, way: str = "evidence") -> Gaussian:
     """Return the Gaussian under the tuned hyper-parameters; itself if the search failed."""
     if not tuned.succeeded:
         return gaussian
@@ -86,7 +114,8 @@ def with_tuned(gaussian: Gaussian, marginal: Marginal, tuned: Tuned) -> Gaussian
         precision = marginal.precision_at(tuned.prior_precision, noise)
         evidence = marginal.log_evidence(tuned.prior_precision, noise)
         terms = marginal.data_terms(noise)
-    return Gaussian(tuned_joint(gaussian.joint, tuned), gaussian.mean, precision, gaussian.buffers, evidence, terms)
+    joint = tuned_joint(gaussian.joint, tuned, way)
+    return Gaussian(joint, gaussian.mean, precision, gaussian.buffers, evidence, terms)
 
 
 def present_precision(joint: Joint, groups: Groups) -> Tensor:
@@ -127,6 +156,9 @@ class Search:
         self.marginal, self.noise, self.evaluations = marginal, noise, 0
         self.names = (*(f"the prior precision of {name}" for name in marginal.names), *["the noise"] * noise)
         self.start = marginal.prior_precision.log()
+        self.given = torch.tensor(
+            [name == GIVEN for name in marginal.names], dtype=torch.bool, device=self.start.device
+        )
         if noise:
             assert marginal.noise is not None
             self.start = torch.cat([self.start, self.start.new_tensor([-2.0 * math.log(marginal.noise.scale)])])
@@ -153,6 +185,7 @@ class Search:
             (gradient,) = torch.autograd.grad(value, leaf)
         except NotPositiveDefinite:
             return None
+        gradient[: len(self.given)][self.given] = 0.0
         lost = marginal.prior_power * alpha.detach() * marginal.squares
         if scale is not None:
             assert marginal.noise is not None

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -13,7 +14,9 @@ from posterity.errors import Diverged, positive, positive_whole, shown
 from posterity.inference.callbacks import Callback
 from posterity.inference.identity import refuse_other
 from posterity.inference.run import Run, Trace, check_kept, check_loss
-from posterity.storage import Part, RunFolder, flatten, mapped, restore
+from posterity.likelihoods import Likelihood
+from posterity.priors import Prior
+from posterity.storage import Part, RunFolder, decode, flatten, mapped, restore
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,18 @@ class Checkpoint:
             positive("Checkpoint.seconds", self.seconds, "or None")
         if self.steps is not None:
             positive_whole("Checkpoint.steps", self.steps, "or None")
+
+
+def stored_problem(checkpoint: Checkpoint) -> tuple[Prior, Likelihood] | None:
+    """The prior and likelihood of the run in a folder, whose scales it may have chosen; None where there is none."""
+    folder = RunFolder(checkpoint.path)
+    if not folder.exists() or "run" not in folder.parts():
+        return None
+    stored = folder.read("run")
+    model, tensors = stored.config.get("model"), stored.tensors
+    if not isinstance(model, dict) or "prior" not in model or "likelihood" not in model:
+        return None
+    return cast(Prior, decode(model["prior"], tensors)), cast(Likelihood, decode(model["likelihood"], tensors))
 
 
 class Checkpointer:

@@ -19,7 +19,7 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.inference.acceleration import Acceleration, Stepper
 from posterity.inference.callbacks import Callback, ProgressBar, Validation
-from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good
+from posterity.inference.checkpoint import Checkpoint, Checkpointer, last_good, stored_problem
 from posterity.inference.identity import identity
 from posterity.inference.kept import Kept, refuse_too_many
 from posterity.inference.memory import refuse_too_large
@@ -196,6 +196,9 @@ def infer(
     key = Key(operator.index(seed))
     rows = as_data(data)
     method = method.settled(joint, rows)
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    joint = _with_scales(method, joint, rows, start, checkpoint, key.fold("scales"))
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = joint.checked(rows.to(joint.device))
     if theta.dim() > 1:
@@ -209,8 +212,6 @@ def infer(
     run = Run(method, joint, len(feed), 0, state, validate=validator)
     hooks = _hooks(callbacks, run, progress)
     keeper = None
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-        checkpoint = Checkpoint(checkpoint)
     expected = sum(step <= run.steps for step in method.traits.kept_steps)
     folder = None if checkpoint is None else checkpoint.path
     if expected:
@@ -225,7 +226,27 @@ def infer(
         keeper.resume(run)
     with last_good(keeper, run):
         _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
-        return run.posterior(), run.trace
+        posterior = run.posterior()
+    if validator is not None:
+        posterior = method.refined(posterior, validator.sample())
+    if isinstance(posterior.joint, Joint):
+        chosen = posterior.joint.chosen_scales
+        run.trace.record(run.step, {name: scale for name, scale in chosen.items() if name not in run.trace})
+    return posterior, run.trace
+
+
+def _with_scales(
+    method: Method, joint: Problem, rows: Data, start: object, checkpoint: Checkpoint | None, key: Key
+) -> Problem:
+    """The problem with the scales that were left out, as the method or an interrupted run of it chose them."""
+    if not isinstance(joint, Joint) or not joint.leaves_out:
+        return joint
+    begun = None if checkpoint is None else stored_problem(checkpoint)
+    if begun is not None:
+        prior, likelihood = begun
+        return joint.with_scales_of(dataclasses.replace(joint, prior=prior, likelihood=likelihood))
+    before = start.joint if isinstance(start, Posterior) and isinstance(start.joint, Joint) else None
+    return method.with_scales(joint, joint.checked(rows.to(joint.device)), before, key)
 
 
 def _loop(

@@ -99,6 +99,14 @@ class Method(ABC):
         """
         return self
 
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        """Return the problem with the scales chosen that were left out, or made part of the fit.
+
+        `start` is the problem of the posterior that the run starts from. By default its fit's choice is taken over,
+        and what it did not choose stays at its present value.
+        """
+        return joint if start is None else joint.with_scales_of(start)
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Return the problem that the run works on, once the data are known; by default the one given."""
         return joint
@@ -131,6 +139,10 @@ class Method(ABC):
     @abstractmethod
     def keep(self, state: Any) -> Any:
         """Return the part of a state that the posterior needs; called after `traits.kept_steps`."""
+
+    def refined(self, posterior: Posterior, rows: Batch) -> Posterior:
+        """Return the posterior after a look at validation rows; by default itself."""
+        return posterior
 
     @abstractmethod
     def posterior(self, joint: Problem, kept: Sequence[Any]) -> Posterior:

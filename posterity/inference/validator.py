@@ -33,6 +33,10 @@ class Validator:
         """Return a hash of the rows."""
         return self._data.fingerprint()
 
+    def sample(self) -> Batch:
+        """Return some of the rows, or all, as they are scored."""
+        return self._joint.prepared(self._data.sample(ROWS), self._example)
+
     def __call__(self, posterior: Posterior) -> float | Tensor:
         """Return the score, or one for each member (M,)."""
         if posterior.num_members is not None:

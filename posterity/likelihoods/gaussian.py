@@ -1,7 +1,7 @@
 """Gaussian observation noise: known, learnt, or an output of the network."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from posterity.errors import BadData
 from posterity.likelihoods.likelihood import Likelihood, event_sum, real
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI, Scaled
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +19,10 @@ class Gaussian(Scaled):
 
     **Math**: y ~ N(f, scale^2), log p = sum over the event of -(y - f)^2 / (2 scale^2) - log scale - log(2 pi) / 2.
     Outputs and targets are (N,), (N, D) or any (N, *event), such as images. `scale` is one standard deviation for
-    all outputs or one for each, (D,). With `learn=True` it is the starting value of a parameter whose raw form is
-    log(scale), with 1 or D entries; members of a batched run each have their own, (M, 1, 1) or (M, 1, D) against
-    outputs (M, N, D).
+    all outputs or one for each, (D,). One that is given is known, and no method moves it by itself. `Gaussian()`
+    leaves it to the method to choose (docs/scales.md); until then it is 1. With `learn=True` it is the starting value
+    of a parameter beside the weights whose raw form is log(scale), with 1 or D entries; members of a batched run each
+    have their own, (M, 1, 1) or (M, 1, D) against outputs (M, N, D).
 
     `log_scale_prior = (mean, standard deviation)` puts a normal prior on each entry of log(scale). None is a flat
     prior on log(scale). It is improper: fine for a mode, a Laplace or a variational fit, but a sampler needs a
@@ -42,12 +44,23 @@ class Gaussian(Scaled):
     tensor([-0.6931])
     """
 
-    scale: float | tuple[float, ...] | Tensor = 1.0
+    scale: float | tuple[float, ...] | Tensor = None  # type: ignore[assignment]  # left out: 1
     learn: bool = False
     log_scale_prior: tuple[float, float] | None = None
+    chosen: str = field(default="", metadata={"stored": "if set"})
 
     link = "identity"
     normal_targets = True
+
+    def __post_init__(self) -> None:
+        given: object = self.scale
+        if given is None:
+            object.__setattr__(self, "scale", 1.0)
+            object.__setattr__(self, "chosen", "" if self.learn else LEFT_OUT)
+        super().__post_init__()
+
+    def as_chosen(self, way: str) -> "Gaussian":
+        return replace(self, chosen=way) if self.chosen == LEFT_OUT else self
 
     @property
     def _unit_fisher(self) -> float:

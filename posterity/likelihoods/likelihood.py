@@ -62,6 +62,13 @@ class Likelihood(ABC):
     normal_targets: ClassVar[bool] = False
     """Whether targets are normal given the outputs, so that `mean` and `variance` determine them."""
 
+    chosen: str = ""
+    """How the scale was chosen: "" where it was given, "left out" where the method is to choose it."""
+
+    def as_chosen(self, way: str) -> "Likelihood":
+        """Return the likelihood whose present scale counts as chosen in this way where it was left out."""
+        return self
+
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return targets shaped for `log_prob`, or raise a ValueError."""

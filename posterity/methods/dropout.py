@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.errors import of_kinds, positive
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info
+from posterity.methods.parts.scales import by_evidence
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import map_inputs
 from posterity.model.dropout_sites import dropout_sites
@@ -134,6 +135,9 @@ class MCDropout(GradientFit):
         super().__post_init__()
         positive("MCDropout.temperature", self.temperature)
         of_kinds(self, one_mask_a_batch=bool, one_mask_a_draw=bool)
+
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        return by_evidence(joint, data, start, key)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Check that the network has dropout, and that the prior of learnt rates is normal with mean zero."""

@@ -15,6 +15,7 @@ from posterity.inference.infer import starting_point
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.inference.task import Task
 from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData, as_data
+from posterity.model.joint import Joint
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
 from posterity.posteriors import Mixture, Posterior
@@ -148,6 +149,9 @@ class Ensemble(Method):
 
     def settled(self, joint: Problem, data: Data) -> "Ensemble":
         return replace(self, method=self.method.settled(joint, data))
+
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        return self.method.with_scales(joint, data, start, key)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.method.prepared(joint, data)

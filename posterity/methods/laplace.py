@@ -1,10 +1,12 @@
 """The Laplace approximation: a Gaussian at a mode, from the curvature there."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from types import NoneType
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -27,7 +29,8 @@ from posterity.curvature.derivatives import CACHE, DEVICE, LEAST_ROWS
 from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.errors import check_batch_size
-from posterity.evidence import Evidence, PerTensor, Tuning, residual_sums
+from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
+from posterity.evidence.cavities import LEAVE_ONE_OUT, harm
 from posterity.inference.memory import refuse_too_large
 from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
 from posterity.jacobians.jacobian import chunk_size
@@ -38,7 +41,7 @@ from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
-from posterity.priors import Correlated
+from posterity.priors import Correlated, Normal
 
 _LAYERWISE = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures with sums for each layer
 
@@ -46,12 +49,19 @@ _HINTS = {
     "curvature": "Use one of posterity.curvature, such as GaussNewton().",
     "structure": "Use one of posterity.curvature, such as Kronecker(), or None.",
     "subset": "Use one of posterity.methods, such as LastLayer().",
-    "tuning": "Use Evidence(), MacKay() or None; ValidationGrid() goes to posterity.evidence.retuned after the fit.",
+    "tuning": 'Use "auto", Evidence(), MacKay() or None; ValidationGrid() goes to evidence.retuned after the fit.',
 }
 
 FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor, and copies between them
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
+AUTO: Final = "auto"
+HARM = 0.005  # nats a row by which leave-one-out predictions may be worse than those of the weights without a warning
+
+logger = logging.getLogger("posterity")
+
+# Rows for leave-one-out predictions, by the problem of the run that they are of.
+_samples: "WeakKeyDictionary[Joint, Batch]" = WeakKeyDictionary()
 
 
 class LaplaceState(NamedTuple):
@@ -79,13 +89,18 @@ class Laplace(Method):
 
     **Math**: Lambda = lp C + pp diag(-d^2 log p / d theta^2), C the TOTAL curvature of the negative log-likelihood over
     all data, kept in a `structure` (None: the whole matrix up to 3,000 weights, Kronecker factors beyond).
-    log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. `tuning` moves prior precision and Gaussian
-    noise to the maximum of the log evidence afterwards; None leaves them. The log density there holds the prior of
+    log evidence = log density at theta* + R/2 log 2 pi - 1/2 logdet Lambda. The log density there holds the prior of
     every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights.
 
+    **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
+    fit chose them. Without one, the network was trained elsewhere, and `tuning="auto"` chooses the prior precision by
+    how the posterior predicts (`evidence.PredictiveFit`): on the rows `infer(..., validation=...)`, or else by
+    approximate leave-one-out. `tuning=Evidence()` moves prior precision and noise, given or not, to the maximum of the
+    log evidence at theta*, which stays where it is; None leaves them.
+
     **Limit**: exact for linear models with Gaussian noise; local: it sees nothing but the curvature at theta*, which
-    must be a mode (start from MAP); the log names the distance where it is not. theta* stays where it is when the
-    prior is tuned.
+    must be a mode (start from MAP); the log names the distance where it is not. Where leave-one-out predictions are
+    worse than those of theta* alone, the log says by how much.
 
     **Cost**: one pass over the data with `GaussNewton` and most structures, see those; `Full` holds R x R numbers and
     factors them once, R^3 / 3.
@@ -106,7 +121,7 @@ class Laplace(Method):
     curvature: Curvature = field(default_factory=GaussNewton)
     structure: Structure | None = None
     subset: Subset = field(default_factory=AllWeights)
-    tuning: Tuning | None = field(default_factory=Evidence)
+    tuning: Tuning | Literal["auto"] | None = AUTO
     batch_size: int | None = 1024
 
     def __post_init__(self) -> None:
@@ -118,7 +133,7 @@ class Laplace(Method):
             ("tuning", Tuning, True),
         ):
             value = getattr(self, name)
-            if not isinstance(value, kind) and not (optional and value is None):
+            if not isinstance(value, kind) and not (optional and value is None) and (name, value) != ("tuning", AUTO):
                 hint = f"Call it: {value.__name__}()." if isinstance(value, type) else _HINTS[name]
                 raise TypeError(f"Laplace.{name} must be of kind {kind.__name__}. Got {value!r}. {hint}")
         if self.structure is not None and self.structure.needs_columns and not self.curvature.factored:
@@ -131,7 +146,7 @@ class Laplace(Method):
                 f"Laplace: {self.structure} is of whole tensors, and {self.subset} chooses single weights. "
                 "Use the structure Full() or Diagonal()."
             )
-        apart = self.tuning is not None and isinstance(self.tuning.groups, PerTensor)
+        apart = isinstance(self.tuning, Tuning) and isinstance(self.tuning.groups, PerTensor)
         if apart and isinstance(self.structure, CorrectedKronecker):
             raise ValueError(
                 "Laplace: corrected eigenvalues are for weight and bias in fixed proportions, and PerTensor() tunes "
@@ -178,6 +193,10 @@ class Laplace(Method):
                 "Use subset=AllWeights() and a joint with random='*'."
             )
         refuse_too_large(self, joint, data)
+        if self.tuning == AUTO and self.curvature.factored and joint.num_members is None:
+            rows = data.sample(PredictiveFit().rows)
+            if not rows.per_member:
+                _samples[joint] = rows
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
@@ -327,9 +346,37 @@ class Laplace(Method):
                 own, theta = problem.member(index), theta[index]
                 buffers = {name: b[index] for name, b in buffers.items()}
             fit = Fit(theta, sums, data, slope, state.places, buffers)
-            each.append(gaussian_at_mode(own, fit, structure, self.tuning, scales_with_noise))
+            tuning = self.tuning if isinstance(self.tuning, Tuning) else None
+            each.append(gaussian_at_mode(own, fit, structure, tuning, scales_with_noise))
         gaussian = side_by_side(problem, each, state.buffers) if state.theta.dim() > 1 else each[0]
-        return gaussian if joint.network is None else Linearized(gaussian.joint, gaussian)
+        if joint.network is None:
+            return gaussian
+        posterior = Linearized(gaussian.joint, gaussian)
+        rows = _samples.get(joint.as_joint("Laplace"))
+        return posterior if rows is None or posterior.num_members is not None else _that_predicts(posterior, rows)
+
+    def refined(self, posterior: Posterior, rows: Batch) -> Posterior:
+        """The posterior at the prior precision that suits held-out rows, where leave-one-out chose it."""
+        assert isinstance(posterior.joint, Joint)
+        if not isinstance(posterior, Linearized) or posterior.joint.bound_prior.chosen != LEAVE_ONE_OUT:
+            return posterior
+        return PredictiveFit().chosen_on(posterior, rows)
+
+
+def _that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
+    """The posterior with the scales chosen that were left out; warns where it predicts worse than the weights alone."""
+    joint = posterior.joint.as_joint("Laplace")
+    if joint.leaves_out:
+        if isinstance(joint.bound_prior, Normal):
+            return PredictiveFit().by_cavities(posterior, rows)
+        logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
+    worse = harm(posterior, rows)
+    if worse > HARM:
+        logger.warning(
+            f"Leave-one-out predictions of the posterior are worse than those of the weights alone by {worse:.3g} nats "
+            "a row. The prior is too wide for these weights: leave its scale out, or give a smaller one."
+        )
+    return posterior
 
 
 def _derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:

@@ -113,6 +113,11 @@ class MAP(GradientFit):
     def traits(self) -> Traits:
         return Traits(recordable=True)
 
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        from posterity.methods.parts.scales import by_evidence  # which is made of this method
+
+        return by_evidence(joint, data, start, key)
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return joint.as_joint("MAP(proximal=True)", "Use MAP without proximal.") if self.proximal else joint
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from posterity.curvature import Kronecker
 from posterity.errors import fraction, of_kinds, positive_whole, shown
-from posterity.evidence import Evidence, Marginal, PerLayer, Tuned, Tuning, present_precision, tuned_joint
+from posterity.evidence import Groups, Marginal, Shared, Tuned, Tuning, present_precision, tuned_joint
 from posterity.evidence.marginal import grouped
+from posterity.evidence.tuning import automatic
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.likelihoods import Gaussian
 from posterity.methods.laplace import Laplace, LaplaceState
@@ -47,7 +48,8 @@ class OnlineLaplace(Method):
     `burn_in` of them, and `rounds` times in all at equal distances, a pass over the data adds up the curvature at the
     present theta, and `tuning` moves alpha and the noise to the maximum of the log evidence there. A last pass, at
     the end, makes the posterior of `laplace` at the last hyper-parameters. The trace has the "log_evidence" of each
-    pass, before the change, and "prior_precision" (G,) and "noise_scale" after it.
+    pass, before the change, and "prior_precision" (G,) and "noise_scale" after it. By default (None) `tuning` moves
+    what was left out, one prior precision for each layer and the noise, and nothing that was given.
 
     **Limit**: for a linear model the fixed point is the maximum of the exact evidence over the hyper-parameters. For
     networks the curvature is taken as constant in theta while alpha and the noise move. A learnt noise of one
@@ -63,7 +65,7 @@ class OnlineLaplace(Method):
     >>> import posterity as po
     >>> x = torch.linspace(-1, 1, 40).unsqueeze(1)
     >>> y = 2 * x + 0.1 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
-    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=1.0), po.priors.Normal(), num_data=40)
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(), po.priors.Normal(), num_data=40)
     >>> fit = po.methods.MAP(steps=1000, batch_size=None, optimizer=po.optim.Adam(0.02))
     >>> q, trace = po.infer(po.methods.OnlineLaplace(fit), joint, (x, y))
     >>> round(q.joint.likelihood.scale, 1)
@@ -72,12 +74,14 @@ class OnlineLaplace(Method):
 
     fit: MAP = field(default_factory=MAP)
     laplace: Laplace = field(default_factory=lambda: Laplace(structure=Kronecker(), tuning=None))
-    tuning: Tuning = field(default_factory=lambda: Evidence(PerLayer()))
+    tuning: Tuning | None = None
     rounds: int = 20
     burn_in: float = 0.2
 
     def __post_init__(self) -> None:
-        of_kinds(self, fit=MAP, laplace=Laplace, tuning=Tuning)
+        of_kinds(self, fit=MAP, laplace=Laplace)
+        if self.tuning is not None:
+            of_kinds(self, tuning=Tuning)
         positive_whole("OnlineLaplace.rounds", self.rounds)
         fraction("OnlineLaplace.burn_in", self.burn_in)
 
@@ -89,6 +93,9 @@ class OnlineLaplace(Method):
     def stops(self) -> tuple[int, ...]:
         """Steps of the fit after which there is a pass; the last is its end."""
         return equal_stops(self.fit.steps, self.burn_in, self.rounds)
+
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        return joint  # they are chosen during the fit
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.laplace.prepared(joint, data)
@@ -104,13 +111,16 @@ class OnlineLaplace(Method):
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> OnlineLaplaceState:
         joint = joint.as_joint("OnlineLaplace", "Use Laplace.")
-        if not isinstance(joint.bound_prior, Normal):
+        tuning = self._tuning(joint)
+        if tuning is not None and not isinstance(joint.bound_prior, Normal):
             raise ValueError(f"OnlineLaplace tunes a Joint with a Normal prior. Got {shown(joint.prior)}. Use Laplace.")
         if theta.dim() > 1:
             raise ValueError("OnlineLaplace trains one theta at a time. Use joint.member(i) for each member.")
-        alpha = present_precision(joint, self.tuning.groups).cpu()
+        alpha = torch.zeros(0, dtype=torch.float64, device="cpu")
+        if tuning is not None:
+            alpha = present_precision(joint, tuning.groups).cpu()
         noise, likelihood = torch.zeros((), dtype=torch.float64, device="cpu"), joint.fitted(theta).likelihood
-        if self.tuning.noise and isinstance(likelihood, Gaussian):
+        if tuning is not None and tuning.noise and isinstance(likelihood, Gaussian):
             scale = torch.as_tensor(likelihood.scale, dtype=torch.float64).detach().cpu()
             noise = scale.reshape(()).clone() if scale.numel() == 1 else noise
         now = self._now(joint, alpha, noise)
@@ -144,10 +154,13 @@ class OnlineLaplace(Method):
 
     def _at_stop(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> tuple[OnlineLaplaceState, Info]:
         """Tune the hyper-parameters at a stop; at the last one they stay, since theta is a fit to them."""
-        marginal = self._marginal(joint, now, state)
+        tuning = self._tuning(joint)
+        marginal = self._marginal(joint, now, state, Shared() if tuning is None else tuning.groups)
         info: dict[str, Tensor | float] = {"log_evidence": marginal.log_evidence()}
+        if tuning is None:
+            return state._replace(stops=state.stops + 1), info
         if state.stops + 1 < len(self.stops):
-            tuned = self.tuning.tune(marginal)
+            tuned = tuning.tune(marginal)
             noise = torch.full_like(state.noise_scale, tuned.noise_scale or 0.0)
             state = state._replace(prior_precision=tuned.prior_precision.cpu(), noise_scale=noise)
         info["prior_precision"] = state.prior_precision
@@ -155,7 +168,10 @@ class OnlineLaplace(Method):
             info["noise_scale"] = state.noise_scale
         return state._replace(stops=state.stops + 1), info
 
-    def _marginal(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> Marginal:
+    def _tuning(self, joint: Joint) -> Tuning | None:
+        return automatic(joint) if self.tuning is None else self.tuning
+
+    def _marginal(self, joint: Joint, now: Joint, state: OnlineLaplaceState, groups: Groups) -> Marginal:
         """The evidence at a stop, with the declared prior of a learnt noise."""
         theta, laplace = state.fit.theta, state.laplace
         problem = now.narrowed(laplace.chosen)
@@ -165,11 +181,14 @@ class OnlineLaplace(Method):
             problem = dataclasses.replace(problem, likelihood=joint.likelihood)
             theta = torch.cat([theta.to(torch.float64), state.noise_scale.log().to(theta.device).reshape(1)])
         log_likelihood, residuals = laplace.data[0, 0], laplace.data[0, 1:] if float(state.noise_scale) else None
-        return Marginal.of(problem, theta, precision, log_likelihood, residuals, self.tuning.groups)
+        return Marginal.of(problem, theta, precision, log_likelihood, residuals, groups)
 
     def _now(self, joint: Joint, prior_precision: Tensor, noise_scale: Tensor) -> Joint:
         """The joint at these hyper-parameters; tuned noise is not learnt."""
-        groups, noise = self.tuning.groups, float(noise_scale)
+        tuning = self._tuning(joint)
+        if tuning is None:
+            return joint
+        groups, noise = tuning.groups, float(noise_scale)
         key = repr((groups, (*prior_precision.tolist(), noise)))
         if joint not in _latest or _latest[joint][0] != key:
             tuned = Tuned(groups, grouped(joint, groups)[0], prior_precision, noise or None, math.nan, math.nan, 0)

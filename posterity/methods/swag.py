@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from posterity.errors import positive, positive_whole, shown, whole
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
-from posterity.model import Buffers, Problem
+from posterity.model import Buffers, Joint, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import SGD
@@ -105,6 +105,9 @@ class SWAG(Method):
     def batch_size(self) -> int | None:
         """Rows of a batch of the fit."""
         return self.fit.batch_size
+
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        return self.fit.with_scales(joint, data, start, key)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.fit.prepared(joint, data)

@@ -200,6 +200,9 @@ class VariationalEM(Method):
         own = self.expectation.traits
         return Traits(takes_members=False, anytime=own.anytime, row=own.row)
 
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        return joint.as_chosen("M-steps")
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         problem = _one_problem(joint)
         if self._holds and getattr(problem.likelihood, "log_scale_prior", None) is not None:

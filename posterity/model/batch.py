@@ -150,6 +150,23 @@ class Data(ABC):
     def first(self) -> Batch:
         """A batch to check shapes and kinds against: all rows where they are in memory."""
 
+    def sample(self, count: int) -> Batch:
+        """At most `count` rows at equal distances through a pass, with weights by which they stand for all rows."""
+        stride, parts, seen = -(-self.num_data // count), [], 0
+        for batch in self.passes(1024).from_step(0):
+            assert batch is not None
+            rows = torch.arange(-seen % stride, batch.size, stride, device=batch.targets.device)
+            axis = 1 if batch.per_member else 0
+            parts.append(batch.map(lambda tensor, rows=rows, axis=axis: tensor.index_select(axis, rows)))  # type: ignore[misc]
+            seen += batch.size
+        joined = iter(
+            [torch.cat(each, dim=axis) for each in zip(*(batch_tensors(part) for part in parts), strict=True)]
+        )
+        sample = parts[0].map(lambda _: next(joined))
+        weights = sample.targets.new_ones(sample.targets.shape[: axis + 1], dtype=torch.float64)
+        weights = (weights if sample.weights is None else sample.weights) * (self.num_data / sample.size)
+        return sample._replace(weights=weights)
+
     @abstractmethod
     def fingerprint(self) -> str:
         """A short string that differs when the data differ."""

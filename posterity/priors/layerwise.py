@@ -13,6 +13,7 @@ from torch import Tensor
 from posterity.errors import shown, unknown
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
 from posterity.priors.fan import ScaleRule, fans
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
@@ -93,6 +94,10 @@ class Layerwise(Prior):
 
     def rescaled(self, factor: Any) -> "Layerwise":
         return Layerwise({pattern: rule.rescaled(factor) for pattern, rule in self.rules.items()})
+
+    def as_chosen(self, way: str) -> "Layerwise":
+        rules = self.rules.items()
+        return Layerwise({pattern: r.as_chosen(way) if isinstance(r, Prior) else r for pattern, r in rules})
 
     @property
     def num_members(self) -> int | None:
@@ -237,11 +242,13 @@ def _fused(priors: Sequence[Normal], sizes: Sequence[int]) -> Normal:
     """Return one normal prior over all tensors: scale (1, P) or (M, P), and mean a number, (P,) or (M, P)."""
     _common_members(priors)
     scale = _per_weight([prior.scale for prior in priors], sizes, axis=-1)
+    ways = {prior.chosen for prior in priors}
+    chosen = LEFT_OUT if LEFT_OUT in ways else ", ".join(sorted(ways - {""}))
     means = [prior.mean for prior in priors]
     if not any(isinstance(mean, Tensor) for mean in means) and len(set(means)) == 1:
-        return Normal(scale, means[0])
+        return Normal(scale, means[0], chosen)
     mean = _per_weight(means, sizes, axis=0)
-    return Normal(scale, mean if len(mean) > 1 else mean[0])
+    return Normal(scale, mean if len(mean) > 1 else mean[0], chosen)
 
 
 def _per_weight(values: Sequence[float | Tensor], sizes: Sequence[int], axis: int) -> Tensor:

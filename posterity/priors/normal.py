@@ -1,7 +1,7 @@
 """The normal prior over independent weights, the Bayesian reading of weight decay."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.errors import positive, shown
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
 from posterity.priors.independent import Parametric, in_double, is_transient
 from posterity.priors.prior import over
 
@@ -32,7 +33,9 @@ class Normal(Parametric):
 
     **Math**: w ~ N(mean, scale^2), log p = sum over weights of -(w - mean)^2 / (2 scale^2) - log scale - log(2 pi) / 2.
     `scale` is a number, (M,) with one for each member, or (1, P) or (M, P) with one for each weight. `mean` is a
-    number, (P,) or (M, P).
+    number, (P,) or (M, P). A scale that is given is known, and no method moves it by itself. `Normal()` leaves it to
+    the method to choose one for each layer (docs/scales.md); until then it is 1. `chosen` says how a scale came about:
+    "" for given, "left out" for one that a method is to choose, and after a fit how it chose, such as "evidence".
 
     **Limit**: exact. The mode under it is L2-penalised maximum likelihood with penalty |w|^2 / (2 scale^2).
 
@@ -48,14 +51,21 @@ class Normal(Parametric):
     >>> value, grad = prior.value_and_grad(torch.tensor([4.0, 0.0]))
     >>> grad
     tensor([-1., -0.])
+    >>> Normal().chosen, Normal(scale=1.0).chosen
+    ('left out', '')
     """
 
-    scale: float | Tensor = 1.0
+    scale: float | Tensor = None  # type: ignore[assignment]  # left out: 1
     mean: float | Tensor = 0.0
+    chosen: str = field(default="", metadata={"stored": "if set"})
 
     degree = 2
 
     def __post_init__(self) -> None:
+        given: object = self.scale
+        if given is None:
+            object.__setattr__(self, "scale", 1.0)
+            object.__setattr__(self, "chosen", LEFT_OUT)
         positive("Normal.scale", self.scale, "or a tensor (M,), (1, P) or (M, P) of such numbers")
         if isinstance(self.scale, Tensor) and self.scale.dim() > 2:
             raise ValueError(f"Normal.scale must be a number, (M,), (1, P) or (M, P). Got {shown(self.scale)}.")
@@ -105,7 +115,7 @@ class Normal(Parametric):
             scale = scale[index].unsqueeze(0)
         if isinstance(mean, Tensor) and mean.dim() == 2:
             mean = mean[index if len(mean) > 1 else 0]
-        return Normal(scale, mean)
+        return Normal(scale, mean, self.chosen)
 
     def log_prob(self, theta: Tensor) -> Tensor:
         constants = self._constants(theta.shape, theta)
@@ -184,14 +194,18 @@ class Normal(Parametric):
                 return value[..., part.offset : part.offset + part.size]
             return value
 
-        return tuple(Normal(sliced(self.scale, part, 2), sliced(self.mean, part, 1)) for part in layout)
+        return tuple(Normal(sliced(self.scale, part, 2), sliced(self.mean, part, 1), self.chosen) for part in layout)
 
     def rescaled(self, factor: Any) -> "Normal":
         return replace(self, scale=in_double(self.scale) * factor)
 
     def rescaled_each(self, factors: Tensor) -> "Normal":
         scale = torch.as_tensor(self.scale, dtype=torch.float64, device=factors.device) * factors.unsqueeze(0)  # (1, n)
-        return Normal(_number(scale), _number(self.mean) if isinstance(self.mean, Tensor) else self.mean)
+        mean = _number(self.mean) if isinstance(self.mean, Tensor) else self.mean
+        return Normal(_number(scale), mean, self.chosen)
+
+    def as_chosen(self, way: str) -> "Normal":
+        return replace(self, chosen=way) if self.chosen == LEFT_OUT else self
 
     def centred(self) -> tuple["Normal", float | Tensor]:
         return replace(self, mean=0.0), self.mean

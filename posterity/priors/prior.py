@@ -29,6 +29,13 @@ class Prior(ABC):
     best scale for given weights has a closed form.
     """
 
+    chosen: str = ""
+    """How the scale was chosen: "" where it was given, `LEFT_OUT` where the method is to choose it."""
+
+    def as_chosen(self, way: str) -> "Prior":
+        """Return the prior whose present scales count as chosen in this way where they were left out."""
+        return self
+
     def bound(self, layout: Layout) -> "Prior":
         """Return the prior for these named tensors (itself where names and shapes do not matter)."""
         return self

@@ -64,7 +64,9 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
         return {
             "type": _type_name(type(value), path),
             "fields": {
-                f.name: encode(getattr(value, f.name), tensors, join(path, f.name)) for f in fields(value) if f.init
+                f.name: encode(getattr(value, f.name), tensors, join(path, f.name))
+                for f in fields(value)
+                if f.init and (getattr(value, f.name) or "stored" not in f.metadata)
             },
         }
     raise TypeError(

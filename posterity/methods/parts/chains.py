@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,8 +10,14 @@ from torch import Tensor
 from posterity.diagnostics.chains import rhat
 from posterity.errors import positive_whole, whole
 from posterity.inference.method import Method, Traits
+from posterity.likelihoods import Gaussian
+from posterity.model import Data, Joint
 from posterity.model.problem import Problem
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
+from posterity.priors import Hierarchical, LogNormal
+
+SPREAD = 1.5  # of log scales under their hyper-priors: within a factor of 20 around 1 with probability 0.95
 
 
 class Chains(Method):
@@ -36,6 +43,18 @@ class Chains(Method):
     @property
     def traits(self) -> Traits:
         return Traits(takes_members=False, row="chain", kept_steps=self.kept_steps)
+
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        """The problem whose scales that were left out have log-normal hyper-priors around 1.
+
+        The prior scale of each tensor is integrated out; the noise is sampled along with the weights.
+        """
+        prior, likelihood = joint.prior, joint.likelihood
+        if joint.bound_prior.chosen == LEFT_OUT:
+            prior = Hierarchical(prior.as_chosen("hyper-prior"), LogNormal(spread=SPREAD))
+        if isinstance(likelihood, Gaussian) and likelihood.chosen == LEFT_OUT:
+            likelihood = Gaussian(1.0, learn=True, log_scale_prior=(0.0, SPREAD), chosen="hyper-prior")
+        return replace(joint, prior=prior, likelihood=likelihood)
 
     def initial(self, joint: Problem, key: Key) -> Tensor:
         self._refuse_others(joint)
