@@ -207,11 +207,12 @@ class Joint:
         return dataclasses.replace(self, network=self.network.replace(buffers=buffers)) if buffers else self
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
-        """Copies of the network's buffers, one for each member of theta (M, P)."""
+        """Copies of the running statistics of batch norm, one for each member of theta (M, P)."""
         plain = self.network.member(0).buffers
         return {
             name: (b if b.dim() > plain[name].dim() else b.expand((*theta.shape[:-1], *b.shape))).clone()
             for name, b in self.network.buffers.items()
+            if name in self.network.running
         }
 
     def initial(self) -> Tensor:
@@ -304,7 +305,7 @@ class Joint:
                 self.member(i)._add_data_grad(theta[i], batch.member(i), network.buffers_of(own, i), grad[i], train)
                 for i in range(len(theta))
             ]
-            after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in own}
+            after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in each[0][1]}
             return torch.stack([value for value, _ in each]), after
         weights, raw = self.split(theta.detach())
         leaves = [view.requires_grad_() for view in network.views(weights)]
