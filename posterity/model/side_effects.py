@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
+from posterity.model.batch import Inputs, map_inputs, named_tensors
 from posterity.numerics.random import GlobalStates, global_generators
 
 _ROWS = 2  # rows of the calls that are looked at
@@ -51,11 +51,11 @@ UNKNOWN = SideEffects(inputs=True, buffers=None)
 
 
 def watchable(inputs: Inputs) -> bool:
-    """Return whether a call on such inputs shows its side effects: on plain tensors with rows, outside of tracing."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # pyright: ignore[reportAttributeAccessIssue]
-    tensors = named_tensors(inputs).values()
-    plain = not any(wrapped(tensor) or tensor.dim() == 0 or tensor.device.type == "meta" for tensor in tensors)
-    return plain and num_rows(inputs) > 0 and not torch._C._len_torch_dispatch_stack()
+    """Return whether a call on such inputs shows its side effects: on rows with values, outside of transforms."""
+    outer: Any = torch._C._functorch.peek_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    if outer is not None or torch._C._len_torch_dispatch_stack():  # torch.func; tracing
+        return False
+    return all(tensor.dim() > 0 and len(tensor) > 0 for tensor in named_tensors(inputs).values())
 
 
 def write_counts(inputs: Inputs) -> tuple[int, ...] | None:
