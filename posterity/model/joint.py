@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood
+from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, checked_targets
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -383,11 +383,9 @@ class Joint:
             check_finite("targets", batch.targets, batch.per_member)
         likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
         outputs = example.expand(batch.size, *example.shape[1:])
-        if batch.per_member:
-            targets = torch.stack([likelihood.check(outputs, rows) for rows in batch.targets])
-        else:
-            targets = likelihood.check(outputs, batch.targets)
-        return batch._replace(targets=targets, weights=None if batch.weights is None else batch.weights.to(self.dtype))
+        targets = checked_targets(likelihood, outputs, batch)
+        weights = None if batch.weights is None else batch.weights.to(self.dtype)
+        return batch._replace(targets=targets, weights=weights, checked=True)
 
     def check(self, batch: Batch) -> Batch:
         """The batch with targets shaped for the likelihood; raises BadData where it does not fit the model."""
