@@ -51,6 +51,10 @@ class Network:
     dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
     weights are frozen. Threads may share a network: their calls take turns.
 
+    A call is a function of theta and inputs. Two rows of the first inputs show what else it does: a module that writes
+    into its inputs or buffers is given copies in every call; one that draws random numbers in evaluation mode, keeps a
+    state between calls or writes into its weights is refused.
+
     >>> network = Network(nn.Linear(2, 1))
     >>> network.layout.names, network.layout.size
     (('weight', 'bias'), 3)
