@@ -84,6 +84,8 @@ class Rows:
         key: Key,
         budget: int | None = None,
     ) -> None:
+        if batch is not None and not batch.checked and not batch.targets.is_floating_point():
+            batch = joint.as_joint("curvature").check(batch)
         self.curvature, self.joint, self.theta, self.batch = curvature, joint, theta, batch
         self.buffers, self.key, self.budget = buffers, key, budget
         self._outputs: list[Tensor] = []

@@ -21,7 +21,6 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers, Network
 from posterity.numerics.autodiff import row_jacobians
 from posterity.numerics.layout import Block
-from posterity.numerics.random import torch_states
 
 logger = logging.getLogger("posterity")
 
@@ -77,8 +76,21 @@ def plain_recurrence(network: Network) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def _without_onednn(network: Network) -> Iterator[None]:
+    """Turn oneDNN off for recurrent layers: its LSTM has no derivative under torch.func."""
+    enabled = (
+        torch._C._get_mkldnn_enabled()
+    )  # torch.backends.mkldnn.flags sets TF32, too, which warns without Intel's GPU
+    torch._C._set_mkldnn_enabled(enabled and not network.recurrent)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextmanager
 def torch_kernels(network: Network) -> Iterator[None]:
-    """Use torch's own kernels, which torch.func can differentiate; it cannot differentiate fused ones.
+    """Use torch's plain kernels, which torch.func can differentiate; it cannot differentiate fused or oneDNN's ones.
 
     Operations without a batching rule (recurrent layers on CUDA, weight norm) run one at a time under vmap, without
     torch's warning each time; recurrent layers are slow, which is logged once. Fused attention has no rule either.
@@ -86,7 +98,12 @@ def torch_kernels(network: Network) -> Iterator[None]:
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings(), plain_recurrence(network):
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            warnings.catch_warnings(),
+            plain_recurrence(network),
+            _without_onednn(network),
+        ):
             warnings.filterwarnings("ignore", message="There is a performance drop")
             if network.recurrent and network.device.type == "cuda":
                 _log_once("derivatives of recurrent layers", "their kernels have no batching rule")
@@ -181,8 +198,10 @@ def last_layer(joint: Joint, inputs: Inputs) -> tuple[str, ...]:
     network = joint.network.member(0)
     weights = [view.detach() for view in network.views(network.initial)]
     tracked = dict(zip(network.layout.names, weights, strict=True))
+    row = _taken(inputs, (0,), network.device)
+    network.side_effects(row)  # before the mode sees the calls
     with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
-        outputs = network.run(weights, _taken(inputs, (0,), network.device))[0]
+        outputs = network.run(weights, row)[0]
     layers = [use for use in seen.uses if isinstance(use, (LinearUse, ConvolutionUse)) and use.weight is not None]
     if layers and outputs.requires_grad:
         made = [use for use in layers if use.edge.node is outputs.grad_fn]
@@ -245,16 +264,15 @@ def _look(
     tracked = {n: w.requires_grad_() for n, w in zip(network.layout.names, weights, strict=True) if n in names}
     leading: dict[str, list[int]] = {}
     runs = []
-    before = torch_states(network.device)
-    for rows in ((0, 1), (0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
+    network.side_effects(_taken(inputs, (0, 1), network.device)).refuse_draws()  # before the mode sees the calls
+    for rows in ((0, 1), (3, 1, 2, 0)):  # the last: other rows before, between and after
         with torch.enable_grad(), plain_recurrence(network), WeightUses(tracked) as seen:
             outputs = network.run(weights, _taken(inputs, rows, network.device))[0]
         for use in seen.uses:
             for name in use.names:
                 leading.setdefault(name, []).append(use.output_shape[0] - len(rows))
         runs.append((outputs, seen))
-    drew = not all(map(torch.equal, before, torch_states(network.device)))
-    _refuse_random(runs[0][0], runs[1][0], runs[2][0][[3, 1]], drew)
+    _refuse_mixing(runs[0][0], runs[1][0][[3, 1]])
     outputs, seen = runs[-1]
     explicit = {name: reason for name, reason in seen.unknown.items() if name in names}
     for name, differences in leading.items():
@@ -291,18 +309,8 @@ def _moved(outputs: Tensor, uses: Sequence[Use]) -> set[str]:
     return names
 
 
-def _refuse_random(first: Tensor, again: Tensor, among_others: Tensor, drew: bool) -> None:
-    """Raise a ValueError where the module draws random numbers or mixes rows.
-
-    Draws show in the state of torch's generators, since dropout with a small rate rarely changes two rows, and in
-    unequal outputs of equal inputs, since there are other generators.
-    """
-    if drew or not torch.allclose(first, again, rtol=1e-6, atol=1e-8, equal_nan=True):
-        raise ValueError(
-            "The module draws random numbers even in evaluation mode: two runs on the same rows differ. Curvature, "
-            "local reparameterisation and flipout need a fixed function: draw with torch.nn.Dropout, which is off "
-            "here, or remove the noise."
-        )
+def _refuse_mixing(first: Tensor, among_others: Tensor) -> None:
+    """Raise a ValueError where the outputs of the same rows differ among others, so that the module mixes rows."""
     close = 1e-5 * float(first.detach().abs().max())
     if not torch.allclose(first, among_others, rtol=1e-3, atol=close, equal_nan=True):
         raise ValueError(

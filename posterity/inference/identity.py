@@ -65,6 +65,12 @@ def refuse_other(
             raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {name} differs{values}. {remedy}")
     for name in dict.fromkeys((*wanted.tensors, *stored.tensors)):
         before, after = stored.tensors.get(name), wanted.tensors.get(name)
-        same_shape = before is not None and after is not None and before.shape == after.shape
-        if not same_shape or not bool((before == after.cpu()).all()):  # type: ignore[union-attr]
+        if before is None or after is None or not _equal(before, after.cpu()):
             raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {name.partition('.')[0]} differs. {remedy}")
+
+
+def _equal(before: Tensor, after: Tensor) -> bool:
+    """Return whether the tensors hold the same numbers; NaN, which a buffer may hold, is equal to itself."""
+    if before.shape != after.shape:
+        return False
+    return bool(((before == after) | ((before != before) & (after != after))).all())

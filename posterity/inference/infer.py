@@ -81,7 +81,7 @@ def _from_posterior(joint: Joint, theta: Tensor, start: Posterior, origin: Joint
         )
     network = joint.network.replace(
         frozen={name: known[name].to(joint.device) for name in joint.network.frozen},
-        buffers={name: b.to(joint.device) for name, b in (start.buffers or joint.network.buffers).items()},
+        buffers={name: b.to(joint.device) for name, b in {**origin.network.buffers, **start.buffers}.items()},
     )
     joint = dataclasses.replace(joint, network=network)
     weights = joint.network.layout.flatten(known)

@@ -95,7 +95,8 @@ def activation_bytes(joint: Problem, data: Data, rows: int | None) -> int:
                 seen[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+        with torch.enable_grad(), network.without_dropout(inputs), hooks:
             outputs, _ = network.run(leaves, inputs, train=True)
         kept.append(sum(seen.values()) + tensor_bytes([outputs]))
     return (joint.num_members or 1) * max(0, kept[1] - kept[0]) * count

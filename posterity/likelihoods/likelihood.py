@@ -75,7 +75,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return log p(y_n | f_n) for each row, (..., N), summed over the event."""
+        """Return log p(y_n | f_n) for each row, (..., N), summed over the event; targets are those `check` returned."""
 
     def total_log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of `log_prob` over the rows, (...)."""

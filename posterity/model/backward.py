@@ -55,6 +55,8 @@ class LeavesCache:
 def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
     """sum_n w_n log p(y_n | f_n) over the rows of the batch, (...), given the raw learnt parameters (..., H)."""
     targets = batch.targets
+    if not batch.checked and not targets.is_floating_point():
+        targets = checked_targets(likelihood.member(0), outputs[(0,) * (raw.dim() - 1)], batch)
     if not batch.per_member:
         likelihood = likelihood.with_free(raw) if raw.shape[-1] else likelihood
         if batch.weights is None:
@@ -68,6 +70,13 @@ def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, b
     else:  # all rows of all members at once
         rows = likelihood.log_prob(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])
     return rows.sum(-1) if batch.weights is None else (rows * batch.weights).sum(-1)
+
+
+def checked_targets(likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tensor:
+    """Return the targets as the likelihood needs them for outputs (N, *event); raise BadData for bad labels."""
+    if not batch.per_member:
+        return likelihood.check(outputs, batch.targets)
+    return torch.stack([likelihood.check(outputs, rows) for rows in batch.targets])
 
 
 def backward(value: Tensor, factor: float) -> None:

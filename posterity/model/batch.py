@@ -44,13 +44,15 @@ def num_rows(inputs: Inputs, axis: int = 0) -> int:
 class Batch(NamedTuple):
     """Rows: inputs, targets, and weights (n,) that multiply each row's log-likelihood, or None.
 
-    `per_member` says that every tensor has a leading member axis, (M, n, ...).
+    `per_member` says that every tensor has a leading member axis, (M, n, ...). `checked` says that a `Joint` has
+    checked the targets; others are checked in every call, since a label out of range would end a GPU's context.
     """
 
     inputs: Inputs
     targets: Tensor
     weights: Tensor | None = None
     per_member: bool = False
+    checked: bool = False
 
     @property
     def size(self) -> int:
@@ -68,7 +70,7 @@ class Batch(NamedTuple):
         if not self.per_member:
             return self
         weights = None if self.weights is None else self.weights[index]
-        return Batch(map_inputs(lambda x: x[index], self.inputs), self.targets[index], weights)
+        return Batch(map_inputs(lambda x: x[index], self.inputs), self.targets[index], weights, checked=self.checked)
 
     def fingerprint(self) -> str:
         """Hash of every byte."""
@@ -81,7 +83,8 @@ class Batch(NamedTuple):
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """`function` applied to every tensor, in the order of `tensors`."""
         inputs, targets = map_inputs(function, self.inputs), function(self.targets)
-        return Batch(inputs, targets, None if self.weights is None else function(self.weights), self.per_member)
+        weights = None if self.weights is None else function(self.weights)
+        return self._replace(inputs=inputs, targets=targets, weights=weights)
 
     def augmented(self, augmentation: Augmentation | None, key: Key | Sequence[Key], step: int) -> "Batch":
         """The batch of a step with augmented images, by the key of the feed or a key for each member."""

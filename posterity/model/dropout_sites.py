@@ -10,7 +10,7 @@ from torch import Tensor
 from posterity.model.batch import Inputs, map_inputs, named_tensors, num_rows
 from posterity.model.network import Buffers, Network
 from posterity.numerics.dropout import LayersAfter, NoMasks, NumberedMasks, Site
-from posterity.numerics.random import Key, torch_states
+from posterity.numerics.random import GlobalStates, Key, global_generators
 
 Call = tuple[tuple[int, ...], float, int]
 Calls = list[Call]
@@ -62,22 +62,21 @@ def dropout_sites(network: Network, inputs: Inputs, theta: Tensor | None = None)
 def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training: bool) -> tuple[Calls, Calls] | None:
     """The calls of passes on two and on three rows; None where a module in training mode fails or draws otherwise."""
     runs = []
-    before = torch_states(network.device)
+    generators = global_generators(network.device)
+    before = GlobalStates.now(generators)
     for count in (2, 3):
         masks, few = NoMasks(), [index % num_rows(inputs) for index in range(count)]
         rows = map_inputs(lambda tensor, few=few: tensor[few].to(network.device), inputs)  # type: ignore[misc]
         try:
             with torch.no_grad(), network.dropping(masks, training=training):
-                network.run(weights, rows, {name: buffer.clone() for name, buffer in network.buffers.items()})
+                network.run(weights, rows)
         except Exception:
             if training:
                 return None
             raise
         runs.append(masks.calls)
-    if not all(map(torch.equal, before, torch_states(network.device))):
-        torch.set_rng_state(before[0])
-        if len(before) > 1:
-            torch.cuda.set_rng_state(before[1], network.device)
+    if not before.equals(GlobalStates.now(generators)):
+        before.restore(generators)
         if training:
             return None
         raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood
+from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, checked_targets
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -249,11 +249,12 @@ class Joint:
         return dataclasses.replace(self, network=self.network.replace(buffers=buffers)) if buffers else self
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
-        """Copies of the network's buffers, one for each member of theta (M, P)."""
+        """Copies of the running statistics of batch norm, one for each member of theta (M, P)."""
         plain = self.network.member(0).buffers
         return {
             name: (b if b.dim() > plain[name].dim() else b.expand((*theta.shape[:-1], *b.shape))).clone()
             for name, b in self.network.buffers.items()
+            if name in self.network.running
         }
 
     def initial(self) -> Tensor:
@@ -346,7 +347,7 @@ class Joint:
                 self.member(i)._add_data_grad(theta[i], batch.member(i), network.buffers_of(own, i), grad[i], train)
                 for i in range(len(theta))
             ]
-            after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in own}
+            after = {name: torch.stack([member_buffers[name] for _, member_buffers in each]) for name in each[0][1]}
             return torch.stack([value for value, _ in each]), after
         weights, raw = self.split(theta.detach())
         leaves = [view.requires_grad_() for view in network.views(weights)]
@@ -424,11 +425,9 @@ class Joint:
             check_finite("targets", batch.targets, batch.per_member)
         likelihood = self.likelihood.fixed(self.likelihood.free(self.network.initial)).member(0)
         outputs = example.expand(batch.size, *example.shape[1:])
-        if batch.per_member:
-            targets = torch.stack([likelihood.check(outputs, rows) for rows in batch.targets])
-        else:
-            targets = likelihood.check(outputs, batch.targets)
-        return batch._replace(targets=targets, weights=None if batch.weights is None else batch.weights.to(self.dtype))
+        targets = checked_targets(likelihood, outputs, batch)
+        weights = None if batch.weights is None else batch.weights.to(self.dtype)
+        return batch._replace(targets=targets, weights=weights, checked=True)
 
     def check(self, batch: Batch) -> Batch:
         """The batch with targets shaped for the likelihood; raises BadData where it does not fit the model."""

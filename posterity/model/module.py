@@ -55,6 +55,7 @@ def private(module: object) -> nn.Module:
             "Pass the module itself."
         )
     check_shapes("Network", module)
+    _refuse_meta(module)
     copy = copied(module).eval()
     dropouts = [
         name
@@ -76,6 +77,16 @@ def private(module: object) -> nn.Module:
             layer.dropout = 0.0
             layer.train()  # cuDNN has gradients in training mode alone, which differs by nothing but dropout
     return copy
+
+
+def _refuse_meta(module: nn.Module) -> None:
+    """Raise a ValueError where a weight or buffer has a shape and no values."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device.type == "meta":
+            raise ValueError(
+                f"Network: the model must have values. '{name}' is on the meta device, which has shapes only. Call "
+                "module.to_empty(device='cpu') and give it weights (load_state_dict, or reset_parameters)."
+            )
 
 
 def recurrent_rates(module: nn.Module, copy: nn.Module) -> list[tuple[nn.RNNBase, float]]:

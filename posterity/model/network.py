@@ -5,7 +5,7 @@ import fnmatch
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from posterity.model.module import (
     unique,
     without_recomputation,
 )
-from posterity.numerics.dropout import Dropping, Masks, scattered_weights
+from posterity.model.side_effects import UNKNOWN, SideEffects, side_effects, watchable, write_counts
+from posterity.numerics.dropout import Dropping, Masks, NoMasks, scattered_weights
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 
@@ -49,6 +50,10 @@ class Network:
     Parameters with `requires_grad=False` are frozen at their values. Every layer runs in evaluation mode (so
     dropout is off outside `dropping`), except batch norm, which runs on batch statistics when `train=True` unless its
     weights are frozen. Threads may share a network: their calls take turns.
+
+    A call is a function of theta and inputs. Two rows of the first inputs show what else it does: a module that writes
+    into its inputs or buffers is given copies in every call; one that draws random numbers in evaluation mode, keeps a
+    state between calls or writes into its weights is refused.
 
     >>> network = Network(nn.Linear(2, 1))
     >>> network.layout.names, network.layout.size
@@ -75,14 +80,13 @@ class Network:
         self._recurrences = recurrent_rates(module, self._module)
         self._scattered = self.recurrent and self.device.type == "cuda"
         self._batch_norms = [m for m in self._module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-        self._running = {  # the buffers that batch norm writes into
-            name for name, b in buffers.items() if any(b is own for m in self._batch_norms for own in m.buffers(False))
-        }
+        written = {id(own) for norm in self._batch_norms for own in norm.buffers(recurse=False)}
+        self._running = frozenset(name for name, b in buffers.items() if id(b) in written)
         self._chain = linear_chain(self._module) or image_chain(self._module)
-        self._in_place = any(getattr(module, "inplace", False) for module in self._module.modules())
         self._refusals: list[str] = []  # why vmap refuses the module; shared with the copies of this network
         self._own = [(table, name, table[name]) for key in self._names for table, name in self._tables(key)]
         self._looked: list[str] = []  # not empty after the check for recomputation; shared with the copies, too
+        self._effects: list[SideEffects] = []  # of a call, once found; shared with the copies, too
         self._turn = Turn()  # guards the module; shared with the copies of this network
         self._index()
 
@@ -150,7 +154,7 @@ class Network:
         new = copy.copy(self)
         new.initial = self.initial if initial is None else initial.detach().clone()
         new.frozen = self.frozen if frozen is None else {k: frozen[k].detach().clone() for k in self.frozen}
-        new.buffers = self.buffers if buffers is None else dict(buffers)
+        new.buffers = self.buffers if buffers is None else {k: buffers.get(k, b) for k, b in self.buffers.items()}
         new._index()
         return new
 
@@ -162,6 +166,11 @@ class Network:
     def buffers_of(self, buffers: Buffers, index: int) -> Buffers:
         """Buffers of one member, from buffers with or without a leading axis M."""
         return {name: b[index] if b.dim() > self._buffer_dims[name] else b for name, b in buffers.items()}
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Names of the buffers that batch norm writes into; no other buffer changes in a run."""
+        return self._running
 
     @property
     def one_by_one(self) -> bool:
@@ -246,18 +255,22 @@ class Network:
         per_member: bool = False,
         train: bool = False,
     ) -> tuple[Tensor, Buffers]:
-        """Outputs and the buffers after the call, from one tensor for each parameter of the layout.
+        """Outputs and the running statistics after the call, from one tensor for each parameter of the layout.
 
-        With `members`, weights (and buffers, if given) have a leading axis M. With `train`, batch norm uses the
-        statistics of the batch and the returned buffers hold the updated running ones.
+        `buffers` replace the network's own by name. With `members`, weights (and buffers that differ by member) have a
+        leading axis M. With `train`, batch norm uses the statistics of the batch and updates the running ones.
+        Raises a ValueError for a module that draws random numbers in evaluation mode, unless inside `dropping`.
         """
-        buffers = self.buffers if buffers is None else buffers
+        buffers = {**self.buffers, **buffers} if buffers else self.buffers
         count = weights[0].shape[0] if members else None
         if per_member and num_rows(inputs) != count:
             raise ValueError(
                 f"Network: the inputs are those of {num_rows(inputs)} members, so theta must be (members, P) with as "
                 f"many. Got {'one theta' if count is None else count}."
             )
+        if not self._dropping:
+            known = self._effects or [self.side_effects(map_inputs(lambda x: x[0], inputs) if per_member else inputs)]
+            known[0].refuse_draws()
         if self._looked or not torch.is_grad_enabled() or not any(w.requires_grad for w in weights):
             return self._run(weights, inputs, buffers, count, per_member, train)
         result = without_recomputation(lambda: self._run(weights, inputs, buffers, count, per_member, train))
@@ -271,8 +284,9 @@ class Network:
         chain = self._chain
         if count is None:
             return self._call(weights, inputs if chain is None else chain.laid_out(inputs), buffers, train)
+        shared = {name for name, b in buffers.items() if b.dim() == self._buffer_dims[name]}
         stacked = {
-            name: b if b.dim() > self._buffer_dims[name] else b.expand(count, *b.shape) for name, b in buffers.items()
+            name: b.expand(count, *b.shape) if name in shared & self._running else b for name, b in buffers.items()
         }
         if chain is not None and chain.takes(inputs, per_member) and not self.one_by_one:
             return self._call(weights, inputs, stacked, train, lambda rows: chain.run(rows, count, per_member))
@@ -280,7 +294,7 @@ class Network:
             return self._loop(weights, inputs, stacked, per_member, train)
         together = torch.func.vmap(
             lambda w, x, b: self._call(w, x, b, train),
-            in_dims=(0, 0 if per_member else None, 0),
+            in_dims=(0, 0 if per_member else None, {n: None if n in shared - self._running else 0 for n in stacked}),
             randomness="same" if self._dropping else "error",
         )
         try:
@@ -293,6 +307,35 @@ class Network:
             self._refusals.append(reason)
             logger.warning("members run one after the other because vmap refused this module: %s", reason)
             return looped
+
+    def side_effects(self, inputs: Inputs) -> SideEffects:
+        """What a call on such inputs writes into and draws, found once at the starting weights, on two rows."""
+        if self._effects:
+            return self._effects[0]
+        if self._dropping or not watchable(inputs):
+            return UNKNOWN
+        network = self.member(0)
+        views = dict(zip(self.layout.names, self.views(self.initial), strict=True))
+
+        def call(weights: Buffers, rows: Inputs, buffers: Buffers) -> Tensor:
+            return network._called([*weights.values()], rows, buffers, False, network._module)
+
+        def undropped(*given: Any) -> Tensor:
+            with self.dropping(NoMasks()):
+                return call(*given)
+
+        effects = side_effects(call, undropped, views, inputs, network.buffers)
+        if effects.inputs:
+            logger.info("the model writes into its inputs: it is given a copy of the rows in every call")
+        if effects.buffers:
+            names = ", ".join(sorted(effects.buffers))
+            logger.info("the model writes into its buffers (%s): every call begins at their first values", names)
+        self._effects.append(effects)
+        return effects
+
+    def without_dropout(self, inputs: Inputs) -> AbstractContextManager[None]:
+        """Switch off dropout that the module leaves on in evaluation mode, which only `dropping` may run."""
+        return self.dropping(NoMasks()) if self.side_effects(inputs).draws == "by dropout" else nullcontext()
 
     def batch_statistics(
         self, theta: Tensor, inputs: Inputs, buffers: Buffers | None = None, *, per_member: bool = False
@@ -321,13 +364,13 @@ class Network:
             self._call(
                 [w[i] for w in weights],
                 map_inputs(lambda x, i=i: x[i], inputs) if per_member else inputs,  # type: ignore[misc]
-                {name: b[i] for name, b in buffers.items()},
+                self.buffers_of(buffers, i),
                 train,
             )
             for i in range(weights[0].shape[0])
         ]
         outputs = torch.stack([outputs for outputs, _ in results])
-        return outputs, {name: torch.stack([after[name] for _, after in results]) for name in buffers}
+        return outputs, {name: torch.stack([after[name] for _, after in results]) for name in results[0][1]}
 
     def _call(
         self,
@@ -339,10 +382,27 @@ class Network:
     ) -> tuple[Tensor, Buffers]:
         """Call the private module, or a function of its layers, with these tensors in place of its own."""
         function = self._module if function is None else function
-        if self._dropping or self._in_place:  # the rows are the user's, and are run more than once
+        effects = self._effects[0] if self._effects else UNKNOWN
+        # The rows are the user's, and are run more than once.
+        written = None if self._dropping or effects.inputs else write_counts(inputs)
+        if written is None:
             inputs = map_inputs(torch.clone, inputs)
-        if train and self._running:
-            buffers = {name: b.clone() if name in self._running else b for name, b in buffers.items()}
+        copies = self._running if train else frozenset()
+        copies = frozenset(buffers) if effects.buffers is None else copies | effects.buffers
+        if copies:
+            buffers = {name: b.clone() if name in copies else b for name, b in buffers.items()}
+        outputs = self._called(weights, inputs, buffers, train, function)
+        if written is not None and write_counts(inputs) != written:
+            raise ValueError(
+                "Network: the model wrote into its inputs in this call, and not in the first one, so rows may have "
+                "changed. Let it compute with a copy: x = x.clone() before x is written into."
+            )
+        return outputs, {name: b for name, b in buffers.items() if name in self._running}
+
+    def _called(
+        self, weights: Weights, inputs: Inputs, buffers: Buffers, train: bool, function: Callable[..., Any]
+    ) -> Tensor:
+        """As `_call`, on tensors that the module may write into."""
         with self._turn:
             try:
                 for table, name, index in self._slots:
@@ -369,4 +429,4 @@ class Network:
                 f"Network: the model must return one tensor. Got {type(outputs).__name__}. "
                 "Wrap it in a module that returns the outputs the likelihood needs."
             )
-        return outputs, buffers
+        return outputs

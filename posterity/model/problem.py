@@ -10,6 +10,7 @@ from posterity.errors import BadData, BadFolder, shown
 from posterity.model.batch import Inputs, named_tensors
 from posterity.model.data import Batch, Data
 from posterity.model.network import Buffers, Network, OutputError
+from posterity.model.side_effects import RandomDraws
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
 
@@ -118,7 +119,7 @@ class Problem(Protocol):
         ...
 
     def starting_buffers(self, theta: Tensor) -> Buffers:
-        """Copies of the network's buffers, one for each member of theta (M, P); none without a network."""
+        """Copies of the statistics of batch norm, one for each member of theta (M, P); none without a network."""
         ...
 
     def check_rows(self, data: Data) -> None:
@@ -189,9 +190,9 @@ def example_output(network: Network, batch: Batch) -> Tensor:
     few = batch.map(lambda tensor: tensor.narrow(axis, 0, count).to(network.device)).member(0)
     check_inputs(few.inputs, network.dtype, per_member=False)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), network.without_dropout(few.inputs):
             outputs = network.outputs(network.initial, few.inputs)
-    except OutputError:
+    except (OutputError, RandomDraws):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
         kinds = (f"{name} {tuple(t.shape)} of {t.dtype}" for name, t in named_tensors(batch.inputs).items())

@@ -4,11 +4,10 @@ import random
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -21,7 +20,7 @@ from torch.utils.data import (
 from posterity.errors import BadData
 from posterity.model.augmentation import Augmentation
 from posterity.model.batch import Batch, Data, Feed, as_batch
-from posterity.numerics.random import Key
+from posterity.numerics.random import GlobalStates, Key
 
 CPU = torch.device("cpu")
 FIRST_ROWS = 256  # rows of a Dataset that are checked before a run
@@ -178,31 +177,17 @@ def _keyed(begin: Callable[[], Iterator[object]], own: list[torch.Generator], ke
     generators = [torch.default_generator, *own]
     numpy_state = np.random.RandomState(key.seed % 2**32).get_state()
     torch_states = [key.generator(generator.device).get_state() for generator in generators]
-    inside: _States = random.Random(key.seed).getstate(), numpy_state, torch_states
+    inside = GlobalStates(random.Random(key.seed).getstate(), numpy_state, torch_states)
     iterator: Iterator[object] | None = None
     while True:
-        outside = _states(generators)
-        _restore(inside, generators)
+        outside = GlobalStates.now(generators)
+        inside.restore(generators)
         try:
             iterator = begin() if iterator is None else iterator
             item = next(iterator)
         except StopIteration:
             return
         finally:
-            inside = _states(generators)
-            _restore(outside, generators)
+            inside = GlobalStates.now(generators)
+            outside.restore(generators)
         yield item
-
-
-_States: TypeAlias = tuple[Any, Any, list[Tensor]]  # of `random`, of numpy, and of generators of torch
-
-
-def _states(generators: list[torch.Generator]) -> _States:
-    return random.getstate(), np.random.get_state(), [generator.get_state() for generator in generators]
-
-
-def _restore(states: _States, generators: list[torch.Generator]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    for generator, state in zip(generators, states[2], strict=True):
-        generator.set_state(state)

@@ -1,19 +1,48 @@
 """Randomness by key: the same (seed, purpose, step) gives the same numbers, whatever ran before."""
 
 import hashlib
+import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
-def torch_states(device: torch.device) -> list[Tensor]:
-    """States of torch's global generators for a device: they differ after a module has drawn from one."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+class GlobalStates(NamedTuple):
+    """States of `random`, of numpy's global generator, and of generators of torch."""
+
+    of_python: Any
+    of_numpy: Any
+    of_torch: list[Tensor]
+
+    @classmethod
+    def now(cls, generators: Sequence[torch.Generator]) -> "GlobalStates":
+        """Return the present states, with those of these generators."""
+        return cls(random.getstate(), np.random.get_state(), [generator.get_state() for generator in generators])
+
+    def restore(self, generators: Sequence[torch.Generator]) -> None:
+        """Set the states of `random`, of numpy and of these generators."""
+        random.setstate(self.of_python)
+        np.random.set_state(self.of_numpy)
+        for generator, state in zip(generators, self.of_torch, strict=True):
+            generator.set_state(state)
+
+    def equals(self, other: "GlobalStates") -> bool:
+        """Return whether nothing was drawn between these states and the others."""
+        numpy = all(np.array_equal(own, its) for own, its in zip(self.of_numpy, other.of_numpy, strict=True))
+        return self.of_python == other.of_python and numpy and all(map(torch.equal, self.of_torch, other.of_torch))
+
+
+def global_generators(device: torch.device) -> list[torch.Generator]:
+    """Return torch's generators that code on this device draws from if it names none."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
 class _Active(threading.local):

@@ -295,6 +295,7 @@ def sampled_excess(loss: Loss, law: OutputLaw, targets: Tensor, draws: int, key:
     """
     positive_whole("sampled_excess: draws", draws)
     mean, curvature = law.mean, loss.curvature(law.mean)
+    targets = loss.checked(targets, law.neurons.num_outputs)
     base, slope = loss.value(mean, targets), loss.slope(mean, targets)
     neurons, (rows, inputs), kinds = law.neurons, law.inputs.shape, _kinds(law.neurons, law.width)
     block = max(1, _DRAWS_BUDGET // (len(kinds) * (rows + inputs + neurons.num_outputs)))

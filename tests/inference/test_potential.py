@@ -185,18 +185,11 @@ def test_dropout_is_off_and_nothing_is_drawn():
     torch.testing.assert_close(first[0], joint.log_density(theta, rows(1)))
 
 
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return self.layer(x + torch.randn_like(x))
-
-
-def test_a_module_that_draws_is_not_frozen(caplog):
-    joint = regression(Noisy())
-    target, theta = Potential(joint, rows(1), 3), theta_of(joint)
+def test_a_density_that_draws_is_not_frozen(caplog):
+    density = po.Density(
+        lambda x: -(x + torch.randn_like(x)).square().sum(-1), {"x": (2,)}, batched=True, dtype=FLOAT64
+    )
+    target, theta = Potential(density, None, 3), draws(3, 2)
     with accelerated("compiled"), caplog.at_level(logging.WARNING, "posterity"):
         values = {float(target.run(stepped, target, theta, torch.ones(3, 1, dtype=FLOAT64))[1][0]) for _ in range(6)}
     assert len(values) == 6

@@ -333,7 +333,7 @@ class Draws(nn.Module):
 @pytest.mark.parametrize(
     ("noise", "message"),
     [
-        (True, "draws random numbers.*local reparameterisation and flipout need a fixed function"),
+        (True, r"draws random numbers even in evaluation mode.*torch\.nn\.Dropout under MCDropout"),
         (False, "mixes the rows.*local reparameterisation and flipout need .*or MeanField with WeightSampling"),
     ],
 )
