@@ -162,7 +162,9 @@ def measured(case: Case, seed: int) -> dict[str, Any]:
         "difference": [float(difference.mean()), float(difference.std()) / len(difference) ** 0.5],
         "ece": [float(expected_calibration_error(p, y)) for p in (alone, predicted)],
         "auroc": [out_of_distribution_auroc(alone, far), out_of_distribution_auroc(predicted, foreign)],
-        "output_deviation": [float(q.output_moments(each, marginal=True)[1].mean()) ** 0.5 for each in (x, case.foreign)],
+        "output_deviation": [
+            float(q.output_moments(each, marginal=True)[1].mean()) ** 0.5 for each in (x, case.foreign)
+        ],
         "prior_precision": float(trace["prior_scale"][-1].min()) ** -2,
         "said": said.lines,
         "seconds": seconds,

@@ -26,6 +26,7 @@ from posterity.evidence.marginal import (
 )
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.joint import Joint
+from posterity.model.scales import as_chosen
 from posterity.posteriors.gaussian import Gaussian
 
 logger = logging.getLogger("posterity")
@@ -101,7 +102,7 @@ def tuned_joint(joint: Joint, tuned: Tuned, way: str = "evidence") -> Joint:
     if tuned.names:
         present = present_precision(joint, tuned.groups)
         prior = rescaled_prior(joint, tuned.groups, (present / tuned.prior_precision.to(present)).sqrt())
-    return dataclasses.replace(joint, prior=prior, likelihood=likelihood).as_chosen(way)
+    return as_chosen(dataclasses.replace(joint, prior=prior, likelihood=likelihood), way)
 
 
 def with_tuned(gaussian: Gaussian, marginal: Marginal, tuned: Tuned, way: str = "evidence") -> Gaussian:

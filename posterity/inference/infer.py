@@ -28,6 +28,7 @@ from posterity.inference.run import Run, Trace, check_loss
 from posterity.inference.validator import Validator
 from posterity.model import Joint, Problem
 from posterity.model.data import Data, Feed, StreamData, TensorData, as_data
+from posterity.model.scales import chosen_scales, leaves_out, with_scales_of
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 
@@ -230,7 +231,7 @@ def infer(
     if validator is not None:
         posterior = method.refined(posterior, validator.sample())
     if isinstance(posterior.joint, Joint):
-        chosen = posterior.joint.chosen_scales
+        chosen = chosen_scales(posterior.joint)
         run.trace.record(run.step, {name: scale for name, scale in chosen.items() if name not in run.trace})
     return posterior, run.trace
 
@@ -239,12 +240,12 @@ def _with_scales(
     method: Method, joint: Problem, rows: Data, start: object, checkpoint: Checkpoint | None, key: Key
 ) -> Problem:
     """The problem with the scales that were left out, as the method or an interrupted run of it chose them."""
-    if not isinstance(joint, Joint) or not joint.leaves_out:
+    if not isinstance(joint, Joint) or not leaves_out(joint):
         return joint
     begun = None if checkpoint is None else stored_problem(checkpoint)
     if begun is not None:
         prior, likelihood = begun
-        return joint.with_scales_of(dataclasses.replace(joint, prior=prior, likelihood=likelihood))
+        return with_scales_of(joint, dataclasses.replace(joint, prior=prior, likelihood=likelihood))
     before = start.joint if isinstance(start, Posterior) and isinstance(start.joint, Joint) else None
     return method.with_scales(joint, joint.checked(rows.to(joint.device)), before, key)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posterity.errors import check_batch_size, of_kinds, positive_whole, shown
 from posterity.model import Batch, Data, Density, Feed, Joint, Problem
+from posterity.model.scales import with_scales_of
 from posterity.numerics.random import Key
 from posterity.optim import Optimizer, Schedule
 from posterity.posteriors.posterior import Posterior
@@ -105,7 +106,7 @@ class Method(ABC):
         `start` is the problem of the posterior that the run starts from. By default its fit's choice is taken over,
         and what it did not choose stays at its present value.
         """
-        return joint if start is None else joint.with_scales_of(start)
+        return joint if start is None else with_scales_of(joint, start)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Return the problem that the run works on, once the data are known; by default the one given."""

@@ -39,6 +39,7 @@ from posterity.methods.parts.subset import AllWeights, LastLayer, Subset, larges
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
+from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Correlated, Normal
@@ -366,7 +367,7 @@ class Laplace(Method):
 def _that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
     """The posterior with the scales chosen that were left out; warns where it predicts worse than the weights alone."""
     joint = posterior.joint.as_joint("Laplace")
-    if joint.leaves_out:
+    if leaves_out(joint):
         if isinstance(joint.bound_prior, Normal):
             return PredictiveFit().by_cavities(posterior, rows)
         logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")

@@ -23,6 +23,7 @@ from posterity.methods.parts.expectations import ExpectationRun, expectation_run
 from posterity.methods.parts.rounds import E_STEP, Round, m_steps, refuse_fall, scales
 from posterity.model import Joint, Problem
 from posterity.model.data import Batch, Data, Feed, TensorData
+from posterity.model.scales import as_chosen
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior
 from posterity.storage import decode, encode
@@ -201,7 +202,7 @@ class VariationalEM(Method):
         return Traits(takes_members=False, anytime=own.anytime, row=own.row)
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
-        return joint.as_chosen("M-steps")
+        return as_chosen(joint, "M-steps")
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         problem = _one_problem(joint)

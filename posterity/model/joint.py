@@ -1,7 +1,6 @@
 """The problem: network, likelihood, prior, number of data and tempering as one log density."""
 
 import dataclasses
-import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +19,6 @@ from posterity.model.problem import check_finite, check_inputs, checked_patterns
 from posterity.model.tempering import Tempering
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
-from posterity.options import LEFT_OUT
-from posterity.priors.layerwise import Layerwise
 from posterity.priors.prior import Prior
 from posterity.storage import decode, encode
 
@@ -204,45 +201,6 @@ class Joint:
     def narrowed(self, places: Tensor) -> "Joint":
         """The joint over the single weights at these positions of theta; itself if there are none."""
         return dataclasses.replace(self, random=places) if places.numel() else self
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether a scale of prior or noise was left out, for the method to choose."""
-        return LEFT_OUT in (self.bound_prior.chosen, self.likelihood.chosen)
-
-    @property
-    def chosen_scales(self) -> dict[str, Tensor]:
-        """The scales that a fit chose: "prior_scale" of each tensor, geometric means (..., T), and "noise_scale"."""
-        scales: dict[str, Tensor] = {}
-        if self.bound_prior.chosen not in ("", LEFT_OUT):
-            weights = self.network.initial.to(torch.float64)
-            members = self.bound_prior.num_members
-            variance = self.bound_prior.variance(weights if members is None else weights.expand(members, -1))
-            logs = torch.split(variance.log(), [part.size for part in self.network.layout], dim=-1)
-            scales["prior_scale"] = torch.stack([(0.5 * each.mean(-1)).exp() for each in logs], dim=-1)
-        if self.likelihood.chosen not in ("", LEFT_OUT):
-            scale = getattr(self.likelihood, "scale", None)
-            scales["noise_scale"] = torch.as_tensor(scale, dtype=torch.float64).reshape(-1)
-        return scales
-
-    def with_scales_of(self, other: "Joint") -> "Joint":
-        """The joint with the scales that a fit of `other` chose, where they were left out here."""
-        prior, likelihood, theirs = self.prior, self.likelihood, other.likelihood
-        if self.bound_prior.chosen == LEFT_OUT and other.bound_prior.chosen not in ("", LEFT_OUT):
-            layout = other.network.layout
-            known = dict(zip(layout.names, other.prior.by_tensor(layout), strict=True))
-            own = zip(self.network.layout, self.prior.by_tensor(self.network.layout), strict=True)
-            each = {p.name: known.get(p.name, mine) if mine.chosen == LEFT_OUT else mine for p, mine in own}
-            same = self.network.layout == layout and prior.chosen == LEFT_OUT
-            prior = other.prior if same else Layerwise({glob.escape(name): value for name, value in each.items()})
-        if likelihood.chosen == LEFT_OUT and type(theirs) is type(likelihood) and theirs.chosen not in ("", LEFT_OUT):
-            likelihood = theirs
-        return dataclasses.replace(self, prior=prior, likelihood=likelihood)
-
-    def as_chosen(self, way: str) -> "Joint":
-        """The joint whose present scales count as chosen in this way where they were left out."""
-        prior, likelihood = self.prior.as_chosen(way), self.likelihood.as_chosen(way)
-        return dataclasses.replace(self, prior=prior, likelihood=likelihood)
 
     def with_buffers(self, buffers: Buffers) -> "Joint":
         """The joint whose network has these batch-norm statistics; itself if there are none."""

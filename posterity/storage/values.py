@@ -66,7 +66,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
             "fields": {
                 f.name: encode(getattr(value, f.name), tensors, join(path, f.name))
                 for f in fields(value)
-                if f.init and (getattr(value, f.name) or "stored" not in f.metadata)
+                if f.init and ("stored" not in f.metadata or getattr(value, f.name))
             },
         }
     raise TypeError(

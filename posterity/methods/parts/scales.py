@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from posterity.curvature import Kronecker
-from posterity.errors import PosterityError
+from posterity.errors import BadData, PosterityError
 from posterity.inference.infer import infer
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.model.data import Data
 from posterity.model.joint import Joint
+from posterity.model.scales import as_chosen, leaves_out, with_scales_of
 from posterity.numerics.random import Key
 from posterity.optim import Adam, Cosine
 from posterity.priors import Normal
@@ -30,13 +31,15 @@ def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Join
 
     The fit is on at most 4,096 rows. Where it is not possible the scales stay at 1, and the log says why.
     """
-    joint = joint if start is None else joint.with_scales_of(start)
-    if not joint.leaves_out:
+    joint = joint if start is None else with_scales_of(joint, start)
+    if not leaves_out(joint):
         return joint
     problem = joint if joint.num_members is None else joint.member(0)
-    rows = data.sample(ROWS).member(0)
-    outputs = problem.example_output(rows).numel()
-    reason = ""
+    try:
+        rows = data.sample(ROWS).member(0)
+    except BadData:  # a loader that does not visit every row
+        rows = data.first().member(0)
+    outputs, reason = problem.example_output(rows).numel(), ""
     if joint.num_weights > MOST_WEIGHTS or outputs > MOST_OUTPUTS:
         reason = f"{joint.num_weights:,} weights and {outputs} outputs are too many for the fit that would choose them"
     elif not isinstance(problem.bound_prior, Normal):
@@ -48,11 +51,11 @@ def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Join
         try:
             with _quiet():
                 posterior, _ = infer(method, problem, tuple(rows[:3]), seed=key.seed, progress=False)
-            return joint.with_scales_of(posterior.joint.as_joint("by_evidence"))
+            return with_scales_of(joint, posterior.joint.as_joint("by_evidence"))
         except (PosterityError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             reason = f"the fit that would choose them failed ({error})"
     logger.warning("The scales that were left out stay at their start: %s. Give them, as in Normal(scale=0.5).", reason)
-    return joint.as_chosen("start")
+    return as_chosen(joint, "start")
 
 
 @contextmanager
