@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ def cases() -> list[Case]:
 
     def mlp(*sizes: int) -> nn.Module:
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in zip(sizes, sizes[1:], strict=False):
+        for before, after in pairwise(sizes):
             layers += [nn.Linear(before, after), nn.ReLU()]
         return nn.Sequential(*layers[:-1])
 
@@ -162,9 +163,7 @@ def measured(case: Case, seed: int) -> dict[str, Any]:
         "difference": [float(difference.mean()), float(difference.std()) / len(difference) ** 0.5],
         "ece": [float(expected_calibration_error(p, y)) for p in (alone, predicted)],
         "auroc": [out_of_distribution_auroc(alone, far), out_of_distribution_auroc(predicted, foreign)],
-        "output_deviation": [
-            float(q.output_moments(each, marginal=True)[1].mean()) ** 0.5 for each in (x, case.foreign)
-        ],
+        "output_deviation": [float(q.output_moments(i, marginal=True)[1].mean()) ** 0.5 for i in (x, case.foreign)],
         "prior_precision": float(trace["prior_scale"][-1].min()) ** -2,
         "said": said.lines,
         "seconds": seconds,
