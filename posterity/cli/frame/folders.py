@@ -186,7 +186,7 @@ def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *,
                 return other_source(Path(data), run.preprocessing, _read_as_before(run, reading), targets=targets)
             if word := next(words(reading), ""):
                 raise UsageError(f"{word} is for --data FILE.", "the run's own file is read as it was before.")
-            return own_source(run.file, run.config)
+            return own_source(run.file, run.config, run.preprocessing)
         if data is not None and data not in TOYS and Path(data).exists():
             raise _misfit(run, f"the file {data}")
         source = find_data(str(run.config["data"]) if data is None else data, TableOptions(), reading)

@@ -80,8 +80,13 @@ def find_data(name: str, columns: TableOptions, reading: ReadingOptions, seed: i
     return Source(load(name))
 
 
-def read_source(path: Path, columns: TableOptions, reading: ReadingOptions, seed: int) -> Source:
-    """The rows of a file with a target, split by the seed; BadData or `UsageError` where that cannot be."""
+def read_source(
+    path: Path, columns: TableOptions, reading: ReadingOptions, seed: int, preprocessing: Preprocessing | None = None
+) -> Source:
+    """The rows of a file with a target, split by the seed; BadData or `UsageError` where that cannot be.
+
+    With the `preprocessing` of an earlier run on the file they are encoded as in that run.
+    """
     how = as_json(reading)
     if columns.target is None:
         names = read_table(path, **how).names
@@ -103,7 +108,7 @@ def read_source(path: Path, columns: TableOptions, reading: ReadingOptions, seed
         if "Unknown column" in str(error) and "Did you mean" in str(error):
             error.add_note(f"its columns are {', '.join(read_table(path, **how).names)}.")
         raise
-    prepared = prepare(table, columns.test_fraction, seed)
+    prepared = prepare(table, columns.test_fraction, seed, preprocessing)
     config = {"sha256": digest, **as_json(columns), **how}
     del config["task"]  # whether the task was given does not matter, the task does
     test = tuple(prepared.test.tolist())
@@ -119,7 +124,7 @@ def stored_preprocessing(part: Part, run: Path) -> tuple[Path, Preprocessing]:
     return Path(file), value
 
 
-def own_source(path: Path, config: dict[str, Any]) -> Source:
+def own_source(path: Path, config: dict[str, Any], preprocessing: Preprocessing) -> Source:
     """The file of a finished run, read as it was then; BadData where it is gone or has changed."""
     advice = "name the rows to use with --data FILE."
     try:
@@ -137,7 +142,7 @@ def own_source(path: Path, config: dict[str, Any]) -> Source:
         from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
         for kind in (TableOptions, ReadingOptions)
     )
-    source = read_source(path, columns, reading, int(config["seed"]))
+    source = read_source(path, columns, reading, int(config["seed"]), preprocessing)
     if not columns.drop or source.table is None:
         return source
     # What is no input may still say which row is which: show the dropped columns too.
