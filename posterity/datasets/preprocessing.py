@@ -48,6 +48,12 @@ class InputColumn:
     categories: tuple[str, ...] = ()
     has_indicator: bool = False
 
+    def check(self) -> None:
+        """Raise a ValueError unless the values make sense together, as they may not when they come from a file."""
+        _check_encoding(self.name, self.mean, self.scale, self.fill, self.categories)
+        if len(self.categories) != {"number": 0, "boolean": 2}.get(self.kind, len(self.categories) or 1):
+            raise ValueError(f"Column {shown(self.name)} is a {self.kind}, and cannot have {shown(self.categories)}.")
+
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the inputs.
@@ -108,6 +114,12 @@ class TargetColumn:
     scale: float = 1.0
     classes: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Raise a ValueError unless the values make sense together; see `InputColumn.check`."""
+        _check_encoding(self.name, self.mean, self.scale, 0.0, self.classes)
+        if len(self.classes) == 1:
+            raise ValueError(f"The target {shown(self.name)} must have two classes or more. Got {shown(self.classes)}.")
+
     def encode(self, column: Column, decimal: str, notes: list[str]) -> Tensor:
         """Return the targets of a column without missing values: (N, 1) float32, or (N,) int64 class indices."""
         if not self.classes:
@@ -136,6 +148,16 @@ class TargetColumn:
         (meaning,) = classes_by_meaning((label,), self.kind, decimal)
         known = classes_by_meaning(self.classes, self.kind).get(meaning, [])
         return known[0] if len(known) == 1 else None
+
+
+def _check_encoding(name: str, mean: float, scale: float, fill: float, words: Sequence[str]) -> None:
+    if not (math.isfinite(mean) and math.isfinite(fill) and math.isfinite(scale) and scale > 0):
+        raise ValueError(
+            f"Column {shown(name)} must have a finite mean and median, and a positive scale. "
+            f"Got {mean:g}, {fill:g} and {scale:g}."
+        )
+    if len(set(words)) != len(words):
+        raise ValueError(f"Column {shown(name)} must have different words. Got {shown(words)}.")
 
 
 def fit_input(column: Column, kind: Kind, decimal: str, notes: list[str]) -> InputColumn | None:
@@ -258,6 +280,18 @@ class Preprocessing:
     named: bool
     decimal: str
     notes: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise a ValueError unless the values make sense together; see `InputColumn.check`."""
+        for column in (*self.inputs, self.target):
+            column.check()
+        names = [*(column.name for column in self.inputs), self.target.name]
+        if not self.inputs or len(set(names)) != len(names) or not set(names) <= set(self.columns):
+            raise ValueError(
+                f"Inputs and target must be columns of the file, {shown(self.columns)}. Got {shown(names)}."
+            )
+        if (self.task == "classification") != bool(self.target.classes) or self.decimal not in (".", ","):
+            raise ValueError(f"The target {shown(self.target.name)} must suit the task {self.task}.")
 
     @classmethod
     def fit(cls, table: Table, rows: Tensor | Sequence[int] | None = None) -> "Preprocessing":

@@ -15,6 +15,7 @@ from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, words
 from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
+from posterity.storage.schema import reading
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab")
 
@@ -115,12 +116,17 @@ def read_source(
     return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)
 
 
-def stored_preprocessing(part: Part, run: Path) -> tuple[Path, Preprocessing]:
-    """The file that a run was fitted to, and what became of its columns."""
-    value = decode(part.config.get("value"), part.tensors)
-    file = part.config.get("file")
-    if not isinstance(value, Preprocessing) or not isinstance(file, str):
-        raise BadFolder(f"Run folder '{run}': its preprocessing cannot be read. Fit it anew.")
+def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple[Path, Preprocessing]:
+    """The file that a run was fitted to, and what became of its columns; BadFolder where they do not suit the run."""
+    with reading(f"Run folder '{run}': part 'preprocessing'"):
+        value = decode(part.config["value"], part.tensors)
+        file = part.config["file"]
+        if not isinstance(value, Preprocessing) or not isinstance(file, str):
+            raise BadFolder("It must have a path and a Preprocessing. Fit it anew.")
+        value.check()
+        wanted = (config["task"], config["classes"], config["network"]["sizes"][0])
+        if (value.task, list(value.target.classes) or None, len(value.features)) != wanted:
+            raise BadFolder("It is of another run: its task, classes or number of inputs differ. Fit it anew.")
     return Path(file), value
 
 
