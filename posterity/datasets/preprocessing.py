@@ -283,8 +283,9 @@ class Preprocessing:
 
     def check(self) -> None:
         """Raise a ValueError unless the values make sense together; see `InputColumn.check`."""
-        for column in (*self.inputs, self.target):
+        for column in self.inputs:
             column.check()
+        self.target.check()
         names = [*(column.name for column in self.inputs), self.target.name]
         if not self.inputs or len(set(names)) != len(names) or not set(names) <= set(self.columns):
             raise ValueError(

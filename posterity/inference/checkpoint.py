@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from posterity.errors import BadFolder, Diverged, positive, positive_whole, show
 from posterity.inference.callbacks import Callback
 from posterity.inference.identity import refuse_other
 from posterity.inference.run import Run, Trace, check_kept, check_loss
-from posterity.storage import Part, RunFolder, flatten, mapped, references, restore
+from posterity.storage import Part, RunFolder, flatten, forms, mapped, references, restore
 from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, reading
 
 
@@ -93,9 +93,9 @@ class Checkpointer:
         run.step, run.stopped, run.state = stored["step"], stored["stopped"], stored["state"]
         accountable = run.state if traits.accountable is None else traits.accountable(run.state)
         check_kept(run.joint, [accountable], run.step, traits.row)  # nothing else is ever stored
-        trace = self.folder.read("trace").tensors
+        trace = self.folder.read("trace")
         _check_trace(trace, run.step)
-        run.trace = Trace.from_tensors(trace)
+        run.trace = Trace.from_tensors(trace.tensors)
         run.trace.seconds = float(stored["seconds"])
         for name, callback in self._callbacks.items():
             callback.restore(stored["callbacks"][name])
@@ -135,7 +135,8 @@ class Checkpointer:
             "state": run.state,
             "callbacks": {name: callback.state() for name, callback in self._callbacks.items()},
         }
-        parts = {"run": self._identity, "state": flatten(state), "trace": Part({}, run.trace.tensors())}
+        trace = run.trace.tensors()
+        parts = {"run": self._identity, "state": flatten(state), "trace": Part({"tensors": forms(trace)}, trace)}
         if len(run.kept) > self._written:
             parts[f"kept-{self._written:09d}"] = flatten(run.kept[self._written :])
         self.folder.commit(parts)
@@ -143,8 +144,11 @@ class Checkpointer:
         self._last_time, self._last_step = time.monotonic(), run.step
 
 
-def _check_trace(tensors: Mapping[str, Tensor], step: int) -> None:
+def _check_trace(part: Part, step: int) -> None:
     """Check that each column of a stored trace has its steps, which rise up to the step of the state."""
+    tensors = part.tensors
+    if not part.older and part.config["tensors"] != forms(tensors):
+        raise BadFolder(f"The trace does not have the shapes and dtypes that are stored with it. {AGAIN}")
     names = {name.partition(".")[2] for name in tensors}
     check_names(
         "The trace", sorted(tensors), [f"{kind}.{name}" for kind in ("step", "value") for name in sorted(names)]

@@ -265,7 +265,7 @@ def flatten(state: object) -> Part:
     {'moments': Moments(count=3, mean=tensor([1., 1.]))}
     """
     tensors: dict[str, Tensor] = {}
-    return Part({"state": _flatten(state, tensors, "")}, tensors)
+    return Part({"state": _flatten(state, tensors, ""), "tensors": forms(tensors)}, tensors)
 
 
 def restore(part: Part, template: State, device: torch.device | str = "cpu") -> State:
@@ -278,7 +278,15 @@ def restore(part: Part, template: State, device: torch.device | str = "cpu") -> 
     """
     if "state" not in part.config:
         raise BadFolder("This part is no stored state. Give a part that was saved as a checkpoint.")
-    return cast(State, _restore(part.config["state"], part.tensors, template, "", torch.device(device)))
+    state = _restore(part.config["state"], part.tensors, template, "", torch.device(device))
+    if not part.older and part.config.get("tensors") != forms(part.tensors):
+        raise BadFolder("The tensors of the state do not have the shapes and dtypes that are stored with it.")
+    return cast(State, state)
+
+
+def forms(tensors: Mapping[str, Tensor]) -> JSON:
+    """Return shapes and dtypes of tensors by name, which are stored with a state: a fresh one does not tell all."""
+    return {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
 
 
 def clone(state: State) -> State:

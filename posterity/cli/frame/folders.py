@@ -1,5 +1,6 @@
 """Run folders of the command line."""
 
+import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from posterity.cli.frame.options import ReadingOptions, Settings, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
 from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_preprocessing
 from posterity.datasets import TOYS, Preprocessing
+from posterity.datasets.reader import SEPARATORS
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.networks import MLP
 from posterity.options import as_json, describe, from_mapping, types, words
@@ -159,6 +161,10 @@ def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
             raise BadFolder(f"Classes do not suit the task {config['task']}. Fit the run anew.")
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
         check_fields("The task", values, types(Settings))
+        codecs.lookup(config.get("encoding") or "utf-8")
+        signs = (None, *SEPARATORS, *SEPARATORS.values())
+        if config.get("separator") not in signs or config.get("decimal") not in (None, ".", ","):
+            raise BadFolder("Its separator or decimal mark is none that posterity reads. Fit the run anew.")
         for kind in (ReadingOptions, TableOptions) if "sha256" in config else ():
             options = from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
             check_fields("The task", vars(options), types(kind))
