@@ -80,5 +80,5 @@ def root_folder(name: str, root: str | Path | None, below: str = "", entry: str 
         return Path(root)
     folder = data_folder(name, entry) / below
     if not folder.is_dir() or not any(folder.iterdir()):
-        raise BadData(f"{folder}: cannot be read: there are no files. {fetched_by(entry or name)}, or put its files there.")
+        raise BadData(f"{folder}: cannot be read: there are no files. {fetched_by(entry or name)}, or put them there.")
     return folder

@@ -154,8 +154,8 @@ def test_wrong_use_of_download(run, place, words, message):
         (("temperature",), "mnist"),
         (("temperature", "--data", "cifar-10", "--net", "resnet-20"), "cifar-10"),
         (("penalties",), None),
-        (("uci",), None),
-        (("hyperparameters",), None),
+        (("uci", "--jobs", "1"), None),
+        (("hyperparameters", "--jobs", "1"), None),
         (("posteriors",), None),
     ],
 )
