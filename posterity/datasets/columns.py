@@ -17,7 +17,8 @@ BOOLEANS = (("false", "true"), ("no", "yes"), ("f", "t"))
 
 LARGEST_WHOLE = 2**53  # larger whole numbers lose digits as float64
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# Each pattern can split a field in one way only, so that matching takes time in proportion to the field's length.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _COMMA = re.compile(r"[+-]?(?:[0-9]+,[0-9]*|,[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _GROUPED = re.compile(
@@ -99,7 +100,8 @@ def _loss(text: str, value: float) -> str | None:
         return "is too large: numbers end at 1.8e308"
     if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
         return "is too small: numbers but zero begin at 5e-324"
-    if abs(value) >= LARGEST_WHOLE and _WHOLE.fullmatch(text) and abs(int(text)) > LARGEST_WHOLE:
+    digits = text.lstrip("+-0")  # Python refuses to read more than 4300 digits, be they zeros
+    if abs(value) >= LARGEST_WHOLE and _WHOLE.fullmatch(text) and int(digits) > LARGEST_WHOLE:
         return f"would lose digits: whole numbers are exact up to {LARGEST_WHOLE} only"
     return None
 
@@ -153,11 +155,12 @@ class Column:
         return values
 
     def truths(self, words: Sequence[str]) -> list[float | None]:
-        """Return the fields as 0 and 1, the first and second of `words`; None where missing."""
+        """Return the fields as 0 and 1, the first and second of `words` in any case; None where missing."""
+        truth = {words[0].casefold(): 0.0, words[1].casefold(): 1.0}
         for row, field in enumerate(self.fields):
-            if field not in MISSING and field.casefold() not in words:
+            if field not in MISSING and field.casefold() not in truth:
                 raise BadData(f"{self.at(row)}: {words[0]} or {words[1]} is wanted. Got {shown(field)}. Correct it.")
-        return [None if field in MISSING else float(field.casefold() == words[1]) for field in self.fields]
+        return [None if field in MISSING else truth[field.casefold()] for field in self.fields]
 
 
 def infer_decimal(columns: Iterable[Column], separator: str, usual: str = ".") -> str:
@@ -206,9 +209,13 @@ def infer_kind(column: Column, decimal: str, as_category: bool = False) -> Kind:
 
 
 def boolean_words(column: Column) -> tuple[str, str]:
-    """Return the pair of words of a boolean column."""
-    words = {field.casefold() for field in column.fields if field not in MISSING}
-    return next(pair for pair in BOOLEANS if words <= set(pair))
+    """Return the two words of a boolean column as they are first written there, the word of 0 first."""
+    written: dict[str, str] = {}
+    for field in column.fields:
+        if field not in MISSING:
+            written.setdefault(field.casefold(), field)
+    zero, one = next(pair for pair in BOOLEANS if written.keys() <= set(pair))
+    return written.get(zero, zero), written.get(one, one)
 
 
 def has_leading_zeros(column: Column) -> str | None:
@@ -265,22 +272,30 @@ def _way_out(column: Column) -> str:
     return "name another target" if column.is_target else f"leave the column out (--drop {shown(column.name)})"
 
 
-def class_labels(column: Column, kind: Kind, decimal: str) -> list[str | None]:
-    """Return the class name of each row of a target, the same for all spellings; None where it is missing.
+def class_names(column: Column, kind: Kind, decimal: str) -> tuple[str, ...]:
+    """Return the labels of a target as written: numbers by size, booleans false first, text alphabetically.
 
-    `1`, `1.0` and `01` are one class, and so are `yes` and `Yes` where the target is boolean.
+    Every spelling is a class of its own: `1`, `1.0` and `01` are three, and so are `yes`, `Yes` and `YES`.
     """
-    if kind == "number":
-        return [None if value is None else _number_name(value) for value in column.numbers(decimal)]
-    fields = [None if field in MISSING else field for field in column.fields]
-    return [field and field.casefold() for field in fields] if kind == "boolean" else fields
+    labels = set(column.fields) - MISSING
+    return tuple(
+        sorted(labels, key=(lambda label: (_meaning(label, kind, decimal), label)) if kind != "category" else str)
+    )
 
 
-def class_names(labels: Iterable[str | None], kind: Kind) -> tuple[str, ...]:
-    """Return the distinct labels in order: numbers by size, booleans false first, text alphabetically."""
-    present = {label for label in labels if label is not None}
-    return tuple(sorted(present, key=float)) if kind == "number" else tuple(sorted(present))
+def classes_by_meaning(classes: Sequence[str], kind: Kind, decimal: str | None = None) -> dict[str | float, list[str]]:
+    """Return the labels that mean the same by what they mean: their number, or the word without regard to case.
+
+    Without a decimal mark, which labels of an earlier file do not tell, a label is read with either.
+    """
+    alike: dict[str | float, list[str]] = {}
+    for label in classes:
+        alike.setdefault(_meaning(label, kind, decimal), []).append(label)
+    return alike
 
 
-def _number_name(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < LARGEST_WHOLE else repr(value)
+def _meaning(label: str, kind: Kind, decimal: str | None) -> str | float:
+    if kind != "number":
+        return label.casefold()
+    values = [number(label, mark) for mark in ((decimal,) if decimal else (".", ","))]
+    return next((value for value in values if value is not None), label)

@@ -15,7 +15,9 @@ def content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadData(f"{path}: cannot be read: {error.strerror or error}.") from error
+        of_data_set = any(path.is_relative_to(folder) for folder in data_places())
+        hint = " 'posterity data' lists what data sets lack, and fetches it." if of_data_set else ""
+        raise BadData(f"{path}: cannot be read: {error.strerror or error}.{hint}") from error
     except ValueError as error:  # a name that no file can have, such as one with a NUL
         raise BadData(f"{shown(str(path))}: cannot be read: {error}.") from error
 
@@ -48,8 +50,11 @@ def data_places() -> tuple[Path, ...]:
     return (Path(given).expanduser(), cache_folder()) if given else (cache_folder(),)
 
 
-def data_folder(name: str) -> Path:
-    """Return the folder of the data set `name` in POSTERITY_DATA or the user's cache; raises BadData if in neither."""
+def data_folder(name: str, entry: str = "") -> Path:
+    """Return the folder of the data set `name` in POSTERITY_DATA or the user's cache; raises BadData if in neither.
+
+    `entry` is the name by which 'posterity data' fetches what is wanted of it, by default that of the folder.
+    """
     for folder in data_places():
         if (folder / name).is_dir():
             return folder / name
@@ -57,10 +62,23 @@ def data_folder(name: str) -> Path:
     raise BadData(
         f"Data set '{name}' was not found. "
         f"Looked for a folder '{name}' in {' and '.join(map(str, data_places()))}{unset}. "
-        f"Put its files there, or set POSTERITY_DATA to the folder that holds '{name}'."
+        f"Put its files there, or set POSTERITY_DATA to the folder that holds '{name}'. {fetched_by(entry or name)}."
     )
 
 
-def root_folder(name: str, root: str | Path | None, below: str = "") -> Path:
-    """Return `root` if it is given, else the folder `below` in the folder of the data set `name`."""
-    return data_folder(name) / below if root is None else Path(root)
+def fetched_by(entry: str) -> str:
+    """Return the sentence, without its full stop, that says how a data set is fetched."""
+    return f"Fetch it with 'posterity data {entry} --download'"
+
+
+def root_folder(name: str, root: str | Path | None, below: str = "", entry: str = "") -> Path:
+    """Return `root` if it is given, else the folder `below` in the folder of the data set `name`; see `data_folder`.
+
+    Raises BadData where the folder of the data set is there and the one below is not, or is empty.
+    """
+    if root is not None:
+        return Path(root)
+    folder = data_folder(name, entry) / below
+    if not folder.is_dir() or not any(folder.iterdir()):
+        raise BadData(f"{folder}: cannot be read: there are no files. {fetched_by(entry or name)}, or put them there.")
+    return folder

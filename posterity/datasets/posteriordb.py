@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posterity.datasets.files import HOST, check_sum, content, root_folder
+from posterity.datasets.files import HOST, check_sum, content, data_folder, root_folder
 from posterity.errors import BadData, unknown
 
 # SHA-256 of the reference draws of each posterior in posteriordb.
@@ -61,7 +61,8 @@ def posteriordb_data(name: str, root: str | Path | None = None) -> dict[str, Ten
     data = name.split("-")[0]
     if data not in _DATA:
         raise ValueError(unknown("data set of posteriordb", data, _DATA))
-    entries = _unpacked(root_folder("posteriordb", root) / "data" / f"{data}.json.zip", _DATA[data], data)
+    folder = root_folder("posteriordb", root, "data", "posteriordb-data") if root is None else Path(root) / "data"
+    entries = _unpacked(folder / f"{data}.json.zip", _DATA[data], data)
     return {key: torch.tensor(value, dtype=torch.float64, device=HOST) for key, value in entries.items()}
 
 
@@ -73,7 +74,14 @@ def posteriordb_draws(name: str, root: str | Path | None = None) -> dict[str, Te
     if name not in _DRAWS:
         raise ValueError(unknown("posterior", name, _DRAWS))
     file, wanted = _DRAWS[name]
-    chains = _unpacked(root_folder("posteriordb", root) / file, wanted, name)
+    folder, own = file.split("/")
+    if root is None and folder == "computed_reference" and not (data_folder("posteriordb") / file).is_file():
+        raise BadData(
+            f"The draws of '{name}' are not part of posteriordb and are published nowhere: put {own} into "
+            f"{data_folder('posteriordb') / folder}, or leave this posterior out."
+        )
+    below = root_folder("posteriordb", None, folder, "posteriordb-draws") if root is None else Path(root) / folder
+    chains = _unpacked(below / own, wanted, name)
     entries: dict[str, list[Tensor]] = {}
     for entry in chains[0]:
         draws = torch.tensor([chain[entry] for chain in chains], dtype=torch.float64, device=HOST)  # (10, 1000)
@@ -112,7 +120,12 @@ def german_credit_reference(root: str | Path | None = None) -> ReferenceMoments:
     have N(0, 1) priors. `root` is the folder of the file, which is checked against its SHA-256; by default
     "german-credit" in `data_folder("uci-classification")`.
     """
-    path = root_folder("uci-classification", root, "german-credit") / FILE
+    path = root_folder("uci-classification", root, "german-credit", "german-credit --from FOLDER") / FILE
+    if root is None and not path.is_file():
+        raise BadData(
+            f"{path}: there is no such file, and it is published nowhere in this form. Put the moments there that the "
+            "inference gym of TensorFlow Probability has, or leave German credit out."
+        )
     data = content(path)
     check_sum(data, _SUM, path, "german-credit")
     stored = json.loads(data)["logistic"]

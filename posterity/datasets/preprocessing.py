@@ -16,8 +16,8 @@ from posterity.datasets.columns import (
     Column,
     Kind,
     boolean_words,
-    class_labels,
     class_names,
+    classes_by_meaning,
     has_leading_zeros,
     infer_decimal,
 )
@@ -34,10 +34,10 @@ FEWEST_IDS = 10
 class InputColumn:
     """The encoding of a column as inputs.
 
-    Numbers, and booleans as 0 and 1 (`categories` holds their two words), give (value - `mean`) / `scale`; `fill`,
-    the median of the training rows, replaces missing values. Categories are one-hot; a category that no training row
-    has gives zeros only. With `has_indicator`, set where the training rows had missing values, one more input is 1
-    where the value is missing.
+    Numbers, and booleans as 0 and 1 (`categories` holds their two words as first written), give
+    (value - `mean`) / `scale`; `fill`, the median of the training rows, replaces missing values. Categories are
+    one-hot; a category that no training row has gives zeros only. With `has_indicator`, set where the training rows
+    had missing values, one more input is 1 where the value is missing.
     """
 
     name: str
@@ -47,6 +47,12 @@ class InputColumn:
     fill: float = 0.0
     categories: tuple[str, ...] = ()
     has_indicator: bool = False
+
+    def check(self) -> None:
+        """Raise a ValueError unless the values make sense together, as they may not when they come from a file."""
+        _check_encoding(self.name, self.mean, self.scale, self.fill, self.categories)
+        if len(self.categories) != {"number": 0, "boolean": 2}.get(self.kind, len(self.categories) or 1):
+            raise ValueError(f"Column {shown(self.name)} is a {self.kind}, and cannot have {shown(self.categories)}.")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -96,7 +102,11 @@ class InputColumn:
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """The encoding of the target: (value - `mean`) / `scale` in regression, else the index among `classes`."""
+    """The encoding of the target: (value - `mean`) / `scale` in regression, else the index among `classes`.
+
+    `classes` are labels as the training file writes them. A label of another file that is written otherwise is taken
+    as the class of the same number, or of the same word of a boolean column in another case, where there is just one.
+    """
 
     name: str
     kind: Literal["number", "boolean", "category"]
@@ -104,19 +114,50 @@ class TargetColumn:
     scale: float = 1.0
     classes: tuple[str, ...] = ()
 
-    def encode(self, column: Column, decimal: str) -> Tensor:
+    def check(self) -> None:
+        """Raise a ValueError unless the values make sense together; see `InputColumn.check`."""
+        _check_encoding(self.name, self.mean, self.scale, 0.0, self.classes)
+        if len(self.classes) == 1:
+            raise ValueError(f"The target {shown(self.name)} must have two classes or more. Got {shown(self.classes)}.")
+
+    def encode(self, column: Column, decimal: str, notes: list[str]) -> Tensor:
         """Return the targets of a column without missing values: (N, 1) float32, or (N,) int64 class indices."""
         if not self.classes:
             return standardised(column, column.numbers(decimal), self.mean, self.scale)
-        labels = class_labels(column, self.kind, decimal)
-        for row, label in enumerate(labels):
-            if label not in self.classes:
+        slots = {label: slot for slot, label in enumerate(self.classes)}
+        other = {label: self._other_spelling(label, decimal) for label in set(column.fields) - slots.keys()}
+        for row, label in enumerate(column.fields):
+            if label not in slots and other[label] is None:
                 raise BadData(
-                    f"{column.at(row)}: {shown(column.fields[row])} is not a class of the training rows, which are "
+                    f"{column.at(row)}: {shown(label)} is not a class of the training rows, which are "
                     f"{shown(self.classes)}. Correct it, or fit with rows of every class."
                 )
-        indices = [self.classes.index(label) for label in labels if label is not None]
-        return torch.tensor(indices, dtype=torch.int64, device=HOST)
+        if other:
+            named = ", ".join(f"{shown(label)} for {shown(known)}" for label, known in sorted(other.items())[:5])
+            notes.append(
+                f"The target {shown(self.name)} has labels that are written otherwise than in the training rows "
+                f"({named}{', ...' * (len(other) > 5)}); they are taken as the same classes."
+            )
+        slots.update({label: slots[known] for label, known in other.items() if known is not None})
+        return torch.tensor([slots[label] for label in column.fields], dtype=torch.int64, device=HOST)
+
+    def _other_spelling(self, label: str, decimal: str) -> str | None:
+        """Return the only class that a label means in another spelling; None where there is none."""
+        if self.kind == "category":
+            return None
+        (meaning,) = classes_by_meaning((label,), self.kind, decimal)
+        known = classes_by_meaning(self.classes, self.kind).get(meaning, [])
+        return known[0] if len(known) == 1 else None
+
+
+def _check_encoding(name: str, mean: float, scale: float, fill: float, words: Sequence[str]) -> None:
+    if not (math.isfinite(mean) and math.isfinite(fill) and math.isfinite(scale) and scale > 0):
+        raise ValueError(
+            f"Column {shown(name)} must have a finite mean and median, and a positive scale. "
+            f"Got {mean:g}, {fill:g} and {scale:g}."
+        )
+    if len(set(words)) != len(words):
+        raise ValueError(f"Column {shown(name)} must have different words. Got {shown(words)}.")
 
 
 def fit_input(column: Column, kind: Kind, decimal: str, notes: list[str]) -> InputColumn | None:
@@ -138,7 +179,7 @@ def fit_target(column: Column, kind: Kind, task: Task, decimal: str) -> TargetCo
     """Fit the encoding of the target to its rows; raises BadData where they are all the same."""
     assert kind in ("number", "boolean", "category")
     if task == "classification":
-        classes = class_names(class_labels(column, kind, decimal), kind)
+        classes = class_names(column, kind, decimal)
         if len(classes) > 1:
             return TargetColumn(column.name, kind, classes=classes)
     else:
@@ -240,6 +281,19 @@ class Preprocessing:
     decimal: str
     notes: tuple[str, ...] = ()
 
+    def check(self) -> None:
+        """Raise a ValueError unless the values make sense together; see `InputColumn.check`."""
+        for column in self.inputs:
+            column.check()
+        self.target.check()
+        names = [*(column.name for column in self.inputs), self.target.name]
+        if not self.inputs or len(set(names)) != len(names) or not set(names) <= set(self.columns):
+            raise ValueError(
+                f"Inputs and target must be columns of the file, {shown(self.columns)}. Got {shown(names)}."
+            )
+        if (self.task == "classification") != bool(self.target.classes) or self.decimal not in (".", ","):
+            raise ValueError(f"The target {shown(self.target.name)} must suit the task {self.task}.")
+
     @classmethod
     def fit(cls, table: Table, rows: Tensor | Sequence[int] | None = None) -> "Preprocessing":
         """Fit means, scales, medians, categories and classes to these rows (or all) of a table read with a target.
@@ -287,7 +341,7 @@ class Preprocessing:
         if further:
             notes.append(f"Columns that the model was fitted without are not used: {', '.join(map(shown, further))}.")
         blocks = [column.encode(table.column(column.name), decimal, notes) for column in self.inputs]
-        encoded = self.target.encode(table.column(self.target.name), decimal) if wanted else None
+        encoded = self.target.encode(table.column(self.target.name), decimal, notes) if wanted else None
         return Transformed(torch.cat(blocks, dim=1), encoded, tuple(notes))
 
     def _decimal(self, table: Table, with_target: bool) -> str:
@@ -329,10 +383,20 @@ class PreparedTable(NamedTuple):
     notes: tuple[str, ...]
 
 
-def prepare(table: Table, test_fraction: float = 0.2, seed: int = 0) -> PreparedTable:
-    """Split the rows of a table read with a target, fit the preprocessing to the training rows, apply it to all."""
-    train, test = split(table, test_fraction, seed)
-    preprocessing = Preprocessing.fit(table, train)
+def prepare(
+    table: Table, test_fraction: float = 0.2, seed: int = 0, preprocessing: Preprocessing | None = None
+) -> PreparedTable:
+    """Split the rows of a table read with a target, fit the preprocessing to the training rows, apply it to all.
+
+    With `preprocessing`, that of an earlier run on the same table, the rows are split and encoded as in that run.
+    """
+    classes = None
+    if preprocessing is not None and preprocessing.target.classes:
+        assert table.roles is not None
+        classes = preprocessing.target.encode(table.column(preprocessing.target.name), table.roles.decimal, [])
+    train, test = split(table, test_fraction, seed, classes)
+    if preprocessing is None:
+        preprocessing = Preprocessing.fit(table, train)
     inputs, targets, notes = preprocessing.transform(table)
     assert targets is not None
     rows = LabelledData(inputs, targets)

@@ -13,8 +13,8 @@ from posterity.datasets.columns import (
     MOST_CATEGORIES,
     Column,
     Kind,
-    class_labels,
     class_names,
+    classes_by_meaning,
     infer_decimal,
     infer_kind,
 )
@@ -165,17 +165,25 @@ def _settled(table: Table, target: str, task: str, category: frozenset[str]) -> 
         column.name: infer_kind(column, decimal, column.name in category) for column in table.columns
     }
     column = table.column(target)
-    labels = class_names(class_labels(column, kinds[target], decimal), kinds[target])
-    if len(labels) == 1:
+    labels = class_names(column, kinds[target], decimal)
+    alike = classes_by_meaning(labels, kinds[target], decimal)
+    if len(labels) == 1 or (len(alike) == 1 and kinds[target] == "number"):
         raise BadData(
             f"{table.path}: the target {shown(target)} has the value {shown(labels[0])} in every row. "
             "There is nothing to learn: name another target."
         )
-    roles = Roles(target, _task(column, kinds[target], labels, task, notes), kinds, decimal)
+    roles = Roles(target, _task(column, kinds[target], labels, alike, task, notes), kinds, decimal)
     return replace(table, roles=roles, notes=tuple(notes))
 
 
-def _task(column: Column, kind: Kind, labels: tuple[str, ...], task: str, notes: list[str]) -> Task:
+def _task(
+    column: Column,
+    kind: Kind,
+    labels: tuple[str, ...],
+    alike: Mapping[str | float, list[str]],
+    task: str,
+    notes: list[str],
+) -> Task:
     name = shown(column.name)
     if task == "regression":
         if kind == "number":
@@ -189,32 +197,43 @@ def _task(column: Column, kind: Kind, labels: tuple[str, ...], task: str, notes:
             f"{column.path}: the target {name} of a classification may have {MOST_CATEGORIES} different values. "
             f"Got {len(labels)}. Use the task regression (--task)."
         )
-    if task == "classification" or kind != "number":
-        return "classification"
-    few = len(labels) <= MOST_CLASSES and len(labels) < len(column.fields)
-    if few and all(float(label).is_integer() for label in labels):
+    if task != "classification" and kind == "number":
+        few = len(alike) <= MOST_CLASSES and len(alike) < len(column.fields)
+        if not few or not all(float(value).is_integer() for value in alike):
+            return "regression"
         notes.append(
-            f"The target {name} has {len(labels)} different whole numbers: they are taken as classes. "
+            f"The target {name} has {len(alike)} different whole numbers: they are taken as classes. "
             "If they are amounts, say so (--task regression)."
         )
-        return "classification"
-    return "regression"
+    several = [spellings for spellings in alike.values() if len(spellings) > 1]
+    if several:
+        same = "are the same number" if kind == "number" else "differ only in case"
+        notes.append(
+            f"The target {name} has labels that {same}: {', '.join(map(shown, several[0]))}. Each is a class of its "
+            "own, as written. If they are one class, write them alike in the file."
+        )
+    return "classification"
 
 
-def split(table: Table, test_fraction: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+def split(
+    table: Table, test_fraction: float, seed: int = 0, classes: Sequence[int] | Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Split a table with a target into training and test rows by the seed: two sorted int64 tensors.
 
     For classification each class is split in this proportion, as near as whole rows allow, and keeps at least
-    one row for training.
+    one row for training. `classes` are the class indices of the rows, by default those of the labels as written.
     """
-    if table.roles is None:
+    if (roles := table.roles) is None:
         raise ValueError("split: the table must be read with a target. Give read_table a target.")
     labels = torch.zeros(len(table), dtype=torch.int64, device=HOST)
-    if table.roles.task == "classification":
-        target, kind = table.roles.target, table.roles.kinds[table.roles.target]
-        words = class_labels(table.column(target), kind, table.roles.decimal)
-        classes = class_names(words, kind)
-        labels = torch.tensor([classes.index(word) for word in words if word is not None], device=HOST)
+    if roles.task == "classification":
+        if classes is None:
+            target = table.column(roles.target)
+            slots = {
+                label: slot for slot, label in enumerate(class_names(target, roles.kinds[target.name], roles.decimal))
+            }
+            classes = [slots[field] for field in target.fields]
+        labels = torch.as_tensor(classes, dtype=torch.int64, device=HOST)
     return stratified(labels, test_fraction, seed)
 
 

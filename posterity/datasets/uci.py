@@ -91,7 +91,7 @@ def uci_regression(name: str, split: int = 0, root: str | Path | None = None) ->
     count = num_splits(name)
     if not isinstance(split, int) or isinstance(split, bool) or not 0 <= split < count:
         raise ValueError(f"uci_regression: split of '{name}' must be from 0 to {count - 1}. Got {shown(split)}.")
-    known, folder = _REGRESSION[name], root_folder("uci", root, f"{name}/data")
+    known, folder = _REGRESSION[name], root_folder("uci", root, f"{name}/data", name)
     path = folder / "data.txt"
     data = content(path)
     check_sum(data, known.sum, path, name)
@@ -112,7 +112,7 @@ def uci_classification(name: str, test_fraction: float = 0.2, seed: int = 0, roo
     if name not in _CLASSIFICATION:
         raise ValueError(unknown("classification set", name, _CLASSIFICATION))
     known = _CLASSIFICATION[name]
-    path = root_folder("uci-classification", root, name) / known.file
+    path = root_folder("uci-classification", root, name, f"{name} --from FOLDER") / known.file
     data = content(path)
     check_sum(data, known.sum, path, name)
     fields = [line.split(known.separator) for line in data.decode().split("\n") if line.strip()]

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor
 
-from posterity.errors import Diverged, positive, positive_whole, shown
+from posterity.errors import BadFolder, Diverged, positive, positive_whole, shown
 from posterity.inference.callbacks import Callback
 from posterity.inference.identity import refuse_other
 from posterity.inference.run import Run, Trace, check_kept, check_loss
 from posterity.likelihoods import Likelihood
 from posterity.priors import Prior
-from posterity.storage import Part, RunFolder, decode, flatten, mapped, restore
+from posterity.storage import Part, RunFolder, decode, flatten, forms, mapped, references, restore
+from posterity.storage.schema import AGAIN, check_fields, check_names, check_tensor, reading
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ class Checkpointer:
             self.folder.commit({"run": self._identity})
             return
         refuse_other(self.checkpoint.path, self._identity, self.folder.read("run"))
+        with reading(f"Run folder {os.fspath(self.checkpoint.path)!r}: its checkpoint"):
+            self._restore(run)
+
+    def _restore(self, run: Run) -> None:
         template = {
             "step": 0,
             "stopped": "",
@@ -92,10 +98,20 @@ class Checkpointer:
             "state": run.state,
             "callbacks": {name: callback.template(run) for name, callback in self._callbacks.items()},
         }
-        stored = restore(self.folder.read("state"), template, run.joint.device)
+        part = self.folder.read("state")
+        check_names("The tensor file", sorted(part.tensors), sorted(references(dict(part.config))))
+        stored = restore(part, template, run.joint.device)
+        check_fields("The state", stored, {"step": int, "stopped": str, "seconds": float})
+        if not 0 < stored["step"] <= run.steps:
+            raise BadFolder(f"The step must be from 1 to {run.steps}. Got {stored['step']}. {AGAIN}")
+        traits = run.method.traits
         run.step, run.stopped, run.state = stored["step"], stored["stopped"], stored["state"]
-        run.trace = Trace.from_tensors(self.folder.read("trace").tensors)
-        run.trace.seconds = stored["seconds"]
+        accountable = run.state if traits.accountable is None else traits.accountable(run.state)
+        check_kept(run.joint, [accountable], run.step, traits.row)  # nothing else is ever stored
+        trace = self.folder.read("trace")
+        _check_trace(trace, run.step)
+        run.trace = Trace.from_tensors(trace.tensors)
+        run.trace.seconds = float(stored["seconds"])
         for name, callback in self._callbacks.items():
             callback.restore(stored["callbacks"][name])
         kept = mapped(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, run.method.keep(run.state))
@@ -104,6 +120,12 @@ class Checkpointer:
                 shard = self.folder.read(name)
                 for state in restore(shard, [kept] * len(shard.config["state"])):  # type: ignore[arg-type]
                     run.kept.append(state)
+        due = sum(step <= run.step for step in traits.kept_steps)
+        if len(run.kept) != due or run.kept.num_finite() != due:
+            raise BadFolder(
+                f"After step {run.step} it must have kept {due} finite states. Got {run.kept.num_finite()} of "
+                f"{len(run.kept)}. {AGAIN}"
+            )
         self._written = len(run.kept)
         self._last_step = run.step
 
@@ -128,12 +150,30 @@ class Checkpointer:
             "state": run.state,
             "callbacks": {name: callback.state() for name, callback in self._callbacks.items()},
         }
-        parts = {"run": self._identity, "state": flatten(state), "trace": Part({}, run.trace.tensors())}
+        trace = run.trace.tensors()
+        parts = {"run": self._identity, "state": flatten(state), "trace": Part({"tensors": forms(trace)}, trace)}
         if len(run.kept) > self._written:
             parts[f"kept-{self._written:09d}"] = flatten(run.kept[self._written :])
         self.folder.commit(parts)
         self._written = len(run.kept)
         self._last_time, self._last_step = time.monotonic(), run.step
+
+
+def _check_trace(part: Part, step: int) -> None:
+    """Check that each column of a stored trace has its steps, which rise up to the step of the state."""
+    tensors = part.tensors
+    if not part.older and part.config["tensors"] != forms(tensors):
+        raise BadFolder(f"The trace does not have the shapes and dtypes that are stored with it. {AGAIN}")
+    names = {name.partition(".")[2] for name in tensors}
+    check_names(
+        "The trace", sorted(tensors), [f"{kind}.{name}" for kind in ("step", "value") for name in sorted(names)]
+    )
+    for name in names:
+        values, steps = tensors[f"value.{name}"], tensors[f"step.{name}"]
+        check_tensor(f"The steps of {name!r} in the trace", steps, values.shape[:1], torch.int64)
+        rises = bool((steps.diff() > 0).all()) and (not len(steps) or 0 <= int(steps[0]) <= int(steps[-1]) <= step)
+        if not rises or values.dtype != torch.float64:
+            raise BadFolder(f"The trace must have float64 values of {name!r} at steps that rise to {step}. {AGAIN}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from types import FrameType
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -129,23 +129,26 @@ logger = logging.getLogger("posterity")
 class Interrupt:
     """A context in which the first Ctrl-C only sets `came`; a second one interrupts at once.
 
-    A step overwrites its state in place, so a state stored in the middle of a step could not be resumed exactly. The
-    signal is left alone if `wanted` is false, outside the main thread, and if it has another handler already.
+    A step overwrites its state in place, so a state stored in the middle of a step could not be resumed exactly. A
+    signal is left alone if `wanted` is false, outside the main thread, and if it has another handler than Python's
+    own or one that says `stops_runs`, as that of SIGTERM at the command line does.
     """
 
     def __init__(self, wanted: bool) -> None:
         self.came = False
-        ours = wanted and threading.current_thread() is threading.main_thread()
-        self._takes = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        self._wanted = wanted and threading.current_thread() is threading.main_thread()
+        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupt":
-        if self._takes:
-            signal.signal(signal.SIGINT, self._note)
+        for number in (signal.SIGINT, signal.SIGTERM) if self._wanted else ():
+            handler = signal.getsignal(number)
+            if handler is signal.default_int_handler or getattr(handler, "stops_runs", False):
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._takes:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.came:

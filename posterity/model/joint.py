@@ -432,9 +432,9 @@ class Joint:
         }
 
     @classmethod
-    def decode(cls, module: nn.Module, config: dict[str, Any], tensors: dict[str, Tensor]) -> "Joint":
-        """The joint that `encode` described, with the architecture taken from `module`."""
-        network = like_saved(Network(module), config, tensors)
+    def decode(cls, network: Network, config: dict[str, Any], tensors: dict[str, Tensor]) -> "Joint":
+        """The joint that `encode` described, with the architecture taken from `network`."""
+        network = like_saved(network, config, tensors)
         tensors = {name: tensor.to(network.device) for name, tensor in tensors.items() if name.startswith("joint.")}
         frozen = {name: tensors[f"joint.frozen.{name}"] for name in network.frozen}
         buffers = {name: tensors[f"joint.buffer.{name}"] for name in network.buffers}

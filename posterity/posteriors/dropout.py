@@ -1,6 +1,7 @@
 """Dropout posteriors: masks drawn at random, or all enumerated."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ class Dropout(Posterior):
     buffers: Buffers = field(default_factory=dict)
     one_mask_a_draw: bool = True
     example: Inputs | None = None  # a row of zeros in the form of the inputs, for `sample`
+
+    tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
 
     @property
     def num_members(self) -> int | None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,8 @@ class Gaussian(Posterior):
     buffers: Buffers = field(default_factory=dict)
     log_evidence: Tensor | None = None
     data_terms: Tensor | None = None  # log-likelihood at the mean; for Gaussian noise squared residuals, their number
+
+    tensor_shapes: ClassVar[dict[str, str]] = {"mean": "mP", "log_evidence": "m", "data_terms": "m*"}
 
     @property
     def num_members(self) -> int | None:

@@ -22,6 +22,7 @@ from posterity.predictive.mixture import checked_weights
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
 from posterity.storage import Part
+from posterity.storage.part import JSON
 
 
 def joint_of_members(joint: Joint, each: Sequence[Joint]) -> Joint:
@@ -204,16 +205,16 @@ class Mixture(Posterior):
         return mixed(parts, self.shares)
 
     def parts(self) -> dict[str, Part]:
-        """Return the components as one part; a tensor equal to the first component's is stored once."""
+        """Return the components as one part; a tensor equal to the first component's is stored once, and named."""
         tensors: dict[str, Tensor] = {"weights": self.shares}
         each = [component.parts()["posterior"] for component in self.posteriors]
         first = each[0].tensors
+        configs: list[JSON] = []
         for index, part in enumerate(each):
-            for name, tensor in part.tensors.items():
-                known = first.get(name) if index else None
-                if known is None or known.shape != tensor.shape or not torch.equal(known, tensor):
-                    tensors[f"{index}.{name}"] = tensor
-        return {"posterior": Part({"mixture": [dict(part.config) for part in each]}, tensors)}
+            shared = [name for name, tensor in part.tensors.items() if index and _same(first.get(name), tensor)]
+            tensors.update({f"{index}.{name}": tensor for name, tensor in part.tensors.items() if name not in shared})
+            configs.append({**part.config, "shared": [*sorted(shared)]})
+        return {"posterior": Part({"mixture": configs}, tensors)}
 
     def _counts(self, draws: int, key: Key) -> list[int]:
         """The number of draws of each component: its share, rounded at random without bias."""
@@ -221,6 +222,10 @@ class Mixture(Posterior):
         ends = (self.shares.cumsum(0) * draws + start).floor()
         ends[-1] = draws  # already so, up to rounding, as the start is below 1
         return [int(count) for count in ends.diff(prepend=ends.new_zeros(1))]
+
+
+def _same(first: Tensor | None, other: Tensor) -> bool:
+    return first is not None and (first.shape, first.dtype) == (other.shape, other.dtype) and torch.equal(first, other)
 
 
 def _expanded(posterior: Posterior, share: float) -> list[tuple[Posterior, float]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ class Point(Posterior):
     joint: Problem
     theta: Tensor
     buffers: Buffers = field(default_factory=dict)
+
+    tensor_shapes: ClassVar[dict[str, str]] = {"theta": "mP"}
 
     @property
     def num_members(self) -> int | None:

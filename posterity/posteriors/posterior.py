@@ -51,6 +51,10 @@ class Posterior(ABC):
     on_cpu: ClassVar[bool] = False
     """Whether tensors stay on the CPU, wherever the model is, since they may not fit on a device."""
 
+    tensor_shapes: ClassVar[dict[str, str]] = {}
+    """Shapes of the fields of tensors, the weights first, for checks of stored ones: P is the length of theta, m may
+    be a member axis, C and D are chains and draws, and * is anything. Buffers have the axes before P."""
+
     @property
     def num_members(self) -> int | None:
         """M when this holds M separate posteriors side by side, else None."""

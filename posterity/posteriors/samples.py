@@ -80,6 +80,7 @@ class Samples(Posterior):
     buffers: Buffers = field(default_factory=dict)
 
     on_cpu: ClassVar[bool] = True
+    tensor_shapes: ClassVar[dict[str, str]] = {"theta": "CDP", "statistics": "CD"}
 
     def __post_init__(self) -> None:
         shape, size = tuple(self.theta.shape), self.joint.size

@@ -5,6 +5,30 @@ The table from old names of types to new ones is in `values`. `inference` decide
 
 from posterity.storage.folder import RunFolder
 from posterity.storage.part import Part
-from posterity.storage.values import clone, decode, encode, flatten, leaves, mapped, present_names, restore
+from posterity.storage.values import (
+    clone,
+    decode,
+    encode,
+    flatten,
+    forms,
+    leaves,
+    mapped,
+    present_names,
+    references,
+    restore,
+)
 
-__all__ = ["Part", "RunFolder", "clone", "decode", "encode", "flatten", "leaves", "mapped", "present_names", "restore"]
+__all__ = [
+    "Part",
+    "RunFolder",
+    "clone",
+    "decode",
+    "encode",
+    "flatten",
+    "forms",
+    "leaves",
+    "mapped",
+    "present_names",
+    "references",
+    "restore",
+]

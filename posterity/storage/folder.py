@@ -6,17 +6,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from posterity.errors import BadFolder
 from posterity.storage import disk
 from posterity.storage.part import CONFIG, FILES, JSON, TENSORS, Part, json_bytes, pack, unpack
+from posterity.storage.schema import AGAIN, reading
+from posterity.storage.values import check_complete
 
 FORMAT = 2  # since 0.2.0, which names types by their present folders; format 1 (0.1.0) is read too
 LIBRARY = "posterity"
-AGAIN = "Restore the folder from a copy, or save the run again to a new folder."
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FOLDER = re.compile(_NAME.pattern + r"-[0-9a-f]{12}")
@@ -42,10 +43,11 @@ class Seal:
 
 @dataclass(frozen=True)
 class Entry:
-    """The folder of one part, and the seals of its files."""
+    """The folder of one part, and the seals of its files; `older` if it is of an older format."""
 
     folder: str
     seals: Mapping[str, Seal]
+    older: bool = False
 
     @classmethod
     def of(cls, part: str, files: Mapping[str, Iterable[bytes]]) -> "Entry":
@@ -65,6 +67,7 @@ def render(entries: Mapping[str, Entry]) -> bytes:
         part: {
             "folder": entry.folder,
             "files": {name: {"sha256": seal.sha256, "bytes": seal.size} for name, seal in entry.seals.items()},
+            **({"older": True} if entry.older else {}),  # a part that a commit kept from an older format
         }
         for part, entry in entries.items()
     }
@@ -86,12 +89,12 @@ def parse(where: str, data: bytes) -> dict[str, Entry]:
         )
     if type(version) is not int or version < 1 or not isinstance(manifest.get("parts"), dict):
         raise BadFolder(f"Run folder {where}: manifest.json is not in the format it should be. {AGAIN}")
-    return {part: _entry(where, part, entry) for part, entry in manifest["parts"].items()}
+    return {part: _entry(where, part, entry, version < FORMAT) for part, entry in manifest["parts"].items()}
 
 
-def _entry(where: str, part: str, entry: object) -> Entry:
+def _entry(where: str, part: str, entry: object, older: bool) -> Entry:
     match entry:
-        case {"folder": str(folder), "files": dict(files)}:
+        case {"folder": str(folder), "files": dict(files), **others} if others in ({}, {"older": True}):
             # Exact names, so that an edited manifest cannot point outside the run folder.
             named = _NAME.fullmatch(part) and _FOLDER.fullmatch(folder) and folder[:-13] == part
             seals: dict[str, Seal] = {}
@@ -100,7 +103,7 @@ def _entry(where: str, part: str, entry: object) -> Entry:
                     case {"sha256": str(digest), "bytes": int(size)} if _SHA256.fullmatch(digest):
                         seals[name] = Seal(size, digest)
             if named and seals.keys() == files.keys() == FILES:
-                return Entry(folder, seals)
+                return Entry(folder, seals, older or bool(others))
     raise BadFolder(
         f"Run folder {where}: manifest.json was altered: part {part!r} must name its own folder and files "
         f"inside the run folder, with size and sha256. {AGAIN}"
@@ -230,11 +233,17 @@ class RunFolder:
 
     def _unpacked(self, part: str, entry: Entry) -> Part:
         """Check the files of a part and return its content."""
-        config, tensors = self._file(entry, CONFIG), self.path / entry.folder / TENSORS
+        where, config = f"Run folder {self._shown}: part {part!r}", self._file(entry, CONFIG)
         if entry.seals[TENSORS].size <= _MAPPED:
-            return unpack(f"Run folder {self._shown}: part {part!r}", config, self._file(entry, TENSORS))
-        self._compare(entry, TENSORS, Seal.of(self._pieces(entry, TENSORS)))
-        return unpack(f"Run folder {self._shown}: part {part!r}", config, tensors)
+            content = unpack(where, config, self._file(entry, TENSORS))
+        else:
+            self._compare(entry, TENSORS, Seal.of(self._pieces(entry, TENSORS)))
+            content = unpack(where, config, self.path / entry.folder / TENSORS)
+        if entry.older:
+            return replace(content, older=True)
+        with reading(where):
+            check_complete(dict(content.config))
+        return content
 
     def _file(self, entry: Entry, name: str) -> bytes:
         """Return the bytes of a file; raises BadFolder where they do not match its seal."""

@@ -1,6 +1,7 @@
 """A part of a run folder: JSON and tensors; large files are memory-mapped."""
 
 import json
+import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -84,12 +85,15 @@ _RESERVED = "__metadata__"  # a key of the header that safetensors reserves
 class Part:
     """One part of a run: a JSON object `config` and named tensors.
 
+    `older` says that it was read from a folder of an older format, whose values may lack fields that came later.
+
     >>> Part({"draws": 10}, {"theta": torch.zeros(3)}).config["draws"]
     10
     """
 
     config: Mapping[str, JSON]
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    older: bool = False
 
 
 def pack(name: str, part: Part) -> dict[str, Iterable[bytes]]:
@@ -106,7 +110,7 @@ def unpack(where: str, config_file: bytes, tensor_file: bytes | Path) -> Part:
     Tensors of a file given by its path are memory-mapped.
     """
     try:
-        config = json.loads(config_file)
+        config = json.loads(config_file, parse_float=_finite, parse_constant=_finite)
         if isinstance(tensor_file, Path):
             stored = load_file(tensor_file)
         else:
@@ -118,6 +122,13 @@ def unpack(where: str, config_file: bytes, tensor_file: bytes | Path) -> Part:
     if not isinstance(config, dict):
         raise BadFolder(f"{where}: {CONFIG} must hold a JSON object. Got {type(config).__name__}. Save the run again.")
     return Part(config, tensors)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return value
 
 
 def json_bytes(value: JSON) -> bytes:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from posterity.errors import BadFolder, shown, unknown
 from posterity.storage.part import JSON, Part
+from posterity.storage.schema import check_fields, fits, hints, same_form
 
 _PACKAGE = "posterity"
 
@@ -76,9 +77,10 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
 
 
 def decode(json: JSON, tensors: Mapping[str, Tensor]) -> object:
-    """Return the value that `encode` turned into `json` and `tensors`; raises BadFolder for unknown types or forms.
+    """Return the value that `encode` turned into `json` and `tensors`; raises BadFolder for anything else.
 
-    Imports nothing but subpackages of posterity. A field that the JSON lacks takes its default.
+    Fields must have the types of their annotations. Imports nothing but subpackages of posterity. A field that the
+    JSON lacks takes its default: folders of older formats lack new ones, and `check_complete` looks at the others.
 
     >>> tensors = {}
     >>> decode(encode([1, (2.5, torch.float64)], tensors), tensors)
@@ -116,6 +118,32 @@ def present_names(json: JSON) -> JSON:
         key: _RENAMED.get(item, item) if key == "type" and isinstance(item, str) else present_names(item)
         for key, item in json.items()
     }
+
+
+def references(json: JSON) -> set[str]:
+    """Return the names of the tensors that the JSON of values refers to."""
+    if isinstance(json, list):
+        return set().union(*map(references, json))
+    if not isinstance(json, dict):
+        return set()
+    name = json.get("tensor")
+    return {name} if isinstance(name, str) and len(json) == 1 else set().union(*map(references, json.values()))
+
+
+def check_complete(json: JSON) -> None:
+    """Raise BadFolder where a dataclass in the JSON of values lacks a field."""
+    if isinstance(json, list):
+        for item in json:
+            check_complete(item)
+    if not isinstance(json, dict):
+        return
+    match json:
+        case {"type": str(name), "fields": dict(stored)} if "." in name:
+            for f in fields(_find(_RENAMED.get(name, name))):
+                if f.init and f.name not in stored:
+                    raise BadFolder(f"Stored {name} lacks its field {f.name!r}. Save the run again.")
+    for item in json.values():
+        check_complete(item)
 
 
 def join(path: str, name: str) -> str:
@@ -173,11 +201,16 @@ def _build(name: str, values: dict[str, object]) -> object:
     for key in values:
         if key not in accepted:
             raise BadFolder(f"{unknown(f'field of {name}', key, accepted)} Upgrade posterity, or save the run again.")
+    check_fields(f"Stored {name}", values, hints(kind))
     try:
-        return kind(**values)
-    except (TypeError, ValueError) as error:
+        made = kind(**values)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise BadFolder(f"Stored {name} does not fit this posterity: {reason} Save the run again.") from error
+    for key, value in values.items():
+        if not same_form(value, getattr(made, key)):
+            raise BadFolder(f"Stored {name}: {key!r} is not stored as {shown(value)}. Save the run again.")
+    return made
 
 
 def _find(name: str) -> type:
@@ -234,19 +267,28 @@ def flatten(state: object) -> Part:
     {'moments': Moments(count=3, mean=tensor([1., 1.]))}
     """
     tensors: dict[str, Tensor] = {}
-    return Part({"state": _flatten(state, tensors, "")}, tensors)
+    return Part({"state": _flatten(state, tensors, ""), "tensors": forms(tensors)}, tensors)
 
 
 def restore(part: Part, template: State, device: torch.device | str = "cpu") -> State:
     """Return the state that `flatten` stored in `part`, bit for bit.
 
     `template`, a fresh state of the same method, gives the NamedTuple classes and the device of each tensor
-    (`device` where it has none); dtypes, shapes and numbers come from the part. A structure that differs is a
-    BadFolder that names the path. None in the template fits anything, an empty container any of its kind.
+    (`device` where it has none); numbers come from the part. A structure, dtype or shape that differs is a BadFolder
+    that names the path. None in the template fits what its annotation allows, an empty container or dimension any of
+    its kind.
     """
     if "state" not in part.config:
         raise BadFolder("This part is no stored state. Give a part that was saved as a checkpoint.")
-    return cast(State, _restore(part.config["state"], part.tensors, template, "", torch.device(device)))
+    state = _restore(part.config["state"], part.tensors, template, "", torch.device(device))
+    if not part.older and part.config.get("tensors") != forms(part.tensors):
+        raise BadFolder("The tensors of the state do not have the shapes and dtypes that are stored with it.")
+    return cast(State, state)
+
+
+def forms(tensors: Mapping[str, Tensor]) -> JSON:
+    """Return shapes and dtypes of tensors by name, which are stored with a state: a fresh one does not tell all."""
+    return {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()}
 
 
 def clone(state: State) -> State:
@@ -328,12 +370,14 @@ def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str
             names = tuple(key for key, _ in stored)
             if not _is_named(template) or type(template).__name__ != name or template._fields != names:
                 raise _misfit(path, f"{name}({', '.join(names)})", template)
-            return type(template)(
-                *(
-                    _restore(item, tensors, child, join(path, key), device)
-                    for (key, item), child in zip(stored, template, strict=True)
-                )
-            )
+            values = {
+                key: _restore(item, tensors, child, join(path, key), device)
+                for (key, item), child in zip(stored, template, strict=True)
+            }
+            for key, wanted in hints(type(template)).items():  # type: ignore[arg-type]
+                if type(values[key]) is not type(getattr(template, key)) and not fits(values[key], wanted):
+                    raise _misfit(join(path, key), shown(values[key]), getattr(template, key))
+            return type(template)(**values)
         case {"tuple": list(items)}:
             return tuple(_items(items, tensors, template, path, tuple, device))
         case list(items):
@@ -347,8 +391,12 @@ def _restore(node: JSON, tensors: Mapping[str, Tensor], template: Any, path: str
                 key: _restore(item, tensors, children[key], join(path, key), device) for key, item in entries.items()
             }
     value = decode(node, tensors)
-    if isinstance(value, Tensor) and (template is None or isinstance(template, Tensor)):
-        return value.to(device if template is None else template.device)
+    if isinstance(value, Tensor) and template is None:
+        return value.to(device)
+    if isinstance(value, Tensor) and isinstance(template, Tensor):
+        if value.dtype != template.dtype or not _same_shape(value, template):
+            raise _misfit(path, f"a Tensor {tuple(value.shape)} {value.dtype}", template)
+        return value.to(template.device)
     numbers = type(value) in (int, float) and type(template) in (int, float)
     if value is None or template is None or numbers or type(value) is type(template):
         return value
@@ -367,6 +415,11 @@ def _items(
     ]
 
 
+def _same_shape(value: Tensor, template: Tensor) -> bool:
+    sizes = zip(value.shape, template.shape, strict=False)
+    return value.dim() == template.dim() and all(own == wanted or not wanted for own, wanted in sizes)
+
+
 def _is_named(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
@@ -378,6 +431,8 @@ def _misfit(path: str, got: str, template: Any) -> BadFolder:
         wanted = f"a dict of {', '.join(template) or 'nothing'}"
     elif type(template) in (tuple, list):
         wanted = f"a {type(template).__name__} of {len(template)}"
+    elif isinstance(template, Tensor):
+        wanted = f"a Tensor {tuple(template.shape)} {template.dtype}"
     else:
         wanted = f"a {type(template).__name__}"
     return BadFolder(

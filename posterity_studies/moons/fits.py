@@ -22,6 +22,7 @@ from posterity.optim.schedules import Cosine
 from posterity.posteriors import Posterior
 from posterity.predictive import ClassPredictive
 from posterity.priors import Normal
+from posterity_studies.options import Report, silent
 
 ROWS, NOISE = 500, 0.1
 HIDDEN = 50
@@ -90,11 +91,12 @@ def problem(data: DataSet, seed: int) -> Joint:
     return Joint(net, Categorical(), Normal(1.0), len(data.train))
 
 
-def fits(seed: int, *, with_maps: bool = False) -> Seed:
+def fits(seed: int, *, with_maps: bool = False, report: Report = silent) -> Seed:
     """Fit every method; the seed fixes rows, first weights and all else that is random."""
     data = two_moons(ROWS, NOISE, seed)
     done: dict[tuple[Method, ...], Posterior] = {}
-    for stages in methods().values():
+    for number, (name, stages) in enumerate(methods().items(), start=1):
+        report(f"seed {seed}: {name}, {number} of {len(methods())} methods")
         for count in range(1, len(stages) + 1):
             if stages[:count] not in done:
                 start, joint = done.get(stages[: count - 1]), problem(data, seed)

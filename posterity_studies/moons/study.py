@@ -89,7 +89,7 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     """Run the study on SEEDS seeds from `settings.seed` on; maps are computed for the first."""
     report("computing: five seeds, seven methods each")
     seeds = tuple(range(settings.seed, settings.seed + SEEDS))
-    return Study(seeds, tuple(fits(seed, with_maps=seed == seeds[0]) for seed in seeds))
+    return Study(seeds, tuple(fits(seed, with_maps=seed == seeds[0], report=report) for seed in seeds))
 
 
 def interval(values: Sequence[float]) -> Interval:

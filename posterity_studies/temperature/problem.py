@@ -151,6 +151,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             epochs=30,
             batch_size=500,
             step_size=0.03,  # by the bound on 2,000 and 10,000 training digits; it does not depend on the width
+            widths=(50, 200, 800),
             taus=(1e-6, 1.0, 13),
             initial_scales=SameScale(gain=0.05),
         ),
@@ -162,6 +163,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             epochs=30,
             batch_size=500,
             step_size=0.003,
+            widths=(50, 200, 800),
             etas=(1e-5, 10.0, 13),
         ),
         "lenet": Architecture(

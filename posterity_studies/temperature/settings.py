@@ -46,7 +46,7 @@ class Settings:
     net: str = o.choice("one-hidden", NETWORKS, "Network:", o.NETWORK)
     widths: tuple[int, ...] = option(
         (),
-        help="Numbers with commas between them, as 50,200,800; resnet-20 has 16 if none is given.",
+        help="Numbers with commas between them, as 50,200,800, the usual ones of one hidden layer.",
         unit="NUMBERS",
         parse=partial(o.whole_numbers, "--widths"),
         check=positive_whole,
@@ -95,10 +95,7 @@ class Settings:
     def _check_network(self) -> None:
         if self.neuron_draws is not None and self.architecture.units != "neurons":
             raise ValueError(f"The network '{self.net}' does not average over neurons. Leave neuron_draws out.")
-        usual = self.architecture.widths
-        if not self.widths and not usual:
-            raise ValueError(f"The network '{self.net}' needs widths, such as 50,200,800. Got none.")
-        if self.widths and usual == (None,):
+        if self.widths and self.architecture.widths == (None,):
             raise ValueError(f"The network '{self.net}' has one size only. Leave widths out.")
         if not self.architecture.flat and self.data not in IMAGES:
             raise ValueError(

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 
 import pytest
 
@@ -37,8 +38,8 @@ def test_every_reader_is_listed_and_nothing_is_there(run, place):
     assert code == 0
     assert document["built_in"] == ["two-moons", "sine", "line", "blobs"]
     assert document["places"][0] == str(place)
-    names = {"mnist", "fashion-mnist", "kmnist", "cifar-10", *UCI_REGRESSION, *UCI_CLASSIFICATION}
-    assert set(entries) == names
+    names = {"mnist", "fashion-mnist", "kmnist", "cifar-10", "posteriordb-data", "posteriordb-draws"}
+    assert set(entries) == {*names, *UCI_REGRESSION, *UCI_CLASSIFICATION}
     assert {entry["status"] for entry in entries.values()} == {"missing"}
     assert all(entry["files"] for entry in entries.values())
 
@@ -144,3 +145,30 @@ def test_wrong_use_of_download(run, place, words, message):
     result = run("data", *words)
     assert (result.code, result.out) == (2, "")
     assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "entry"),
+    [
+        (("images",), "mnist"),
+        (("temperature",), "mnist"),
+        (("temperature", "--data", "cifar-10", "--net", "resnet-20"), "cifar-10"),
+        (("penalties",), None),
+        (("uci", "--jobs", "1"), None),
+        (("hyperparameters", "--jobs", "1"), None),
+        (("posteriors",), None),
+    ],
+)
+@pytest.mark.parametrize("empty", [False, True], ids=["nowhere", "an empty folder"])
+def test_a_study_without_its_data_names_the_command_that_fetches_them(run, tmp_path, monkeypatch, words, entry, empty):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("POSTERITY_DATA", raising=False)
+    if empty:
+        for published in catalogue():
+            (tmp_path / "cache" / "posterity" / published.folder).mkdir(parents=True, exist_ok=True)
+    result = run("study", *words, "--out", tmp_path / "study")
+    assert result.code == 3
+    named = re.findall(r"'posterity data (\S+) --download'", result.err)
+    assert len(named) == 1
+    assert {published.name for published in catalogue() if published.base} >= set(named)
+    assert entry in (None, named[0])

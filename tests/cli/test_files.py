@@ -314,3 +314,18 @@ def test_the_way_a_file_was_read_is_kept_for_the_next(run, tmp_path):
     result = run("predict", tmp_path / "run", "--data", tmp_path / "new.txt")
     assert result.code == 0
     assert len(table(result.out)) == 2
+
+
+def test_labels_come_back_as_the_file_writes_them(run, tmp_path):
+    rows = "".join(f"{row},{row % 7},{('No', 'Yes')[row % 2]}\n" for row in range(40))
+    (tmp_path / "table.csv").write_text(f"a,b,bought\n{rows}")
+    folder, asked = tmp_path / "run", ("--target", "bought", "--method", "map", "--steps", "5", "--hidden", "3")
+    assert run("fit", tmp_path / "table.csv", *asked, "--out", folder).code == 0
+    for words in ((), ("--data", tmp_path / "table.csv")):
+        document = json.loads(run("predict", folder, *words, "--json").out)
+        assert {"p_No", "p_Yes", "prediction"} <= set(document["columns"])
+        slot = document["columns"].index("prediction")
+        assert {row[slot] for row in document["rows"]} <= {"No", "Yes"}
+        result = run("evaluate", folder, *words)
+        assert result.code == 0
+        assert "written otherwise" not in result.err

@@ -57,8 +57,9 @@ def test_what_cannot_be_used_is_refused(refused, words, said):
     assert said in refused("temperature", *TINY, *words)
 
 
-def test_a_network_that_needs_widths_says_so(refused):
-    assert "The network 'one-hidden' needs widths" in refused("temperature", "--data", "two-moons")
+@pytest.mark.parametrize("net", ["one-hidden", "mlp"])
+def test_networks_have_usual_widths(net):
+    assert settings.Settings(net=net).all_widths == (50, 200, 800)
 
 
 def test_the_names_of_the_options_are_those_of_the_study():

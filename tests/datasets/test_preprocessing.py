@@ -1,11 +1,13 @@
 """Preprocessing: learnt from the training rows alone, stored, and applied to other files by name."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from posterity.datasets import InputColumn, Preprocessing, TargetColumn, prepare, read_table
+from posterity.datasets.table import stratified
 from posterity.errors import BadData
 from posterity.storage import decode, encode
 
@@ -124,13 +126,17 @@ def test_columns_that_were_dropped_are_not_spoken_of_again(table):
 
 
 def test_targets_may_be_asked_for(table):
-    found = Preprocessing.fit(table("a,y\n1,no\n2,yes\n3,Yes\n", "y"))
-    assert found.target == TargetColumn("y", "boolean", classes=("no", "yes"))
+    found = Preprocessing.fit(table("a,y\n1,no\n2,Yes\n3,Yes\n", "y"))
+    assert found.target == TargetColumn("y", "boolean", classes=("no", "Yes"))
     inputs, targets, notes = found.transform(table("y,a\nYES,1\n,2\nyes,3\n"), targets=True)
     assert len(inputs) == 2
     assert targets.tolist() == [1, 1]
     assert targets.dtype == torch.int64
-    assert notes == ("1 row without a value in the target 'y' was left out, the first in line 3.",)
+    assert notes == (
+        "1 row without a value in the target 'y' was left out, the first in line 3.",
+        "The target 'y' has labels that are written otherwise than in the training rows ('YES' for 'Yes', 'yes' for "
+        "'Yes'); they are taken as the same classes.",
+    )
     assert found.transform(table("a,y\n1,no\n2,yes\n", "y"), targets=False).targets is None
     with pytest.raises(BadData, match="Unknown column 'y'"):
         found.transform(table("a,b\n1,2\n"), targets=True)
@@ -139,18 +145,81 @@ def test_targets_may_be_asked_for(table):
 @pytest.mark.parametrize(
     ("text", "kind", "classes", "labels"),
     [
-        ("10,01,2,2.0,10", "number", ("1", "2", "10"), [2, 0, 1, 1, 2]),
-        ("0.5,-1,-1e0,0.5,.5", "number", ("-1", "0.5"), [1, 0, 0, 1, 1]),
-        ("t,F,f,T,t", "boolean", ("f", "t"), [1, 0, 0, 1, 1]),
-        ("b,a,B,a,10 b", "category", ("10 b", "B", "a", "b"), [3, 2, 1, 2, 0]),
+        ("10,01,02,02,10", "number", ("01", "02", "10"), [2, 0, 1, 1, 2]),
+        ("1.0,0.0,1.0,0.0", "number", ("0.0", "1.0"), [1, 0, 1, 0]),
+        ("2,1.0,1,01,2", "number", ("01", "1", "1.0", "2"), [3, 2, 1, 0, 3]),
+        ("0.5,-1,-1e0,0.5,.5", "number", ("-1", "-1e0", ".5", "0.5"), [3, 0, 1, 3, 2]),
+        ("Yes,No,No,Yes", "boolean", ("No", "Yes"), [1, 0, 0, 1]),
+        ("TRUE,FALSE,FALSE,TRUE", "boolean", ("FALSE", "TRUE"), [1, 0, 0, 1]),
+        ("t,F,f,T,t", "boolean", ("F", "f", "T", "t"), [3, 0, 1, 2, 3]),
+        ("b,a,B,a,10  b", "category", ("10  b", "B", "a", "b"), [3, 2, 1, 2, 0]),
     ],
 )
-def test_classes_have_one_name_and_a_fixed_order(table, text, kind, classes, labels):
+def test_classes_are_labels_as_written_in_a_fixed_order(table, text, kind, classes, labels):
     rows = "".join(f"{row}|{value}\n" for row, value in enumerate(text.split(",")))
     sheet = table(f"a|y\n{rows}", "y", task="classification")
     found = Preprocessing.fit(sheet)
     assert (found.target.kind, found.target.classes) == (kind, classes)
     assert found.transform(sheet).targets.tolist() == labels
+
+
+@pytest.mark.parametrize(
+    ("labels", "note"),
+    [
+        (
+            ("Yes", "No", "yes", "No"),
+            "The target 'y' has labels that differ only in case: 'Yes', 'yes'. Each is a class",
+        ),
+        (
+            ("b", "a", "B", "a"),
+            "The target 'y' has labels that differ only in case: 'B', 'b'. Each is a class of its own",
+        ),
+        (("1", "0", "1.0", "0"), "The target 'y' has labels that are the same number: '1', '1.0'. Each is a class"),
+        (("Yes", "No", "Yes", "No"), ""),
+        (("01", "02", "02", "01"), ""),
+    ],
+)
+def test_labels_that_mean_the_same_are_noted(table, labels, note):
+    rows = "".join(f"{row},{label}\n" for row, label in enumerate(labels))
+    notes = [line for line in table(f"a,y\n{rows}", "y").notes if "labels" in line]
+    assert len(notes) == bool(note)
+    assert not note or notes[0].startswith(note)
+
+
+def test_a_number_that_is_only_written_in_several_ways_is_nothing_to_learn(table):
+    with pytest.raises(BadData, match="There is nothing to learn"):
+        table("a,y\n1,1\n2,1.0\n3,1\n", "y")
+
+
+def test_labels_of_another_file_are_found_by_number_only_where_one_class_has_it(table):
+    found = Preprocessing.fit(table("a;y\n1;1,5\n2;2\n3;2\n4;02\n", "y", task="classification"))
+    assert found.target.classes == ("1,5", "02", "2")
+    assert found.transform(table("a,y\n1,1.50\n"), targets=True).targets.tolist() == [0]
+    with pytest.raises(BadData, match=r"'2\.0' is not a class of the training rows"):
+        found.transform(table("a,y\n1,2.0\n"), targets=True)
+
+
+def test_words_of_boolean_inputs_are_kept_as_written(table):
+    found = Preprocessing.fit(table("a,y\n,0.5\nYes,1.5\nNo,2.5\nYES,3.5\n", "y"))
+    assert found.inputs[0].categories == ("No", "Yes")
+    assert found.transform(table("a,b\nno,1\nYES,1\n")).inputs[:, 0].diff() > 0
+    with pytest.raises(BadData, match=r"No or Yes is wanted\. Got 'maybe'"):
+        found.transform(table("a,b\nmaybe,1\n"))
+
+
+def test_an_earlier_preprocessing_splits_and_encodes_the_rows_again(table):
+    """Releases up to 0.2 took spellings as one class, and named it in lower case."""
+    rows = "".join(f"{row},{('Yes', 'No', 'yes')[row % 3]}\n" for row in range(30))
+    sheet = table(f"a,y\n{rows}", "y")
+    old = TargetColumn("y", "boolean", classes=("no", "yes"))
+    stored = replace(Preprocessing.fit(sheet), target=old)
+    prepared = prepare(sheet, 0.2, 3, stored)
+    assert prepared.data.classes == ("no", "yes")
+    truth = torch.tensor([int(row % 3 != 1) for row in range(30)])
+    train, test = stratified(truth, 0.2, 3)
+    assert torch.equal(prepared.test, test)
+    assert torch.equal(prepared.data.test.targets, truth[test])
+    assert torch.equal(prepared.data.train.targets, truth[train])
 
 
 REFUSED = {

@@ -1,13 +1,24 @@
 """Tables: nasty files with their documented outcomes, tasks, and splits."""
 
+import contextlib
 import re
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from posterity.datasets import read_table, split
-from posterity.datasets.columns import MISSING
+from posterity.datasets.columns import (
+    MISSING,
+    Column,
+    has_leading_zeros,
+    infer_decimal,
+    infer_kind,
+    looks_numeric,
+    number,
+    trouble,
+)
 from posterity.datasets.table import stratified
 from posterity.errors import BadData
 
@@ -509,3 +520,41 @@ def test_split_says_what_it_needs(tmp_path):
     for fraction in (0, 1, -0.5, float("nan"), "half"):
         with pytest.raises(ValueError, match="test_fraction must be between 0 and 1"):
             stratified(torch.zeros(10, dtype=torch.int64), fraction)
+
+
+FORMS = {  # fields that begin like a number, a date or a unit, and are none
+    "digits": "1{}x",
+    "digits and a point": "{}.x",
+    "a fraction": "0.{}x",
+    "an exponent": "1e{}x",
+    "a decimal comma": "{},{}x",
+    "groups": "1{groups}x",
+    "a sign": "-{}%x",
+    "a typographic minus": "\u2212{}x",
+    "hexadecimal": "0x{}y",
+    "currency": "${}x",
+    "a time": "12:30:00.{}x",
+    "a month": "Jan{letters}!",
+    "letters": "{letters}",
+    "spaces": "{spaces}x",
+    "zeros before a whole number": "{zeros}99999999999999999",
+    "a number": "{}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tests_of_a_field_take_time_in_proportion_to_its_length(tmp_path, form):
+    length = 200_000  # by a pattern that backtracks this would take an hour
+    parts = {"groups": ",123" * (length // 4), "letters": "a" * length, "spaces": " 1" * (length // 2)}
+    field = FORMS[form].format("1" * length, "1" * length, zeros="0" * length, **parts)
+    column = Column(tmp_path, "a", (field, "1", field, "b"), (2, 3, 4, 5))
+    begun = time.process_time()
+    for decimal in ".,":
+        number(field, decimal)
+        trouble(field, decimal)
+    looks_numeric(field)
+    infer_decimal([column], ";")
+    has_leading_zeros(column)
+    with contextlib.suppress(BadData):
+        infer_kind(column, ".")
+    assert time.process_time() - begun < 2

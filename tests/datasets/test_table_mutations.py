@@ -217,7 +217,7 @@ def check_values(table, preprocessing, inputs, targets, decimal):
             if field in oracle.MISSING:
                 value = column.fill
             elif column.kind == "boolean":
-                value = float(column.categories.index(field.lower()))
+                value = float([word.lower() for word in column.categories].index(field.lower()))
             else:
                 value = float(field.replace(decimal, "."))
                 oracle.check_number(field, decimal, value)
@@ -233,8 +233,7 @@ def check_values(table, preprocessing, inputs, targets, decimal):
             wanted = (value - preprocessing.target.mean) / preprocessing.target.scale
             assert targets[row].tolist() == [pytest.approx(wanted, rel=1e-5, abs=1e-5)]
         else:
-            label = preprocessing.target.classes[targets[row]]
-            assert label in (field, field.casefold()) or float(label) == float(field.replace(decimal, "."))
+            assert preprocessing.target.classes[targets[row]] == field
 
 
 def check_decimal(table, decimal):

@@ -77,10 +77,30 @@ def test_paths_that_look_alike_are_kept_apart():
     assert same(restore(flatten(tree), tree), tree)
 
 
-def test_dtype_and_shape_come_from_the_file_and_the_device_from_the_template():
-    back = restore(flatten([torch.ones(4).half(), torch.ones(2)]), [torch.zeros(1, device="meta"), None])
-    assert (back[0].dtype, back[0].shape, back[0].device.type) == (torch.float16, (4,), "meta")
+def test_tensors_go_to_the_device_of_the_template():
+    back = restore(flatten([torch.ones(4), torch.ones(2)]), [torch.zeros(4, device="meta"), None])
+    assert (back[0].shape, back[0].device.type) == ((4,), "meta")
     assert back[1].device.type == "cpu"
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(4).half(), torch.ones(4).long(), torch.ones(3), torch.ones(4, 1)])
+def test_a_tensor_of_another_shape_or_dtype_is_refused(tensor):
+    with pytest.raises(BadFolder, match=r"does not fit at '0': the method wants a Tensor \(4,\) torch.float32"):
+        restore(flatten([tensor]), [torch.zeros(4)])
+
+
+def test_a_dimension_that_is_empty_in_a_fresh_state_may_have_grown():
+    assert restore(flatten([torch.ones(3, 2)]), [torch.zeros(0, 2)])[0].shape == (3, 2)
+
+
+@pytest.mark.parametrize(("count", "fine"), [(3, True), (None, False), ("3", False), (True, False), ([3], False)])
+def test_fields_of_a_state_must_be_what_their_annotations_say(count, fine):
+    stored = flatten(Moments(count, None))
+    if fine:
+        assert restore(stored, Moments(0, None)) == Moments(3, None)
+        return
+    with pytest.raises(BadFolder, match="does not fit at 'count'"):
+        restore(stored, Moments(0, None))
 
 
 def test_what_a_template_lacks_goes_to_the_device_that_is_named():

@@ -1,25 +1,37 @@
 """Run folders of the command line."""
 
+import codecs
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from posterity.cli.frame.options import ReadingOptions, TableOptions
+from posterity.cli.frame.methods import RECIPES
+from posterity.cli.frame.options import ReadingOptions, Settings, TableOptions
 from posterity.cli.frame.output import UsageError, option_values
 from posterity.cli.frame.sources import Source, find_data, other_source, own_source, stored_preprocessing
 from posterity.datasets import TOYS, Preprocessing
-from posterity.errors import BadData, BadFolder, shown
+from posterity.datasets.reader import SEPARATORS
+from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.networks import MLP
-from posterity.options import as_json, words
+from posterity.options import as_json, describe, from_mapping, types, words
 from posterity.posteriors import Posterior
 from posterity.posteriors.load import load
 from posterity.storage import Part, RunFolder, disk
 from posterity.storage.part import JSON
+from posterity.storage.schema import check_fields, reading
 
 STAGES = "stages"
+TASK: dict[str, Any] = {  # what every run stores of its task, beside the settings
+    "data": str,
+    "method": str,
+    "task": Literal["regression", "classification"],
+    "classes": list[str] | None,
+    "network": dict[str, Any],
+    "seed": int,
+}
 ANEW = "give another folder to --out, or --force to start anew: what is there is replaced when the new run is complete."
 
 
@@ -84,9 +96,12 @@ class Slot:
         """Remove the stages."""
         disk.remove(self._stages.path)
 
-    def scores(self) -> dict[str, Any]:
-        """The scores of the finished run."""
-        return dict(self._folder.read("scores").config)
+    def scores(self, keys: Iterable[str]) -> dict[str, Any]:
+        """The scores of the finished run; BadFolder unless these are among them."""
+        with reading(f"Run folder '{self.path}': part 'scores'"):
+            values = dict(self._folder.read("scores").config)
+            check_fields("The scores", {key: values[key] for key in keys}, dict.fromkeys(values, float | None))
+        return values
 
     def _same(self, stored: Part, what: str) -> None:
         for name in (*self.config, *stored.config):
@@ -132,10 +147,27 @@ class Slot:
 def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
     """What a finished run was, and its posterior with the network built anew."""
     config: dict[str, Any] = dict(RunFolder(path).read("task").config)
-    try:
-        network = MLP(**config["network"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadFolder(f"Run folder '{path}': its task does not describe a network ({error}). Fit it anew.") from error
+    with reading(f"Run folder '{path}': part 'task'"):
+        check_fields("The task", {name: config[name] for name in TASK}, TASK)
+        if config["method"] not in RECIPES:
+            raise BadFolder(f"{unknown('method', config['method'], RECIPES)} Upgrade posterity, or fit the run anew.")
+        try:
+            network = MLP(**config["network"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise BadFolder(f"It does not describe a network ({error}). Fit it anew.") from error
+        if config["classes"] is not None and len(config["classes"]) != network.config["sizes"][-1]:
+            raise BadFolder("The network must have an output for each class. Fit the run anew.")
+        if (config["task"] == "classification") != (config["classes"] is not None):
+            raise BadFolder(f"Classes do not suit the task {config['task']}. Fit the run anew.")
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+        check_fields("The task", values, types(Settings))
+        codecs.lookup(config.get("encoding") or "utf-8")
+        signs = (None, *SEPARATORS, *SEPARATORS.values())
+        if config.get("separator") not in signs or config.get("decimal") not in (None, ".", ","):
+            raise BadFolder("Its separator or decimal mark is none that posterity reads. Fit the run anew.")
+        for kind in (ReadingOptions, TableOptions) if "sha256" in config else ():
+            options = from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
+            check_fields("The task", vars(options), types(kind))
     return config, load(path, network)
 
 
@@ -168,7 +200,7 @@ def find_run(path: Path) -> Run:
         folder = RunFolder(path)
         if "preprocessing" not in folder.parts():
             return Run(config, posterior)
-        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path))
+        return Run(config, posterior, *stored_preprocessing(folder.read("preprocessing"), path, config))
     except BadFolder as error:
         error.add_note("a run folder is made by 'posterity fit DATA --out RUN'.")
         raise
@@ -186,7 +218,7 @@ def find_rows(run: Run, data: str | None, reading: ReadingOptions, verb: str, *,
                 return other_source(Path(data), run.preprocessing, _read_as_before(run, reading), targets=targets)
             if word := next(words(reading), ""):
                 raise UsageError(f"{word} is for --data FILE.", "the run's own file is read as it was before.")
-            return own_source(run.file, run.config)
+            return own_source(run.file, run.config, run.preprocessing)
         if data is not None and data not in TOYS and Path(data).exists():
             raise _misfit(run, f"the file {data}")
         source = find_data(str(run.config["data"]) if data is None else data, TableOptions(), reading)

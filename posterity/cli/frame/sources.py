@@ -15,6 +15,7 @@ from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, words
 from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
+from posterity.storage.schema import reading
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".dat", ".data", ".tab")
 
@@ -80,8 +81,13 @@ def find_data(name: str, columns: TableOptions, reading: ReadingOptions, seed: i
     return Source(load(name))
 
 
-def read_source(path: Path, columns: TableOptions, reading: ReadingOptions, seed: int) -> Source:
-    """The rows of a file with a target, split by the seed; BadData or `UsageError` where that cannot be."""
+def read_source(
+    path: Path, columns: TableOptions, reading: ReadingOptions, seed: int, preprocessing: Preprocessing | None = None
+) -> Source:
+    """The rows of a file with a target, split by the seed; BadData or `UsageError` where that cannot be.
+
+    With the `preprocessing` of an earlier run on the file they are encoded as in that run.
+    """
     how = as_json(reading)
     if columns.target is None:
         names = read_table(path, **how).names
@@ -103,23 +109,28 @@ def read_source(path: Path, columns: TableOptions, reading: ReadingOptions, seed
         if "Unknown column" in str(error) and "Did you mean" in str(error):
             error.add_note(f"its columns are {', '.join(read_table(path, **how).names)}.")
         raise
-    prepared = prepare(table, columns.test_fraction, seed)
+    prepared = prepare(table, columns.test_fraction, seed, preprocessing)
     config = {"sha256": digest, **as_json(columns), **how}
     del config["task"]  # whether the task was given does not matter, the task does
     test = tuple(prepared.test.tolist())
     return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)
 
 
-def stored_preprocessing(part: Part, run: Path) -> tuple[Path, Preprocessing]:
-    """The file that a run was fitted to, and what became of its columns."""
-    value = decode(part.config.get("value"), part.tensors)
-    file = part.config.get("file")
-    if not isinstance(value, Preprocessing) or not isinstance(file, str):
-        raise BadFolder(f"Run folder '{run}': its preprocessing cannot be read. Fit it anew.")
+def stored_preprocessing(part: Part, run: Path, config: dict[str, Any]) -> tuple[Path, Preprocessing]:
+    """The file that a run was fitted to, and what became of its columns; BadFolder where they do not suit the run."""
+    with reading(f"Run folder '{run}': part 'preprocessing'"):
+        value = decode(part.config["value"], part.tensors)
+        file = part.config["file"]
+        if not isinstance(value, Preprocessing) or not isinstance(file, str):
+            raise BadFolder("It must have a path and a Preprocessing. Fit it anew.")
+        value.check()
+        wanted = (config["task"], config["classes"], config["network"]["sizes"][0])
+        if (value.task, list(value.target.classes) or None, len(value.features)) != wanted:
+            raise BadFolder("It is of another run: its task, classes or number of inputs differ. Fit it anew.")
     return Path(file), value
 
 
-def own_source(path: Path, config: dict[str, Any]) -> Source:
+def own_source(path: Path, config: dict[str, Any], preprocessing: Preprocessing) -> Source:
     """The file of a finished run, read as it was then; BadData where it is gone or has changed."""
     advice = "name the rows to use with --data FILE."
     try:
@@ -137,7 +148,7 @@ def own_source(path: Path, config: dict[str, Any]) -> Source:
         from_mapping(kind, {name: config[name] for name in describe(kind) if name in config})
         for kind in (TableOptions, ReadingOptions)
     )
-    source = read_source(path, columns, reading, int(config["seed"]))
+    source = read_source(path, columns, reading, int(config["seed"]), preprocessing)
     if not columns.drop or source.table is None:
         return source
     # What is no input may still say which row is which: show the dropped columns too.

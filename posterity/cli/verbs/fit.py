@@ -114,7 +114,8 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     from posterity.cli.frame.tasks import describe, kl_weight, kl_weight_line
 
     posterior = open_run(slot.path)[1]
-    values, tuned, told = slot.scores(), evidence(posterior, task), chains_of(posterior, task)
+    values = slot.scores(column.key for column in columns(task.data))
+    tuned, told = evidence(posterior, task), chains_of(posterior, task)
     if as_json:
         print_json(
             {

@@ -1,0 +1,51 @@
+"""Scales of prior and noise that were left out of a joint, and the joint with those that a fit chose."""
+
+import glob
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posterity.model.joint import Joint
+from posterity.options import LEFT_OUT
+from posterity.priors.layerwise import Layerwise
+
+
+def leaves_out(joint: Joint) -> bool:
+    """Whether a scale of prior or noise was left out, for the method to choose."""
+    return LEFT_OUT in (joint.bound_prior.chosen, joint.likelihood.chosen)
+
+
+def as_chosen(joint: Joint, way: str) -> Joint:
+    """The joint whose present scales count as chosen in this way where they were left out."""
+    return replace(joint, prior=joint.prior.as_chosen(way), likelihood=joint.likelihood.as_chosen(way))
+
+
+def with_scales_of(joint: Joint, other: Joint) -> Joint:
+    """The joint with the scales that a fit of `other` chose, where they were left out here."""
+    prior, likelihood, theirs = joint.prior, joint.likelihood, other.likelihood
+    if joint.bound_prior.chosen == LEFT_OUT and other.bound_prior.chosen not in ("", LEFT_OUT):
+        layout = other.network.layout
+        known = dict(zip(layout.names, other.prior.by_tensor(layout), strict=True))
+        own = zip(joint.network.layout, joint.prior.by_tensor(joint.network.layout), strict=True)
+        each = {p.name: known.get(p.name, mine) if mine.chosen == LEFT_OUT else mine for p, mine in own}
+        same = joint.network.layout == layout and prior.chosen == LEFT_OUT
+        prior = other.prior if same else Layerwise({glob.escape(name): value for name, value in each.items()})
+    if likelihood.chosen == LEFT_OUT and type(theirs) is type(likelihood) and theirs.chosen not in ("", LEFT_OUT):
+        likelihood = theirs
+    return replace(joint, prior=prior, likelihood=likelihood)
+
+
+def chosen_scales(joint: Joint) -> dict[str, Tensor]:
+    """The scales that a fit chose: "prior_scale" of each tensor, geometric means (..., T), and "noise_scale"."""
+    scales: dict[str, Tensor] = {}
+    prior = joint.bound_prior
+    if prior.chosen not in ("", LEFT_OUT):
+        weights = joint.network.initial.to(torch.float64)
+        variance = prior.variance(weights if prior.num_members is None else weights.expand(prior.num_members, -1))
+        logs = torch.split(variance.log(), [part.size for part in joint.network.layout], dim=-1)
+        scales["prior_scale"] = torch.stack([(0.5 * each.mean(-1)).exp() for each in logs], dim=-1)
+    if joint.likelihood.chosen not in ("", LEFT_OUT):
+        noise = torch.as_tensor(getattr(joint.likelihood, "scale", None), dtype=torch.float64)
+        scales["noise_scale"] = noise.reshape(()) if noise.numel() == 1 else noise
+    return scales
