@@ -95,7 +95,10 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
                     kind, _, rest = column.partition(".")
                     trace[f"{kind}.{stage}.{rest}"] = tensor  # "value.map.loss": `Trace.from_tensors` reads it
             assert posterior is not None
-            result = {"trace": Part({}, trace), "scores": Part({**scores(posterior, task.source)})}
+            result = {
+                "trace": Part({}, trace),
+                "scores": Part({**scores(posterior.predict(task.data.test.inputs), task.source)}),
+            }
             slot.finish({**posterior.parts(), **result, **task.source.part()})
     except Diverged:
         slot.discard()  # the same numbers would only come again
