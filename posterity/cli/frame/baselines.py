@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from posterity.datasets import DataSet, LabelledData
 from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
@@ -24,7 +24,7 @@ RATIOS = torch.logspace(
     -8.0, 6.0, 141, dtype=torch.float64, device="cpu"
 )  # of ridge and largest squared singular value
 PRIOR_SCALES = tuple(2.0**power for power in range(-8, 7))  # of the weights of logistic regression
-LIMIT = 100  # iterations of L-BFGS
+NEWTON_STEPS, CG_STEPS = 50, 50  # at most, of a fit of logistic regression
 
 
 @dataclass(frozen=True)
@@ -130,44 +130,77 @@ def logistic(rows: LabelledData, classes: int) -> Predictor:
     labels = rows.targets.cpu()
     start = torch.zeros(1 + len(axes.squares), classes, dtype=torch.float64)
     start[0] = frequencies(rows, classes)(axes.mean[None]).probs[0].log()
-    best, chosen, falls = -math.inf, start, 0
+    best, chosen, falls = -math.inf, (PRIOR_SCALES[0], start), 0
     for scale in PRIOR_SCALES:
-        start = _logistic_mode(axes, labels, scale, start)
+        start = _logistic_mode(axes, labels, scale, start, tolerance=0.01)
         value = _logistic_evidence(axes, labels, scale, start)
         if value > best:
-            best, chosen, falls = value, start, 0
+            best, chosen, falls = value, (scale, start), 0
         else:
             falls += 1
         if falls == 2:
             break
+    weights = _logistic_mode(axes, labels, *chosen, tolerance=1e-6)
 
     def predict(inputs: Tensor) -> Predictive:
         scores = (inputs.double() - axes.mean) @ axes.directions
-        return ClassPredictive.of_log_probs((chosen[0] + scores @ chosen[1:]).log_softmax(-1)[None], torch.float64)
+        return ClassPredictive.of_log_probs((weights[0] + scores @ weights[1:]).log_softmax(-1)[None], torch.float64)
 
     return predict
 
 
-def _logistic_mode(axes: _Axes, labels: Tensor, scale: float, start: Tensor) -> Tensor:
-    """Intercepts and weights (1 + R, C) of the largest log joint density, by L-BFGS from `start`."""
-    ones = torch.ones(len(labels), 1, dtype=torch.float64)
+def _logistic_mode(axes: _Axes, labels: Tensor, scale: float, start: Tensor, tolerance: float) -> Tensor:
+    """Intercepts and weights (1 + R, C) of the largest log joint density, by Newton steps from `start`.
+
+    It ends where the next step promises less than `tolerance` nats. A step is halved until it lowers the loss. torch's
+    own L-BFGS would do, but loads its compiler, for seconds.
+    """
+    count, classes = len(labels), start.shape[1]
     # In these units the Hessian is at most 1, as that of the softmax is at most 1 / 2; most directions come near it.
-    unit = torch.cat([torch.tensor([2.0 / len(labels)]), 1.0 / (0.5 * axes.squares + scale**-2)]).sqrt()[:, None]
-    design = torch.cat([ones, axes.scores], 1) * unit.T
-    free = (start / unit).requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [free], max_iter=LIMIT, tolerance_grad=1e-5, tolerance_change=1e-10, line_search_fn="strong_wolfe"
-    )
+    units = torch.cat([torch.tensor([2.0 / count]), 1.0 / (0.5 * axes.squares + scale**-2)]).sqrt()[:, None]
+    design = torch.cat([torch.ones(count, 1, dtype=torch.float64), axes.scores], 1) * units.T
+    prior = (units / scale).square()
+    prior[0] = 0.0
+    wanted = one_hot(labels, classes).double()
 
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        prior = 0.5 * ((unit * free)[1:] / scale).square().sum()
-        value = cross_entropy(design @ free, labels, reduction="sum") + prior
-        value.backward()  # type: ignore[no-untyped-call]
-        return value
+    def loss(at: Tensor) -> float:
+        return float(cross_entropy(design @ at, labels, reduction="sum") + 0.5 * (prior * at.square()).sum())
 
-    optimizer.step(loss)
-    return (free * unit).detach()
+    at = start / units
+    value = loss(at)
+    for _ in range(NEWTON_STEPS):
+        probs = (design @ at).softmax(-1)
+        slope = design.T @ (probs - wanted) + prior * at
+
+        def curved(vector: Tensor, probs: Tensor = probs) -> Tensor:
+            outputs = probs * (design @ vector)
+            return design.T @ (outputs - probs * outputs.sum(1, keepdim=True)) + prior * vector
+
+        step = _conjugate_gradients(curved, slope)
+        decrement = float((step * slope).sum())
+        if 0.5 * decrement < tolerance:
+            break
+        size = 1.0
+        while (lower := loss(at - size * step)) > value - 0.1 * size * decrement and size > 1e-6:
+            size *= 0.5
+        at, value = at - size * step, lower
+    return at * units
+
+
+def _conjugate_gradients(curved: Callable[[Tensor], Tensor], wanted: Tensor) -> Tensor:
+    """Solve curved(x) = wanted to a tenth of its length, or better near the solution of the problem at hand."""
+    x, rest = torch.zeros_like(wanted), wanted
+    direction, square = rest, float(rest.square().sum())
+    limit = square * min(0.01, square)
+    for _ in range(CG_STEPS):
+        if square <= limit or square == 0.0:
+            break
+        moved = curved(direction)
+        size = square / float((direction * moved).sum())
+        x, rest = x + size * direction, rest - size * moved
+        before, square = square, float(rest.square().sum())
+        direction = rest + square / before * direction
+    return x
 
 
 def _logistic_evidence(axes: _Axes, labels: Tensor, scale: float, weights: Tensor) -> float:

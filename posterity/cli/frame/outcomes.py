@@ -2,15 +2,14 @@
 
 import math
 import time
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from posterity.cli.frame import tasks
-from posterity.cli.frame.baselines import baselines
+from posterity.cli.frame.baselines import Baseline, baselines
 from posterity.cli.frame.methods import RECIPES
 from posterity.cli.frame.output import error_line, hint_line, log
 from posterity.cli.frame.scores import chains_of, evidence, far_away, scores
@@ -19,6 +18,7 @@ from posterity.errors import Diverged, PosterityError
 from posterity.posteriors import Posterior
 from posterity.predictive import Predictive
 
+Result = TypeVar("Result")
 INTERRUPTED = 130
 LETTERS = 48  # of a reason that stands in a row of the table
 
@@ -74,7 +74,7 @@ def run_baselines(task: Task, *, debug: bool) -> list[Outcome]:
     """Fit every baseline that suits the data."""
     rows, classes = task.data.train, len(task.data.classes or ())
 
-    def outcome(each: Any) -> Outcome:
+    def outcome(each: Baseline) -> Outcome:
         begin = time.perf_counter()
         predictive = each.fit(rows, classes)(task.data.test.inputs)
         seconds = round(time.perf_counter() - begin, 3)
@@ -145,19 +145,20 @@ def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, 
     )
 
 
-def _guarded(word: str, label: str, call: Callable[[], Any], *, debug: bool) -> Any:
-    """What the call returns, or the failure that it raised, which is said on standard error at once."""
+def _guarded(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
+    """What the call returns, or its failure, which is said on standard error at once; with `debug` it is raised."""
     try:
         return call()
     except Exception as error:  # a network may raise anything
         if debug:
-            traceback.print_exception(error)
-        message = str(error) if isinstance(error, PosterityError) else f"{type(error).__name__}: {error}"
-        message = " ".join(message.split())
-        error_line(f"{label}: {message}")
+            raise
+        message, code = " ".join(str(error).split()), getattr(error, "exit_code", None)
+        if code is None:
+            message = f"unexpected error: {type(error).__name__}: {message}".rstrip(": ")
+        error_line(f"{label}: {message}{'; run with --debug for the traceback' if code is None else ''}")
         for note in getattr(error, "__notes__", ()):
             hint_line(note)
-        return _failed(word, label, message, _reason(error), getattr(error, "exit_code", 1))
+        return _failed(word, label, message, _reason(error), 1 if code is None else code)
 
 
 def _failed(word: str, label: str, failed: str, reason: str, code: int) -> Outcome:

@@ -244,11 +244,19 @@ def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[st
 def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Posterior]) -> None:
     """Draw what the posteriors predict over the inputs, one panel a method."""
     panels = {RECIPES[name].label: posterior for name, posterior in posteriors.items()}
-    comparison(panels, task.data, path, _by_label(document, "test_nll"))
+    far = {label: value for label, value in _by_label(document, "far").items() if value}
+    comparison(panels, task.data, path, _by_label(document, "test_nll"), {k: _far_words(v) for k, v in far.items()})
 
 
-def _by_label(document: Mapping[str, Any], key: str) -> dict[str, float]:
-    """One of the scores of the methods that worked."""
+def _far_words(far: Mapping[str, float]) -> str:
+    """What a panel says of inputs far away."""
+    if "width" in far:
+        return f"interval far away {far['width']:.1f} times as wide"
+    return f"confidence far away {far['confidence']:.2f}, foreign AUROC {far['auroc']:.2f}"
+
+
+def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """One of the numbers of the methods that worked."""
     return {RECIPES[row["method"]].label: row[key] for row in document["methods"] if row["failed"] is None}
 
 
