@@ -215,8 +215,11 @@ def _title(
 ) -> None:
     test = data.test
     value = negative_log_likelihood(posterior.predict(test.inputs), test.targets) if nll is None else nll[title]
-    second = f"\n{lines[title]}" if lines and title in lines else ""
-    panel.set_title(f"{title}   test NLL {value:.3f}{second}", fontsize=12)
+    second = lines.get(title) if lines else None
+    panel.set_title(f"{title}   test NLL {value:.3f}", fontsize=12, pad=22 if second else None)
+    if second:
+        place: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+        panel.annotate(second, (0.5, 1.0), xycoords="axes fraction", fontsize=10, **place)
 
 
 def _save(figure: "Figure", path: Path_, legend_of: list["Axes"], columns: int | None = None) -> None:

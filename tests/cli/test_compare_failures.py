@@ -153,6 +153,18 @@ def test_confidence_far_away_and_foreign_inputs_are_told(run):
     assert re.search(r"Far from the data .*: MAP 1\.00, Laplace \d+\.\d\d\.", out)
 
 
+def test_the_verdict_names_who_tells_inputs_from_elsewhere():
+    results = {"MAP": {"auroc": 0.1, "confidence": 1.0}, "Laplace": {"auroc": 0.75, "confidence": 0.9}}
+    expected = " Where inputs may come from elsewhere, Laplace tells them better: AUROC 0.75 against 0.10."
+    assert scores.elsewhere("MAP", results) == expected
+    assert scores.elsewhere("Laplace", results) == scores.elsewhere("linear", results) == ""
+    near = {"MAP": {"auroc": 0.7}, "Laplace": {"auroc": 0.75}}
+    blind = {"MAP": {"auroc": 0.1}, "Laplace": {"auroc": 0.4}}  # worse than chance is no gain
+    assert scores.elsewhere("MAP", near) == scores.elsewhere("MAP", blind) == ""
+    wide = {"MAP": {"width": 1.0}, "Laplace": {"width": 8.5}}
+    assert "its intervals are 8.50 against 1.00 times as wide far away" in scores.elsewhere("MAP", wide)
+
+
 def test_only_numbers_are_moved_far_away(tmp_path):
     file = tmp_path / "data.csv"
     lines = [f"{x},{'red' if x % 3 else 'blue'},{'yes' if x % 2 else 'no'},{x % 7}" for x in range(60)]

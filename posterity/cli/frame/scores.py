@@ -144,8 +144,8 @@ def scores(predictive: Predictive, source: Source) -> dict[str, float]:
 
 
 def nll_rows(predictive: Predictive, source: Source) -> Tensor:
-    """The NLL of each test row, (N,); units add the same number to all of them."""
-    return negative_log_likelihood.rows(predictive, source.data.test.targets)
+    """The NLL of each test row, (N,), in the units of the file if they come from one."""
+    return negative_log_likelihood.rows(predictive, source.data.test.targets) + math.log(source.scale)
 
 
 def best(rows: Mapping[str, Mapping[str, float]], data: DataSet) -> dict[str, tuple[str, ...]]:
@@ -253,6 +253,26 @@ def _far_words(far: Mapping[str, float]) -> str:
     if "width" in far:
         return f"interval far away {far['width']:.1f} times as wide"
     return f"confidence far away {far['confidence']:.2f}, foreign AUROC {far['auroc']:.2f}"
+
+
+def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence on the method that tells inputs from elsewhere clearly better than `taken`, if there is one.
+
+    Takes what `far_away` gave, by label. Held-out rows do not see this: they come from where training rows did.
+    """
+    if taken not in results:
+        return ""
+    key, least, what = (
+        ("width", 1.0, "times as wide far away") if "width" in results[taken] else ("auroc", 0.1, "AUROC")
+    )
+    best = max(results, key=lambda label: results[label][key])
+    here, there = results[taken][key], results[best][key]
+    if there - here < least or there < 0.5:
+        return ""
+    numbers = f"{there:.2f} against {here:.2f}"
+    if key == "width":
+        return f" Where inputs may come from elsewhere, {best} says so: its intervals are {numbers} {what}."
+    return f" Where inputs may come from elsewhere, {best} tells them better: {what} {numbers}."
 
 
 def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:

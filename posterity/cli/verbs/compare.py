@@ -136,7 +136,7 @@ def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | Non
     """
     from dataclasses import asdict
 
-    from posterity.cli.frame.scores import nll_rows
+    from posterity.cli.frame.scores import elsewhere, nll_rows
     from posterity.cli.frame.verdict import Candidate, judge
 
     order = [*(word for word in worked if word not in RECIPES), *(word for word in RECIPES if word in worked)]
@@ -149,7 +149,9 @@ def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | Non
         candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, task.source), word not in RECIPES))
     last = worked[order[-1]].predictive
     assert last is not None
-    return asdict(judge(candidates, last, task.data.test.targets))
+    verdict = judge(candidates, last, task.data.test.targets)
+    far = {outcome.label: outcome.numbers["far"] for outcome in worked.values() if outcome.numbers.get("far")}
+    return {**asdict(verdict), "sentence": verdict.sentence + elsewhere(worked[verdict.take].label, far)}
 
 
 def _print(document: dict[str, Any], task: "Task") -> None:
