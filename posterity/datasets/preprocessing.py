@@ -96,18 +96,23 @@ class InputColumn:
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """The encoding of the target: (value - `mean`) / `scale` in regression, else the index among `classes`."""
+    """The encoding of the target: (value - `mean`) / `scale` in regression, else the index among `classes`.
+
+    With `log` the value is the logarithm of what the file has.
+    """
 
     name: str
     kind: Literal["number", "boolean", "category"]
     mean: float = 0.0
     scale: float = 1.0
     classes: tuple[str, ...] = ()
+    log: bool = False
 
     def encode(self, column: Column, decimal: str) -> Tensor:
         """Return the targets of a column without missing values: (N, 1) float32, or (N,) int64 class indices."""
         if not self.classes:
-            return standardised(column, column.numbers(decimal), self.mean, self.scale)
+            values = column.numbers(decimal)
+            return standardised(column, _logarithms(column, values) if self.log else values, self.mean, self.scale)
         labels = class_labels(column, self.kind, decimal)
         for row, label in enumerate(labels):
             if label not in self.classes:
@@ -134,20 +139,33 @@ def fit_input(column: Column, kind: Kind, decimal: str, notes: list[str]) -> Inp
     return encoding
 
 
-def fit_target(column: Column, kind: Kind, task: Task, decimal: str) -> TargetColumn:
-    """Fit the encoding of the target to its rows; raises BadData where they are all the same."""
+def fit_target(column: Column, kind: Kind, task: Task, decimal: str, log: bool = False) -> TargetColumn:
+    """Fit the encoding of the target, or of its logarithm, to its rows; raises BadData where they are all the same."""
     assert kind in ("number", "boolean", "category")
     if task == "classification":
         classes = class_names(class_labels(column, kind, decimal), kind)
         if len(classes) > 1:
             return TargetColumn(column.name, kind, classes=classes)
     else:
-        mean, scale = _moments([value for value in column.numbers(decimal) if value is not None])
+        values = column.numbers(decimal)
+        known = _logarithms(column, values) if log else values
+        mean, scale = _moments([value for value in known if value is not None])
         if scale > 0:
-            return TargetColumn(column.name, kind, mean, scale)
+            return TargetColumn(column.name, kind, mean, scale, log=log)
     raise BadData(
         f"{column.path}: the target {shown(column.name)} is the same in all training rows. There is nothing to learn."
     )
+
+
+def _logarithms(column: Column, values: list[float | None]) -> list[float | None]:
+    """Take the logarithm of each value; raises BadData at one that has none."""
+    for row, value in enumerate(values):
+        if value is not None and value <= 0:
+            raise BadData(
+                f"{column.at(row)}: {shown(column.fields[row])} has no logarithm: --log-target needs targets above 0. "
+                "Leave --log-target out, or the row."
+            )
+    return [None if value is None else math.log(value) for value in values]
 
 
 def standardised(
@@ -241,9 +259,12 @@ class Preprocessing:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def fit(cls, table: Table, rows: Tensor | Sequence[int] | None = None) -> "Preprocessing":
+    def fit(
+        cls, table: Table, rows: Tensor | Sequence[int] | None = None, *, log_target: bool = False
+    ) -> "Preprocessing":
         """Fit means, scales, medians, categories and classes to these rows (or all) of a table read with a target.
 
+        With `log_target` the logarithm of the target is standardised, which must be a number above 0 in every row.
         A column with a single value in these rows is dropped, with a note. A column of distinct whole numbers, which
         may number the rows, is kept, with a note.
         """
@@ -254,7 +275,11 @@ class Preprocessing:
         if not len(table):
             raise ValueError("Preprocessing.fit: there must be at least one row. Got none.")
         notes: list[str] = []
-        target = fit_target(table.column(roles.target), roles.kinds[roles.target], roles.task, roles.decimal)
+        if log_target and roles.task != "regression":
+            raise ValueError(f"--log-target is for regression, and the target {shown(roles.target)} has classes.")
+        target = fit_target(
+            table.column(roles.target), roles.kinds[roles.target], roles.task, roles.decimal, log_target
+        )
         fitted = [
             fit_input(column, roles.kinds[column.name], roles.decimal, notes)
             for column in table.columns
@@ -329,10 +354,13 @@ class PreparedTable(NamedTuple):
     notes: tuple[str, ...]
 
 
-def prepare(table: Table, test_fraction: float = 0.2, seed: int = 0) -> PreparedTable:
-    """Split the rows of a table read with a target, fit the preprocessing to the training rows, apply it to all."""
+def prepare(table: Table, test_fraction: float = 0.2, seed: int = 0, *, log_target: bool = False) -> PreparedTable:
+    """Split the rows of a table read with a target, fit the preprocessing to the training rows, apply it to all.
+
+    With `log_target` the logarithm of the target is what is predicted.
+    """
     train, test = split(table, test_fraction, seed)
-    preprocessing = Preprocessing.fit(table, train)
+    preprocessing = Preprocessing.fit(table, train, log_target=log_target)
     inputs, targets, notes = preprocessing.transform(table)
     assert targets is not None
     rows = LabelledData(inputs, targets)

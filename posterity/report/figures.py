@@ -295,31 +295,44 @@ def reliability_diagram(panels: Panels, data: DataSet, path: Path_) -> None:
     _save(figure, path, axes[:1], 2)
 
 
-def predicted_observed(panels: Panels, data: DataSet, path: Path_, *, scale: float = 1.0, shift: float = 0.0) -> None:
+def predicted_observed(
+    panels: Panels, data: DataSet, path: Path_, *, scale: float = 1.0, shift: float = 0.0, log: bool = False
+) -> None:
     """Draw predicted means and 95 % intervals against the targets of the test rows, into one figure file.
 
     Takes what `reliability_diagram` takes, for data with one number to predict, and what turns targets into the units
-    to show: value * scale + shift. No more than MOST_INTERVALS rows are drawn, evenly spaced in their order.
+    to show: value * scale + shift, or with `log` its exponential, on log axes and with medians for means. No more than
+    MOST_INTERVALS rows are drawn, evenly spaced in their order.
     """
     if data.task != "regression" or data.test.targets.shape[1:] != (1,):
         raise ValueError(f"predicted_observed needs regression with one output. Got the data '{data.name}'.")
     check_figure_path(Path(path))
     count = min(len(data.test), MOST_INTERVALS)
     rows = torch.linspace(0, len(data.test) - 1, count).round().long()
-    observed = data.test.targets[rows, 0].cpu() * scale + shift
+
+    def units(values: Tensor) -> Tensor:
+        shown = values[:, 0].cpu() * scale + shift
+        return shown.exp() if log else shown
+
+    observed = units(data.test.targets[rows])
     figure, axes = _figure(len(panels), width=3.6, height=3.1)
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         predictive = posterior.predict(data.test.inputs[rows])
-        mean = predictive.mean[:, 0].cpu() * scale + shift
-        lower, upper = (value[:, 0].cpu() * scale + shift for value in predictive.interval(0.95))
+        middle = units(predictive.quantile(0.5) if log else predictive.mean)
+        lower, upper = map(units, predictive.interval(0.95))
         inside = (lower <= observed) & (observed <= upper)
         for chosen, colour, label in ((inside, WEIGHT_BAND, "95 % interval"), (~inside, "#cb181d", "missed")):
             at = array(observed[chosen])
             panel.vlines(at, array(lower[chosen]), array(upper[chosen]), color=colour, linewidth=1.1, label=label)
-        panel.scatter(array(observed), array(mean), s=8, color=LINE, linewidth=0, zorder=3, label="mean")
-        panel.axline((float(observed[0]), float(observed[0])), slope=1, color=INK, linewidth=1, linestyle="dashed")
+        name = "median" if log else "mean"
+        panel.scatter(array(observed), array(middle), s=8, color=LINE, linewidth=0, zorder=3, label=name)
+        ends = (float(observed.min()), float(observed.max()))
+        panel.plot(ends, ends, color=INK, linewidth=1, linestyle="dashed")
         panel.set(xlabel="observed")
-        panel.locator_params(axis="x", nbins=4)  # large numbers need room
+        if log:
+            panel.set(xscale="log", yscale="log")
+        else:
+            panel.locator_params(axis="x", nbins=4)  # large numbers need room
         panel.set_title(title, fontsize=11)
     axes[0].set_ylabel("predicted")
     _save(figure, path, axes[:1], 3)

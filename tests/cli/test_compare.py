@@ -55,7 +55,15 @@ def test_the_json_document_has_what_the_table_has(run):
     assert (first["method"], second["method"]) == ("map", "laplace")
     assert (first["starts_from"], second["starts_from"]) == (None, "map")
     common = {"test_nll", "ece", "accuracy", "seconds", "best", "failed", "reason"}
-    assert first.keys() == common | {"method", "far", "evidence", "kl_weight", "chains", "starts_from"}
+    assert first.keys() == common | {
+        "method",
+        "far",
+        "evidence",
+        "kl_weight",
+        "chains",
+        "negative_limits",
+        "starts_from",
+    }
     frequencies, logistic = document["baselines"]
     assert (frequencies["baseline"], logistic["baseline"]) == ("frequencies", "logistic")
     assert frequencies.keys() == logistic.keys() == common | {"baseline"}

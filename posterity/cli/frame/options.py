@@ -85,6 +85,12 @@ class TableOptions:
     category: tuple[str, ...] = option(
         (), help="Its numbers are names of categories; may be given again.", unit="COLUMN", **_FILES
     )
+    log_target: bool = option(
+        False,
+        help="Model the logarithm of a target that is above 0; predictions and scores are in its own units.",
+        flags=("--log-target",),
+        **_FILES,
+    )
     test_fraction: float = option(
         0.2, help="The part of the rows to test on.", unit="X", check=_between_0_and_1, **_FILES
     )
@@ -186,7 +192,7 @@ class Settings:
     )
     noise: float | str | None = option(
         None,
-        help="Standard deviation of the noise in regression, in units of the target, or learn.",
+        help="Standard deviation of the noise in regression, in units of the target (or its logarithm), or learn.",
         unit="S",
         parse=_noise,
         usual="learn; 0.5, the true one, for line",

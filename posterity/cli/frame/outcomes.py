@@ -12,7 +12,7 @@ from posterity.cli.frame import tasks
 from posterity.cli.frame.baselines import Baseline, baselines
 from posterity.cli.frame.methods import RECIPES
 from posterity.cli.frame.output import error_line, hint_line, log
-from posterity.cli.frame.scores import chains_of, evidence, far_away, scores
+from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits, scores
 from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
 from posterity.errors import Diverged, PosterityError
 from posterity.posteriors import Posterior
@@ -131,6 +131,7 @@ def _run_method(
             "evidence": evidence(posterior, task),
             "kl_weight": kl_weight(name, task),
             "chains": chains_of(posterior, task),
+            "negative_limits": negative_limits(predictive, task.source),
             "seconds": round(seconds, 3),
         }
         return Outcome(name, recipe.label, numbers, predictive, posterior)

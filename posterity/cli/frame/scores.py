@@ -76,13 +76,17 @@ def _known(value: float) -> float | None:
 def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
     """Log evidence in nats, and the prior scale and noise for which it is, tuned or not; None where there is none.
 
-    Noise and evidence are in the units of the file's target; the prior scale is for the network's weights.
+    Noise and evidence are in the units of the file's target, or the noise in those of its logarithm where that is
+    modelled; the prior scale is for the network's weights.
     """
     if not isinstance(posterior, Linearized) or posterior.log_evidence is None:
         return None
     joint, scale = task.joint, task.source.scale
     power, count = float(joint.tempering.likelihood_power), len(task.data.train)
-    result = {"log_evidence": float(posterior.log_evidence) - power * count * math.log(scale)}
+    logs = (
+        float((task.source.shift + scale * task.data.train.targets.double()).sum()) if task.source.log_target else 0.0
+    )
+    result = {"log_evidence": float(posterior.log_evidence) - power * (count * math.log(scale) + logs)}
     fitted = posterior.joint.as_joint("evidence")
     prior, likelihood = fitted.prior, fitted.likelihood
     if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
@@ -94,7 +98,7 @@ def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
 
 def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
     """The same in a line."""
-    names = {"prior_scale": "prior scale", "noise": "noise"}
+    names = {"prior_scale": "prior scale", "noise": "noise of the logarithm" if task.source.log_target else "noise"}
     known = [f"{text} {result[key]:.4g}" for key, text in names.items() if key in result]
     known.append(f"log evidence {result['log_evidence']:.2f} nats.")
     how = " tuned by the evidence" if method == "laplace" and task.settings.tune else ""
@@ -137,15 +141,14 @@ def columns(data: DataSet) -> tuple[Column, ...]:
 
 def scores(predictive: Predictive, source: Source) -> dict[str, float]:
     """Every score of predictions at the test rows, by key, in the units of the file if they come from one."""
-    targets = source.data.test.targets
-    return {
-        column.key: column.rescaled(column.metric(predictive, targets), source.scale) for column in columns(source.data)
-    }
+    predictive, targets, scale = source.own_units(predictive)
+    return {column.key: column.rescaled(column.metric(predictive, targets), scale) for column in columns(source.data)}
 
 
 def nll_rows(predictive: Predictive, source: Source) -> Tensor:
     """The NLL of each test row, (N,), in the units of the file if they come from one."""
-    return negative_log_likelihood.rows(predictive, source.data.test.targets) + math.log(source.scale)
+    predictive, targets, scale = source.own_units(predictive)
+    return negative_log_likelihood.rows(predictive, targets) + math.log(scale)
 
 
 def best(rows: Mapping[str, Mapping[str, float]], data: DataSet) -> dict[str, tuple[str, ...]]:
@@ -164,6 +167,32 @@ def best(rows: Mapping[str, Mapping[str, float]], data: DataSet) -> dict[str, tu
         winners = tuple(name for name, value in values.items() if value == goal)
         winning[column.key] = winners if len(winners) < len(values) else ()
     return winning
+
+
+def negative_limits(predictive: Predictive, source: Source) -> int:
+    """The number of test rows, of the first 500, whose 95 % interval begins below 0 though every target is above 0.
+
+    0 for data that are no file, and where the logarithm is modelled.
+    """
+    if source.preprocessing is None or predictive.classifies or source.log_target:
+        return 0
+    targets = torch.cat([source.data.train.targets, source.data.test.targets])
+    if not bool((targets.double() * source.scale + source.shift > 0).all()):
+        return 0
+    lower = predictive.rows(slice(0, FOREIGN)).quantile(0.025)
+    return int((lower.double() * source.scale + source.shift < 0).sum())
+
+
+def negative_limits_line(source: Source, counts: Mapping[str, int]) -> str:
+    """The same in a line, for methods by label; nothing where no interval begins below 0."""
+    some = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
+    rows = min(FOREIGN, len(source.data.test))
+    return (
+        f"All targets are above 0, but 95 % intervals begin below 0, in {rows} test rows: {some}. "
+        "--log-target models the logarithm."
+        if some
+        else ""
+    )
 
 
 FAR = 5.0  # the distance from the mean of the training rows, in that of the farthest of them
@@ -336,7 +365,8 @@ def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, 
         read = "Each dot is a bin of test rows, its area their share. On the dashed line confidence is what it claims "
         pictures.append(Picture("Is confidence earned?", png, alt, f"{read}to be; below it the method is too sure."))
     else:
-        png = _png(lambda file: predicted_observed(panels, data, file, scale=source.scale, shift=source.shift))
+        units: dict[str, Any] = {"scale": source.scale, "shift": source.shift, "log": source.log_target}
+        png = _png(lambda file: predicted_observed(panels, data, file, **units))
         rmse = ", ".join(f"{label} {value:.4g}" for label, value in _by_label(document, "rmse").items())
         alt = f"Predicted means with 95 % intervals against the observed targets of test rows; RMSE: {rmse}."
         shown = f"{min(len(data.test), MOST_INTERVALS)} of {len(data.test)} test rows. "

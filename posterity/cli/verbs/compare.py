@@ -125,7 +125,7 @@ def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, An
     }
 
 
-NUMBERS = {"method": ("far", "evidence", "kl_weight", "chains", "seconds"), "baseline": ("seconds",)}
+NUMBERS = {"method": ("far", "evidence", "kl_weight", "chains", "negative_limits", "seconds"), "baseline": ("seconds",)}
 """What a row of the document has beside its scores, by its kind."""
 
 
@@ -190,7 +190,7 @@ def _print(document: dict[str, Any], task: "Task") -> None:
 
 def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     """What to know about the table, line by line."""
-    from posterity.cli.frame.scores import chains_line, evidence_line, far_lines
+    from posterity.cli.frame.scores import chains_line, evidence_line, far_lines, negative_limits_line
     from posterity.cli.frame.tasks import kl_weight_line
 
     fitted, rows = task.source.preprocessing, [row for row in document["methods"] if row["failed"] is None]
@@ -212,4 +212,8 @@ def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     lines += [line for row in rows if (line := kl_weight_line(row["method"], task))]
     lines += [chains_line(row["method"], row["chains"]) for row in rows if row["chains"]]
     lines += [evidence_line(row["method"], task, row["evidence"]) for row in rows if row["evidence"]]
+    if line := negative_limits_line(
+        task.source, {RECIPES[row["method"]].label: row["negative_limits"] for row in rows}
+    ):
+        lines.append(line)
     return lines + far_lines(task, {RECIPES[row["method"]].label: row["far"] for row in rows if row["far"]})
