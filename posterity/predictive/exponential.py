@@ -21,8 +21,8 @@ class ExponentialPredictive(Predictive):
     and epistemic = Var E[y | w] = e^(2 a + V + n) (e^V - 1), a = shift + scale m; for draws they are averages over the
     draws.
 
-    **Limit**: `base` must be normal or a mixture of normals. Mean and variance grow as the exponential of a variance:
-    where z is uncertain they are far above the median, `quantile(0.5)`.
+    **Limit**: `base` must be normal or an equal mixture of normals, each of which counts as a draw. Mean and variance
+    grow as the exponential of a variance: where z is uncertain they are far above the median, `quantile(0.5)`.
 
     **Cost**: that of `base`.
 
@@ -68,7 +68,8 @@ class ExponentialPredictive(Predictive):
     def epistemic(self) -> Tensor:
         location, variance = self._normals()
         if len(location) > 1:
-            return (location + 0.5 * variance).exp().var(0, correction=0)
+            means = (location + 0.5 * variance).exp()
+            return (means - means.mean(0)).square().mean(0)
         weights, noise = self._parts()
         return (2.0 * location[0] + weights + noise).exp() * weights.expm1()
 

@@ -204,7 +204,7 @@ def far_away(posterior: Posterior, predictive: Predictive, task: Task) -> dict[s
     """How a posterior, with this predictive at the test rows, predicts away from all training rows.
 
     Classes: the mean confidence far out, and the AUROC by which entropy tells inputs of a wide box from test rows.
-    Regression: the mean predictive standard deviation far out, in that at the test rows. None without any numeric
+    Regression: the median predictive standard deviation far out, in that at the test rows. None without any numeric
     input, or where predictions so far out are not finite.
     """
     numeric = _numeric_inputs(task)
@@ -218,7 +218,7 @@ def far_away(posterior: Posterior, predictive: Predictive, task: Task) -> dict[s
             "auroc": out_of_distribution_auroc(predictive, box),
         }
     else:
-        result = {"width": float(far.std.double().mean() / predictive.std.double().mean())}
+        result = {"width": float(far.std.double().median() / predictive.std.double().median())}
     return result if all(map(math.isfinite, result.values())) else None
 
 
@@ -252,13 +252,17 @@ def _box(data: DataSet, numeric: Tensor) -> Tensor:
     return torch.where(numeric, 0.5 * (low + high) + WIDE * (drawn - 0.5) * (high - low), rows)
 
 
+def _factor(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.2g}"
+
+
 def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The same in lines, for methods by label."""
     if not results:
         return []
 
     def listed(key: str) -> str:
-        return ", ".join(f"{label} {result[key]:.2f}" for label, result in results.items())
+        return ", ".join(f"{label} {_factor(result[key])}" for label, result in results.items())
 
     where = f"Far from the data ({FAR:g} times as far out as any training row)"
     if task.data.classes is None:
@@ -280,7 +284,7 @@ def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteri
 def _far_words(far: Mapping[str, float]) -> str:
     """What a panel says of inputs far away."""
     if "width" in far:
-        return f"interval far away {far['width']:.1f} times as wide"
+        return f"interval far away {_factor(far['width'])} times as wide"
     return f"confidence far away {far['confidence']:.2f}, foreign AUROC {far['auroc']:.2f}"
 
 
@@ -298,7 +302,7 @@ def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
     here, there = results[taken][key], results[best][key]
     if there - here < least or there < 0.5:
         return ""
-    numbers = f"{there:.2f} against {here:.2f}"
+    numbers = f"{_factor(there)} against {_factor(here)}"
     if key == "width":
         return f" Where inputs may come from elsewhere, {best} says so: its intervals are {numbers} {what}."
     return f" Where inputs may come from elsewhere, {best} tells them better: {what} {numbers}."
