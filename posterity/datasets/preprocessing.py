@@ -104,8 +104,9 @@ class InputColumn:
 class TargetColumn:
     """The encoding of the target: (value - `mean`) / `scale` in regression, else the index among `classes`.
 
-    `classes` are labels as the training file writes them. A label of another file that is written otherwise is taken
-    as the class of the same number, or of the same word of a boolean column in another case, where there is just one.
+    With `log` the value is the logarithm of what the file has. `classes` are labels as the training file writes them. A
+    label of another file that is written otherwise is taken as the class of the same number, or of the same word of a
+    boolean column in another case, where there is just one.
     """
 
     name: str
@@ -113,6 +114,7 @@ class TargetColumn:
     mean: float = 0.0
     scale: float = 1.0
     classes: tuple[str, ...] = ()
+    log: bool = False
 
     def check(self) -> None:
         """Raise a ValueError unless the values make sense together; see `InputColumn.check`."""
@@ -123,7 +125,8 @@ class TargetColumn:
     def encode(self, column: Column, decimal: str, notes: list[str]) -> Tensor:
         """Return the targets of a column without missing values: (N, 1) float32, or (N,) int64 class indices."""
         if not self.classes:
-            return standardised(column, column.numbers(decimal), self.mean, self.scale)
+            values = column.numbers(decimal)
+            return standardised(column, _logarithms(column, values) if self.log else values, self.mean, self.scale)
         slots = {label: slot for slot, label in enumerate(self.classes)}
         other = {label: self._other_spelling(label, decimal) for label in set(column.fields) - slots.keys()}
         for row, label in enumerate(column.fields):
@@ -175,20 +178,33 @@ def fit_input(column: Column, kind: Kind, decimal: str, notes: list[str]) -> Inp
     return encoding
 
 
-def fit_target(column: Column, kind: Kind, task: Task, decimal: str) -> TargetColumn:
-    """Fit the encoding of the target to its rows; raises BadData where they are all the same."""
+def fit_target(column: Column, kind: Kind, task: Task, decimal: str, log: bool = False) -> TargetColumn:
+    """Fit the encoding of the target, or of its logarithm, to its rows; raises BadData where they are all the same."""
     assert kind in ("number", "boolean", "category")
     if task == "classification":
         classes = class_names(column, kind, decimal)
         if len(classes) > 1:
             return TargetColumn(column.name, kind, classes=classes)
     else:
-        mean, scale = _moments([value for value in column.numbers(decimal) if value is not None])
+        values = column.numbers(decimal)
+        known = _logarithms(column, values) if log else values
+        mean, scale = _moments([value for value in known if value is not None])
         if scale > 0:
-            return TargetColumn(column.name, kind, mean, scale)
+            return TargetColumn(column.name, kind, mean, scale, log=log)
     raise BadData(
         f"{column.path}: the target {shown(column.name)} is the same in all training rows. There is nothing to learn."
     )
+
+
+def _logarithms(column: Column, values: list[float | None]) -> list[float | None]:
+    """Take the logarithm of each value; raises BadData at one that has none."""
+    for row, value in enumerate(values):
+        if value is not None and value <= 0:
+            raise BadData(
+                f"{column.at(row)}: {shown(column.fields[row])} has no logarithm: --log-target needs targets above 0. "
+                "Leave --log-target out, or the row."
+            )
+    return [None if value is None else math.log(value) for value in values]
 
 
 def standardised(
@@ -295,9 +311,12 @@ class Preprocessing:
             raise ValueError(f"The target {shown(self.target.name)} must suit the task {self.task}.")
 
     @classmethod
-    def fit(cls, table: Table, rows: Tensor | Sequence[int] | None = None) -> "Preprocessing":
+    def fit(
+        cls, table: Table, rows: Tensor | Sequence[int] | None = None, *, log_target: bool = False
+    ) -> "Preprocessing":
         """Fit means, scales, medians, categories and classes to these rows (or all) of a table read with a target.
 
+        With `log_target` the logarithm of the target is standardised, which must be a number above 0 in every row.
         A column with a single value in these rows is dropped, with a note. A column of distinct whole numbers, which
         may number the rows, is kept, with a note.
         """
@@ -308,7 +327,11 @@ class Preprocessing:
         if not len(table):
             raise ValueError("Preprocessing.fit: there must be at least one row. Got none.")
         notes: list[str] = []
-        target = fit_target(table.column(roles.target), roles.kinds[roles.target], roles.task, roles.decimal)
+        if log_target and roles.task != "regression":
+            raise ValueError(f"--log-target is for regression, and the target {shown(roles.target)} has classes.")
+        target = fit_target(
+            table.column(roles.target), roles.kinds[roles.target], roles.task, roles.decimal, log_target
+        )
         fitted = [
             fit_input(column, roles.kinds[column.name], roles.decimal, notes)
             for column in table.columns
@@ -384,11 +407,17 @@ class PreparedTable(NamedTuple):
 
 
 def prepare(
-    table: Table, test_fraction: float = 0.2, seed: int = 0, preprocessing: Preprocessing | None = None
+    table: Table,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    preprocessing: Preprocessing | None = None,
+    *,
+    log_target: bool = False,
 ) -> PreparedTable:
     """Split the rows of a table read with a target, fit the preprocessing to the training rows, apply it to all.
 
-    With `preprocessing`, that of an earlier run on the same table, the rows are split and encoded as in that run.
+    With `preprocessing`, that of an earlier run on the same table, the rows are split and encoded as in that run. With
+    `log_target` the logarithm of the target is what is predicted.
     """
     classes = None
     if preprocessing is not None and preprocessing.target.classes:
@@ -396,7 +425,7 @@ def prepare(
         classes = preprocessing.target.encode(table.column(preprocessing.target.name), table.roles.decimal, [])
     train, test = split(table, test_fraction, seed, classes)
     if preprocessing is None:
-        preprocessing = Preprocessing.fit(table, train)
+        preprocessing = Preprocessing.fit(table, train, log_target=log_target)
     inputs, targets, notes = preprocessing.transform(table)
     assert targets is not None
     rows = LabelledData(inputs, targets)

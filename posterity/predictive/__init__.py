@@ -6,6 +6,7 @@ Scores of predictives are in `metrics`.
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.draws import DrawsPredictive, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian, sigmoid_gaussian, softmax_gaussian
+from posterity.predictive.exponential import ExponentialPredictive
 from posterity.predictive.gaussian import GaussianPredictive, moment_matched
 from posterity.predictive.integrator import Integrator, MonteCarlo
 from posterity.predictive.mixture import MixturePredictive, mixed
@@ -17,6 +18,7 @@ __all__ = [
     "ClassPredictive",
     "DrawsPredictive",
     "Exact",
+    "ExponentialPredictive",
     "GaussianPredictive",
     "Integrator",
     "LaplaceBridge",

@@ -13,14 +13,15 @@ from posterity.datasets import DataSet
 from posterity.metrics import negative_log_likelihood, reliability
 from posterity.posteriors import Posterior
 from posterity.report import canvas
-from posterity.report.canvas import array
+from posterity.report.canvas import ORANGE, array
 from posterity.report.files import check_figure_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-GRID = 64  # points a side of a map; bilinear shading hides the steps
+GRID = 96  # points a side of a map; bilinear shading hides the steps
+MOST_DOTS = 250  # test rows in a figure of bands; more hide it
 BEYOND = 1.5  # the shown range, in spans of the data
 COLOURS = ("#053061", "#67001f", "#276419", "#40004b", "#7f3b08", "#003c30")
 MARKERS = ("o", "^", "s", "D", "v", "P")
@@ -28,13 +29,17 @@ NOISE_BAND, WEIGHT_BAND, LINE, INK = "#c6dbef", "#6baed6", "#08519c", "#222222"
 Path_ = str | os.PathLike[str]
 Panels = Mapping[str, Posterior]
 Scores = Mapping[str, float]
+Lines = Mapping[str, str]
 
 
-def class_probability_maps(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
+def class_probability_maps(
+    panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None, lines: Lines | None = None
+) -> None:
     """Draw p(y = 1 | x) of each posterior over a 2-D input space, well beyond the data, into one figure file.
 
-    Takes posteriors by title, the data set (two inputs, two classes) they were fitted to, the file, and their test
-    negative log-likelihoods where these are known already. The file is written whole or not at all.
+    Takes posteriors by title, the data set (two inputs, two classes) they were fitted to, the file, their test
+    negative log-likelihoods where these are known already, and a second line for each title. The file is written whole
+    or not at all.
     """
     classes = _classes(data)
     if len(classes) != 2:
@@ -44,6 +49,7 @@ def class_probability_maps(panels: Panels, data: DataSet, path: Path_, nll: Scor
         data,
         path,
         nll,
+        lines,
         value=lambda probs: probs[:, 1],
         colours=("RdBu_r", 0.15, 0.85),
         bounds=(0.0, 1.0),
@@ -52,7 +58,9 @@ def class_probability_maps(panels: Panels, data: DataSet, path: Path_, nll: Scor
     )
 
 
-def confidence_maps(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
+def confidence_maps(
+    panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None, lines: Lines | None = None
+) -> None:
     """Draw the probability of the most probable class over a 2-D input space, well beyond the data.
 
     Takes what `class_probability_maps` takes, for any number of classes.
@@ -62,6 +70,7 @@ def confidence_maps(panels: Panels, data: DataSet, path: Path_, nll: Scores | No
         data,
         path,
         nll,
+        lines,
         value=lambda probs: probs.max(-1).values,
         colours=("Purples_r", 0.1, 1.0),
         bounds=(1.0 / len(_classes(data)), 1.0),
@@ -70,7 +79,9 @@ def confidence_maps(panels: Panels, data: DataSet, path: Path_, nll: Scores | No
     )
 
 
-def regression_bands(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
+def regression_bands(
+    panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None, lines: Lines | None = None
+) -> None:
     """Draw mean and 95 % band of each posterior over a 1-D input, beyond the data, into one figure file.
 
     The inner band is the epistemic uncertainty of the function; the outer one includes the noise and holds 95 % of new
@@ -87,6 +98,8 @@ def regression_bands(panels: Panels, data: DataSet, path: Path_, nll: Scores | N
     grid = torch.linspace(low, high, 300)
     figure, axes = _figure(len(panels), width=4.2, height=3.15)
     bottom, top = _wider(torch.cat([y, data.test.targets[:, 0]]), 1.3)
+    step = math.ceil(len(data.test) / MOST_DOTS)
+    shown = [array(values[::step, 0]) for values in data.test.pair]
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         predictive = posterior.predict(grid[:, None])
         mean, half = array(predictive.mean[:, 0]), array(1.96 * predictive.epistemic[:, 0].sqrt())
@@ -96,21 +109,25 @@ def regression_bands(panels: Panels, data: DataSet, path: Path_, nll: Scores | N
             label = "95 % of functions (epistemic)"
             panel.fill_between(array(grid), mean - half, mean + half, color=WEIGHT_BAND, linewidth=0, label=label)
         panel.plot(array(grid), mean, color=LINE, linewidth=1.6, label="mean")
-        panel.scatter(array(x), array(y), s=10, color=INK, linewidth=0, alpha=0.8, zorder=3, label="training rows")
+        panel.scatter(array(x), array(y), s=12, color=INK, linewidth=0, alpha=0.85, zorder=3, label="training rows")
+        panel.plot(*shown, ".", color=ORANGE, markersize=2.5, alpha=0.8, zorder=2.5, label="test rows")
         panel.set(xlim=(low, high), ylim=(bottom, top), xlabel="x")
-        _title(panel, title, posterior, data, nll)
-    axes[0].set_ylabel("y")
-    _save(figure, path, axes, 4)
+        _title(panel, title, posterior, data, nll, lines)
+        panel.xaxis.label.set_fontsize(11)
+    axes[0].set_ylabel("y", fontsize=11)
+    _save(figure, path, axes, 3)
 
 
-def comparison(panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None) -> None:
+def comparison(
+    panels: Panels, data: DataSet, path: Path_, nll: Scores | None = None, lines: Lines | None = None
+) -> None:
     """Draw the figure that suits the data: probability maps, confidence maps or bands."""
     if data.task == "regression":
-        regression_bands(panels, data, path, nll)
+        regression_bands(panels, data, path, nll, lines)
     elif len(_classes(data)) == 2:
-        class_probability_maps(panels, data, path, nll)
+        class_probability_maps(panels, data, path, nll, lines)
     else:
-        confidence_maps(panels, data, path, nll)
+        confidence_maps(panels, data, path, nll, lines)
 
 
 def _maps(
@@ -118,6 +135,7 @@ def _maps(
     data: DataSet,
     path: Path_,
     nll: Scores | None,
+    lines: Lines | None,
     *,
     value: Any,
     colours: tuple[str, float, float],
@@ -151,10 +169,14 @@ def _maps(
                 if lead.min() < 0 < lead.max():
                     panel.contour(*coordinates, lead.reshape(GRID, GRID).T, levels=[0.0], colors=INK, linewidths=1.2)
         _points(panel, data)
-        panel.set(xlim=sides[0], ylim=sides[1], xlabel="$x_1$", aspect="equal")
-        _title(panel, title, posterior, data, nll)
-    axes[0].set_ylabel("$x_2$")
-    figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02).set_label(label, fontsize=10)
+        panel.set(xlim=sides[0], ylim=sides[1], aspect="equal")
+        panel.set_xlabel("$x_1$", fontsize=11)
+        _title(panel, title, posterior, data, nll, lines)
+    axes[0].set_ylabel("$x_2$", fontsize=11)
+    bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02)
+    bar.set_label(label, fontsize=11)
+    for level, (style, width) in contours.items():
+        bar.ax.axhline(level, color=INK, linestyle=style, linewidth=width)  # what the contours are
     _save(figure, path, axes[:1])
 
 
@@ -188,10 +210,16 @@ def _figure(count: int, *, width: float, height: float) -> tuple["Figure", list[
     return canvas.panels(1, count, size=size, beside=beside, layout="compressed", sharex=True, sharey=True)
 
 
-def _title(panel: "Axes", title: str, posterior: Posterior, data: DataSet, nll: Scores | None) -> None:
+def _title(
+    panel: "Axes", title: str, posterior: Posterior, data: DataSet, nll: Scores | None, lines: Lines | None
+) -> None:
     test = data.test
     value = negative_log_likelihood(posterior.predict(test.inputs), test.targets) if nll is None else nll[title]
-    panel.set_title(f"{title}   test NLL {value:.3f}", fontsize=11)
+    second = lines.get(title) if lines else None
+    panel.set_title(f"{title}   test NLL {value:.3f}", fontsize=12, pad=22 if second else None)
+    if second:
+        place: dict[str, Any] = {"xytext": (0, 6), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+        panel.annotate(second, (0.5, 1.0), xycoords="axes fraction", fontsize=10, **place)
 
 
 def _save(figure: "Figure", path: Path_, legend_of: list["Axes"], columns: int | None = None) -> None:
@@ -199,7 +227,15 @@ def _save(figure: "Figure", path: Path_, legend_of: list["Axes"], columns: int |
     labelled = (zip(*panel.get_legend_handles_labels(), strict=True) for panel in legend_of)
     handles = {label: handle for pairs in labelled for handle, label in pairs}
     ncols = columns or len(handles)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=ncols,
+        frameon=False,
+        fontsize=10,
+        markerscale=2,
+    )
     canvas.save(figure, Path(path), margin=0.1)
 
 
@@ -259,31 +295,44 @@ def reliability_diagram(panels: Panels, data: DataSet, path: Path_) -> None:
     _save(figure, path, axes[:1], 2)
 
 
-def predicted_observed(panels: Panels, data: DataSet, path: Path_, *, scale: float = 1.0, shift: float = 0.0) -> None:
+def predicted_observed(
+    panels: Panels, data: DataSet, path: Path_, *, scale: float = 1.0, shift: float = 0.0, log: bool = False
+) -> None:
     """Draw predicted means and 95 % intervals against the targets of the test rows, into one figure file.
 
     Takes what `reliability_diagram` takes, for data with one number to predict, and what turns targets into the units
-    to show: value * scale + shift. No more than MOST_INTERVALS rows are drawn, evenly spaced in their order.
+    to show: value * scale + shift, or with `log` its exponential, on log axes and with medians for means. No more than
+    MOST_INTERVALS rows are drawn, evenly spaced in their order.
     """
     if data.task != "regression" or data.test.targets.shape[1:] != (1,):
         raise ValueError(f"predicted_observed needs regression with one output. Got the data '{data.name}'.")
     check_figure_path(Path(path))
     count = min(len(data.test), MOST_INTERVALS)
     rows = torch.linspace(0, len(data.test) - 1, count).round().long()
-    observed = data.test.targets[rows, 0].cpu() * scale + shift
+
+    def units(values: Tensor) -> Tensor:
+        shown = values[:, 0].cpu() * scale + shift
+        return shown.exp() if log else shown
+
+    observed = units(data.test.targets[rows])
     figure, axes = _figure(len(panels), width=3.6, height=3.1)
     for panel, (title, posterior) in zip(axes, panels.items(), strict=True):
         predictive = posterior.predict(data.test.inputs[rows])
-        mean = predictive.mean[:, 0].cpu() * scale + shift
-        lower, upper = (value[:, 0].cpu() * scale + shift for value in predictive.interval(0.95))
+        middle = units(predictive.quantile(0.5) if log else predictive.mean)
+        lower, upper = map(units, predictive.interval(0.95))
         inside = (lower <= observed) & (observed <= upper)
         for chosen, colour, label in ((inside, WEIGHT_BAND, "95 % interval"), (~inside, "#cb181d", "missed")):
             at = array(observed[chosen])
             panel.vlines(at, array(lower[chosen]), array(upper[chosen]), color=colour, linewidth=1.1, label=label)
-        panel.scatter(array(observed), array(mean), s=8, color=LINE, linewidth=0, zorder=3, label="mean")
-        panel.axline((float(observed[0]), float(observed[0])), slope=1, color=INK, linewidth=1, linestyle="dashed")
+        name = "median" if log else "mean"
+        panel.scatter(array(observed), array(middle), s=8, color=LINE, linewidth=0, zorder=3, label=name)
+        ends = (float(observed.min()), float(observed.max()))
+        panel.plot(ends, ends, color=INK, linewidth=1, linestyle="dashed")
         panel.set(xlabel="observed")
-        panel.locator_params(axis="x", nbins=4)  # large numbers need room
+        if log:
+            panel.set(xscale="log", yscale="log")
+        else:
+            panel.locator_params(axis="x", nbins=4)  # large numbers need room
         panel.set_title(title, fontsize=11)
     axes[0].set_ylabel("predicted")
     _save(figure, path, axes[:1], 3)

@@ -34,6 +34,10 @@ th, td { padding: .45rem .9rem; text-align: right; border-bottom: 1px solid var(
 th:first-child { text-align: left; }
 thead th { color: var(--soft); font-weight: 600; border-bottom-width: 2px; }
 .best { color: var(--best); background: var(--best-back); font-weight: 700; }
+.baseline th, .baseline td { color: var(--soft); font-weight: 400; }
+.baseline td.best { color: var(--best); font-weight: 700; }
+.failed { color: var(--soft); font-style: italic; }
+.verdict { font-weight: 600; }
 .mark { position: absolute; }
 .unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 figure { margin: 0 0 1.4rem; }
@@ -117,10 +121,11 @@ def comparison_page(
     }
     notes, remark = document["notes"], "<br>".join(escape(line) for line in remarks)
     remark = f'\n<p class="remarks">{remark}</p>' if remarks else ""
+    verdict = f'\n<p class="verdict">{escape(document["verdict"]["sentence"])}</p>' if document["verdict"] else ""
     parts = [
         f"<h1>{escape(title)}</h1>",
         '<p class="lead">Methods fitted to the same training rows, scored on the same test rows.</p>',
-        _section("Scores", _table(document["methods"], scores, labels) + remark),
+        _section("Scores", _table((*document["baselines"], *document["methods"]), scores, labels) + verdict + remark),
         _section("How to read them", *(f"<p>{escape(MEANINGS[score.key])}</p>" for score in scores)),
         *(_section(picture.heading, _figure(picture)) for picture in pictures),
         _section("How the file was read", "<ul>", *(f"<li>{escape(note)}</li>" for note in notes), "</ul>")
@@ -162,7 +167,13 @@ def _table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], labels: M
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = []
     for row in rows:
-        cells = [f'<th scope="row">{escape(labels[row["method"]])}</th>']
+        is_method = "method" in row
+        cells = [f'<th scope="row">{escape(labels[row["method" if is_method else "baseline"]])}</th>']
+        kind = "" if is_method else ' class="baseline"'
+        if row["failed"]:
+            cells.append(f'<td class="failed" colspan="{len(headings) - 1}">{escape(row["reason"])}</td>')
+            body.append(f"<tr{kind}>{''.join(cells)}</tr>")
+            continue
         for score in scores:
             value = escape(score.shown(row[score.key]))
             if score.key in row["best"]:
@@ -170,8 +181,8 @@ def _table(rows: Sequence[Mapping[str, Any]], scores: Sequence[Score], labels: M
                 cells.append(f'<td class="best">{value}{mark}</td>')
             else:
                 cells.append(f"<td>{value}</td>")
-        cells.append(f"<td>{'+' if row['starts_from'] else ''}{row['seconds']:.2f}</td>")
-        body.append(f"<tr>{''.join(cells)}</tr>")
+        cells.append(f"<td>{'+' if row.get('starts_from') else ''}{row['seconds']:.2f}</td>")
+        body.append(f"<tr{kind}>{''.join(cells)}</tr>")
     lines = ["<table>", f"<thead><tr>{head}</tr></thead>", "<tbody>", *body, "</tbody>", "</table>"]
     return _wide("Scores", "\n".join(lines))
 

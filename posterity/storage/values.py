@@ -140,7 +140,7 @@ def check_complete(json: JSON) -> None:
     match json:
         case {"type": str(name), "fields": dict(stored)} if "." in name:
             for f in fields(_find(_RENAMED.get(name, name))):
-                if f.init and f.name not in stored:
+                if f.init and f.name not in stored and "stored" not in f.metadata:
                     raise BadFolder(f"Stored {name} lacks its field {f.name!r}. Save the run again.")
     for item in json.values():
         check_complete(item)

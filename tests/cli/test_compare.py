@@ -1,11 +1,12 @@
 """`posterity compare`: the table, the JSON document and the figure."""
 
 import json
-import re
 from dataclasses import replace
+from html import escape
 
 import pytest
 import torch
+from clitables import rows
 
 from posterity.cli.frame import tasks
 from posterity.cli.frame.scores import best
@@ -30,16 +31,11 @@ def stages_run(monkeypatch):
     return seen
 
 
-def rows(output):
-    """Method, then the other cells, of each line of the table."""
-    return {m[1]: m[2].split() for m in re.finditer(r"^ (MAP|Laplace|Conjugate)((?: +[-+.\d*]+)+) *$", output, re.M)}
-
-
 def test_the_table_has_a_row_for_each_method_and_marks_the_best(run):
     result = run("compare", "two-moons", *TINY)
     assert result.code == 0
     table = rows(result.out)
-    assert list(table) == ["MAP", "Laplace"]
+    assert list(table) == ["class frequencies", "logistic regression", "MAP", "Laplace"]
     for heading in ("method", "test NLL", "ECE", "accuracy", "seconds"):
         assert heading in result.out
     assert sum("*" in cells[0] for cells in table.values()) == 1
@@ -58,20 +54,22 @@ def test_the_json_document_has_what_the_table_has(run):
     first, second = document["methods"]
     assert (first["method"], second["method"]) == ("map", "laplace")
     assert (first["starts_from"], second["starts_from"]) == (None, "map")
-    keys = {
+    common = {"test_nll", "ece", "accuracy", "seconds", "best", "failed", "reason"}
+    assert first.keys() == common | {
         "method",
-        "test_nll",
-        "ece",
-        "accuracy",
+        "far",
         "evidence",
         "kl_weight",
         "chains",
-        "seconds",
+        "negative_limits",
         "starts_from",
-        "best",
     }
-    assert first.keys() == keys
-    assert "test_nll" in first["best"] + second["best"]
+    frequencies, logistic = document["baselines"]
+    assert (frequencies["baseline"], logistic["baseline"]) == ("frequencies", "logistic")
+    assert frequencies.keys() == logistic.keys() == common | {"baseline"}
+    assert "test_nll" in first["best"] + second["best"] + logistic["best"]
+    words = {"take", "against", "difference", "lower", "upper", "level", "rows", "sentence"}
+    assert document["verdict"].keys() == words
     assert document["settings"]["seed"] == 3
     assert document["network"]["sizes"] == [2, 6, 2]
     assert (document["train_rows"], document["test_rows"]) == (500, 2000)
@@ -104,7 +102,7 @@ def test_map_is_fitted_once_and_its_seconds_are_counted_once(run, monkeypatch, m
     monkeypatch.setattr(tasks, "run_stage", timed)
     result = run("compare", "two-moons", *TINY, "--methods", methods)
     assert seen == ["map", "laplace"]
-    assert [cells[-1] for cells in rows(result.out).values()] == seconds
+    assert [cells[-1] for cells in rows(result.out).values()][2:] == seconds  # after the baselines
 
 
 def test_regression_has_its_own_columns(run):
@@ -281,9 +279,13 @@ def test_a_report_that_cannot_be_written_is_refused_before_any_fit(run, stages_r
     assert stages_run == []
 
 
-def test_a_report_of_one_method_marks_nothing(run, tmp_path):
+def test_a_report_of_one_method_marks_the_best_of_it_and_the_baselines(run, tmp_path):
     path = tmp_path / "report.html"
-    assert run("compare", "line", *TINY, "--methods", "map", "--report", path, "--quiet").code == 0
+    result = run("compare", "line", *TINY, "--methods", "map", "--report", path, "--quiet", "--json")
+    assert result.code == 0
     text = path.read_text(encoding="utf-8")
     assert "<h1>MAP on line</h1>" in text
-    assert 'class="best"' not in text
+    linear = next(row for row in json.loads(result.out)["baselines"] if row["baseline"] == "linear")
+    assert linear["best"] == ["test_nll", "rmse"]
+    assert f'<td class="best">{linear["rmse"]:.4f}<' in text
+    assert escape(json.loads(result.out)["verdict"]["sentence"]) in text

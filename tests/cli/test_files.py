@@ -66,6 +66,8 @@ def test_scores_are_in_the_units_of_the_file(run, prices):
     nll = po.metrics.negative_log_likelihood(pred, prepared.data.test.targets)
     assert by_map["rmse"] == pytest.approx(rmse * scale, rel=1e-4)
     assert by_map["test_nll"] == pytest.approx(nll + math.log(scale), rel=1e-4)
+    best = min(row["test_nll"] for row in document["methods"] + document["baselines"])
+    assert f"{best:.3f}" in document["verdict"]["sentence"]
     assert (document["train_rows"], document["test_rows"]) == (48, 12)
     assert document["settings"]["target"] == "price"
     assert any("'colour' is taken as 2 categories" in note for note in document["notes"])

@@ -133,15 +133,15 @@ def _raise(error):
     return raiser
 
 
-def test_an_expected_error_is_one_line_with_its_exit_code(run, monkeypatch):
+def test_an_expected_error_is_one_line_with_its_exit_code(run, monkeypatch, tmp_path):
     monkeypatch.setattr(tasks, "infer", _raise(NotPositiveDefinite("the matrix\nis not")))
-    result = run("compare", "line", *LINE)
+    result = run("fit", "line", *LINE, "--out", tmp_path / "run")
     assert (result.code, result.out, result.err) == (1, "", "error: the matrix is not\n")
 
 
-def test_an_unexpected_error_is_one_line_that_names_debug(run, monkeypatch):
+def test_an_unexpected_error_is_one_line_that_names_debug(run, monkeypatch, tmp_path):
     monkeypatch.setattr(tasks, "infer", _raise(RuntimeError("the sky\nfell")))
-    result = run("compare", "line", *LINE)
+    result = run("fit", "line", *LINE, "--out", tmp_path / "run")
     assert result.code == 1
     assert result.out == ""
     assert result.err == "error: unexpected error: RuntimeError: the sky fell; run with --debug for the traceback\n"

@@ -14,6 +14,7 @@ from posterity.numerics.random import Key
 from posterity.predictive import (
     ClassPredictive,
     Exact,
+    ExponentialPredictive,
     GaussianPredictive,
     LaplaceBridge,
     MonteCarlo,
@@ -179,6 +180,14 @@ def mixture_of_averaged_classes(rows: slice, dtype: torch.dtype) -> Predictive:
     return mixed([classes_draws(rows, dtype), classes_probit(rows, dtype)])
 
 
+def exponential(rows: slice, dtype: torch.dtype) -> Predictive:
+    return ExponentialPredictive(gaussian_two_outputs(rows, dtype), shift=0.5, scale=0.3)
+
+
+def exponential_draws(rows: slice, dtype: torch.dtype) -> Predictive:
+    return ExponentialPredictive(draws_with_their_own_noise(rows, dtype), shift=-1.0, scale=0.4)
+
+
 SCALAR: list[Build] = [
     mixture,
     gaussian,
@@ -189,7 +198,8 @@ SCALAR: list[Build] = [
     noise_of_the_network,
 ]
 PLANAR: list[Build] = [mixture_two_outputs, gaussian_two_outputs, gaussian_joint, draws_two_outputs]
-QUANTILES = [*SCALAR, *PLANAR, long_tails, long_tails_with_their_own_noise, images]
+EXPONENTIAL: list[Build] = [exponential, exponential_draws]
+QUANTILES = [*SCALAR, *PLANAR, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, images]
 COUNTS: list[Build] = [counts, poisson, mixture_of_counts]
 REGRESSION = [*QUANTILES, *COUNTS]
 SPLIT_CLASSES: list[Build] = [mixture_of_classes, binary_draws, classes_draws, tokens, many_labels]
@@ -445,7 +455,7 @@ def test_rows_without_what_ties_them_have_no_joint_density(build: Build) -> None
 def test_normal_components_are_the_distribution(build: Build) -> None:
     pred = whole(build)
     if pred.normals is None:
-        assert build in (*COUNTS, long_tails, long_tails_with_their_own_noise, mixture)
+        assert build in (*COUNTS, *EXPONENTIAL, long_tails, long_tails_with_their_own_noise, mixture)
         return
     means, scales = pred.normals
     torch.testing.assert_close(means.mean(0), pred.mean)

@@ -81,6 +81,17 @@ def test_known_scores_are_not_computed_again(drawn):
     assert drawn[0].axes[0].get_title() == "q   test NLL 1.250"
 
 
+@pytest.mark.parametrize("name", ["two-moons", "blobs", "sine"])
+def test_a_title_may_have_a_second_line(drawn, name):
+    data = po.datasets.load(name)
+    q = point(data)
+    report.comparison({"q": q, "r": q}, data, "a.png", {"q": 1.0, "r": 2.0}, {"r": "far away 0.50"})
+    first, second = drawn[0].axes[:2]
+    assert [text.get_text() for text in first.texts] == []
+    assert [text.get_text() for text in second.texts] == ["far away 0.50"]
+    assert second.get_title() == "r   test NLL 2.000"
+
+
 def test_confidence_is_for_many_classes(drawn):
     data = po.datasets.load("blobs")
     report.confidence_maps({"q": point(data)}, data, "maps.png", {"q": 1.0})
@@ -113,6 +124,7 @@ def test_bands_split_what_the_weights_leave_open_from_the_noise(drawn):
         "95 % of targets (total)",
         "mean",
         "training rows",
+        "test rows",
         "95 % of functions (epistemic)",
     ]
 

@@ -60,8 +60,11 @@ def png(width=30, height=15):
 
 
 def page(name="data", notes=(), **changes):
-    first = {"method": "a", "test_nll": 0.1, "ece": 0.2, "seconds": 2.0, "starts_from": None, "best": ["test_nll"]}
+    row = {"test_nll": 0.1, "ece": 0.2, "seconds": 2.0, "best": ["test_nll"], "failed": None, "reason": None}
+    first = {"method": "a", **row, "starts_from": None}
     second = {**first, "method": "b", "test_nll": 0.3, "starts_from": "a", "best": []}
+    failed = {**second, "method": "c", "test_nll": None, "ece": None, "seconds": None, "starts_from": None}
+    failed |= {"failed": f"it broke: {name}", "reason": f"broke {name}"}
     document = {
         "data": name,
         "task": "classification",
@@ -69,7 +72,9 @@ def page(name="data", notes=(), **changes):
         "test_rows": 34,
         "settings": {"seed": 5, "step_size": 0.01, "target": name, "hidden": [6, 7], "drop": [], "header": None},
         "notes": list(notes),
-        "methods": [first, second],
+        "methods": [first, second, failed],
+        "baselines": [{**row, "baseline": "z", "test_nll": 0.5, "best": []}],
+        "verdict": {"sentence": f"Take First on {name}."},
     }
     options = {
         "network": "2-3-2",
@@ -83,7 +88,7 @@ def page(name="data", notes=(), **changes):
     return comparison_page(
         document,
         [column("test_nll", "test NLL"), column("ece", "ECE")],
-        {"a": "First", "b": "Second"},
+        {"a": "First", "b": "Second", "c": "Third", "z": "mean"},
         options.pop("pictures"),
         **options,
     )
@@ -101,7 +106,8 @@ def test_the_page_is_well_formed_whatever_the_names(name):
     assert found.all("script") == []
     assert not any(attribute.startswith("on") for _, attributes in found.tags for attribute in attributes)
     words = "".join(part for _, part in found.texts)
-    for wanted in (f"First and Second on {name}", f"note {name}", f"remark {name}", f"posterity compare {name}"):
+    told = (f"First, Second and Third on {name}", f"note {name}", f"remark {name}", f"posterity compare {name}")
+    for wanted in (*told, f"broke {name}", f"Take First on {name}."):
         assert wanted in words
 
 
@@ -121,8 +127,12 @@ def test_the_page_says_what_was_compared():
 def test_the_best_of_each_column_is_marked():
     found = Page(page())
     cells = [attributes for tag, attributes in found.tags if tag == "td"]
-    assert [cell.get("class") for cell in cells] == ["best", None, None, None, None, None]
-    assert [part for tag, part in found.texts if tag == "td"] == ["0.100", "0.200", "2.00", "0.300", "0.200", "+2.00"]
+    assert [cell.get("class") for cell in cells] == [None] * 3 + ["best"] + [None] * 5 + ["failed"]
+    assert cells[-1]["colspan"] == "3"  # scores and seconds
+    texts = [part for tag, part in found.texts if tag == "td"]
+    assert texts[:3] == ["0.500", "0.200", "2.00"]  # the baseline
+    assert texts[3:] == ["0.100", "0.200", "2.00", "0.300", "0.200", "+2.00", "broke data"]
+    assert [tag.get("class") for tag in found.all("tr")] == [None, "baseline", None, None, None]
     assert [part for tag, part in found.texts if tag == "span"] == ["*", " best"]
 
 

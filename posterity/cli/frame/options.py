@@ -19,6 +19,7 @@ STEPS = 2000
 DRAWS, CHAINS = 250, 4
 RATE = 0.1  # of dropout
 MAX_DEPTH = 8  # of the trees of NUTS: weights that are not identified make for long trajectories
+NOISE_WORDS = ("learn", "inputs")
 RANK = 10  # of the covariance of low-rank
 
 STRUCTURES: Mapping[str, str] = MappingProxyType(
@@ -85,6 +86,12 @@ class TableOptions:
     category: tuple[str, ...] = option(
         (), help="Its numbers are names of categories; may be given again.", unit="COLUMN", **_FILES
     )
+    log_target: bool = option(
+        False,
+        help="Model the logarithm of a target that is above 0; predictions and scores are in its own units.",
+        flags=("--log-target",),
+        **_FILES,
+    )
     test_fraction: float = option(
         0.2, help="The part of the rows to test on.", unit="X", check=_between_0_and_1, **_FILES
     )
@@ -117,16 +124,17 @@ def _rows(text: str) -> int | None:
 
 
 def _noise(text: str) -> float | str:
-    if text.strip().lower() == "learn":
-        return "learn"
+    word = text.strip().lower()
+    if word in NOISE_WORDS:
+        return word
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise refused(
-            f"--noise must be a positive number, or learn. Got '{text}'.",
-            "--noise learn fits the noise along with the weights.",
+            f"--noise must be a positive number, learn or inputs. Got '{text}'.",
+            "--noise learn fits the noise along with the weights, --noise inputs makes it an output of the network.",
         )
     return value
 
@@ -186,7 +194,8 @@ class Settings:
     )
     noise: float | str | None = option(
         None,
-        help="Standard deviation of the noise in regression, in units of the target, or learn.",
+        help="Standard deviation of the noise in regression, in units of the target (or its logarithm); learn; or "
+        "inputs: a second output of the network gives it for each row.",
         unit="S",
         parse=_noise,
         usual="learn; 0.5, the true one, for line",

@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 import posterity
+from posterity.cli.frame.baselines import baselines
 from posterity.cli.frame.methods import RECIPES
 from posterity.cli.frame.sources import Source
 from posterity.cli.frame.tasks import Task, describe, has_figure
 from posterity.datasets import DataSet
 from posterity.diagnostics import convergence
 from posterity.likelihoods import Gaussian
-from posterity.metrics import accuracy, expected_calibration_error, negative_log_likelihood, root_mean_squared_error
+from posterity.metrics import (
+    accuracy,
+    expected_calibration_error,
+    negative_log_likelihood,
+    out_of_distribution_auroc,
+    root_mean_squared_error,
+)
+from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior, Samples
 from posterity.predictive.predictive import Predictive
 from posterity.priors import Normal
@@ -68,13 +76,17 @@ def _known(value: float) -> float | None:
 def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
     """Log evidence in nats, and the prior scale and noise for which it is, tuned or not; None where there is none.
 
-    Noise and evidence are in the units of the file's target; the prior scale is for the network's weights.
+    Noise and evidence are in the units of the file's target, or the noise in those of its logarithm where that is
+    modelled; the prior scale is for the network's weights.
     """
     if not isinstance(posterior, Linearized) or posterior.log_evidence is None:
         return None
     joint, scale = task.joint, task.source.scale
     power, count = float(joint.tempering.likelihood_power), len(task.data.train)
-    result = {"log_evidence": float(posterior.log_evidence) - power * count * math.log(scale)}
+    logs = (
+        float((task.source.shift + scale * task.data.train.targets.double()).sum()) if task.source.log_target else 0.0
+    )
+    result = {"log_evidence": float(posterior.log_evidence) - power * (count * math.log(scale) + logs)}
     fitted = posterior.joint.as_joint("evidence")
     prior, likelihood = fitted.prior, fitted.likelihood
     if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
@@ -86,7 +98,7 @@ def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
 
 def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
     """The same in a line."""
-    names = {"prior_scale": "prior scale", "noise": "noise"}
+    names = {"prior_scale": "prior scale", "noise": "noise of the logarithm" if task.source.log_target else "noise"}
     known = [f"{text} {result[key]:.4g}" for key, text in names.items() if key in result]
     known.append(f"log evidence {result['log_evidence']:.2f} nats.")
     how = " tuned by the evidence" if method == "laplace" and task.settings.tune else ""
@@ -127,32 +139,178 @@ def columns(data: DataSet) -> tuple[Column, ...]:
     return _CLASSES if data.task == "classification" else _NUMBERS
 
 
-def scores(posterior: Posterior, source: Source) -> dict[str, float]:
-    """Every score on the test rows, by key, in the units of the file if they come from one."""
-    data = source.data
-    predictive = posterior.predict(data.test.inputs)
-    return {
-        column.key: column.rescaled(column.metric(predictive, data.test.targets), source.scale)
-        for column in columns(data)
-    }
+def scores(predictive: Predictive, source: Source) -> dict[str, float]:
+    """Every score of predictions at the test rows, by key, in the units of the file if they come from one."""
+    predictive, targets, scale = source.own_units(predictive)
+    return {column.key: column.rescaled(column.metric(predictive, targets), scale) for column in columns(source.data)}
+
+
+def nll_rows(predictive: Predictive, source: Source) -> Tensor:
+    """The NLL of each test row, (N,), in the units of the file if they come from one."""
+    predictive, targets, scale = source.own_units(predictive)
+    return negative_log_likelihood.rows(predictive, targets) + math.log(scale)
 
 
 def best(rows: Mapping[str, Mapping[str, float]], data: DataSet) -> dict[str, tuple[str, ...]]:
-    """For each score, the names of the rows that are best as shown; none where all rows show the same."""
+    """For each score, the names of the rows that are best as shown; none where all rows show the same.
+
+    The frequencies of the classes are calibrated by what they are, and do not compete for ECE.
+    """
     winning = {}
     for column in columns(data):
-        values = {name: float(column.shown(row[column.key])) for name, row in rows.items()}
+        values = {
+            name: float(column.shown(row[column.key]))
+            for name, row in rows.items()
+            if (name, column.key) != ("frequencies", "ece")
+        }
         goal = min(values.values()) if column.lower_is_better else max(values.values())
         winners = tuple(name for name, value in values.items() if value == goal)
-        winning[column.key] = winners if len(winners) < len(rows) else ()
+        winning[column.key] = winners if len(winners) < len(values) else ()
     return winning
+
+
+def negative_limits(predictive: Predictive, source: Source) -> int:
+    """The number of test rows, of the first 500, whose 95 % interval begins below 0 though every target is above 0.
+
+    0 for data that are no file, and where the logarithm is modelled.
+    """
+    if source.preprocessing is None or predictive.classifies or source.log_target:
+        return 0
+    targets = torch.cat([source.data.train.targets, source.data.test.targets])
+    if not bool((targets.double() * source.scale + source.shift > 0).all()):
+        return 0
+    lower = predictive.rows(slice(0, FOREIGN)).quantile(0.025)
+    return int((lower.double() * source.scale + source.shift < 0).sum())
+
+
+def negative_limits_line(source: Source, counts: Mapping[str, int]) -> str:
+    """The same in a line, for methods by label; nothing where no interval begins below 0."""
+    some = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
+    rows = min(FOREIGN, len(source.data.test))
+    return (
+        f"All targets are above 0, but 95 % intervals begin below 0, in {rows} test rows: {some}. "
+        "--log-target models the logarithm."
+        if some
+        else ""
+    )
+
+
+FAR = 5.0  # the distance from the mean of the training rows, in that of the farthest of them
+WIDE = 3.0  # the width of the box that foreign inputs come from, in that of the training rows
+FOREIGN = 500  # inputs of either kind
+
+
+def far_away(posterior: Posterior, predictive: Predictive, task: Task) -> dict[str, float] | None:
+    """How a posterior, with this predictive at the test rows, predicts away from all training rows.
+
+    Classes: the mean confidence far out, and the AUROC by which entropy tells inputs of a wide box from test rows.
+    Regression: the median predictive standard deviation far out, in that at the test rows. None without any numeric
+    input, or where predictions so far out are not finite.
+    """
+    numeric = _numeric_inputs(task)
+    if not numeric.any():
+        return None
+    far = posterior.predict(_pushed_out(task.data, numeric))
+    if predictive.classifies:
+        box = posterior.predict(_box(task.data, numeric))
+        result = {
+            "confidence": float(far.probs.max(-1).values.double().mean()),
+            "auroc": out_of_distribution_auroc(predictive, box),
+        }
+    else:
+        result = {"width": float(far.std.double().median() / predictive.std.double().median())}
+    return result if all(map(math.isfinite, result.values())) else None
+
+
+def _numeric_inputs(task: Task) -> Tensor:
+    """Which inputs are numbers, (D,); categories and indicators cannot be far from anything."""
+    fitted = task.source.preprocessing
+    if fitted is None:
+        return torch.ones(task.data.train.inputs.shape[1], dtype=torch.bool)
+    return torch.tensor(
+        [column.kind == "number" and name == column.name for column in fitted.inputs for name in column.features]
+    )
+
+
+def _pushed_out(data: DataSet, numeric: Tensor) -> Tensor:
+    """Test inputs moved away from the mean of the training rows, to FAR times the distance of the farthest of these."""
+    seen, rows = data.train.inputs.double(), data.test.inputs[:FOREIGN].double()
+    centre, spread = seen.mean(0), seen.std(0, correction=0)
+    spread = torch.where(numeric & (spread > 0), spread, 1.0)
+    standard = torch.where(numeric, (rows - centre) / spread, 0.0)
+    reach = torch.where(numeric, (seen - centre) / spread, 0.0).norm(dim=1).max()
+    standard = torch.where(standard.norm(dim=1, keepdim=True) > 0, standard, numeric.double())
+    out = centre + spread * FAR * reach * standard / standard.norm(dim=1, keepdim=True)
+    return torch.where(numeric, out, rows).to(data.train.inputs)
+
+
+def _box(data: DataSet, numeric: Tensor) -> Tensor:
+    """Test inputs whose numbers are drawn anew from a box WIDE times as wide as the training rows."""
+    rows = data.test.inputs[:FOREIGN]
+    low, high = data.train.inputs.amin(0), data.train.inputs.amax(0)
+    drawn = Key(0).fold("foreign").uniform(tuple(rows.shape), dtype=rows.dtype)
+    return torch.where(numeric, 0.5 * (low + high) + WIDE * (drawn - 0.5) * (high - low), rows)
+
+
+def _factor(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.2g}"
+
+
+def far_lines(task: Task, results: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The same in lines, for methods by label."""
+    if not results:
+        return []
+
+    def listed(key: str) -> str:
+        return ", ".join(f"{label} {_factor(result[key])}" for label, result in results.items())
+
+    where = f"Far from the data ({FAR:g} times as far out as any training row)"
+    if task.data.classes is None:
+        return [f"{where}, intervals are wider than at the test rows by a factor of: {listed('width')}."]
+    return [
+        f"{where}, the mean confidence is: {listed('confidence')}; {1 / len(task.data.classes):.2f} claims nothing.",
+        f"Foreign inputs (from a box {WIDE:g} times as wide as the data), told from test rows by their entropy, AUROC: "
+        f"{listed('auroc')}; 0.50 is chance.",
+    ]
 
 
 def draw_comparison(path: Path, document: Mapping[str, Any], task: Task, posteriors: Mapping[str, Posterior]) -> None:
     """Draw what the posteriors predict over the inputs, one panel a method."""
     panels = {RECIPES[name].label: posterior for name, posterior in posteriors.items()}
-    nll = {RECIPES[row["method"]].label: row["test_nll"] for row in document["methods"]}
-    comparison(panels, task.data, path, nll)
+    far = {label: value for label, value in _by_label(document, "far").items() if value}
+    comparison(panels, task.data, path, _by_label(document, "test_nll"), {k: _far_words(v) for k, v in far.items()})
+
+
+def _far_words(far: Mapping[str, float]) -> str:
+    """What a panel says of inputs far away."""
+    if "width" in far:
+        return f"interval far away {_factor(far['width'])} times as wide"
+    return f"confidence far away {far['confidence']:.2f}, foreign AUROC {far['auroc']:.2f}"
+
+
+def elsewhere(taken: str, results: Mapping[str, Mapping[str, float]]) -> str:
+    """A sentence on the method that tells inputs from elsewhere clearly better than `taken`, if there is one.
+
+    Takes what `far_away` gave, by label. Held-out rows do not see this: they come from where training rows did.
+    """
+    if taken not in results:
+        return ""
+    key, least, what = (
+        ("width", 1.0, "times as wide far away") if "width" in results[taken] else ("auroc", 0.1, "AUROC")
+    )
+    best = max(results, key=lambda label: results[label][key])
+    here, there = results[taken][key], results[best][key]
+    if there - here < least or there < 0.5:
+        return ""
+    numbers = f"{_factor(there)} against {_factor(here)}"
+    if key == "width":
+        return f" Where inputs may come from elsewhere, {best} says so: its intervals are {numbers} {what}."
+    return f" Where inputs may come from elsewhere, {best} tells them better: {what} {numbers}."
+
+
+def _by_label(document: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """One of the numbers of the methods that worked."""
+    return {RECIPES[row["method"]].label: row[key] for row in document["methods"] if row["failed"] is None}
 
 
 def write_report(
@@ -168,8 +326,11 @@ def write_report(
     page = comparison_page(
         document,
         columns(task.data),
-        {word: recipe.label for word, recipe in RECIPES.items()},
-        _pictures(document, task, posteriors),
+        {
+            **{word: recipe.label for word, recipe in RECIPES.items()},
+            **{each.word: each.label for each in baselines(task.data)},
+        },
+        _pictures(document, task, posteriors) if posteriors else (),
         network=describe(task),
         remarks=remarks,
         command=shlex.join(["posterity", *words]),
@@ -202,14 +363,15 @@ def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, 
             read = "The outer band should hold 95 % of new targets; the inner one is what the weights leave open. "
             pictures.append(Picture("What is predicted", png, alt, f"{seen}{read}Bands should widen beyond the rows."))
     if classes:
-        ece = ", ".join(f"{RECIPES[row['method']].label} {row['ece']:.3f}" for row in document["methods"])
+        ece = ", ".join(f"{label} {value:.3f}" for label, value in _by_label(document, "ece").items())
         png = _png(lambda file: reliability_diagram(panels, data, file))
         alt = f"Reliability diagram, accuracy against confidence on the test rows; ECE: {ece}."
         read = "Each dot is a bin of test rows, its area their share. On the dashed line confidence is what it claims "
         pictures.append(Picture("Is confidence earned?", png, alt, f"{read}to be; below it the method is too sure."))
     else:
-        png = _png(lambda file: predicted_observed(panels, data, file, scale=source.scale, shift=source.shift))
-        rmse = ", ".join(f"{RECIPES[row['method']].label} {row['rmse']:.4g}" for row in document["methods"])
+        units: dict[str, Any] = {"scale": source.scale, "shift": source.shift, "log": source.log_target}
+        png = _png(lambda file: predicted_observed(panels, data, file, **units))
+        rmse = ", ".join(f"{label} {value:.4g}" for label, value in _by_label(document, "rmse").items())
         alt = f"Predicted means with 95 % intervals against the observed targets of test rows; RMSE: {rmse}."
         shown = f"{min(len(data.test), MOST_INTERVALS)} of {len(data.test)} test rows. "
         read = "About 19 in 20 intervals should cross the dashed line, where predicted is observed; red ones do not."

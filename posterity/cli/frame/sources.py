@@ -13,6 +13,7 @@ from posterity.datasets import TOYS, DataSet, LabelledData, Preprocessing, Table
 from posterity.datasets.files import content
 from posterity.errors import BadData, BadFolder, shown, unknown
 from posterity.options import as_json, describe, from_mapping, words
+from posterity.predictive import ExponentialPredictive, Predictive
 from posterity.storage import Part, decode, encode
 from posterity.storage.part import JSON
 from posterity.storage.schema import reading
@@ -44,6 +45,22 @@ class Source:
     def shift(self) -> float:
         """Where the targets' zero is in the units of the file; 0 for classes and for made data."""
         return 0.0 if self.preprocessing is None else self.preprocessing.target.mean
+
+    @property
+    def log_target(self) -> bool:
+        """Whether the targets are logarithms of what the file has."""
+        return self.preprocessing is not None and self.preprocessing.target.log
+
+    def own_units(self, predictive: Predictive) -> tuple[Predictive, torch.Tensor, float]:
+        """The predictive and the test targets, and what one unit of both is in the units of the file.
+
+        Where logarithms were modelled, both are of the target itself.
+        """
+        targets = self.data.test.targets
+        if not self.log_target:
+            return predictive, targets, self.scale
+        own = (self.shift + self.scale * targets.double()).exp()
+        return ExponentialPredictive(predictive, self.shift, self.scale), own, 1.0
 
     def part(self) -> dict[str, Part]:
         """What a run folder keeps in order to read other files: nothing for made data."""
@@ -109,8 +126,10 @@ def read_source(
         if "Unknown column" in str(error) and "Did you mean" in str(error):
             error.add_note(f"its columns are {', '.join(read_table(path, **how).names)}.")
         raise
-    prepared = prepare(table, columns.test_fraction, seed, preprocessing)
+    prepared = prepare(table, columns.test_fraction, seed, preprocessing, log_target=columns.log_target)
     config = {"sha256": digest, **as_json(columns), **how}
+    if not columns.log_target:
+        del config["log_target"]  # runs of earlier releases do not have it
     del config["task"]  # whether the task was given does not matter, the task does
     test = tuple(prepared.test.tolist())
     return Source(prepared.data, path.absolute(), prepared.preprocessing, table, test, config, prepared.notes)

@@ -18,7 +18,7 @@ from posterity.datasets import DataSet
 from posterity.errors import Diverged, unknown
 from posterity.inference import Checkpoint, Method, Plan, Trace, infer, plan
 from posterity.inference.memory import human
-from posterity.likelihoods import Categorical, Gaussian, Likelihood
+from posterity.likelihoods import Categorical, Gaussian, Heteroscedastic, Likelihood
 from posterity.model import Joint, Tempering
 from posterity.networks import MLP
 from posterity.options import as_json, flag
@@ -86,6 +86,7 @@ def make_task(
     chosen = filled(settings, source, methods)
     rows, target = source.data, find_device(device)
     outputs = rows.train.targets.shape[1] if rows.classes is None else len(rows.classes)
+    outputs *= 2 if chosen.noise == "inputs" else 1  # the logarithm of the noise beside the mean
     sizes = (rows.train.inputs.shape[1], *(chosen.hidden or ()), outputs)
     with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
         torch.default_generator.manual_seed(chosen.seed)
@@ -161,7 +162,7 @@ def kl_weight_line(method: str, task: Task) -> str:
 def _check_methods(names: tuple[str, ...], task: Task) -> None:
     """`UsageError` where a method cannot work on the task, or takes none of the options that are for a few methods."""
     settings = task.settings
-    if "conjugate" in names and (task.data.classes is not None or settings.hidden or settings.noise == "learn"):
+    if "conjugate" in names and (task.data.classes is not None or settings.hidden or isinstance(settings.noise, str)):
         raise UsageError(
             "conjugate needs regression with a linear model and known noise: the exact posterior is not known else.",
             "try the data set line, or --hidden none --noise 0.5.",
@@ -230,6 +231,8 @@ def _likelihood(settings: Settings, scale: float) -> Likelihood:
     """The noise is given in the units of the targets; the network sees them divided by `scale`."""
     if settings.noise is None:
         return Categorical()
+    if settings.noise == "inputs":
+        return Heteroscedastic()
     if isinstance(settings.noise, str):
         return Gaussian(scale=1.0, learn=True)
     return Gaussian(scale=settings.noise / scale)

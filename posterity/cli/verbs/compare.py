@@ -1,6 +1,5 @@
 """`posterity compare`: several methods on one problem, side by side."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,8 @@ from posterity.cli.frame.spread import command
 from posterity.options import option
 
 if TYPE_CHECKING:
-    from posterity.cli.frame.tasks import Stage, Task
+    from posterity.cli.frame.outcomes import Outcome
+    from posterity.cli.frame.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ def compare(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Fit several methods to DATA and compare them on its test rows."""
+    """Fit several methods to DATA, compare them on its test rows with baselines, and say which to take.
+
+    A method that fails is named in its row; the others go on. Interrupted, it shows what is finished.
+    """
+    from posterity.cli.frame.outcomes import INTERRUPTED, run_baselines, run_methods
     from posterity.cli.frame.scores import draw_comparison, write_report
     from posterity.cli.frame.sources import say_notes
     from posterity.cli.frame.tasks import check_figure_data, check_memory, fitting_threads, make_task
@@ -60,10 +64,15 @@ def compare(
             if task.source.path is not None:
                 log("The figure shows inputs and targets as the network sees them: standardised.", quiet=quiet)
     say_notes(task.source, quiet=quiet)
+    debug = "--debug" in context.obj
     with fitting_threads(task):
-        results = _results(asked.methods, task, quiet)
-        document = _document(task, results, files)
-        posteriors = {name: stage.posterior for name, stage in results.items()}
+        methods = run_methods(asked.methods, task, quiet=quiet, debug=debug)
+        rows = [*run_baselines(task, debug=debug), *methods]
+        interrupted = any(outcome.code == INTERRUPTED for outcome in methods)
+        posteriors = {outcome.word: outcome.posterior for outcome in methods if outcome.posterior is not None}
+        if interrupted or not posteriors:
+            files = Files()
+        document = _document(task, rows, files)
         if files.figure is not None:
             draw_comparison(files.figure, document, task, posteriors)
         if files.report is not None:
@@ -72,45 +81,34 @@ def compare(
         print_json(document)
     else:
         _print(document, task)
+    if interrupted or not posteriors:
+        raise typer.Exit(INTERRUPTED if interrupted else next(outcome.code for outcome in methods))
 
 
-def _results(names: tuple[str, ...], task: "Task", quiet: bool) -> dict[str, "Stage"]:
-    """The last stage of each method; methods that begin alike share what they begin with.
-
-    The seconds of a method count only the stages that it does not share, see `_shares`.
-    """
-    from posterity.cli.frame.tasks import Stage, run_stage, warm_up
-
-    warm_up()
-    done: dict[tuple[str, ...], Stage] = {}
-    results: dict[str, Stage] = {}
-    for name in names:
-        stages, seconds, before = RECIPES[name].stages, 0.0, _shares(name, names)
-        for count in range(1, len(stages) + 1):
-            path = stages[:count]
-            if path not in done:
-                start = done[path[:-1]].posterior if count > 1 else None
-                done[path] = run_stage(path[-1], task, start, quiet=quiet)
-            if before is None or count > len(RECIPES[before].stages):
-                seconds += done[path].seconds
-        results[name] = Stage(done[stages].posterior, done[stages].trace, round(seconds, 3))
-    return results
-
-
-def _shares(name: str, names: Collection[str]) -> str | None:
-    """The compared method whose result `name` starts from, if any."""
-    before = RECIPES[name].after
-    begins = [before[:count] for count in range(len(before), 0, -1)]
-    return next((other for begin in begins for other in names if RECIPES[other].stages == begin), None)
-
-
-def _document(task: "Task", results: "dict[str, Stage]", files: Files) -> dict[str, Any]:
+def _document(task: "Task", rows: "list[Outcome]", files: Files) -> dict[str, Any]:
     """All that there is to tell, as JSON."""
-    from posterity.cli.frame.scores import best, chains_of, evidence, scores
-    from posterity.cli.frame.tasks import kl_weight
+    from posterity.cli.frame.outcomes import shares
+    from posterity.cli.frame.scores import best, columns
 
-    values = {name: scores(stage.posterior, task.source) for name, stage in results.items()}
-    winners = best(values, task.data)
+    worked = {outcome.word: outcome for outcome in rows if outcome.worked}
+    winners = best({word: outcome.numbers for word, outcome in worked.items()}, task.data)
+
+    def row(outcome: "Outcome", kind: str) -> dict[str, Any]:
+        keys = (*(column.key for column in columns(task.data)), *NUMBERS[kind])
+        return {
+            kind: outcome.word,
+            **{key: outcome.numbers.get(key) for key in keys},
+            "best": [key for key, who in winners.items() if outcome.word in who],
+            "failed": outcome.failed,
+            "reason": outcome.reason,
+        }
+
+    words = [word for word in worked if word in RECIPES]
+    methods = [
+        {**row(outcome, "method"), "starts_from": shares(outcome.word, words) if outcome.worked else None}
+        for outcome in rows
+        if outcome.word in RECIPES
+    ]
     return {
         "data": task.data.name,
         "task": task.data.task,
@@ -119,40 +117,66 @@ def _document(task: "Task", results: "dict[str, Stage]", files: Files) -> dict[s
         "network": task.network.config,
         "settings": task.options,
         "notes": list(task.source.notes),
-        "methods": [
-            {
-                "method": name,
-                **values[name],
-                "evidence": evidence(stage.posterior, task),
-                "kl_weight": kl_weight(name, task),
-                "chains": chains_of(stage.posterior, task),
-                "seconds": stage.seconds,
-                "starts_from": _shares(name, results),
-                "best": [key for key, who in winners.items() if name in who],
-            }
-            for name, stage in results.items()
-        ],
+        "methods": methods,
+        "baselines": [row(outcome, "baseline") for outcome in rows if outcome.word not in RECIPES],
+        "verdict": _verdict(task, worked),
         "figure": None if files.figure is None else str(files.figure),
         "report": None if files.report is None else str(files.report),
     }
 
 
+NUMBERS = {"method": ("far", "evidence", "kl_weight", "chains", "negative_limits", "seconds"), "baseline": ("seconds",)}
+"""What a row of the document has beside its scores, by its kind."""
+
+
+def _verdict(task: "Task", worked: "dict[str, Outcome]") -> dict[str, Any] | None:
+    """Which row to take, as JSON; None where none worked.
+
+    Baselines are simpler than methods, and methods come in the order of `RECIPES`, with MAP first.
+    """
+    from dataclasses import asdict
+
+    from posterity.cli.frame.scores import elsewhere, nll_rows
+    from posterity.cli.frame.verdict import Candidate, judge
+
+    order = [*(word for word in worked if word not in RECIPES), *(word for word in RECIPES if word in worked)]
+    if not order:
+        return None
+    candidates = []
+    for word in order:
+        predictive = worked[word].predictive
+        assert predictive is not None
+        candidates.append(Candidate(word, worked[word].label, nll_rows(predictive, task.source), word not in RECIPES))
+    last = worked[order[-1]].predictive
+    assert last is not None
+    verdict = judge(candidates, last, task.data.test.targets)
+    far = {outcome.label: outcome.numbers["far"] for outcome in worked.values() if outcome.numbers.get("far")}
+    return {**asdict(verdict), "sentence": verdict.sentence + elsewhere(worked[verdict.take].label, far)}
+
+
 def _print(document: dict[str, Any], task: "Task") -> None:
     from rich.text import Text
 
+    from posterity.cli.frame.baselines import baselines
     from posterity.cli.frame.scores import columns
     from posterity.cli.frame.tasks import describe
 
     out, shown = console(), columns(task.data)
     out.print(Text(f"{task.data.name}, network {describe(task)}", "bold"), soft_wrap=True)
     rows = table("method", *(column.heading for column in shown), "seconds")
-    for row in document["methods"]:
-        cells = [Text(RECIPES[row["method"]].label)]
+    labels = {each.word: each.label for each in baselines(task.data)}
+    for row in (*document["baselines"], *document["methods"]):
+        is_method = "method" in row
+        label = RECIPES[row["method"]].label if is_method else labels[row["baseline"]]
+        style = "red" if row["failed"] else "" if is_method else "dim"
+        cells = [Text(f"{label} ({row['reason']})" if row["failed"] else label, style)]
         for column in shown:
             is_best = column.key in row["best"]
             mark = ("*", "bold green") if is_best else (" ", "")
-            cells.append(Text.assemble((column.shown(row[column.key]), "bold green" if is_best else ""), mark))
-        cells.append(Text(f"{'+' if row['starts_from'] else ''}{row['seconds']:.2f}"))
+            value = "-" if row["failed"] else column.shown(row[column.key])
+            cells.append(Text.assemble((value, "bold green" if is_best else style), mark))
+        seconds = "-" if row["failed"] else f"{'+' if row.get('starts_from') else ''}{row['seconds']:.2f}"
+        cells.append(Text(seconds, style))
         rows.add_row(*cells)
     out.print(rows)
     for line in _remarks(document, task):
@@ -160,14 +184,16 @@ def _print(document: dict[str, Any], task: "Task") -> None:
     for kind in ("figure", "report"):
         if document[kind] is not None:
             out.print(Text(f"{kind}: {document[kind]}"), soft_wrap=True)
+    if document["verdict"] is not None:
+        out.print(Text(document["verdict"]["sentence"], "bold"), soft_wrap=True)
 
 
 def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     """What to know about the table, line by line."""
-    from posterity.cli.frame.scores import chains_line, evidence_line
+    from posterity.cli.frame.scores import chains_line, evidence_line, far_lines, negative_limits_line
     from posterity.cli.frame.tasks import kl_weight_line
 
-    fitted, rows = task.source.preprocessing, document["methods"]
+    fitted, rows = task.source.preprocessing, [row for row in document["methods"] if row["failed"] is None]
     units = "" if fitted is None else f", both in the units of {fitted.target.name}"
     meaning = {
         "classification": "NLL in nats a row and ECE: less is better; accuracy: more is better.",
@@ -176,7 +202,7 @@ def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     lines = [
         f"{len(task.data.train)} training rows, {len(task.data.test)} test rows, seed {task.settings.seed} "
         f"({'test rows, ' if fitted else ''}starting weights and order of rows).",
-        f"{meaning}{' * best of its column.' if len(rows) > 1 else ''}",
+        f"{meaning} * best of its column.",
     ]
     lines += [
         f"{RECIPES[row['method']].label} starts from the same {RECIPES[before].label}; its seconds come on top."
@@ -185,4 +211,9 @@ def _remarks(document: dict[str, Any], task: "Task") -> list[str]:
     ]
     lines += [line for row in rows if (line := kl_weight_line(row["method"], task))]
     lines += [chains_line(row["method"], row["chains"]) for row in rows if row["chains"]]
-    return lines + [evidence_line(row["method"], task, row["evidence"]) for row in rows if row["evidence"]]
+    lines += [evidence_line(row["method"], task, row["evidence"]) for row in rows if row["evidence"]]
+    if line := negative_limits_line(
+        task.source, {RECIPES[row["method"]].label: row["negative_limits"] for row in rows}
+    ):
+        lines.append(line)
+    return lines + far_lines(task, {RECIPES[row["method"]].label: row["far"] for row in rows if row["far"]})

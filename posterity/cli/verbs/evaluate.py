@@ -32,7 +32,8 @@ def evaluate(
     opened = find_run(run)
     source = find_rows(opened, data, reading, "evaluate", targets=True)
     say_notes(source)
-    values, method = scores(opened.posterior, source), str(opened.config["method"])
+    method = str(opened.config["method"])
+    values = scores(opened.posterior.predict(source.data.test.inputs), source)
     if as_json:
         print_json(
             {

@@ -95,7 +95,10 @@ def _run(slot: Any, task: "Task", name: str, every: "Checkpoint", *, force: bool
                     kind, _, rest = column.partition(".")
                     trace[f"{kind}.{stage}.{rest}"] = tensor  # "value.map.loss": `Trace.from_tensors` reads it
             assert posterior is not None
-            result = {"trace": Part({}, trace), "scores": Part({**scores(posterior, task.source)})}
+            result = {
+                "trace": Part({}, trace),
+                "scores": Part({**scores(posterior.predict(task.data.test.inputs), task.source)}),
+            }
             slot.finish({**posterior.parts(), **result, **task.source.part()})
     except Diverged:
         slot.discard()  # the same numbers would only come again
@@ -110,7 +113,15 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
     from rich.text import Text
 
     from posterity.cli.frame.folders import open_run
-    from posterity.cli.frame.scores import chains_line, chains_of, columns, evidence, evidence_line
+    from posterity.cli.frame.scores import (
+        chains_line,
+        chains_of,
+        columns,
+        evidence,
+        evidence_line,
+        negative_limits,
+        negative_limits_line,
+    )
     from posterity.cli.frame.tasks import describe, kl_weight, kl_weight_line
 
     posterior = open_run(slot.path)[1]
@@ -144,4 +155,8 @@ def _report(slot: Any, task: "Task", name: str, seconds: float | None, as_json: 
         out.print(Text(chains_line(name, told)), soft_wrap=True)
     if line := kl_weight_line(name, task):
         out.print(Text(line), soft_wrap=True)
+    if task.source.preprocessing is not None:
+        count = negative_limits(posterior.predict(task.data.test.inputs), task.source)
+        if line := negative_limits_line(task.source, {RECIPES[name].label: count}):
+            out.print(Text(line), soft_wrap=True)
     out.print(Text(f"run folder: {slot.path}"), soft_wrap=True)

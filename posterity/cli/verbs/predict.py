@@ -81,7 +81,8 @@ def _inputs(source: "Source") -> dict[str, list[Any]]:
 def _predicted(source: "Source", classes: list[str] | None, predictive: "Predictive") -> dict[str, list[Any]]:
     """What is predicted, by column, in the units and with the class names of the training rows."""
     if classes is None:
-        shift, scale = source.shift, source.scale
+        predictive, _, scale = source.own_units(predictive)
+        shift = 0.0 if source.log_target else source.shift
         lower, upper = (end.double() * scale + shift for end in predictive.interval(0.95))
         mean, std = predictive.mean.double() * scale + shift, predictive.std.double() * scale
         columns: dict[str, list[Any]] = {}

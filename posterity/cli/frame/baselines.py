@@ -1,0 +1,233 @@
+"""Baselines that every comparison shows: what needs no network.
+
+Regression: the mean of the targets, and Bayesian linear regression. Classes: their frequencies, and logistic
+regression. Each chooses its scales by the evidence, is fitted to the training rows as methods see them, and predicts.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
+
+from posterity.datasets import DataSet, LabelledData
+from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
+
+Predictor = Callable[[Tensor], Predictive]
+SMALLEST_NOISE = (
+    1e-6  # standard deviations of the targets: what float32 leaves of a target that is linear in its inputs
+)
+RATIOS = torch.logspace(
+    -8.0, 6.0, 141, dtype=torch.float64, device="cpu"
+)  # of ridge and largest squared singular value
+PRIOR_SCALES = tuple(2.0**power for power in range(-8, 7))  # of the weights of logistic regression
+NEWTON_STEPS, CG_STEPS = 50, 50  # at most, of a fit of logistic regression
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline: its word in JSON, its label, and the function that fits it to rows of so many classes."""
+
+    word: str
+    label: str
+    fit: Callable[[LabelledData, int], Predictor]
+
+
+class _Axes(NamedTuple):
+    """Principal axes of inputs (N, D): mean (D,), directions (D, R), squared singular values (R,), scores (N, R)."""
+
+    mean: Tensor
+    directions: Tensor
+    squares: Tensor
+    scores: Tensor
+
+
+def baselines(data: DataSet) -> tuple[Baseline, ...]:
+    """The baselines that suit the data, the simplest first."""
+    return _NUMBERS if data.classes is None else _CLASSES
+
+
+def constant(rows: LabelledData, classes: int = 0) -> Predictor:
+    """Predict the normal distribution with mean and standard deviation of the training targets, whatever the input."""
+    targets = rows.targets.double()
+    mean, variance = targets.mean(0), targets.var(0, correction=0)
+    return lambda inputs: GaussianPredictive(
+        mean.expand(len(inputs), -1), torch.zeros(len(inputs), len(mean), dtype=torch.float64), variance
+    )
+
+
+def linear(rows: LabelledData, classes: int = 0) -> Predictor:
+    """Bayesian linear regression whose noise and prior scale maximise the evidence, each output by itself.
+
+    The intercept has a flat prior, the weights N(0, s^2 / ridge) for noise of variance s^2. With squared singular
+    values d of the centred inputs and the targets' coordinates u along them, the best s^2 for a ridge is
+    (rest + sum u^2 ridge / (d + ridge)) / (N - 1), and the log evidence is, up to a constant,
+    -(N - 1) / 2 log s^2 - 1/2 sum log(1 + d / ridge). The ridge is searched on a grid, then on a finer one. Exact for
+    more columns than rows, too. Bishop (2006), section 3.5.
+    """
+    axes, targets = _axes(rows.inputs), rows.targets.double()
+    centre = targets.mean(0)
+    centred = targets - centre
+    products = axes.scores.T @ centred  # (R, outputs)
+    rest = (centred - axes.scores @ (products / axes.squares[:, None])).square().sum(0)
+    floors = SMALLEST_NOISE**2 * centred.square().mean(0)
+    fits = [
+        _best_ridge(axes.squares, products[:, index], float(rest[index]), len(targets), float(floors[index]))
+        for index in range(targets.shape[1])
+    ]
+    ridge, noise = (torch.tensor(values, dtype=torch.float64) for values in zip(*fits, strict=True))
+    weights = products / (axes.squares[:, None] + ridge)  # (R, outputs)
+
+    def predict(inputs: Tensor) -> Predictive:
+        away = inputs.double() - axes.mean
+        scores = away @ axes.directions
+        beyond = (away.square().sum(1) - scores.square().sum(1)).clamp_min(0.0)  # where no training row reached
+        known = scores.square() @ (1.0 / (axes.squares[:, None] + ridge))
+        variance = noise * (known + beyond[:, None] / ridge + 1.0 / len(targets))
+        return GaussianPredictive(centre + scores @ weights, variance, noise)
+
+    return predict
+
+
+def _best_ridge(squares: Tensor, products: Tensor, rest: float, count: int, floor: float) -> tuple[float, float]:
+    """The ridge of the largest evidence, and the noise variance that goes with it."""
+    energy = products.square() / squares
+    top = float(squares.max()) if len(squares) else 1.0
+
+    def noise(ridges: Tensor) -> Tensor:
+        left = rest + (energy * ridges[:, None] / (squares + ridges[:, None])).sum(1)
+        return (left / max(1, count - 1)).clamp_min(floor)
+
+    def best(ridges: Tensor) -> int:
+        occam = torch.log1p(squares / ridges[:, None]).sum(1)
+        return int((-0.5 * (count - 1) * noise(ridges).log() - 0.5 * occam).argmax())
+
+    coarse = top * RATIOS
+    index = best(coarse)
+    low, high = (float(coarse[min(max(index + step, 0), len(coarse) - 1)].log10()) for step in (-1, 1))
+    fine = torch.logspace(low, high, 41, dtype=torch.float64, device="cpu")
+    chosen = fine[best(fine)]
+    return float(chosen), float(noise(chosen[None])[0])
+
+
+def frequencies(rows: LabelledData, classes: int) -> Predictor:
+    """Predict the frequencies of the classes, whatever the input; one more row of each keeps them above 0."""
+    counts = torch.bincount(rows.targets.cpu(), minlength=classes).double() + 1.0
+    return lambda inputs: ClassPredictive((counts / counts.sum()).expand(len(inputs), -1))
+
+
+def logistic(rows: LabelledData, classes: int) -> Predictor:
+    """Multinomial logistic regression at its mode, with the prior scale of the largest evidence.
+
+    The intercepts have a flat prior, the weights N(0, scale^2). The evidence is Laplace's, log p(y | w) - |w|^2 / (2
+    scale^2) - 1/2 log det(1 + scale^2 H), with the curvature H in Kronecker form: the average over rows of
+    diag(p) - p p^T, times the sum of x x^T. Scales grow by factors of 2 until the evidence has fallen twice.
+    """
+    axes = _axes(rows.inputs)
+    labels = rows.targets.cpu()
+    start = torch.zeros(1 + len(axes.squares), classes, dtype=torch.float64)
+    start[0] = frequencies(rows, classes)(axes.mean[None]).probs[0].log()
+    best, chosen, falls = -math.inf, (PRIOR_SCALES[0], start), 0
+    for scale in PRIOR_SCALES:
+        start = _logistic_mode(axes, labels, scale, start, tolerance=0.01)
+        value = _logistic_evidence(axes, labels, scale, start)
+        if value > best:
+            best, chosen, falls = value, (scale, start), 0
+        else:
+            falls += 1
+        if falls == 2:
+            break
+    weights = _logistic_mode(axes, labels, *chosen, tolerance=1e-6)
+
+    def predict(inputs: Tensor) -> Predictive:
+        scores = (inputs.double() - axes.mean) @ axes.directions
+        return ClassPredictive.of_log_probs((weights[0] + scores @ weights[1:]).log_softmax(-1)[None], torch.float64)
+
+    return predict
+
+
+def _logistic_mode(axes: _Axes, labels: Tensor, scale: float, start: Tensor, tolerance: float) -> Tensor:
+    """Intercepts and weights (1 + R, C) of the largest log joint density, by Newton steps from `start`.
+
+    It ends where the next step promises less than `tolerance` nats. A step is halved until it lowers the loss. torch's
+    own L-BFGS would do, but loads its compiler, for seconds.
+    """
+    count, classes = len(labels), start.shape[1]
+    # In these units the Hessian is at most 1, as that of the softmax is at most 1 / 2; most directions come near it.
+    units = torch.cat([torch.tensor([2.0 / count]), 1.0 / (0.5 * axes.squares + scale**-2)]).sqrt()[:, None]
+    design = torch.cat([torch.ones(count, 1, dtype=torch.float64), axes.scores], 1) * units.T
+    prior = (units / scale).square()
+    prior[0] = 0.0
+    wanted = one_hot(labels, classes).double()
+
+    def loss(at: Tensor) -> float:
+        return float(cross_entropy(design @ at, labels, reduction="sum") + 0.5 * (prior * at.square()).sum())
+
+    at = start / units
+    value = loss(at)
+    for _ in range(NEWTON_STEPS):
+        probs = (design @ at).softmax(-1)
+        slope = design.T @ (probs - wanted) + prior * at
+
+        def curved(vector: Tensor, probs: Tensor = probs) -> Tensor:
+            outputs = probs * (design @ vector)
+            return design.T @ (outputs - probs * outputs.sum(1, keepdim=True)) + prior * vector
+
+        step = _conjugate_gradients(curved, slope)
+        decrement = float((step * slope).sum())
+        if 0.5 * decrement < tolerance:
+            break
+        size = 1.0
+        while (lower := loss(at - size * step)) > value - 0.1 * size * decrement and size > 1e-6:
+            size *= 0.5
+        at, value = at - size * step, lower
+    return at * units
+
+
+def _conjugate_gradients(curved: Callable[[Tensor], Tensor], wanted: Tensor) -> Tensor:
+    """Solve curved(x) = wanted to a tenth of its length, or better near the solution of the problem at hand."""
+    x, rest = torch.zeros_like(wanted), wanted
+    direction, square = rest, float(rest.square().sum())
+    limit = square * min(0.01, square)
+    for _ in range(CG_STEPS):
+        if square <= limit or square == 0.0:
+            break
+        moved = curved(direction)
+        size = square / float((direction * moved).sum())
+        x, rest = x + size * direction, rest - size * moved
+        before, square = square, float(rest.square().sum())
+        direction = rest + square / before * direction
+    return x
+
+
+def _logistic_evidence(axes: _Axes, labels: Tensor, scale: float, weights: Tensor) -> float:
+    logits = weights[0] + axes.scores @ weights[1:]
+    probs = logits.softmax(-1)
+    curvature = torch.diag(probs.mean(0)) - probs.T @ probs / len(probs)  # (C, C)
+    values = torch.linalg.eigvalsh(curvature).clamp_min(0.0)
+    occam = torch.log1p(scale**2 * values[:, None] * axes.squares).sum()
+    prior = (weights[1:] / scale).square().sum()
+    return float(-cross_entropy(logits, labels, reduction="sum") - 0.5 * prior - 0.5 * occam)
+
+
+def _axes(inputs: Tensor) -> _Axes:
+    """Principal axes of the inputs about their mean, those without any spread left out."""
+    inputs = inputs.detach().cpu().double()
+    mean = inputs.mean(0)
+    away = inputs - mean
+    wide = away.shape[1] > away.shape[0]
+    squares, vectors = torch.linalg.eigh(away @ away.T if wide else away.T @ away)
+    some = squares > 1e-12 * squares[-1].clamp_min(1e-300) * max(away.shape)
+    squares, vectors = squares[some], vectors[:, some]
+    directions = away.T @ vectors / squares.sqrt() if wide else vectors
+    return _Axes(mean, directions, squares, away @ directions)
+
+
+_NUMBERS = (Baseline("mean", "mean", constant), Baseline("linear", "linear", linear))
+_CLASSES = (
+    Baseline("frequencies", "class frequencies", frequencies),
+    Baseline("logistic", "logistic regression", logistic),
+)

@@ -1,0 +1,191 @@
+"""The rows of a comparison: methods and baselines run in turn, each with its predictions or with what ended it."""
+
+import math
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from posterity.cli.frame import tasks
+from posterity.cli.frame.baselines import Baseline, baselines
+from posterity.cli.frame.methods import RECIPES
+from posterity.cli.frame.output import error_line, hint_line, log
+from posterity.cli.frame.scores import chains_of, evidence, far_away, negative_limits, scores
+from posterity.cli.frame.tasks import Stage, Task, kl_weight, warm_up
+from posterity.errors import Diverged, PosterityError
+from posterity.posteriors import Posterior
+from posterity.predictive import Predictive
+
+Result = TypeVar("Result")
+INTERRUPTED = 130
+LETTERS = 48  # of a reason that stands in a row of the table
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of a method or a baseline: its predictions at the test rows with all numbers, or why it has none.
+
+    `failed` is the whole message of the error, `reason` the same in a few words, `code` the exit code for it.
+    """
+
+    word: str
+    label: str
+    numbers: dict[str, Any]
+    predictive: Predictive | None = None
+    posterior: Posterior | None = None
+    failed: str | None = None
+    reason: str | None = None
+    code: int = 0
+
+    @property
+    def worked(self) -> bool:
+        """Whether there are predictions."""
+        return self.failed is None
+
+
+def run_methods(names: Sequence[str], task: Task, *, quiet: bool, debug: bool) -> list[Outcome]:
+    """Run methods in turn; those that begin alike share what they begin with. A failure ends only what needs it.
+
+    An interruption ends the method under way and those after it. The seconds of a method count only the stages that it
+    does not share, see `shares`.
+    """
+    warm_up()
+    done: dict[tuple[str, ...], Stage | Outcome] = {}
+    outcomes: list[Outcome] = []
+    interrupted = False
+    for name in names:
+        if interrupted:
+            outcomes.append(_failed(name, RECIPES[name].label, "not run: interrupted before", "not run", INTERRUPTED))
+            continue
+        try:
+            outcomes.append(_run_method(name, names, task, done, quiet=quiet, debug=debug))
+        except KeyboardInterrupt:
+            if not any(outcome.worked for outcome in outcomes):
+                raise  # there is nothing to keep
+            interrupted = True
+            outcomes.append(_failed(name, RECIPES[name].label, "interrupted", "interrupted", INTERRUPTED))
+            log("interrupted: what is finished follows", quiet=quiet)
+    return outcomes
+
+
+def run_baselines(task: Task, *, debug: bool) -> list[Outcome]:
+    """Fit every baseline that suits the data."""
+    rows, classes = task.data.train, len(task.data.classes or ())
+
+    def outcome(each: Baseline) -> Outcome:
+        begin = time.perf_counter()
+        predictive = each.fit(rows, classes)(task.data.test.inputs)
+        seconds = round(time.perf_counter() - begin, 3)
+        numbers = {**_finite(scores(predictive, task.source)), "seconds": seconds}
+        return Outcome(each.word, each.label, numbers, predictive)
+
+    return [
+        _guarded(each.word, each.label, lambda each=each: outcome(each), debug=debug)  # type: ignore[misc]
+        for each in baselines(task.data)
+    ]
+
+
+def shares(name: str, names: Collection[str]) -> str | None:
+    """The compared method whose result `name` starts from, if any."""
+    before = RECIPES[name].after
+    begins = [before[:count] for count in range(len(before), 0, -1)]
+    return next((other for begin in begins for other in names if RECIPES[other].stages == begin), None)
+
+
+def _run_method(
+    name: str,
+    names: Sequence[str],
+    task: Task,
+    done: dict[tuple[str, ...], Stage | Outcome],
+    *,
+    quiet: bool,
+    debug: bool,
+) -> Outcome:
+    """Run the stages of a method that `done` does not have, then score it; `done` has them after it."""
+    recipe, seconds, before = RECIPES[name], 0.0, shares(name, names)
+    last: Stage | None = None
+    for count in range(1, len(recipe.stages) + 1):
+        path = recipe.stages[:count]
+        if path not in done:
+            start, stage = last, path[-1]
+            done[path] = _guarded_stage(stage, task, start, quiet=quiet, debug=debug)
+        result = done[path]
+        if isinstance(result, Outcome):
+            if path == recipe.stages:
+                return result
+            why = f"it starts from {result.label}, which failed: {result.failed}"
+            return _failed(name, recipe.label, why, f"{result.label} failed", result.code)
+        if before is None or count > len(RECIPES[before].stages):
+            seconds += result.seconds
+        last = result
+    assert last is not None
+    posterior = last.posterior
+
+    def outcome() -> Outcome:
+        predictive = posterior.predict(task.data.test.inputs)
+        numbers: dict[str, Any] = {
+            **_finite(scores(predictive, task.source)),
+            "far": far_away(posterior, predictive, task),
+            "evidence": evidence(posterior, task),
+            "kl_weight": kl_weight(name, task),
+            "chains": chains_of(posterior, task),
+            "negative_limits": negative_limits(predictive, task.source),
+            "seconds": round(seconds, 3),
+        }
+        return Outcome(name, recipe.label, numbers, predictive, posterior)
+
+    return _guarded(name, recipe.label, outcome, debug=debug)
+
+
+def _guarded_stage(stage: str, task: Task, start: Stage | None, *, quiet: bool, debug: bool) -> Stage | Outcome:
+    posterior = None if start is None else start.posterior
+    return _guarded(
+        stage, RECIPES[stage].label, lambda: tasks.run_stage(stage, task, posterior, quiet=quiet), debug=debug
+    )
+
+
+def _guarded(word: str, label: str, call: Callable[[], Result], *, debug: bool) -> Result | Outcome:
+    """What the call returns, or its failure, which is said on standard error at once; with `debug` it is raised."""
+    try:
+        return call()
+    except Exception as error:  # a network may raise anything
+        if debug:
+            raise
+        message, code = " ".join(str(error).split()), getattr(error, "exit_code", None)
+        if code is None:
+            message = f"unexpected error: {type(error).__name__}: {message}".rstrip(": ")
+        error_line(f"{label}: {message}{'; run with --debug for the traceback' if code is None else ''}")
+        for note in getattr(error, "__notes__", ()):
+            hint_line(note)
+        return _failed(word, label, message, _reason(error), 1 if code is None else code)
+
+
+def _failed(word: str, label: str, failed: str, reason: str, code: int) -> Outcome:
+    return Outcome(word, label, {}, failed=failed, reason=reason, code=code)
+
+
+def _reason(error: Exception) -> str:
+    """The error in a few words."""
+    if isinstance(error, Diverged):
+        return f"diverged at step {error.step}"
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return "out of memory"
+    first = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+    text = first if isinstance(error, PosterityError) else f"{type(error).__name__}: {first}".rstrip(": ")
+    return text if len(text) <= LETTERS else text[: LETTERS - 3].rstrip() + "..."
+
+
+class _NotFinite(PosterityError):
+    """A score that is not a number."""
+
+    exit_code = 5
+
+
+def _finite(values: dict[str, float]) -> dict[str, float]:
+    """The scores; an error where one is not finite, which no table can rank."""
+    for key, value in values.items():
+        if not math.isfinite(value):
+            raise _NotFinite(f"its {key.replace('_', ' ')} is {value}. Its predictions cannot be ranked.")
+    return values

@@ -1,0 +1,110 @@
+"""Which method of a comparison to take, and why: a rule over the NLL of each test row, and its sentence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from posterity.metrics import Bootstrap, bootstrap
+from posterity.metrics.scores import mean_over_rows
+from posterity.predictive import Predictive
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row of the table that worked: its word, its label, its NLL of each test row (N,), whether it is a baseline."""
+
+    word: str
+    label: str
+    nll: Tensor
+    is_baseline: bool = False
+
+    @property
+    def mean(self) -> float:
+        """The NLL of the table."""
+        return float(self.nll.double().mean())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The method to take, what it was compared with, and the interval of `against`'s NLL less its own.
+
+    `against` is None where there was nothing to compare with.
+    """
+
+    take: str
+    against: str | None
+    difference: float | None
+    lower: float | None
+    upper: float | None
+    rows: int
+    sentence: str
+    level: float = LEVEL
+
+
+def judge(candidates: Sequence[Candidate], predictive: Predictive, targets: Tensor) -> Verdict:
+    """Take the simplest candidate that is not surely worse than the one of least NLL; they come simplest first.
+
+    One is surely worse than another where the paired interval of the difference in NLL lies above 0. The predictive and
+    targets are those of the test rows, for the bootstrap. There is at least one candidate.
+    """
+
+    def paired(worse: Candidate, better: Candidate) -> Bootstrap:
+        difference = worse.nll.double().cpu() - better.nll.double().cpu()
+        return bootstrap(mean_over_rows(lambda pred, y: difference), predictive, targets, LEVEL)
+
+    best = min(candidates, key=lambda candidate: candidate.mean)
+    taken = next(each for each in candidates if each is best or paired(each, best).lower <= 0)
+    simpler = candidates[: candidates.index(taken)]
+    methods = [each for each in candidates if not each.is_baseline]
+    others = [each for each in candidates if each is not taken]
+    if taken is not best:
+        other, interval = best, paired(taken, best)
+        text = (
+            f"None is surely better than {taken.label}: take it (NLL {_number(taken.mean)}). {best.label} has "
+            f"{_number(best.mean)}, less by {_span(interval, len(targets))}."
+        )
+    elif taken.is_baseline and methods:
+        other = min(methods, key=lambda each: each.mean)
+        interval = paired(other, taken)
+        text = (
+            f"No method is better than {taken.label}: take it (NLL {_number(taken.mean)}). {other.label} has "
+            f"{_number(other.mean)}, more by {_span(interval, len(targets))}."
+        )
+    elif others:
+        other = min(simpler or others, key=lambda each: each.mean)
+        interval = paired(other, taken)
+        text = (
+            f"Take {taken.label}: NLL {_number(taken.mean)}, better than {other.label} by "
+            f"{_span(interval, len(targets))}."
+        )
+    else:
+        text = f"Take {taken.label}: NLL {_number(taken.mean)}, with nothing to compare it with."
+        return Verdict(taken.word, None, None, None, None, len(targets), text)
+    trivial = candidates[0]
+    if trivial.word in _TRIVIAL:
+        if taken is trivial:
+            text += " There may be nothing to learn from these inputs, or too few rows to see it."
+        worse = [each.label for each in candidates[1:] if each.mean > trivial.mean]
+        text += f" Worse than {_TRIVIAL[trivial.word]}: {', '.join(worse)}." if worse else ""
+    return Verdict(taken.word, other.word, interval.value, interval.lower, interval.upper, len(targets), text)
+
+
+_TRIVIAL: Mapping[str, str] = {"mean": "predicting the mean", "frequencies": "predicting the class frequencies"}
+
+
+def _span(interval: Bootstrap, rows: int) -> str:
+    """A difference with its interval; both ends have the digits that the difference needs."""
+    value, lower, upper = interval
+    return (
+        f"{_number(abs(value))} ({LEVEL:.0%} interval {_number(lower)} to {_number(upper)}, {rows} test rows)".replace(
+            "%", " %"
+        )
+    )
+
+
+def _number(value: float) -> str:
+    """Three digits behind the point, or three significant ones where that would show none of them."""
+    return f"{value:.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1g}"
