@@ -34,6 +34,7 @@ GROUPS = {
     "moons": "(d) two moons",
     "tables": "(e) tables",
 }
+WIDTH = 160  # of a table that goes to a file
 HEAD = ("method", "runs", "distance", "nats", "moments", "R-hat", "NLL - plug-in", "NLL - baseline")
 HEAD += ("warned", "failed", "far", "far and silent", "seconds")
 
@@ -134,10 +135,14 @@ def _line(row: Row) -> str:
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     for title, lines in summary(rows):
-        table = Table(*HEAD, title=title)
+        shown = [column for column in range(len(HEAD)) if any(line[column] for line in lines)]
+        table = Table(*(HEAD[column] for column in shown), title=title)
         for line in lines:
-            table.add_row(*line, style="red" if line[HEAD.index("far and silent")] else None)
+            style = "red" if line[HEAD.index("far and silent")] else None
+            table.add_row(*(line[column] for column in shown), style=style)
         console.print(table)
 
 
@@ -161,8 +166,9 @@ def write(rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], notes: Se
         f"- far: beyond a limit: {', '.join(f'{name} {limit:g}' for name, limit in LIMITS.items())}.",
         "- warned, failed: runs that logged a warning about the result, and that ended in an error.",
         "",
+        report([], about, notes),
     ]
-    (folder / "defaults.md").write_text("\n".join(lines) + report([], about, notes))
+    (folder / "defaults.md").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":
