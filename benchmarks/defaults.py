@@ -25,7 +25,16 @@ from benchmarks.defaults_methods import METHODS, fit
 from benchmarks.harness import context, parser, report
 from posterity.errors import PosterityError
 
-QUICK = ("linear-00", "linear-01", "linear-02", "linear-03", "logistic-2", "poisson-2", "mlp-1-12-1", "two-moons")
+QUICK: tuple[str, ...] = (
+    "linear-00",
+    "linear-01",
+    "linear-02",
+    "linear-03",
+    "logistic-2",
+    "poisson-2",
+    "mlp-1-12-1",
+    "two-moons",
+)
 QUICK += ("diabetes", "breast-cancer")
 GROUPS = {
     "linear": "(a) conjugate regressions",
@@ -35,7 +44,7 @@ GROUPS = {
     "tables": "(e) tables",
 }
 WIDTH = 160  # of a table that goes to a file
-HEAD = ("method", "runs", "distance", "nats", "moments", "R-hat", "NLL - plug-in", "NLL - baseline")
+HEAD: tuple[str, ...] = ("method", "runs", "distance", "nats", "moments", "R-hat", "NLL - plug-in", "NLL - baseline")
 HEAD += ("warned", "failed", "far", "far and silent", "seconds")
 
 
@@ -71,9 +80,9 @@ def main() -> None:
                 continue
             rows.append(measured(name, case, start, options.seed, options.reference_steps))
             print(_line(rows[-1]), file=sys.stderr, flush=True)
-    documents = merged(options.results / "defaults.json", rows, about)
-    _show(documents)
-    write(documents, about, notes, options.results)
+        documents = merged(options.results / "defaults.json", rows, about)
+        write(documents, about, notes, options.results)  # after each case: an interrupted run keeps what it has
+    _show([row.document() for row in rows])
 
 
 def merged(path: Path, rows: Iterable[Row], about: Mapping[str, Any]) -> list[dict[str, Any]]:

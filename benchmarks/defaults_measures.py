@@ -13,7 +13,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
@@ -23,10 +23,11 @@ from torch import Tensor
 from benchmarks.defaults_cases import Case, Linear, minimised, with_hyper
 from benchmarks.defaults_methods import METHODS, Entry, Fit, fit
 from posterity.diagnostics import mcse_mean, mcse_sd, rhat
+from posterity.errors import NotPositiveDefinite
 from posterity.metrics import negative_log_likelihood
 from posterity.model import Joint
 from posterity.numerics.random import Key
-from posterity.posteriors import Gaussian, Point, Posterior, Samples
+from posterity.posteriors import Gaussian, Mixture, Point, Posterior, Samples
 
 LIMITS = {
     "distance": 0.05,  # standard deviations, problems with a truth
@@ -94,12 +95,15 @@ def measured(
         return row
     q = done.posterior
     row.posterior = type(q).__name__
-    if case.truth is None:
-        _against_own_basin(row, entry, case, q, reference_steps)
-    else:
-        _against_truth(row, entry, case.truth, q)
-    _held_out(row, entry, case, done, start)
-    row.far = _far(row, entry, case.truth is None)
+    try:
+        if case.truth is None:
+            _against_own_basin(row, entry, case, q, reference_steps)
+        else:
+            _against_truth(row, entry, case.truth, q)
+        _held_out(row, entry, case, done, start)
+    except (torch.linalg.LinAlgError, NotPositiveDefinite) as error:  # numbers so far off that nothing can be said
+        row.far = [f"not measurable: {error}"]
+    row.far += _far(row, entry, case.truth is None)
     return row
 
 
@@ -108,11 +112,11 @@ def _against_truth(row: Row, entry: Entry, truth: Linear, q: Posterior) -> None:
     if entry.kind == "samples":
         _moments(row, truth, q)
     if entry.kind in ("point", "mode") or (entry.tunes and truth.family == "gaussian"):
-        points = [part.point() for part in getattr(q, "posteriors", [q])]
-        _distances(row, [((p.double() - own.mode) / own.covariance.diagonal().sqrt()) for p in points])
+        scale = own.covariance.diagonal().sqrt()
+        _distances(row, [(part.point().double() - own.mode) / scale for part in _parts(q)])
     if entry.kind == "mode" and not entry.tunes:
-        scale = _gaussian(q).variance.sqrt().double() / truth.covariance.diagonal().sqrt()
-        row.spread_error = float((scale - 1.0).abs().max())
+        ratio = _gaussian(q).variance.sqrt().double() / truth.covariance.diagonal().sqrt()
+        row.spread_error = float((ratio - 1.0).abs().max())
     moved = entry.tunes and not torch.allclose(own.prior, truth.prior, rtol=1e-6)
     if moved and truth.family == "gaussian":
         row.best = truth.best_evidence()
@@ -143,19 +147,20 @@ def _moments(row: Row, truth: Linear, q: Posterior) -> None:
 
 
 def _against_own_basin(row: Row, entry: Entry, case: Case, q: Posterior, steps: int) -> None:
-    joint = _joint(q) if entry.tunes or not case.scales_given else case.joint()
+    def problem(part: Posterior) -> Joint:
+        return _joint(part) if entry.tunes or not case.scales_given else case.joint()
+
     if entry.kind in ("point", "mode"):
-        points = [part.point() for part in getattr(q, "posteriors", [q])]
-        pairs = [_to_own_mode(case, joint, point.double()) for point in points]
+        pairs = [_to_own_mode(case, problem(part), part.point().double()) for part in _parts(q)]
         _distances(row, [deviations for deviations, _ in pairs])
         row.below_mode = max(nats for _, nats in pairs)
     if entry.kind == "samples":
         assert isinstance(q, Samples)
         inputs = case.test[0][:OUTPUT_ROWS]
-        outputs = [case.outputs(chain, inputs).flatten(-2) for chain in q.theta[..., : joint.num_weights]]
+        outputs = [case.outputs(chain, inputs).flatten(-2) for chain in q.theta[..., : _joint(q).num_weights]]
         row.rhat = float(rhat(torch.stack(outputs)).max())
     if entry.kind in ("diagonal", "low rank", "full") and case.group == "mlp":
-        row.best, row.gap, row.gap_error = elbo_gap(case, joint, _gaussian(q), entry.kind, steps)
+        row.best, row.gap, row.gap_error = elbo_gap(case, problem(q), _gaussian(q), entry.kind, steps)
 
 
 def log_joint(case: Case, joint: Joint, theta: Tensor) -> Tensor:
@@ -306,6 +311,10 @@ def _far(row: Row, entry: Entry, network: bool) -> list[str]:
     if network:
         pairs["baseline"] = (row.against_baseline, LIMITS["NLL"] + 2.0 * (row.baseline_error or 0.0))
     return [name for name, (value, limit) in pairs.items() if value is not None and not value <= limit]
+
+
+def _parts(q: Posterior) -> Sequence[Posterior]:
+    return q.posteriors if isinstance(q, Mixture) else [q]
 
 
 def _joint(q: Posterior) -> Joint:
