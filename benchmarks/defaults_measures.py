@@ -180,8 +180,7 @@ def _to_own_mode(case: Case, joint: Joint, point: Tensor) -> tuple[Tensor, float
     mode, negative = minimised(lambda theta: -log_joint(case, joint, theta), point, iterations=2000)
     jacobian = torch.func.jacrev(lambda theta: case.outputs(theta, case.train[0]))(mode)  # (N, D, P)
     outputs = case.outputs(mode, case.train[0])
-    events = 0 if case.train[1].dim() == 1 else 1
-    fisher = joint.likelihood.output_fisher(outputs, events).double()  # (N, D, D)
+    fisher = joint.likelihood.output_fisher(outputs, 1).double()  # (N, D, D)
     curvature = torch.einsum("nap,nab,nbq->pq", jacobian, fisher, jacobian)
     precision = curvature + joint.bound_prior.precision(mode).expand_as(mode).diag()
     scale = torch.linalg.inv(precision).diagonal().sqrt()
