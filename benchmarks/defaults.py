@@ -174,6 +174,7 @@ def write(rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], notes: Se
         "- moments: largest error of a mean or standard deviation of draws, in posterior standard deviations.",
         f"- far: beyond a limit: {', '.join(f'{name} {limit:g}' for name, limit in LIMITS.items())}.",
         "- warned, failed: runs that logged a warning about the result, and that ended in an error.",
+        "- Runs may be of several commands: `defaults.json` has each with its own, its date and its versions.",
         "",
         report([], about, notes),
     ]
