@@ -90,6 +90,10 @@ class OnlineLaplace(Method):
         """Steps of the fit after which there is a pass; the last is its end."""
         return equal_stops(self.fit.steps, self.burn_in, self.rounds)
 
+    def settled(self, joint: Problem, data: Data) -> "OnlineLaplace":
+        laplace = self.laplace.settled(joint, data)
+        return dataclasses.replace(self, fit=self.fit.stepped(joint, data), laplace=laplace)
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.laplace.prepared(joint, data)
 

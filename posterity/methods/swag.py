@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from posterity.model import Buffers, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import SGD
+from posterity.optim.schedules import Constant
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions import Diagonal, LowRankCovariance, Precision
 
@@ -71,7 +72,7 @@ class SWAG(Method):
     torch.Size([3, 2])
     """
 
-    fit: MAP = field(default_factory=lambda: MAP(optimizer=SGD(0.01)))
+    fit: MAP = field(default_factory=lambda: MAP(2000, 128, SGD(0.01), Constant()))
     every: int = 20
     rank: int = 20
     warmup: int = 0
@@ -89,6 +90,8 @@ class SWAG(Method):
                 "rank - 1. Got 1."
             )
         positive("SWAG.scale", self.scale)
+        if self.fit.steps is None:  # chosen in `settled`, which comes here again
+            return
         count, wanted = (self.fit.steps - self.warmup) // self.every, max(2, self.rank)
         if count < wanted:
             raise ValueError(
@@ -105,6 +108,9 @@ class SWAG(Method):
     def batch_size(self) -> int | None:
         """Rows of a batch of the fit."""
         return self.fit.batch_size
+
+    def settled(self, joint: Problem, data: Data) -> "SWAG":
+        return replace(self, fit=self.fit.stepped(joint, data))
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.fit.prepared(joint, data)
