@@ -209,7 +209,9 @@ def _direction(grad: Tensor, steps: Tensor, changes: Tensor, pairs: Tensor) -> T
     diagonal = products.diagonal(dim1=-2, dim2=-1)
     newest = squares[..., -1, -1]
     size = g.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    gamma = torch.where(pairs > 0, diagonal[..., -1] / torch.where(newest > 0.0, newest, 1.0), size.reciprocal().clamp_max(1.0))
+    gamma = torch.where(
+        pairs > 0, diagonal[..., -1] / torch.where(newest > 0.0, newest, 1.0), size.reciprocal().clamp_max(1.0)
+    )
     gamma = gamma.unsqueeze(-1)
     upper = products.triu() + torch.diag_embed((~known).to(torch.float64))
     a, b = (s @ g.unsqueeze(-1)), (y @ g.unsqueeze(-1)).squeeze(-1)

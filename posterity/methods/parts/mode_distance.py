@@ -152,9 +152,9 @@ def measured_distance(
         return {}
     far = int((distance > FAR).sum())
     if far:
-        which = f"{far} of {distance.numel()} members lie" if distance.dim() else "The weights lie"
+        which = f"{far} of {distance.numel()} members lie up to" if distance.dim() else "The weights lie"
         logger.warning(
-            f"MAP has not reached a mode. {which} up to {float(distance.max()):.3g} posterior standard deviations from "
-            f"it (root mean square over the weights). {remedy}"
+            f"MAP has not reached a mode. {which} {float(distance.max()):.3g} posterior standard deviations from it "
+            f"(root mean square over the weights). {remedy}"
         )
     return {"mode_distance": distance}
