@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from posterity.errors import BadData, check_batch_size, of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info, Traits, theta_bytes
-from posterity.methods.parts.mode_distance import measured_distance
+from posterity.methods.parts.mode_distance import DISTANCE_VECTORS, measured_distance
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import named_tensors
 from posterity.model.data import NoData, StreamData
@@ -105,12 +105,12 @@ class MAP(GradientFit):
     z|| <= k, else w_i = d_i z_i / (d_i + k / ||w||). Steps rest at stationary points of the log density and nowhere
     else. The trace has the fraction of "zeros" among weights, and `model.pruned` the smaller network.
 
-    **Limit**: a local mode; `Adam` reaches it only with a schedule that goes to zero, on mini-batches nearly. Priors without kinks change
-    nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in `Adam`, step_size /
-    epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring it there, step size by
-    step size. Where batch norm follows a layer, the mode has hardly any length: its weights, all shorter, compute the
-    same (but for the norm's epsilon) under a higher prior density, so that the result depends on step size and
-    length of the run.
+    **Limit**: a local mode; `Adam` reaches it only with a schedule that goes to zero, on mini-batches nearly. Priors
+    without kinks change nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in
+    `Adam`, step_size / epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring it
+    there, step size by step size. Where batch norm follows a layer, the mode has hardly any length: its weights, all
+    shorter, compute the same (but for the norm's epsilon) under a higher prior density, so that the result depends on
+    step size and length of the run.
 
     **Cost**: one forward and one backward pass a step; two moments of the size of theta for `Adam`, 65 vectors for
     `LBFGS`. A proximal step adds a few passes over theta, or some tens for `GroupLasso` with `Adam`. The distance costs
@@ -194,6 +194,7 @@ class MAP(GradientFit):
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         fit = super().footprint(joint, data).plus(fit_bytes(self.optimizer, joint, data, self.batch_size))
+        fit = fit.plus({"distance to the mode": DISTANCE_VECTORS * 8 * (joint.num_members or 1) * joint.size})
         return fit.plus({"proximal step": 6 * theta_bytes(joint)}) if self.proximal else fit
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MAPState:

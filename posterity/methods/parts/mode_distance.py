@@ -2,7 +2,9 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ WHOLE = 300  # weights up to which the whole curvature is formed, not its diagon
 CURVED = 512  # rows for the curvature
 SHARE = 0.1  # of the rows of a fit: the most that the gradient is taken at
 LEAST = 1000  # rows, for which it is taken at in any case
+DISTANCE_VECTORS = 5  # of theta's size, in float64, that are in memory at once
 COLUMNS = 10  # outputs up to which the curvature is exact; else by random draws of the targets
 
 
@@ -34,8 +37,9 @@ def mode_distance(joint: Problem, theta: Tensor, buffers: Buffers, data: Data, s
 
     It is (g H^-1 g / P)^1/2, with g the gradient of the log density and H the Gauss-Newton matrix and the prior's
     precision: of up to 300 weights the whole matrix, of more its diagonal. H is from 512 rows; g is from all rows, in
-    batches of `size`, unless they are more than 1,000 and than a tenth of the `seen` rows of the fit. Of fewer rows,
-    the variance that a sample of them adds is subtracted. A learnt parameter of the likelihood counts by its own
+    batches of `size`, unless they are more than 1,000 and than a tenth of the `seen` rows of the fit. From a sample of
+    rows it is a lower bound: what the noise of the sample explains, with three standard deviations, is subtracted. A
+    learnt parameter of the likelihood counts by its own
     second derivative. Raises a ValueError where there is no such distance: see the messages.
     """
     if not bool(torch.isfinite(theta).all()):
@@ -83,7 +87,7 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
         counted += batch.size
         few = max(1, min(batch.size, -(-CURVED * batch.size // min(number, allowed))))
         curved += few
-        part = batch.map(lambda tensor, few=few: tensor.narrow(1 if batch.per_member else 0, 0, few))  # type: ignore[misc]
+        part = batch.map(partial(torch.narrow, dim=1 if batch.per_member else 0, start=0, length=few))
         for index in range(members):
             own, at, rows_of, kept = joint, theta, part, buffers
             if theta.dim() > 1:
@@ -98,7 +102,7 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
         own, at = (joint, theta) if theta.dim() == 1 else (joint.member(index), theta[index])
         known = float(own.tempering.likelihood_power) * total * (number / curved)
         squared = _solved(slope[index], _with_prior(own, at, known))
-        measured.append(squared - lacking if lacking > 0.0 else squared)
+        measured.append(squared - lacking * (1.0 + 3.0 * math.sqrt(2.0 / at.numel())) if lacking > 0.0 else squared)
     return measured
 
 
