@@ -130,7 +130,7 @@ class MAP(GradientFit):
     True
     """
 
-    # `settled` replaces what was left out; no other function sees it.
+    # None and "auto" stand for what is left out: `settled` replaces them, and no other function sees them.
     steps: int = None  # type: ignore[assignment]
     batch_size: int | None = "auto"  # type: ignore[assignment]
     optimizer: Optimizer = None  # type: ignore[assignment]
@@ -138,13 +138,14 @@ class MAP(GradientFit):
     proximal: bool = False
 
     def __post_init__(self) -> None:
-        if self.steps is not None:
-            positive_whole("MAP.steps", self.steps)
-        if self.batch_size != "auto":
-            check_batch_size("MAP.batch_size", self.batch_size)
+        given: Any = self
+        if given.steps is not None:
+            positive_whole("MAP.steps", given.steps)
+        if given.batch_size != "auto":
+            check_batch_size("MAP.batch_size", given.batch_size)
         kinds = {"optimizer": Optimizer, "schedule": Schedule}
         of_kinds(self, proximal=bool, **{name: k for name, k in kinds.items() if getattr(self, name) is not None})
-        if self._searches and (self.proximal or self.batch_size not in (None, "auto")):
+        if self._searches and (self.proximal or given.batch_size not in (None, "auto")):
             what = "proximal steps" if self.proximal else "mini-batches"
             raise ValueError(f"MAP: LBFGS takes all rows and plain gradients, not {what}. Use Adam, or leave them out.")
 
@@ -153,36 +154,37 @@ class MAP(GradientFit):
         return isinstance(self.optimizer, LBFGS)
 
     def settled(self, joint: Problem, data: Data) -> "MAP":
-        whole = _fits(joint, data)
-        chosen = self.steps is None and self.optimizer is None and self.schedule is None and not self.proximal
-        all_rows = whole if self.batch_size == "auto" else self.batch_size is None
-        if chosen and all_rows and _smooth(joint, data):
-            return replace(self, optimizer=LBFGS()).settled(joint, data)
-        if self._searches:
-            if not _smooth(joint, data, kinks=True):
-                raise BadData(
-                    "MAP: LBFGS needs the same rows in every step, and no batch norm. Pass tensors without an "
-                    "augmentation, or use Adam."
-                )
-            return replace(self, steps=self.steps or EVALUATIONS, batch_size=None, schedule=self.schedule or Constant())
-        return self.stepped(joint, data)
+        given: Any = self
+        if not self._searches:
+            all_rows = _fits(joint, data) if given.batch_size == "auto" else given.batch_size is None
+            free = given.steps is None and given.optimizer is None and given.schedule is None and not self.proximal
+            if not (free and all_rows and _repeats(joint, data) and _smooth(joint)):
+                return self.stepped(joint, data)
+        if not _repeats(joint, data):
+            raise BadData(
+                "MAP: LBFGS needs the same rows in every step, and no batch norm. Pass tensors without an "
+                "augmentation, or use Adam."
+            )
+        optimizer, schedule = given.optimizer or LBFGS(), given.schedule or Constant()
+        return replace(self, steps=given.steps or EVALUATIONS, batch_size=None, optimizer=optimizer, schedule=schedule)
 
     def stepped(self, joint: Problem, data: Data) -> "MAP":
-        """The fit by a fixed number of steps, for methods that do something else in between: never by `LBFGS`."""
+        """Return the fit by a fixed number of steps, for methods that act in between: never by `LBFGS`."""
         if self._searches:
             raise ValueError("LBFGS runs until it converges, and this method needs a fit by single steps. Use Adam.")
-        size = self.batch_size
+        given: Any = self
+        size = given.batch_size
         if size == "auto":
             size = None if data.num_data <= WHOLE_BATCH and _fits(joint, data) else BATCH
+        rows = max(1, data.num_data)
         own = data.source.batch_size if isinstance(data, StreamData) and isinstance(data.source, DataLoader) else size
-        passes = PASSES * data.num_data // min(data.num_data or 1, own or data.num_data or 1)
-        narrow = min(1.0, WIDE / joint.size)
+        steps = min(max(LEAST_STEPS, PASSES * rows // min(rows, own or rows)), MOST_STEPS)
         return replace(
             self,
-            steps=self.steps or min(max(LEAST_STEPS, passes), MOST_STEPS),
+            steps=given.steps or steps,
             batch_size=size,
-            optimizer=self.optimizer or Adam(STEP_SIZE * narrow**0.25),
-            schedule=self.schedule or (Cosine(WARM_UP) if self.optimizer is None else Constant()),
+            optimizer=given.optimizer or Adam(STEP_SIZE * min(1.0, WIDE / joint.size) ** 0.25),
+            schedule=given.schedule or (Cosine(WARM_UP) if given.optimizer is None else Constant()),
         )
 
     @property
@@ -250,10 +252,11 @@ def _fits(joint: Problem, data: Data) -> bool:
     return data.num_data * joint.size + inputs <= TOGETHER
 
 
-def _smooth(joint: Problem, data: Data, kinks: bool = False) -> bool:
-    """Whether a log density over all rows is the same in every step, and has a gradient everywhere unless `kinks`."""
-    if not isinstance(joint, Joint):
-        return True
+def _repeats(joint: Problem, data: Data) -> bool:
+    """Whether the log density over all rows is the same in every step."""
     loads = isinstance(data, StreamData) and isinstance(data.source, DataLoader)
-    fixed = not loads and data.augmentation is None and not joint.network.trains_statistics
-    return fixed and (kinks or not joint.bound_prior.nonsmooth)
+    return not loads and data.augmentation is None and (joint.network is None or not joint.network.trains_statistics)
+
+
+def _smooth(joint: Problem) -> bool:
+    return not isinstance(joint, Joint) or not joint.bound_prior.nonsmooth

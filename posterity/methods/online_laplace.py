@@ -91,8 +91,7 @@ class OnlineLaplace(Method):
         return equal_stops(self.fit.steps, self.burn_in, self.rounds)
 
     def settled(self, joint: Problem, data: Data) -> "OnlineLaplace":
-        laplace = self.laplace.settled(joint, data)
-        return dataclasses.replace(self, fit=self.fit.stepped(joint, data), laplace=laplace)
+        return dataclasses.replace(self, fit=self.fit.stepped(joint, data))
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.laplace.prepared(joint, data)

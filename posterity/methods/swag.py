@@ -90,9 +90,10 @@ class SWAG(Method):
                 "rank - 1. Got 1."
             )
         positive("SWAG.scale", self.scale)
-        if self.fit.steps is None:  # chosen in `settled`, which comes here again
+        steps: int | None = self.fit.steps
+        if steps is None:  # chosen in `settled`, which comes here again
             return
-        count, wanted = (self.fit.steps - self.warmup) // self.every, max(2, self.rank)
+        count, wanted = (steps - self.warmup) // self.every, max(2, self.rank)
         if count < wanted:
             raise ValueError(
                 f"SWAG must collect at least {wanted} thetas (2, or its rank). Got {max(0, count)} "

@@ -54,7 +54,7 @@ def exact(x: Tensor, y: Tensor, noise: float, prior: float) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize(
-    "noise, prior, scale", [(0.05, 5.0, 10.0), (5.0, 0.05, 0.1), (0.3, 1.0, 1.0), (0.05, 0.05, 10)]
+    ("noise", "prior", "scale"), [(0.05, 5.0, 10.0), (5.0, 0.05, 0.1), (0.3, 1.0, 1.0), (0.05, 0.05, 10)]
 )
 def test_conjugate_regressions_are_solved(noise, prior, scale):
     x, y = rows(37, 4, scale)
@@ -257,7 +257,7 @@ def test_methods_that_hold_a_fit_settle_it(method):
 
 def test_a_fit_that_is_a_part_is_not_measured():
     x, y = rows(20, 1)
-    q, trace = run(OnlineLaplace(MAP(steps=20), rounds=2), linear(1, 20), (x, y))
+    _, trace = run(OnlineLaplace(MAP(steps=20), rounds=2), linear(1, 20), (x, y))
     assert "mode_distance" not in trace
     assert len(trace["loss"]) == 20
 

@@ -83,11 +83,16 @@ def _usual(make: Factory) -> Factory:
     """The factory with steps, batch size and step size filled in, for methods that do not find them themselves."""
 
     def filled(settings: Settings, joint: "Joint") -> "Method":
-        steps, size = settings.steps or usual_steps(joint.num_data), settings.step_size or STEP_SIZE
+        steps, size = settings.steps or usual_steps(joint.num_data), _size(settings)
         rows = BATCH_SIZE if settings.batch_size == AUTO else settings.batch_size
         return make(replace(settings, steps=steps, step_size=size, batch_size=rows), joint)
 
     return filled
+
+
+def _size(settings: Settings) -> float:
+    """The step size that was given, or the usual one."""
+    return settings.step_size or STEP_SIZE
 
 
 def _steps(settings: Settings) -> dict[str, Any]:
@@ -166,13 +171,13 @@ def _low_rank(settings: Settings, joint: "Joint") -> "Method":
 
 def _full_rank(settings: Settings, joint: "Joint") -> "Method":
     """A weight depends on a whole row of the factor, so that its entries move by less where weights are many."""
-    size = min(0.3, 2 / joint.num_weights) * settings.step_size
+    size = min(0.3, 2 / joint.num_weights) * _size(settings)
     return _method("FullRank", **_steps(replace(settings, step_size=size)))
 
 
 def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
     """Steps of ten times the size with a tenth for radius: as with Adam, a mean moves by the step size at most."""
-    return _method("NaturalGradient", **_steps(settings), step_size=10 * settings.step_size, radius=0.1)
+    return _method("NaturalGradient", **_steps(settings), step_size=10 * _size(settings), radius=0.1)
 
 
 def _swag(settings: Settings, joint: "Joint") -> "Method":
@@ -180,7 +185,7 @@ def _swag(settings: Settings, joint: "Joint") -> "Method":
 
     steps = settings.steps or STEPS
     every = max(1, steps // 100)
-    fit = _method("MAP", steps=steps, batch_size=settings.batch_size, optimizer=SGD(settings.step_size))
+    fit = _method("MAP", steps=steps, batch_size=settings.batch_size, optimizer=SGD(_size(settings)))
     return _method("SWAG", fit=fit, every=every, rank=min(20, steps // every))
 
 
@@ -199,7 +204,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
             name,
             draws=draws,
             warmup=max(1, steps - draws * thin),
-            step_size=_step_size(name, factor * settings.step_size, joint),
+            step_size=_step_size(name, factor * _size(settings), joint),
             batch_size=settings.batch_size,
             thin=thin,
             preconditioner=_class("RMSprop")(),  # curvatures differ too much for one step size where noise is learnt
@@ -210,7 +215,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
 
 def _langevin(settings: Settings, joint: "Joint") -> "Method":
     """Nothing adapts its steps, so that they are small, and begin at a mode."""
-    size = _step_size("SGLD", 0.1 * settings.step_size, joint)
+    size = _step_size("SGLD", 0.1 * _size(settings), joint)
     return _method("Langevin", **_counts(settings), step_size=size)
 
 

@@ -39,8 +39,8 @@ def mode_distance(joint: Problem, theta: Tensor, buffers: Buffers, data: Data, s
     precision: of up to 300 weights the whole matrix, of more its diagonal. H is from 512 rows; g is from all rows, in
     batches of `size`, unless they are more than 1,000 and than a tenth of the `seen` rows of the fit. From a sample of
     rows it is a lower bound: what the noise of the sample explains, with three standard deviations, is subtracted. A
-    learnt parameter of the likelihood counts by its own
-    second derivative. Raises a ValueError where there is no such distance: see the messages.
+    learnt parameter of the likelihood counts by its own second derivative. Raises a ValueError where there is no such
+    distance: see the messages.
     """
     if not bool(torch.isfinite(theta).all()):
         raise ValueError("the weights are not finite")
@@ -80,7 +80,8 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
         feed = data.minibatches(rows, max(1, allowed // rows), Key(0).fold("mode distance")).from_step(0)
     members = 1 if theta.dim() == 1 else len(theta)
     grad = torch.zeros_like(theta, dtype=torch.float64)
-    curvatures, counted, curved = [None] * members, 0, 0
+    curvatures: list[Tensor] = []
+    counted = curved = 0
     for batch in feed:
         assert batch is not None
         grad += batch.size * joint.value_and_grad(theta, batch, buffers, train=False)[1].to(torch.float64)
@@ -94,7 +95,10 @@ def _of_rows(joint: Joint, theta: Tensor, buffers: Buffers, data: Data, seen: in
                 own, at, rows_of = joint.member(index), theta[index], part.member(index)
                 kept = {name: b[index] for name, b in buffers.items()}
             added = _curvature(own, at, rows_of, kept)
-            curvatures[index] = added if curvatures[index] is None else curvatures[index] + added
+            if len(curvatures) <= index:
+                curvatures.append(added)
+            else:
+                curvatures[index] = curvatures[index] + added
     slope = (grad / counted).reshape(members, -1)
     lacking = number / counted - 1.0
     measured = []
@@ -122,7 +126,11 @@ def _curvature(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> T
         (first,) = torch.autograd.grad(value, leaf, create_graph=True)
         own = [torch.autograd.grad(entry, leaf, retain_graph=True)[0][i] for i, entry in enumerate(first)]
     second = -torch.stack(own).to(torch.float64)
-    return torch.block_diag(found, second.diag()) if found.dim() == 2 else torch.cat([found, second])
+    if found.dim() == 1:
+        return torch.cat([found, second])
+    whole = torch.cat([found.new_zeros(len(found)), second]).diag()
+    whole[: len(found), : len(found)] = found
+    return whole
 
 
 def _with_prior(joint: Joint, theta: Tensor, curvature: Tensor) -> Tensor:
@@ -137,7 +145,8 @@ def _solved(slope: Tensor, curvature: Tensor) -> Tensor:
     if curvature.dim() == 2:
         factor, bad = torch.linalg.cholesky_ex(curvature)
         if not int(bad):
-            return torch.linalg.solve_triangular(factor, slope.unsqueeze(-1), upper=False).square().mean()
+            white: Tensor = torch.linalg.solve_triangular(factor, slope.unsqueeze(-1), upper=False)
+            return white.square().mean()
         curvature = curvature.diagonal()
     if not bool((curvature > 0.0).all()):
         raise ValueError("the log density is not concave there")
