@@ -229,7 +229,7 @@ def infer(
         keeper = Checkpointer(checkpoint, hooks, depends)
         keeper.resume(run)
     with last_good(keeper, run):
-        _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
+        _loop(run, rows, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
         posterior = run.posterior()
     if validator is not None:
         posterior = method.refined(posterior, validator.sample())
@@ -254,7 +254,7 @@ def _with_scales(
 
 
 def _loop(
-    run: Run, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Checkpointer | None, step: Stepper
+    run: Run, data: Data, feed: Feed, key: Key, hooks: Sequence[Callback], keeper: Checkpointer | None, step: Stepper
 ) -> None:
     method, joint, traits = run.method, run.joint, run.method.traits
     interval = 1 if joint.device.type == "cpu" else CHECK_EVERY
@@ -272,6 +272,8 @@ def _loop(
                 run.stopped = method.finished(run.state)
                 if run.step % interval == 0 or run.step == run.steps or run.stopped:
                     check_loss(joint, run.trace, run.state, interval, traits.row)
+                if run.step == run.steps or run.stopped:
+                    run.trace.record(run.step, method.closing(joint, run.state, data))
                 if run.step in traits.kept_steps:
                     run.kept.append(method.keep(run.state))
                 for hook in hooks:

@@ -137,6 +137,10 @@ class Method(ABC):
         """Return why the run may stop at this state; "" where it needs more steps."""
         return ""
 
+    def closing(self, joint: Problem, state: Any, data: Data) -> Info:
+        """Return values to record once, after the last step of a run; by default none."""
+        return {}
+
     @abstractmethod
     def keep(self, state: Any) -> Any:
         """Return the part of a state that the posterior needs; called after `traits.kept_steps`."""

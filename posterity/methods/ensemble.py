@@ -234,6 +234,16 @@ class Ensemble(Method):
         # Where no member is left the loss is not finite, and the run stops.
         return EnsembleState(members, held, alive), {**info, "loss": torch.where(alive.any(), held, loss)}
 
+    def finished(self, state: EnsembleState) -> str:
+        """Why all members that are still finite may stop."""
+        if self._together:
+            return self.method.finished(state.members)
+        reasons = [self.method.finished(own) for own in state.members]
+        return reasons[0] if all(reasons) else ""
+
+    def closing(self, joint: Problem, state: EnsembleState, data: Data) -> Info:
+        return self.method.closing(joint, self._repaired(state, state.members).members, data) if self._together else {}
+
     def keep(self, state: EnsembleState) -> EnsembleState:
         if self._together:
             return self._repaired(state, self.method.keep(state.members))

@@ -1,20 +1,34 @@
 """Maximum a posteriori, with proximal steps for priors that have kinks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from posterity.errors import of_kinds
+from posterity.errors import BadData, check_batch_size, of_kinds, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info, Traits, theta_bytes
+from posterity.methods.parts.mode_distance import DISTANCE_VECTORS, measured_distance
 from posterity.model import Batch, Buffers, Data, Joint, Problem
+from posterity.model.batch import named_tensors
+from posterity.model.data import NoData, StreamData
 from posterity.numerics.random import Key
+from posterity.optim.lbfgs import LBFGS
 from posterity.optim.optimizer import Adam, Optimizer, Proximal
-from posterity.optim.schedules import Constant, Schedule
+from posterity.optim.schedules import Constant, Cosine, Schedule
 from posterity.posteriors.point import Point
+
+TOGETHER = 10_000_000  # rows times weights up to which all rows go into each step
+EVALUATIONS = 3000  # the most steps of L-BFGS
+BATCH = 128  # rows of a step of Adam where all would be too many
+WHOLE_BATCH = 512  # rows up to which all go into a step of Adam
+PASSES = 100  # over the rows by Adam, within the bounds of steps:
+LEAST_STEPS, MOST_STEPS = 2000, 20_000
+STEP_SIZE, WIDE = 0.01, 10_000  # of Adam, for up to this many weights; for more it falls as their fourth root
+WARM_UP = 0.1  # share of the steps of Adam
 
 
 def smooth_value_and_grad(
@@ -60,11 +74,27 @@ class MAPState(NamedTuple):
 
 @dataclass(frozen=True)
 class MAP(GradientFit):
-    """Maximum a posteriori: the mode of the tempered log density, by gradient ascent.
+    """Maximum a posteriori: the mode of the tempered log density, by L-BFGS on all rows or by Adam.
 
-    **Math**: theta* = argmax lp log p(D | theta) + pp log p(theta), by steps along grad / num_data. The trace's "loss"
-    is minus the (batch estimate of the) log density in nats per datum. With a N(0, s^2) prior it is training with
-    weight decay 1 / s^2 on the summed loss; the likelihood's learnt noise is fitted along with the weights.
+    **Math**: theta* = argmax lp log p(D | theta) + pp log p(theta). The trace's "loss" is minus the (batch estimate of
+    the) log density in nats per datum. With a N(0, s^2) prior it is training with weight decay 1 / s^2 on the summed
+    loss; the likelihood's learnt noise is fitted along with the weights.
+
+    **Settings that are left out** are chosen once the problem is known:
+
+    - With none of `steps`, `optimizer` and `schedule` given, and all rows in a step, `LBFGS` runs to convergence, for
+      3,000 evaluations at most. All rows go into a step if `batch_size` is None, or if it is left out, the rows are
+      in memory, and rows x (weights + inputs of a row) is at most 10^7. Priors with kinks, batch norm and augmented
+      images go the other way.
+    - Else `steps` of `Adam` along grad / num_data: 100 passes over the rows, at least 2,000 and at most 20,000 steps;
+      `batch_size` 128, or all rows up to 512 of them; step size 0.01, times (10^4 / weights)^1/4 for more weights than
+      10^4. The schedule rises over a tenth of the steps and falls to zero along a cosine; it is constant where an
+      optimizer is given.
+
+    The trace has "mode_distance" at the end: (g H^-1 g / P)^1/2, the distance to the mode in posterior standard
+    deviations, root mean square over the weights, with the gradient g and the Gauss-Newton matrix H with the prior's
+    precision (its diagonal for more than 300 weights). Above 1 there is a warning. It is left out for priors with
+    kinks, batch norm and augmented images, and where the curvature refuses the network, as the log says.
 
     Under `Laplace` and `GroupLasso` priors, and tables with a kink, such as an elastic net (also as parts of
     `Layerwise`), the mode has weights that are exactly zero, which gradient steps only circle. With `proximal` each
@@ -75,15 +105,16 @@ class MAP(GradientFit):
     z|| <= k, else w_i = d_i z_i / (d_i + k / ||w||). Steps rest at stationary points of the log density and nowhere
     else. The trace has the fraction of "zeros" among weights, and `model.pruned` the smaller network.
 
-    **Limit**: a local mode; `Adam` reaches it only with a schedule that goes to zero. Priors without kinks change
-    nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in `Adam`, step_size /
-    epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring it there, step size by
-    step size. Where batch norm follows a layer, the mode has hardly any length: its weights, all shorter, compute the
-    same (but for the norm's epsilon) under a higher prior density, so that the result depends on step size and
-    length of the run.
+    **Limit**: a local mode; `Adam` reaches it only with a schedule that goes to zero, on mini-batches nearly. Priors
+    without kinks change nothing under `proximal`. A weight that no row has moved yet has the longest step by weight in
+    `Adam`, step_size / epsilon, and is zero at once. A group vanishes only in a run that is long enough to bring it
+    there, step size by step size. Where batch norm follows a layer, the mode has hardly any length: its weights, all
+    shorter, compute the same (but for the norm's epsilon) under a higher prior density, so that the result depends on
+    step size and length of the run.
 
-    **Cost**: one forward and one backward pass a step; two moments of the size of theta. A proximal step adds a few
-    passes over theta, or some tens for `GroupLasso` with `Adam`.
+    **Cost**: one forward and one backward pass a step; two moments of the size of theta for `Adam`, 65 vectors for
+    `LBFGS`. A proximal step adds a few passes over theta, or some tens for `GroupLasso` with `Adam`. The distance costs
+    a gradient over all rows, or over a tenth of the rows that the steps have seen, and the curvature of 512 rows.
 
     **References**: Bishop (2006), section 5.2; Kingma and Ba (2015); Parikh and Boyd (2014), Proximal algorithms,
     sections 4.2 and 6.5; Yun, Lozano and Yang (2021), Adaptive proximal gradient methods for structured networks.
@@ -99,19 +130,66 @@ class MAP(GradientFit):
     True
     """
 
-    steps: int = 2000
-    batch_size: int | None = 128
-    optimizer: Optimizer = field(default_factory=Adam)
-    schedule: Schedule = field(default_factory=Constant)
+    # None and "auto" stand for what is left out: `settled` replaces them, and no other function sees them.
+    steps: int = None  # type: ignore[assignment]
+    batch_size: int | None = "auto"  # type: ignore[assignment]
+    optimizer: Optimizer = None  # type: ignore[assignment]
+    schedule: Schedule = None  # type: ignore[assignment]
     proximal: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        of_kinds(self, proximal=bool)
+        given: Any = self
+        if given.steps is not None:
+            positive_whole("MAP.steps", given.steps)
+        if given.batch_size != "auto":
+            check_batch_size("MAP.batch_size", given.batch_size)
+        kinds = {"optimizer": Optimizer, "schedule": Schedule}
+        of_kinds(self, proximal=bool, **{name: k for name, k in kinds.items() if getattr(self, name) is not None})
+        if self._searches and (self.proximal or given.batch_size not in (None, "auto")):
+            what = "proximal steps" if self.proximal else "mini-batches"
+            raise ValueError(f"MAP: LBFGS takes all rows and plain gradients, not {what}. Use Adam, or leave them out.")
+
+    @property
+    def _searches(self) -> bool:
+        return isinstance(self.optimizer, LBFGS)
+
+    def settled(self, joint: Problem, data: Data) -> "MAP":
+        given: Any = self
+        if not self._searches:
+            all_rows = _fits(joint, data) if given.batch_size == "auto" else given.batch_size is None
+            free = given.steps is None and given.optimizer is None and given.schedule is None and not self.proximal
+            if not (free and all_rows and _repeats(joint, data) and _smooth(joint)):
+                return self.stepped(joint, data)
+        if not _repeats(joint, data):
+            raise BadData(
+                "MAP: LBFGS needs the same rows in every step, and no batch norm. Pass tensors without an "
+                "augmentation, or use Adam."
+            )
+        optimizer, schedule = given.optimizer or LBFGS(), given.schedule or Constant()
+        return replace(self, steps=given.steps or EVALUATIONS, batch_size=None, optimizer=optimizer, schedule=schedule)
+
+    def stepped(self, joint: Problem, data: Data) -> "MAP":
+        """Return the fit by a fixed number of steps, for methods that act in between: never by `LBFGS`."""
+        if self._searches:
+            raise ValueError("LBFGS runs until it converges, and this method needs a fit by single steps. Use Adam.")
+        given: Any = self
+        size = given.batch_size
+        if size == "auto":
+            size = None if data.num_data <= WHOLE_BATCH and _fits(joint, data) else BATCH
+        rows = max(1, data.num_data)
+        own = data.source.batch_size if isinstance(data, StreamData) and isinstance(data.source, DataLoader) else size
+        steps = min(max(LEAST_STEPS, PASSES * rows // min(rows, own or rows)), MOST_STEPS)
+        return replace(
+            self,
+            steps=given.steps or steps,
+            batch_size=size,
+            optimizer=given.optimizer or Adam(STEP_SIZE * min(1.0, WIDE / joint.size) ** 0.25),
+            schedule=given.schedule or (Cosine(WARM_UP) if given.optimizer is None else Constant()),
+        )
 
     @property
     def traits(self) -> Traits:
-        return Traits(recordable=True)
+        return Traits(recordable=not self._searches)  # a solver of triangles cannot be recorded
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         from posterity.methods.parts.scales import by_evidence  # which is made of this method
@@ -123,6 +201,7 @@ class MAP(GradientFit):
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         fit = super().footprint(joint, data).plus(fit_bytes(self.optimizer, joint, data, self.batch_size))
+        fit = fit.plus({"distance to the mode": DISTANCE_VECTORS * 8 * (joint.num_members or 1) * joint.size})
         return fit.plus({"proximal step": 6 * theta_bytes(joint)}) if self.proximal else fit
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MAPState:
@@ -131,6 +210,11 @@ class MAP(GradientFit):
 
     def step(self, joint: Problem, state: MAPState, batch: Batch, key: Key) -> tuple[MAPState, Info]:
         theta = state.theta
+        if isinstance(self.optimizer, LBFGS):
+            search = state.optimizer
+            value, grad, buffers = joint.value_and_grad(search.trial, batch, state.buffers)
+            search = self.optimizer.climb(theta, value, grad, search)
+            return MAPState(theta, search, buffers, state.step + 1), {"loss": search.value / joint.num_data}
         if not self.proximal:
             value, grad, buffers = joint.value_and_grad(theta, batch, state.buffers)
             moments = self._ascended(joint, theta, grad, state)
@@ -144,7 +228,40 @@ class MAP(GradientFit):
         info = {"loss": -value / joint.num_data, "zeros": zeros}
         return MAPState(theta, moments, buffers, state.step + 1), info
 
+    def finished(self, state: MAPState) -> str:
+        return "L-BFGS has converged" if self._searches and bool(state.optimizer.converged.all()) else ""
+
+    def closing(self, joint: Problem, state: MAPState, data: Data) -> Info:
+        seen = state.step * min(data.num_data, self.batch_size or data.num_data)
+        if self._searches:
+            remedy = f"Use more steps: MAP(steps={4 * self.steps}, optimizer=LBFGS())."
+        else:
+            remedy = (
+                f"Use more steps, such as {4 * self.steps}, and a schedule that falls to zero; or leave steps, "
+                "optimizer and schedule out."
+            )
+        return measured_distance(joint, state.theta, state.buffers, data, seen, self.batch_size, remedy)
+
     def posterior(self, joint: Problem, kept: Sequence[MAPState]) -> Point:
         last = kept[-1]
         theta = last.theta.detach().clone()
         return Point(joint.fitted(theta), theta[..., : joint.num_weights], last.buffers)
+
+
+def _fits(joint: Problem, data: Data) -> bool:
+    """Whether all rows fit into a step."""
+    if isinstance(data, (NoData, StreamData)):
+        return isinstance(data, NoData)
+    rows = data.first()
+    inputs = sum(tensor.numel() for tensor in named_tensors(rows.inputs).values())
+    return data.num_data * joint.size + inputs <= TOGETHER
+
+
+def _repeats(joint: Problem, data: Data) -> bool:
+    """Whether the log density over all rows is the same in every step."""
+    loads = isinstance(data, StreamData) and isinstance(data.source, DataLoader)
+    return not loads and data.augmentation is None and (joint.network is None or not joint.network.trains_statistics)
+
+
+def _smooth(joint: Problem) -> bool:
+    return not isinstance(joint, Joint) or not joint.bound_prior.nonsmooth

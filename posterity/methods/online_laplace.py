@@ -97,6 +97,9 @@ class OnlineLaplace(Method):
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         return joint  # they are chosen during the fit
 
+    def settled(self, joint: Problem, data: Data) -> "OnlineLaplace":
+        return dataclasses.replace(self, fit=self.fit.stepped(joint, data))
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.laplace.prepared(joint, data)
 

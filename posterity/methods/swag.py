@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from posterity.model import Buffers, Joint, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.numerics.random import Key
 from posterity.optim.optimizer import SGD
+from posterity.optim.schedules import Constant
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions import Diagonal, LowRankCovariance, Precision
 
@@ -71,7 +72,7 @@ class SWAG(Method):
     torch.Size([3, 2])
     """
 
-    fit: MAP = field(default_factory=lambda: MAP(optimizer=SGD(0.01)))
+    fit: MAP = field(default_factory=lambda: MAP(2000, 128, SGD(0.01), Constant()))
     every: int = 20
     rank: int = 20
     warmup: int = 0
@@ -89,7 +90,10 @@ class SWAG(Method):
                 "rank - 1. Got 1."
             )
         positive("SWAG.scale", self.scale)
-        count, wanted = (self.fit.steps - self.warmup) // self.every, max(2, self.rank)
+        steps: int | None = self.fit.steps
+        if steps is None:  # chosen in `settled`, which comes here again
+            return
+        count, wanted = (steps - self.warmup) // self.every, max(2, self.rank)
         if count < wanted:
             raise ValueError(
                 f"SWAG must collect at least {wanted} thetas (2, or its rank). Got {max(0, count)} "
@@ -108,6 +112,9 @@ class SWAG(Method):
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         return self.fit.with_scales(joint, data, start, key)
+
+    def settled(self, joint: Problem, data: Data) -> "SWAG":
+        return replace(self, fit=self.fit.stepped(joint, data))
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.fit.prepared(joint, data)

@@ -204,6 +204,15 @@ class VariationalEM(Method):
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         return as_chosen(joint, "M-steps")
 
+    def settled(self, joint: Problem, data: Data) -> "VariationalEM":
+        """The fits are by a fixed number of steps, between which the M-steps change the problem."""
+        own, fit = self.expectation, self.fit
+        return dataclasses.replace(
+            self,
+            expectation=own.stepped(joint, data) if isinstance(own, MAP) else own.settled(joint, data),
+            fit=None if fit is None else fit.stepped(joint, data),
+        )
+
     def prepared(self, joint: Problem, data: Data) -> Problem:
         problem = _one_problem(joint)
         if self._holds and getattr(problem.likelihood, "log_scale_prior", None) is not None:

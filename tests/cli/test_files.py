@@ -10,7 +10,7 @@ import torch
 
 import posterity as po
 from posterity.cli.frame import tasks
-from posterity.cli.frame.tasks import usual_steps
+from posterity.cli.frame.methods import usual_steps
 from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
 
@@ -57,7 +57,7 @@ def test_scores_are_in_the_units_of_the_file(run, prices):
         torch.manual_seed(0)
         net = po.networks.MLP((3, 4, 1), activation="tanh")
     joint = po.Joint(net, po.likelihoods.Gaussian(1.0, learn=True), po.priors.Normal(1.0), num_data=48)
-    method = po.methods.MAP(60, 128, po.optim.Adam(step_size=0.01), po.optim.Cosine())
+    method = po.methods.MAP(60)
     q, _ = po.infer(method, joint, prepared.data.train.pair, progress=False)
     pred, scale = q.predict(prepared.data.test.inputs), prepared.preprocessing.target.scale
     assert scale > 100

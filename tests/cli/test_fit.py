@@ -43,11 +43,10 @@ def test_the_posterior_is_that_of_the_library(fitted):
         torch.manual_seed(0)
         net = po.networks.MLP((2, 6, 2), activation="tanh")
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=500)
-    adam = po.optim.Adam(step_size=0.01)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as the command line does for a small network
     try:
-        q, _ = po.infer(MAP(40, 128, adam, po.optim.Cosine()), joint, data.train.pair)
+        q, _ = po.infer(MAP(40), joint, data.train.pair)
         q, _ = po.infer(po.methods.Laplace(), joint, data.train.pair, start=q)
     finally:
         torch.set_num_threads(threads)

@@ -14,7 +14,7 @@ from posterity.inference import Callback, Checkpoint, EarlyStopping, Validation
 from posterity.methods import MAP, Laplace
 from posterity.metrics import negative_log_likelihood
 from posterity.numerics import Key
-from posterity.optim import SGD
+from posterity.optim import SGD, Adam
 
 FLOAT64 = torch.float64
 OVERFITS = MAP(steps=120, batch_size=None, optimizer=SGD(0.05))
@@ -64,10 +64,10 @@ def test_validation_looks_about_fifty_times_by_itself(steps, every):
 def test_validation_is_the_score_of_the_state_after_that_step():
     x, y = held_out()
     _, trace = po.infer(
-        MAP(steps=6), classification(FLOAT64), labels(FLOAT64), validation=(x, y), callbacks=[Validation(3)]
+        MAP(6, optimizer=Adam()), classification(FLOAT64), labels(FLOAT64), validation=(x, y), callbacks=[Validation(3)]
     )
     for steps, value in zip((3, 6), trace["validation_nll"], strict=True):
-        q, _ = po.infer(MAP(steps=steps), classification(FLOAT64), labels(FLOAT64))
+        q, _ = po.infer(MAP(steps, optimizer=Adam()), classification(FLOAT64), labels(FLOAT64))
         assert float(value) == pytest.approx(negative_log_likelihood(q.predict(x), y), rel=1e-12)
 
 

@@ -15,6 +15,7 @@ from posterity.inference import Callback, EarlyStopping, Validation
 from posterity.inference.infer import starting_point
 from posterity.methods import MAP, Conjugate, Laplace
 from posterity.model import Tempering
+from posterity.model.data import as_data
 
 FLOAT64 = torch.float64
 QUICK = MAP(steps=2)
@@ -290,8 +291,9 @@ def test_a_callback_can_stop_the_run():
             if run.step == 3:
                 run.stopped = "seen enough"
 
-    q, trace = po.infer(MAP(steps=9), regression(FLOAT64), numbers(FLOAT64), callbacks=[Stop()])
-    short, _ = po.infer(MAP(steps=3), regression(FLOAT64), numbers(FLOAT64))
+    adam = po.optim.Adam()
+    q, trace = po.infer(MAP(9, optimizer=adam), regression(FLOAT64), numbers(FLOAT64), callbacks=[Stop()])
+    short, _ = po.infer(MAP(3, optimizer=adam), regression(FLOAT64), numbers(FLOAT64))
     assert trace.steps("loss").tolist() == [1, 2, 3]
     assert torch.equal(q.point(), short.point())
 
@@ -300,7 +302,7 @@ def test_methods_can_be_stepped_by_hand():
     """A person with a loop of their own calls init and step, and gets what `infer` gets."""
     joint, rows = regression(FLOAT64), numbers(FLOAT64)
     q, _ = po.infer(MAP(steps=4, batch_size=None), joint, rows)
-    method, key = MAP(steps=4, batch_size=None), po.Key(0)
+    method, key = MAP(steps=4, batch_size=None).settled(joint, as_data(rows)), po.Key(0)
     state = method.init(joint, joint.initial(), key)
     for step in range(4):
         state, _ = method.step(joint, state, po.model.Batch(*rows), key.fold(step))

@@ -23,7 +23,7 @@ FLOAT64 = torch.float64
 
 def alone(method, index, size, joint, rows, start, seed=0):
     """What `infer` does, for a method alone, at the start and in the order of rows of one member."""
-    key = Key(seed)
+    key, method = Key(seed), method.settled(joint, as_data(rows))
     joint = method.prepared(joint, as_data(rows))
     data = TensorData(joint.check(as_data(rows).first()))
     order = Ensemble(method, size).order_keys(key.fold("batches"))[index]

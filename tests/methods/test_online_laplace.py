@@ -171,8 +171,9 @@ def test_what_cannot_be_tuned_is_refused():
 def test_its_plan_has_the_curvature_and_the_state_of_the_optimiser():
     x, y = numbers(FLOAT64)
     joint = po.Joint(network([3, 4, 1], FLOAT64), Gaussian(0.3), Normal(0.7), 20)
-    method = OnlineLaplace(MAP(steps=100, batch_size=10), Laplace(tuning=None))
-    parts, data = method.footprint(joint, po.model.as_data((x, y))).parts, po.model.as_data((x, y))
+    data = po.model.as_data((x, y))
+    method = OnlineLaplace(MAP(steps=100, batch_size=10), Laplace(tuning=None)).settled(joint, data)
+    parts = method.footprint(joint, data).parts
     assert parts["curvature and precision"] == method.laplace.footprint(joint, data).parts["curvature and precision"]
     assert set(method.fit.footprint(joint, data).parts) <= set(parts)
     assert po.plan(method, joint, (x, y)).predictions == method.footprint(joint, data).predictions

@@ -19,7 +19,7 @@ from posterity.inference import Callback, Checkpoint, Run
 from posterity.inference.callbacks import Validation
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, SWAG
-from posterity.model import Batch
+from posterity.model import Batch, as_data
 from posterity.numerics import Key
 from posterity.optim import SGD, Cyclic
 from posterity.posteriors.gaussian import Linearized
@@ -285,7 +285,8 @@ def test_no_posterior_before_there_is_one() -> None:
 
 def test_a_state_of_any_length_makes_a_posterior() -> None:
     """Fewer thetas than the rank: those there are."""
-    joint, method = regression(FLOAT64), SWAG(FIT, every=1, rank=20)
+    joint = regression(FLOAT64)
+    method = SWAG(FIT, every=1, rank=20).settled(joint, as_data(numbers(FLOAT64)))
     state = method.init(joint, joint.initial(), Key(0))
     thetas = []
     for step in range(3):

@@ -256,7 +256,7 @@ def test_that_the_weights_are_not_at_a_mode_is_said_once(caplog):
 def test_scales_of_points_stay(method, places):
     """The fit moves the weights that are points; nobody takes its moves for a fall of an exact bound."""
     joint = dataclasses.replace(tunable_regression(FLOAT64), random="2.*" if isinstance(method, Conjugate) else "*")
-    em = VariationalEM(method, (PriorScale(PerTensor()), NoiseScale()), rounds=4, fit=MAP(100, None))
+    em = VariationalEM(method, (PriorScale(PerTensor()), NoiseScale()), rounds=4, fit=MAP(100, None, Adam()))
     q, trace = run(em, joint, numbers(FLOAT64))
     assert trace["bound"][-1] > trace["bound"][0]
     moved = [index for index in range(4) if float((trace["prior_scale"][-1, index] - 0.7).abs()) > 1e-6]
@@ -359,8 +359,8 @@ def test_plans_say_what_the_method_takes():
     with_rounds = plan(VariationalEM(MeanField(), BOTH), joint, data)
     assert with_rounds.total > alone.total
     assert with_rounds.method == f"VariationalEM of 20 rounds by {alone.method}"
-    fitted = plan(VariationalEM(Laplace(tuning=None), BOTH, fit=MAP()), joint, data)
-    assert fitted.parts["optimiser"] == plan(MAP(), joint, data).parts["optimiser"]
+    fitted = plan(VariationalEM(Laplace(tuning=None), BOTH, fit=MAP(20)), joint, data)
+    assert fitted.parts["optimiser"] == plan(MAP(20), joint, data).parts["optimiser"]
     assert fitted.predictions > 0
 
 

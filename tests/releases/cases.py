@@ -309,14 +309,14 @@ class Case:
 
 
 def after_map(problem: Any, method: Method, steps: int = 20) -> tuple[Posterior, Any]:
-    q, _ = infer(MAP(steps, 6), problem.joint(), problem.data(), seed=5, progress=False)
+    q, _ = infer(MAP(steps, 6, Adam()), problem.joint(), problem.data(), seed=5, progress=False)
     return infer(method, problem.joint(), problem.data(), start=q, seed=3, progress=False)
 
 
 def next_problem(structure: Any) -> tuple[Posterior, Any]:
     first, _ = after_map(KNOWN, Laplace(tuning=None, structure=structure))
     joint = continued(KNOWN.joint(), first)
-    q, _ = infer(MAP(8, None), joint, KNOWN.data(shift=2), start=first, seed=3, progress=False)
+    q, _ = infer(MAP(8, None, Adam()), joint, KNOWN.data(shift=2), start=first, seed=3, progress=False)
     return infer(
         Laplace(tuning=None, structure=structure), q.joint, KNOWN.data(shift=2), start=q, seed=3, progress=False
     )
@@ -339,20 +339,20 @@ def by_own_loop() -> tuple[Posterior, Any]:
 
 
 def of_two_kinds() -> tuple[Posterior, Any]:
-    point, _ = infer(MAP(8, 6), CLASSES.joint(), CLASSES.data(), seed=3, progress=False)
+    point, _ = infer(MAP(8, 6, Adam()), CLASSES.joint(), CLASSES.data(), seed=3, progress=False)
     wide, trace = infer(MeanField(8, 6), CLASSES.joint(), CLASSES.data(), seed=3, progress=False)
     return Mixture([point, wide], torch.tensor([0.25, 0.75])), trace
 
 
 def validated() -> tuple[Posterior, Any]:
     joint, rows, others = REGRESSION.joint(), REGRESSION.data(), REGRESSION.data(shift=4)
-    return infer(MAP(12, 6), joint, rows, validation=others, seed=3, progress=False)
+    return infer(MAP(12, 6, Adam()), joint, rows, validation=others, seed=3, progress=False)
 
 
 MAPS = [
-    Case("map", REGRESSION, MAP(8, 6)),
+    Case("map", REGRESSION, MAP(8, 6, Adam())),
     Case("map_classes", CLASSES, MAP(8, None, Adam(0.05))),
-    Case("map_double", REGRESSION.but(**DOUBLE), MAP(8, 6)),
+    Case("map_double", REGRESSION.but(**DOUBLE), MAP(8, 6, Adam())),
     Case("map_constant", CLASSES, MAP(8, 6, SGD(0.05), Constant())),
     Case("map_cosine", CLASSES, MAP(8, 6, SGD(0.05), Cosine(warmup=0.25, final=0.125))),
     Case("map_steps", CLASSES, MAP(8, 6, SGD(0.05), Steps((0.5, 0.75), 0.25))),
@@ -360,15 +360,18 @@ MAPS = [
     Case("map_cyclic", CLASSES, MAP(8, 6, SGD(0.05), Cyclic(3, 0.125))),
     Case("map_proximal", REGRESSION.but(prior=LaplacePrior(0.1)), MAP(8, None, Adam(0.05), proximal=True)),
     Case("map_validated", REGRESSION, None, by=validated),
-    Case("map_normed", NORMED, MAP(8, 6)),
-    Case("map_convolving", IMAGES, MAP(8, 6)),
-    Case("map_frozen", REGRESSION.but(trained=("2.*",)), MAP(8, 6)),
-    Case("map_cold", REGRESSION.but(tempering=Tempering.cold(0.25)), MAP(8, 6)),
-    Case("map_members", CLASSES.but(prior=Normal(torch.tensor([0.25, 0.5, 1.0]))), MAP(8, 6), member=1),
+    Case("map_normed", NORMED, MAP(8, 6, Adam())),
+    Case("map_convolving", IMAGES, MAP(8, 6, Adam())),
+    Case("map_frozen", REGRESSION.but(trained=("2.*",)), MAP(8, 6, Adam())),
+    Case("map_cold", REGRESSION.but(tempering=Tempering.cold(0.25)), MAP(8, 6, Adam())),
+    Case("map_members", CLASSES.but(prior=Normal(torch.tensor([0.25, 0.5, 1.0]))), MAP(8, 6, Adam()), member=1),
     Case(
-        "map_tempered_members", KNOWN.but(tempering=Tempering.tempered(torch.tensor([0.5, 2.0]))), MAP(8, 6), member=1
+        "map_tempered_members",
+        KNOWN.but(tempering=Tempering.tempered(torch.tensor([0.5, 2.0]))),
+        MAP(8, 6, Adam()),
+        member=1,
     ),
-    Case("map_density", Parameters(), MAP(8, None)),
+    Case("map_density", Parameters(), MAP(8, None, Adam())),
 ]
 
 LAPLACES = [
@@ -427,7 +430,7 @@ LAPLACES = [
     Case(
         "online_laplace",
         REGRESSION,
-        OnlineLaplace(MAP(8, 6), Laplace(structure=Kronecker(), batch_size=6, tuning=None), rounds=3),
+        OnlineLaplace(MAP(8, 6, Adam()), Laplace(structure=Kronecker(), batch_size=6, tuning=None), rounds=3),
         Exact(),
     ),
     Case("conjugate", LINEAR, Conjugate(batch_size=6), Exact()),
@@ -466,16 +469,16 @@ VARIATIONAL = [
     Case("dropout_masks_of_rows", DROPPING, MCDropout(8, 6, one_mask_a_draw=False)),
     Case("dropout_learnt", CLASSES.but(architecture=learnt_dropping), MCDropout(8, None, one_mask_a_batch=True)),
     Case("swag", REGRESSION, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=3, warmup=1)),
-    Case("swag_diagonal", CLASSES, SWAG(MAP(12, None), every=3, rank=0)),
+    Case("swag_diagonal", CLASSES, SWAG(MAP(12, None, Adam()), every=3, rank=0)),
     Case("swag_normed", NORMED, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=2)),
     Case("ivon", KNOWN, None, by=by_own_loop),
 ]
 
 MIXTURES = [
-    Case("ensemble", REGRESSION, Ensemble(MAP(8, 6), 3)),
-    Case("ensemble_normed", NORMED, Ensemble(MAP(8, 6), 2)),
+    Case("ensemble", REGRESSION, Ensemble(MAP(8, 6, Adam()), 3)),
+    Case("ensemble_normed", NORMED, Ensemble(MAP(8, 6, Adam()), 2)),
     Case("ensemble_of_mean_fields", CLASSES, Ensemble(MeanField(8, 6), 2)),
-    Case("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6), LAPLACE, rounds=2), 2), Exact()),
+    Case("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), 2), Exact()),
     Case("mixture", CLASSES, None, by=of_two_kinds),
 ]
 
@@ -515,8 +518,8 @@ HYPER = [
         for of, problem, method, steps, fit, integrator in (
             ("mean_field", REGRESSION, MeanField(8, 6), (PriorScale(), NoiseScale(Gamma(2.0, 0.1))), None, None),
             ("conjugate", LINEAR, Conjugate(6), (PriorScale(Shared()), NoiseScale()), None, Exact()),
-            ("mackay", KNOWN, LAPLACE, (MacKayUpdate(),), MAP(8, 6), Exact()),
-            ("laplace", KNOWN, LAPLACE, (PriorScale(),), MAP(8, 6), Exact()),
+            ("mackay", KNOWN, LAPLACE, (MacKayUpdate(),), MAP(8, 6, Adam()), Exact()),
+            ("laplace", KNOWN, LAPLACE, (PriorScale(),), MAP(8, 6, Adam()), Exact()),
             ("nuts", SAMPLED, NUTS(6, 3, 2, max_depth=3), (PriorScale(),), None, None),
             ("sgld", REGRESSION, SGLD(6, 3, 2, 1e-3, 6, thin=2), (PriorScale(), NoiseScale()), None, None),
         )
@@ -547,7 +550,7 @@ LIKELIHOODS = [
         ("student_t_learnt", REGRESSION.but(likelihood=StudentT(6.0, 0.5, learn=True)), MonteCarlo(16)),
     )
     for of, method, integrator in (
-        ("map", MAP(8, 6), None),
+        ("map", MAP(8, 6, Adam()), None),
         ("laplace", LAPLACE, marginal),
         ("mean_field", MeanField(8, 6), None),
     )
@@ -578,7 +581,7 @@ OF_PRIORS = [
     Case(f"{of}_prior_{name}", KNOWN.but(prior=prior), method)
     for name, prior in PRIORS.items()
     for of, method in (
-        ("map", MAP(8, 6)),
+        ("map", MAP(8, 6, Adam())),
         ("mean_field", MeanField(8, 6)),
         ("hmc", HMC(3, 2, 2, steps=2, step_size=0.03125)),
     )
@@ -609,23 +612,23 @@ class Stopped:
 STOPPED = {
     name: Stopped(Case(name, problem, method, integrator), every, step, name == "watched")
     for name, problem, method, integrator, every, step in (
-        ("map", REGRESSION, MAP(12, 6), None, 4, 6),
+        ("map", REGRESSION, MAP(12, 6, Adam()), None, 4, 6),
         *(
             (f"map_{type(schedule).__name__.lower()}", CLASSES, MAP(12, 6, SGD(0.05), schedule), None, 4, 6)
             for schedule in (Constant(), Cosine(0.25), Steps(), Warmup(0.5), Cyclic(3))
         ),
-        ("map_normed", NORMED, MAP(12, 6), None, 4, 6),
+        ("map_normed", NORMED, MAP(12, 6, Adam()), None, 4, 6),
         ("watched", KNOWN, MAP(40, 6, Adam(0.05)), None, 4, 6),
         ("laplace", CLASSES, Laplace(tuning=None, batch_size=4), Probit(), 2, 3),
-        ("online_laplace", KNOWN, OnlineLaplace(MAP(8, 6), LAPLACE, rounds=2), Exact(), 3, 7),
+        ("online_laplace", KNOWN, OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), Exact(), 3, 7),
         ("mean_field", REGRESSION, MeanField(12, 6), None, 4, 6),
         ("mean_field_local", CLASSES, MeanField(12, 6, estimator=LocalReparameterisation()), None, 4, 6),
         ("full_rank", REGRESSION, FullRank(12, 6), None, 4, 6),
         ("natural_gradient", REGRESSION, NaturalGradient(12, 6), None, 4, 6),
         ("dropout", DROPPING, MCDropout(12, 6), None, 4, 6),
         ("swag", NORMED, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=2), None, 4, 6),
-        ("ensemble", REGRESSION, Ensemble(MAP(12, 6), 3), None, 4, 6),
-        ("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6), LAPLACE, rounds=2), 2), Exact(), 4, 9),
+        ("ensemble", REGRESSION, Ensemble(MAP(12, 6, Adam()), 3), None, 4, 6),
+        ("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), 2), Exact(), 4, 9),
         ("nuts", SAMPLED, NUTS(draws=6, warmup=4, chains=2, max_depth=3), None, 3, 8),
         ("nuts_warming_up", CLASSES, NUTS(3, 20, 2, max_depth=2, mass=DenseMass()), None, 6, 13),
         ("nuts_density", Parameters(), NUTS(draws=6, warmup=4, chains=2, max_depth=3), None, 3, 8),
@@ -642,10 +645,10 @@ STOPPED = {
 def tasks() -> list[Task]:
     """Two fits for an executor; the second begins where the first ends."""
     first, validation = (
-        Task("map, seed 1", MAP(8, 6), REGRESSION.joint(), REGRESSION.data(), seed=1),
+        Task("map, seed 1", MAP(8, 6, Adam()), REGRESSION.joint(), REGRESSION.data(), seed=1),
         KNOWN.data(shift=4),
     )
-    q, _ = infer(MAP(8, 6), KNOWN.joint(), KNOWN.data(), seed=2, progress=False)
+    q, _ = infer(MAP(8, 6, Adam()), KNOWN.joint(), KNOWN.data(), seed=2, progress=False)
     return [first, Task("laplace", Laplace(tuning=None), KNOWN.joint(), KNOWN.data(), q, validation, seed=2)]
 
 

@@ -54,9 +54,13 @@ def observed(case: Case, posterior: Posterior) -> Tensors:
     return found
 
 
+LATER = ("mode_distance",)
+"""Columns of a trace that 0.1.0 did not record."""
+
+
 def trace_of(trace: Any) -> Tensors:
     """The numbers of a run."""
-    return {} if trace is None else {f"trace.{name}": trace[name] for name in trace}
+    return {} if trace is None else {f"trace.{name}": trace[name] for name in trace if name not in LATER}
 
 
 def plain(tensors: Tensors) -> Tensors:

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from posterity.cli.frame.options import CHAINS, DRAWS, ESTIMATORS, MAX_DEPTH, RANK, STEPS, STRUCTURES, Settings
+from posterity.cli.frame.options import AUTO, CHAINS, DRAWS, ESTIMATORS, MAX_DEPTH, RANK, STEPS, STRUCTURES, Settings
 from posterity.options import check, comma_separated, option, refused
 
 if TYPE_CHECKING:
@@ -71,16 +71,40 @@ class Recipe:
         return "draws" in self.options
 
 
+BATCH_SIZE, STEP_SIZE, MOST_STEPS = 128, 0.01, 20_000
+
+
+def usual_steps(rows: int) -> int:
+    """100 passes of 128 rows, within bounds: fewer leave large tables half learnt, more learn small ones by heart."""
+    return min(max(STEPS, 100 * rows // BATCH_SIZE), MOST_STEPS)
+
+
+def _usual(make: Factory) -> Factory:
+    """The factory with steps, batch size and step size filled in, for methods that do not find them themselves."""
+
+    def filled(settings: Settings, joint: "Joint") -> "Method":
+        steps, size = settings.steps or usual_steps(joint.num_data), _size(settings)
+        rows = BATCH_SIZE if settings.batch_size == AUTO else settings.batch_size
+        return make(replace(settings, steps=steps, step_size=size, batch_size=rows), joint)
+
+    return filled
+
+
+def _size(settings: Settings) -> float:
+    """The step size that was given, or the usual one."""
+    return settings.step_size or STEP_SIZE
+
+
 def _steps(settings: Settings) -> dict[str, Any]:
-    """Steps by Adam, which comes to rest only if its step size does."""
+    """Steps by Adam, which comes to rest only if its step size does; what was not given is left to the method."""
     from posterity.optim import Adam, Cosine
 
-    return {
-        "steps": settings.steps or STEPS,
-        "batch_size": settings.batch_size,
-        "optimizer": Adam(step_size=settings.step_size),
-        "schedule": Cosine(),
-    }
+    given: dict[str, Any] = {} if settings.batch_size == AUTO else {"batch_size": settings.batch_size}
+    if settings.steps is not None:
+        given["steps"] = settings.steps
+    if settings.step_size is not None:
+        given |= {"optimizer": Adam(step_size=settings.step_size), "schedule": Cosine()}
+    return given
 
 
 def _counts(settings: Settings) -> dict[str, int]:
@@ -147,13 +171,13 @@ def _low_rank(settings: Settings, joint: "Joint") -> "Method":
 
 def _full_rank(settings: Settings, joint: "Joint") -> "Method":
     """A weight depends on a whole row of the factor, so that its entries move by less where weights are many."""
-    size = min(0.3, 2 / joint.num_weights) * settings.step_size
+    size = min(0.3, 2 / joint.num_weights) * _size(settings)
     return _method("FullRank", **_steps(replace(settings, step_size=size)))
 
 
 def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
     """Steps of ten times the size with a tenth for radius: as with Adam, a mean moves by the step size at most."""
-    return _method("NaturalGradient", **_steps(settings), step_size=10 * settings.step_size, radius=0.1)
+    return _method("NaturalGradient", **_steps(settings), step_size=10 * _size(settings), radius=0.1)
 
 
 def _swag(settings: Settings, joint: "Joint") -> "Method":
@@ -161,7 +185,7 @@ def _swag(settings: Settings, joint: "Joint") -> "Method":
 
     steps = settings.steps or STEPS
     every = max(1, steps // 100)
-    fit = _method("MAP", steps=steps, batch_size=settings.batch_size, optimizer=SGD(settings.step_size))
+    fit = _method("MAP", steps=steps, batch_size=settings.batch_size, optimizer=SGD(_size(settings)))
     return _method("SWAG", fit=fit, every=every, rank=min(20, steps // every))
 
 
@@ -180,7 +204,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
             name,
             draws=draws,
             warmup=max(1, steps - draws * thin),
-            step_size=_step_size(name, factor * settings.step_size, joint),
+            step_size=_step_size(name, factor * _size(settings), joint),
             batch_size=settings.batch_size,
             thin=thin,
             preconditioner=_class("RMSprop")(),  # curvatures differ too much for one step size where noise is learnt
@@ -191,7 +215,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
 
 def _langevin(settings: Settings, joint: "Joint") -> "Method":
     """Nothing adapts its steps, so that they are small, and begin at a mode."""
-    size = _step_size("SGLD", 0.1 * settings.step_size, joint)
+    size = _step_size("SGLD", 0.1 * _size(settings), joint)
     return _method("Langevin", **_counts(settings), step_size=size)
 
 
@@ -209,21 +233,21 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("laplace", "Laplace", _laplace, ("map",), ("structure",)),
             Recipe("online-laplace", "OnlineLaplace", _online_laplace, (), ("structure",)),
             Recipe("variational-em", "VariationalEM", _variational_em, (), ("structure",)),
-            Recipe("mean-field", "MeanField", _mean_field, ("map",), ("estimator", "kl_weight")),
-            Recipe("low-rank", "LowRankGaussian", _low_rank, ("map",)),
-            Recipe("full-rank", "FullRank", _full_rank, ("map",)),
-            Recipe("natural-gradient", "NaturalGradient", _natural_gradient, ("map",)),
+            Recipe("mean-field", "MeanField", _usual(_mean_field), ("map",), ("estimator", "kl_weight")),
+            Recipe("low-rank", "LowRankGaussian", _usual(_low_rank), ("map",)),
+            Recipe("full-rank", "FullRank", _usual(_full_rank), ("map",)),
+            Recipe("natural-gradient", "NaturalGradient", _usual(_natural_gradient), ("map",)),
             Recipe("conjugate", "Conjugate", lambda settings, joint: _method("Conjugate")),
-            Recipe("dropout", "MC dropout", _fit("MCDropout"), (), ("dropout",)),
+            Recipe("dropout", "MC dropout", _usual(_fit("MCDropout")), (), ("dropout",)),
             Recipe("ensemble", "Ensemble", _ensemble),
-            Recipe("swag", "SWAG", _swag, ("map",)),
-            Recipe("sgld", "SGLD", _minibatch_sampler("SGLD", 0.1), ("map",)),
-            Recipe("sghmc", "SGHMC", _minibatch_sampler("SGHMC", 0.03), ("map",)),
+            Recipe("swag", "SWAG", _usual(_swag), ("map",)),
+            Recipe("sgld", "SGLD", _usual(_minibatch_sampler("SGLD", 0.1)), ("map",)),
+            Recipe("sghmc", "SGHMC", _usual(_minibatch_sampler("SGHMC", 0.03)), ("map",)),
             Recipe("nuts", "NUTS", _sampler("NUTS", max_depth=MAX_DEPTH), (), _CHAIN),
             Recipe("hmc", "HMC", _sampler("HMC"), (), _CHAIN),
             Recipe("mala", "MALA", _sampler("MALA"), (), _CHAIN),
             Recipe("metropolis", "Metropolis", _sampler("Metropolis"), (), _CHAIN),
-            Recipe("langevin", "Langevin", _langevin, ("map",), _CHAIN),
+            Recipe("langevin", "Langevin", _usual(_langevin), ("map",), _CHAIN),
         )
     }
 )

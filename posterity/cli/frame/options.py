@@ -16,6 +16,7 @@ DATA_NAMES = ("two-moons", "sine", "line", "blobs")
 OUTPUT = "Output"
 
 STEPS = 2000
+AUTO = "auto"  # a batch size found by the method
 DRAWS, CHAINS = 250, 4
 RATE = 0.1  # of dropout
 MAX_DEPTH = 8  # of the trees of NUTS: weights that are not identified make for long trajectories
@@ -112,12 +113,12 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _rows(text: str) -> int | None:
-    if text.strip().lower() == "all":
-        return None
+def _rows(text: str) -> int | str | None:
+    if text.strip().lower() in ("all", AUTO):
+        return None if text.strip().lower() == "all" else AUTO
     if not text.strip().isdecimal() or int(text) < 1:
         raise refused(
-            f"--batch-size must be a positive whole number of rows, or all. Got '{text}'.",
+            f"--batch-size must be a positive whole number of rows, all or auto. Got '{text}'.",
             "--batch-size all takes every row in each step.",
         )
     return int(text)
@@ -178,12 +179,19 @@ class Settings:
         help="Steps of the optimiser.",
         unit="N",
         check=positive_whole,
-        usual=f"{STEPS}; for large files more, to 20000 at most",
+        usual=f"found by the method: until it converges, or {STEPS}; for many rows more, to 20000 at most",
         **_METHOD,
     )
-    batch_size: int | None = option(128, help="Rows in a step, or all.", unit="N", parse=_rows, **_METHOD)
-    step_size: float = option(
-        0.01, help="First step size of Adam; it falls to 0 along a cosine.", unit="X", check=positive, **_METHOD
+    batch_size: int | str | None = option(
+        AUTO, help="Rows in a step, all, or auto: as suits the method.", unit="N", parse=_rows, **_METHOD
+    )
+    step_size: float | None = option(
+        None,
+        help="Largest step size of Adam; it falls to 0 along a cosine.",
+        unit="X",
+        check=positive,
+        usual="found by the method",
+        **_METHOD,
     )
     prior_scale: float = option(
         1.0,

@@ -12,6 +12,7 @@ from posterity.curvature.survey import Place
 from posterity.evidence import Marginal, Tuning, laplace_evidence
 from posterity.evidence.tuning import with_tuned
 from posterity.likelihoods import Gaussian as GaussianNoise
+from posterity.methods.parts.mode_distance import FAR, root_mean_square
 from posterity.model import Buffers, Joint, Problem
 from posterity.posteriors.gaussian import Gaussian
 from posterity.posteriors.mixture import joint_of_members
@@ -19,8 +20,6 @@ from posterity.precisions import BlockDiagonal, PerMember, Precision
 from posterity.priors import Correlated
 
 logger = logging.getLogger("posterity")
-
-FAR = 1.0  # conditional standard deviations from the mode, root mean square over the weights, that raise a warning
 
 
 class Fit(NamedTuple):
@@ -99,7 +98,7 @@ def _warn_of_distance(joint: Joint, fit: Fit, precision: Precision) -> None:
         else:
             curvature = head.gather(precision.diagonal())
     slope = likelihood_power * fit.slope + float(joint.tempering.prior_power) * prior_grad
-    distance = float((slope.square() / curvature).mean().sqrt())
+    distance = root_mean_square(slope, curvature)
     if distance > FAR:
         layer = "" if slope.numel() == precision.size else ", of the output layer"
         logger.warning(
