@@ -11,17 +11,12 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
+from posterity.predictive.quadrature import probit_phi
 
 
 def probit_kappa(mean: Tensor, variance: Tensor) -> Tensor:
     """sigmoid(mean / sqrt(1 + pi variance / 8)), close to E sigmoid(f) for f ~ N(mean, variance); entry by entry."""
     return torch.sigmoid(shrunk(mean, variance))
-
-
-def probit_phi(mean: Tensor, variance: Tensor) -> Tensor:
-    """Phi(mean / sqrt(8 / pi + variance)), close to E sigmoid(f) for f ~ N(mean, variance); entry by entry."""
-    value: Tensor = torch.special.ndtr(mean / torch.sqrt(8.0 / math.pi + variance))
-    return value
 
 
 def shrunk(mean: Tensor, variance: Tensor) -> Tensor:
