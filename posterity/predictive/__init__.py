@@ -4,9 +4,10 @@ Scores of predictives are in `metrics`.
 """
 
 from posterity.predictive.classes import ClassPredictive
-from posterity.predictive.draws import DrawsPredictive, from_outputs
+from posterity.predictive.draws import DrawsPredictive, from_blocks, from_outputs
 from posterity.predictive.exact import Exact, joint_gaussian
 from posterity.predictive.gaussian import GaussianPredictive, moment_matched
+from posterity.predictive.information import label_information
 from posterity.predictive.integrator import Integrator, MonteCarlo
 from posterity.predictive.mixture import MixturePredictive, mixed
 from posterity.predictive.predictive import Predictive
@@ -27,8 +28,10 @@ __all__ = [
     "Probit",
     "ProbitPhi",
     "TemperatureScaling",
+    "from_blocks",
     "from_outputs",
     "joint_gaussian",
+    "label_information",
     "laplace_bridge",
     "mixed",
     "moment_matched",

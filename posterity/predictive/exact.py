@@ -10,6 +10,7 @@ from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.gaussian import GaussianPredictive
+from posterity.predictive.information import label_information
 from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
 from posterity.predictive.predictive import Predictive
 from posterity.predictive.quadrature import sigmoid_gaussian, softmax_gaussian
@@ -49,19 +50,21 @@ class Exact(Integrator):
             return GaussianPredictive(mean, variance.to(mean), likelihood.variance(mean), joint)
         if likelihood.link == "sigmoid":
             logits, spread = labels_only(mean.double(), leading=1), labels_only(variance.double(), leading=1)
-            return ClassPredictive(torch.stack([sigmoid_gaussian(sign * logits, spread) for sign in (-1, 1)], dim=1))
-        if likelihood.link == "softmax" and mean.shape[1] in (2, 3):
+            probs = torch.stack([sigmoid_gaussian(sign * logits, spread) for sign in (-1, 1)], dim=1)
+        elif likelihood.link == "softmax" and mean.shape[1] in (2, 3):
             if covariance.dim() == 2:
                 covariance = torch.diag_embed(covariance)  # independent logits
-            return ClassPredictive(at_positions(softmax_gaussian(*each_label(mean, covariance)), mean))
-        if likelihood.link == "softmax":
+            probs = at_positions(softmax_gaussian(*each_label(mean, covariance)), mean)
+        elif likelihood.link == "softmax":
             raise TypeError(
                 f"Exact() needs 2 or 3 classes. Got {mean.shape[1]}. Use Probit(), LaplaceBridge() or MonteCarlo()."
             )
-        raise TypeError(
-            "Exact() needs a Gaussian, Bernoulli or Categorical likelihood. "
-            f"Got {type(likelihood).__name__}. Use MonteCarlo()."
-        )
+        else:
+            raise TypeError(
+                "Exact() needs a Gaussian, Bernoulli or Categorical likelihood. "
+                f"Got {type(likelihood).__name__}. Use MonteCarlo()."
+            )
+        return ClassPredictive(probs).with_information(lambda: label_information(likelihood, mean, covariance))
 
 
 def joint_gaussian(likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> GaussianPredictive:
