@@ -81,11 +81,11 @@ def test_proportions_and_other_metrics_hold_the_truth() -> None:
         hits += lower <= 0.9 <= upper
     assert abs(hits / 200 - 0.95) <= 3.0 * (0.95 * 0.05 / 200) ** 0.5
     pred, _ = standard(60)
-    for seed in range(100):
+    for seed in range(40):
         y = Key(seed).normal((60, 1), torch.float64, "cpu")
         interval = bootstrap(lambda _, t: float(t.abs().square().mean() ** 2), pred, y, resamples=100, seed=seed)
         median += interval.lower <= 1.0 <= interval.upper
-    assert median / 100 > 0.88
+    assert median / 40 > 0.85
 
 
 def test_metrics_that_are_no_mean_take_the_long_way() -> None:
