@@ -137,7 +137,7 @@ class Conjugate(Method):
 
 def _triangular(rows: Tensor) -> Tensor:
     """Upper triangular T with T^T T = rows^T rows and a diagonal of no number below 0."""
-    triangle = torch.linalg.qr(rows, mode="r").R
+    triangle: Tensor = torch.linalg.qr(rows, mode="r").R
     return triangle * torch.where(triangle.diagonal() < 0.0, -1.0, 1.0).unsqueeze(-1)
 
 

@@ -76,7 +76,7 @@ def bootstrap(
     scores, of_mean = rows(pred, y).double().cpu(), metric.of_mean  # type: ignore[attr-defined]
     means, errors = _resampled(scores, resamples, key)
     mean, error = float(scores.mean()), float(scores.std()) / math.sqrt(count) if count > 1 else 0.0
-    if len(scores.unique()) <= 2 or not math.isfinite(error):
+    if bool(((scores == scores.min()) | (scores == scores.max())).all()) or not math.isfinite(error):
         left = (scores.sum() - scores) / max(1, count - 1)
         ends = _accelerated(means, mean, left, tails)
     else:

@@ -17,7 +17,6 @@ from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, 
 from posterity.model.network import Buffers, Network
 from posterity.model.problem import check_finite, check_inputs, checked_patterns, example_output, like_saved
 from posterity.model.tempering import Tempering
-from posterity.numerics.brief import brief
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.priors.prior import Prior
@@ -26,7 +25,7 @@ from posterity.storage import decode, encode
 _BAYES = Tempering.bayes()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Joint:
     """The tempered log density of all data and weights, in nats, as a function of flat theta.
 
@@ -89,10 +88,6 @@ class Joint:
         self.random_slices  # noqa: B018  refuse unknown patterns and positions now
         self.bound_prior  # noqa: B018  refuse a prior that does not fit the weights now, not in the first step
         self.num_members  # noqa: B018  refuse unequal member counts now
-
-    def __repr__(self) -> str:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return f"Joint({', '.join(f'{name}={brief(value)}' for name, value in values.items())})"
 
     @cached_property
     def bound_prior(self) -> Prior:

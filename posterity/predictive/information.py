@@ -66,8 +66,9 @@ def _binary_rows(mean: Tensor, variance: Tensor) -> Tensor:
     density = torch.exp(-0.5 * ((point - mean.unsqueeze(-1)) / wide_scale) ** 2) / wide_scale
     wide = density @ _binary_entropy(point) * (80.0 / (_NODES - 1) / math.sqrt(2.0 * math.pi))
     expected = torch.where(scale.squeeze(-1) > _WIDE, wide, narrow)
-    total = sum(torch.special.entr(sigmoid_gaussian(sign * mean, variance)) for sign in (-1.0, 1.0))
-    return (total - expected).clamp_min(0.0)
+    probs = torch.stack([sigmoid_gaussian(sign * mean, variance) for sign in (-1.0, 1.0)])
+    information: Tensor = torch.special.entr(probs).sum(0) - expected
+    return information.clamp_min(0.0)
 
 
 def _binary_entropy(logit: Tensor) -> Tensor:
@@ -79,7 +80,8 @@ def _binary_entropy(logit: Tensor) -> Tensor:
 def _many(mean: Tensor, covariance: Tensor) -> Tensor:
     """Mutual information (R,) of labels with C logits, (R, C) and (R, C, C)."""
     classes = mean.shape[1]
-    engine = torch.quasirandom.SobolEngine(classes, scramble=True, seed=0)  # without scrambling its first point is 0
+    # Without scrambling the first point is 0.
+    engine = torch.quasirandom.SobolEngine(classes, scramble=True, seed=0)  # type: ignore[no-untyped-call]
     uniform = engine.draw(_POINTS, dtype=torch.float64).clamp(2.0**-32, 1.0 - 2.0**-32)
     noise = torch.special.ndtri(uniform).to(mean.device)  # (S, C)
     step, pieces = max(1, _ENTRIES // (_POINTS * classes)), []
