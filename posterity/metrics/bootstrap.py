@@ -55,7 +55,7 @@ def bootstrap(
     >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1]] * 100))
     >>> value, lower, upper = bootstrap(accuracy, pred, torch.tensor([0] * 80 + [1] * 20))
     >>> value, round(lower, 2), round(upper, 2)  # about 0.8 -+ 2 sqrt(0.8 * 0.2 / 100)
-    (0.8, 0.72, 0.88)
+    (0.8, 0.71, 0.87)
     """
     between_zero_and_one("bootstrap: level", level)
     whole_number("bootstrap: resamples", resamples, least=2)
