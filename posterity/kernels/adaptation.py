@@ -24,17 +24,17 @@ class DualAveraging(NamedTuple):
 SHRINKAGE, DELAY, FORGETTING, UPWARDS = 0.05, 10.0, 0.75, 10.0
 
 
-def averaging_from(step_size: Tensor) -> DualAveraging:
-    """Begin the search at step sizes (G,)."""
+def averaging_from(step_size: Tensor, upwards: float = UPWARDS) -> DualAveraging:
+    """Begin the search at step sizes (G,), pulled towards `upwards` times these."""
     log_step, none = step_size.log(), torch.zeros_like(step_size)
-    return DualAveraging(log_step, log_step, none, log_step + math.log(UPWARDS), torch.zeros_like(step_size[0]))
+    return DualAveraging(log_step, log_step, none, log_step + math.log(upwards), torch.zeros_like(step_size[0]))
 
 
-def averaged(search: DualAveraging, accept: Tensor, wanted: float) -> DualAveraging:
+def averaged(search: DualAveraging, accept: Tensor, wanted: float, shrinkage: float = SHRINKAGE) -> DualAveraging:
     """Update the search after a transition with acceptance probability `accept` (G,), of which `wanted` is the target.
 
     **Math**: with t transitions so far, e_t = (1 - 1/(t + 10)) e_{t-1} + (wanted - accept) / (t + 10), log step =
-    centre - e_t sqrt(t) / 0.05, and its average with weight t^-0.75.
+    centre - e_t sqrt(t) / shrinkage, and its average with weight t^-0.75.
 
     **References**: Hoffman and Gelman (2014), The no-U-turn sampler, eq. 6.
 
@@ -47,7 +47,7 @@ def averaged(search: DualAveraging, accept: Tensor, wanted: float) -> DualAverag
     count = search.tried + 1.0
     share = 1.0 / (count + DELAY)
     error = (1.0 - share) * search.error + share * (wanted - accept)
-    log_step = search.centre - count.sqrt() / SHRINKAGE * error
+    log_step = search.centre - count.sqrt() / shrinkage * error
     weight = count**-FORGETTING
     average = weight * log_step + (1.0 - weight) * search.average
     return DualAveraging(log_step, average, error, search.centre, count)
@@ -60,13 +60,19 @@ FEW = 4  # up to so many chains learn no sooner than a single chain
 SOONEST, LEAST = 20, 5  # FIRST and BASE for many chains
 
 
+# Single proposals are accepted with probabilities near 0 or 1, and a noisy search ends with steps that are too large.
+# After the last mass matrix their search is calm: it is long, moves little, and starts without an upward pull.
+CALM_SHRINKAGE, CALM_SHARE = 0.5, 0.3
+
+
 @lru_cache
-def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
+def windows(warmup: int, chains: int = 1, least: float = 0.0) -> tuple[int, tuple[int, ...]]:
     """First transition whose draws count, and the transitions after which the mass matrix is re-estimated.
 
     Windows double in length and each forgets the draws before it; before and after them only the step size is learnt.
     Many `chains` that learn together have enough draws sooner: their windows begin earlier and are shorter. A shorter
-    warm-up is divided as 15 %, 75 %, 10 %, the last of at least 5 transitions.
+    warm-up is divided as 15 %, 75 %, 10 %, the last of at least 5 transitions. At least the share `least` of a warm-up
+    follows the last mass matrix.
 
     >>> windows(1000)
     (75, (100, 150, 250, 450, 950))
@@ -80,9 +86,10 @@ def windows(warmup: int, chains: int = 1) -> tuple[int, tuple[int, ...]]:
     if warmup < SHORTEST:
         return warmup, ()
     share = FEW / max(FEW, chains)
-    first, last, length = max(SOONEST, int(share * FIRST)), LAST, max(LEAST, int(share * BASE))
+    first, length = max(SOONEST, int(share * FIRST)), max(LEAST, int(share * BASE))
+    last = max(LAST, int(least * warmup))
     if warmup < first + last + length:
-        first, last = int(0.15 * warmup), max(SETTLING, int(0.1 * warmup))
+        first, last = int(0.15 * warmup), max(SETTLING, int(max(0.1, least) * warmup))
         length = warmup - first - last
     ends, end, stop = [], first, warmup - last
     while end < stop:

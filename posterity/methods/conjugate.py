@@ -1,5 +1,6 @@
 """Exact Bayesian linear regression."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -16,30 +17,37 @@ from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Linearized
 from posterity.precisions.dense import Dense
-from posterity.priors import Normal
+from posterity.priors import Correlated, Normal
+
+logger = logging.getLogger("posterity")
+
+_LOST = 1e-6  # of the log evidence and of the mean in posterior standard deviations, by rounding in float64
+_ROUNDED = 0.1  # posterior standard deviations by which the dtype of the model may round the mean
 
 
 class ConjugateState(NamedTuple):
-    """Sums over the rows seen so far, in float64, around the origin theta = 0 of the random weights."""
+    """A triangular factor of the rows seen so far, in float64, around the origin theta = 0 of the random weights."""
 
     theta: Tensor
-    precision: Tensor  # (R, R) sum of w J^T J / scale^2
-    linear: Tensor  # (R,) sum of w J^T (y - f0) / scale^2
-    log_likelihood: Tensor  # () sum of w log p(y | f0)
+    root: Tensor  # (R + 1, R + 1), T of the QR decomposition of rows sqrt(w) (J, y - f0) / scale
+    log_normaliser: Tensor  # () sum of w log p(y | y), the log-likelihood without its squares
 
 
 @dataclass(frozen=True)
 class Conjugate(Method):
     """The exact posterior of a model that is linear in its weights, with Gaussian noise and a normal prior.
 
-    **Math**: f(x) = f0(x) + J(x) w. Precision Lambda = lp sum J^T J / s^2 + pp / s0^2, mean = Lambda^-1 (lp sum J^T
-    (y - f0) / s^2 + pp m0 / s0^2); log evidence in closed form.
+    **Math**: f(x) = f0(x) + J(x) w. Precision Lambda = lp sum J^T J / s^2 + pp Lambda0, mean = Lambda^-1 (lp sum J^T
+    (y - f0) / s^2 + pp Lambda0 m0), under the prior N(m0, Lambda0^-1), `Normal` or `Correlated`; log evidence in closed
+    form. All follow from a QR decomposition of the rows (J, y - f0) / s below those of the prior: their squares, which
+    would lose half the digits, are not formed.
 
-    **Limit**: exact, tempered or not. A network that is not linear in its weights is refused.
+    **Limit**: exact, tempered or not; the log warns where inputs are so large beside their spread that digits are lost
+    nevertheless. A network that is not linear in its weights is refused.
 
-    **Cost**: one pass over the data and one R x R factorisation.
+    **Cost**: one pass over the data, with a QR decomposition of (R + rows) x R numbers for each batch.
 
-    **References**: Bishop (2006), eq. 3.49-3.51, 3.86.
+    **References**: Bishop (2006), eq. 3.49-3.51, 3.86; Golub and Van Loan (2013), Matrix computations, section 5.3.
 
     **Example**:
 
@@ -72,57 +80,106 @@ class Conjugate(Method):
         joint = joint.as_joint("Conjugate", "Use Laplace.")
         if not isinstance(joint.likelihood, GaussianNoise) or joint.likelihood.learn:
             raise ValueError("Conjugate needs a Joint with a Gaussian likelihood of fixed scale. Use Laplace.")
-        if not isinstance(joint.bound_prior, Normal):
-            raise ValueError(f"Conjugate needs a Normal prior. Got {joint.prior!r}. Use Laplace.")
+        if not isinstance(joint.bound_prior, (Normal, Correlated)):
+            raise ValueError(f"Conjugate needs a Normal or Correlated prior. Got {joint.prior!r}. Use Laplace.")
         if theta.dim() > 1:
             raise ValueError("Conjugate solves one problem at a time. Use joint.member(i) for each member.")
-        size = joint.num_random
-        zeros = theta.new_zeros((), dtype=torch.float64)
         origin = theta.clone()
         if joint.random_indices is None:
             origin.zero_()
         else:
             origin[joint.random_indices] = 0.0
-        return ConjugateState(origin, zeros.expand(size, size).clone(), zeros.expand(size).clone(), zeros.clone())
+        root = theta.new_zeros((joint.num_random + 1, joint.num_random + 1), dtype=torch.float64)
+        return ConjugateState(origin, root, root.new_zeros(()))
 
     def step(self, joint: Problem, state: ConjugateState, batch: Batch, key: Key) -> tuple[ConjugateState, Info]:
         joint = joint.as_joint("Conjugate")
-        precision, linear, log_likelihood = state.precision, state.linear, state.log_likelihood
+        log_normaliser, stack = state.log_normaliser, [state.root]
         for piece in derivatives(joint, state.theta, batch.inputs):
             low, size = piece.low, len(piece.outputs)
             rows = batch.map(lambda tensor, low=low, size=size: tensor[low : low + size])  # type: ignore[misc]
             jacobian, outputs, targets = piece.jacobian.rows().double(), piece.outputs.double(), rows.targets.double()
             _refuse_curved(joint, state.theta, rows, jacobian, outputs)
-            each = joint.likelihood.log_prob(outputs, targets)
-            information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D)
+            each = joint.likelihood.log_prob(targets, targets)
+            information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D), diagonal
             if rows.weights is not None:
                 each, information = each * rows.weights, information * rows.weights[:, None, None]
-            scaled = (information @ jacobian).flatten(0, 1)  # (n D, R)
-            precision = precision + jacobian.flatten(0, 1).T @ scaled
-            linear = linear + (targets - outputs).flatten() @ scaled
-            log_likelihood = log_likelihood + each.sum()
-        return ConjugateState(state.theta, precision, linear, log_likelihood), {"log_likelihood": log_likelihood}
+            residual = (targets - outputs).reshape(size, -1, 1)
+            scale = information.diagonal(dim1=-2, dim2=-1).sqrt().unsqueeze(-1)  # (n, D, 1)
+            stack.append((scale * torch.cat([jacobian, residual], -1)).flatten(0, 1))  # (n D, R + 1)
+            log_normaliser = log_normaliser + each.sum()
+        root = _triangular(torch.cat(stack))
+        info = {"log_likelihood": log_normaliser - 0.5 * root[:, -1].square().sum()}
+        return ConjugateState(state.theta, root, log_normaliser), info
 
     def keep(self, state: ConjugateState) -> ConjugateState:
         return state
 
     def posterior(self, joint: Problem, kept: Sequence[ConjugateState]) -> Linearized:
         joint = joint.as_joint("Conjugate")
-        origin, curvature, linear, log_likelihood = kept[-1]
-        index = joint.random_indices
+        origin, data, log_normaliser = kept[-1]
         lp, pp = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
-        value, slope = joint.bound_prior.value_and_grad(origin.to(torch.float64))
-        prior = joint.bound_prior.precision(origin.to(torch.float64))
-        if index is not None:
-            slope, prior = slope[index], prior[index]
-        precision = Dense(lp * curvature + pp * torch.diag(prior))
-        tilt = lp * linear + pp * slope
-        shift = precision.solve(tilt)
-        # log density at the mean: a quadratic with value and slope known at the origin
-        log_joint = lp * log_likelihood + pp * value + 0.5 * tilt @ shift
-        mean = shift if index is None else origin.to(torch.float64).index_copy(0, index, shift)
-        gaussian = Gaussian(joint, mean.to(origin.dtype), precision, {}, laplace_evidence(log_joint, precision))
+        start, index = origin.to(torch.float64), joint.random_indices
+        prior_root, centre = _prior_rows(joint, start)
+        prior_rows = torch.cat([prior_root, (prior_root @ centre).unsqueeze(-1)], -1)
+        both = _triangular(torch.cat([lp**0.5 * data, pp**0.5 * prior_rows]))
+        root, target = both[:-1, :-1], both[:-1, -1:]
+        shift = torch.linalg.solve_triangular(root, target, upper=True).squeeze(-1)
+        highest = joint.bound_prior.log_prob(_at(start, index, centre))
+        log_joint = lp * log_normaliser + pp * highest - 0.5 * both[-1, -1].square()  # at the mean
+        precision = Dense(root.mT @ root, factor=root.mT)
+        mean = _at(start, index, shift).to(origin.dtype)
+        rounded = mean.double() if index is None else mean.double()[index]
+        _warn_of_lost_digits(root, rounded - shift, origin.dtype)
+        gaussian = Gaussian(joint, mean, precision, {}, laplace_evidence(log_joint, precision))
         return Linearized(joint, gaussian)
+
+
+def _triangular(rows: Tensor) -> Tensor:
+    """Upper triangular T with T^T T = rows^T rows and a diagonal of no number below 0."""
+    triangle: Tensor = torch.linalg.qr(rows, mode="r").R
+    return triangle * torch.where(triangle.diagonal() < 0.0, -1.0, 1.0).unsqueeze(-1)
+
+
+def _at(origin: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
+    """theta with these values of the random weights."""
+    return values if index is None else origin.index_copy(0, index, values)
+
+
+def _prior_rows(joint: Joint, origin: Tensor) -> tuple[Tensor, Tensor]:
+    """A root of the prior precision of the random weights (R, R), and their mean (R,) given the other weights."""
+    prior, index = joint.bound_prior, joint.random_indices
+    slope = prior.value_and_grad(origin)[1]  # Lambda0 m0 where all weights are random, at 0
+    if isinstance(prior, Normal):
+        precision = prior.precision(origin)
+        slope, precision = (slope, precision) if index is None else (slope[index], precision[index])
+        return torch.diag(precision.sqrt()), slope / precision
+    assert isinstance(prior, Correlated)
+    matrix = prior.matrix
+    if index is None and isinstance(matrix, Dense):
+        return matrix.cholesky.mT.to(origin), prior.mean.to(origin)
+    dense = matrix.matvec(torch.eye(matrix.size, dtype=torch.float64, device=origin.device)).to(origin)
+    if index is None:
+        return torch.linalg.cholesky(dense).mT, prior.mean.to(origin)
+    factor = torch.linalg.cholesky(dense[index][:, index])
+    return factor.mT, torch.cholesky_solve(slope[index].unsqueeze(-1), factor).squeeze(-1)
+
+
+def _warn_of_lost_digits(root: Tensor, rounding: Tensor, dtype: torch.dtype) -> None:
+    """Warn where float64 loses digits of evidence and mean, or the dtype of the model rounds the mean too much."""
+    singular = torch.linalg.svdvals(root / root.norm(dim=0))  # however large the weights are
+    lost = torch.finfo(torch.float64).eps * float(singular[0] / singular[-1])
+    moved = float((root @ rounding).norm())
+    if not lost <= _LOST:
+        logger.warning(
+            f"Conjugate: the columns of the design are nearly dependent, and the log evidence is accurate to some "
+            f"{lost:.0e} at best. Centre the inputs, x - x.mean(0)."
+        )
+    if not moved <= _ROUNDED:
+        logger.warning(
+            f"Conjugate: {dtype} rounds the mean by {moved:.2g} posterior standard deviations. Centre the inputs, "
+            "x - x.mean(0), or use a float64 model."
+        )
 
 
 def _refuse_curved(joint: Joint, origin: Tensor, rows: Batch, jacobian: Tensor, outputs: Tensor) -> None:

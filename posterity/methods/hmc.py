@@ -40,6 +40,8 @@ class HMC(Sampler):
     True
     """
 
+    calm = True
+
     draws: int = 1000
     warmup: int = 1000
     chains: int = 4

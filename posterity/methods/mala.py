@@ -33,6 +33,8 @@ class MALA(Sampler):
     True
     """
 
+    calm = True
+
     draws: int = 10_000
     warmup: int = 1000
     chains: int = 4

@@ -34,6 +34,8 @@ class Metropolis(Sampler):
     True
     """
 
+    calm = True
+
     draws: int = 10_000
     warmup: int = 1000
     chains: int = 4

@@ -1,6 +1,8 @@
 """Bootstrap intervals of a metric over the test rows."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,8 @@ from posterity.numerics.random import Key
 from posterity.predictive.predictive import Predictive, between_zero_and_one
 
 _ENTRIES = 4_000_000  # of resampled rows at a time: bounds the memory
+_GROUPS = 100  # of rows that are left out in turn
+_NORMAL = NormalDist()
 
 
 class Bootstrap(NamedTuple):
@@ -30,21 +34,28 @@ def bootstrap(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Bootstrap:
-    """A metric with the percentile interval of its values on `resamples` draws of the N rows with replacement.
+    """A metric with a bootstrap interval from `resamples` draws of the N rows with replacement.
 
-    **Limit**: covers the choice of test rows, not of training rows or seed. Too narrow for few rows (fewer than
-    30, say); not valid for metrics that are biased on repeated rows (calibration errors, upwards).
+    **Math**: a metric that is a mean over rows (`metric.rows`), or a function of one (`metric.of_mean`), has the
+    studentised interval: with mean m and standard error s of the rows, m* and s* of a resample, and quantiles q of
+    t* = (m* - m) / s*, it is m - q_high s .. m - q_low s, within the range of the rows. Other metrics, and rows of two
+    values (accuracy), have the bias-corrected and accelerated (BCa) interval, from a jackknife.
 
-    **Cost**: one call of the metric where it is a mean over rows (`metric.rows`), else one for each resample.
+    **Limit**: covers the choice of test rows, not of training rows or seed. Of 60 rows a 95 % interval covers 95 % for
+    the NLL or RMSE of normal residuals, 92 % for residuals of a Student t with 8 degrees of freedom. Not valid for
+    metrics that are biased on repeated rows (calibration errors, upwards).
 
-    **References**: Efron (1979), Bootstrap methods: another look at the jackknife.
+    **Cost**: one call of the metric where it has rows, else one for each resample and at most 100 for the jackknife.
+
+    **References**: Efron (1987), Better bootstrap confidence intervals; Hall (1988), Theoretical comparison of
+    bootstrap confidence intervals.
 
     >>> from posterity.metrics import accuracy
     >>> from posterity.predictive.classes import ClassPredictive
     >>> pred = ClassPredictive(torch.tensor([[0.9, 0.1]] * 100))
     >>> value, lower, upper = bootstrap(accuracy, pred, torch.tensor([0] * 80 + [1] * 20))
     >>> value, round(lower, 2), round(upper, 2)  # about 0.8 -+ 2 sqrt(0.8 * 0.2 / 100)
-    (0.8, 0.72, 0.88)
+    (0.8, 0.71, 0.87)
     """
     between_zero_and_one("bootstrap: level", level)
     whole_number("bootstrap: resamples", resamples, least=2)
@@ -52,18 +63,72 @@ def bootstrap(
     if not count:
         raise BadData("bootstrap needs at least one row. Got none. Check how the data were split or filtered.")
     rows: Callable[[Predictive, Tensor], Tensor] | None = getattr(metric, "rows", None)
+    tails = 0.5 * (1.0 - level), 0.5 * (1.0 + level)
     if rows is None:
         y = torch.as_tensor(y)
+        everything = torch.arange(count, device="cpu")
         chosen = (_chosen(1, count, key.fold(number))[0] for number in range(resamples))
-        values = torch.tensor([metric(pred.rows(index), y[index.to(y.device)]) for index in chosen])
+        values = _scores(metric, pred, y, chosen)
+        groups = everything.tensor_split(min(count, _GROUPS))
+        without = (everything[torch.isin(everything, group, invert=True)] for group in groups)
+        left = _scores(metric, pred, y, without) if count > 1 else values.new_full((1,), value)
+        return Bootstrap(value, *_accelerated(values, value, left, tails))
+    scores, of_mean = rows(pred, y).double().cpu(), metric.of_mean  # type: ignore[attr-defined]
+    means, errors = _resampled(scores, resamples, key)
+    mean, error = float(scores.mean()), float(scores.std()) / math.sqrt(count) if count > 1 else 0.0
+    if bool(((scores == scores.min()) | (scores == scores.max())).all()) or not math.isfinite(error):
+        left = (scores.sum() - scores) / max(1, count - 1)
+        ends = _accelerated(means, mean, left, tails)
     else:
-        scores = rows(pred, y).double().cpu()
-        together = max(1, _ENTRIES // count)
-        sizes = {low: min(together, resamples - low) for low in range(0, resamples, together)}
-        values = torch.cat([scores[_chosen(size, count, key.fold(low))].mean(-1) for low, size in sizes.items()])
-    values = values.double().sort().values
-    outside = 0.5 * (1.0 - level) * (resamples - 1)
-    return Bootstrap(value, float(values[int(outside)]), float(values[resamples - 1 - int(outside)]))
+        ratios = (means - mean) / errors  # not finite where a resample has one row only, again and again
+        low, high = _quantiles(ratios.nan_to_num(0.0, torch.inf, -torch.inf), tails)
+        least, most = float(scores.min()), float(scores.max())
+        ends = max(least, mean - high * error), min(most, mean - low * error)
+    return Bootstrap(value, of_mean(ends[0]), of_mean(ends[1]))
+
+
+def _scores(
+    metric: Callable[[Predictive, Tensor], float], pred: Predictive, y: Tensor, chosen: Iterable[Tensor]
+) -> Tensor:
+    """The metric on each choice of rows."""
+    values = [metric(pred.rows(index), y[index.to(y.device)]) for index in chosen]
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def _resampled(scores: Tensor, resamples: int, key: Key) -> tuple[Tensor, Tensor]:
+    """Means of resampled scores, and their standard errors, (resamples,)."""
+    count, parts = len(scores), []
+    together = max(1, _ENTRIES // count)
+    for low in range(0, resamples, together):
+        drawn = scores[_chosen(min(together, resamples - low), count, key.fold(low))]
+        mean = drawn.mean(-1)
+        square = (drawn - mean.unsqueeze(-1)).square().sum(-1) / max(1, count - 1)
+        parts.append(torch.stack([mean, (square / count).sqrt()]))
+    means, errors = torch.cat(parts, dim=1)
+    return means, errors
+
+
+def _quantiles(values: Tensor, levels: tuple[float, float]) -> tuple[float, float]:
+    """Values at these levels, the lower rounded down and the upper up."""
+    ordered, last = values.sort().values, len(values) - 1
+    low, high = (min(max(level, 0.0), 1.0) * last for level in levels)
+    return float(ordered[math.floor(low)]), float(ordered[math.ceil(high)])
+
+
+def _accelerated(values: Tensor, value: float, left: Tensor, tails: tuple[float, float]) -> tuple[float, float]:
+    """The BCa interval from values of resamples, and values with a row or a group of rows `left` out.
+
+    It is the percentile interval where the value is not finite, or the resamples do not differ.
+    """
+    share = float((values < value).double().mean() + 0.5 * (values == value).double().mean())
+    away = left.mean() - left
+    scatter = float(away.square().sum())
+    if not math.isfinite(value) or not 0.0 < share < 1.0 or not 0.0 < scatter < math.inf:
+        return _quantiles(values, tails)
+    bias, acceleration = _NORMAL.inv_cdf(share), float(away.pow(3).sum()) / (6.0 * scatter**1.5)
+    moved = [bias + _NORMAL.inv_cdf(tail) for tail in tails]
+    low, high = (_NORMAL.cdf(bias + at / max(1e-3, 1.0 - acceleration * at)) for at in moved)
+    return _quantiles(values, (low, high))
 
 
 def _chosen(resamples: int, count: int, key: Key) -> Tensor:

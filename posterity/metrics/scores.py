@@ -17,27 +17,34 @@ Arguments = ParamSpec("Arguments")
 
 
 class RowMetric(Protocol[Arguments]):
-    """A metric `metric(pred, y) -> float` that is the mean over rows of `metric.rows(pred, y)`, (N,)."""
+    """A metric `metric(pred, y) -> float` that is the mean over rows of `metric.rows(pred, y)`, (N,).
+
+    Or an increasing function of that mean, `metric.of_mean`.
+    """
 
     rows: Callable[Arguments, Tensor]
+    of_mean: Callable[[float], float]
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> float:
-        """The mean of `rows`."""
+        """The mean of `rows`, or the function of it."""
         ...
 
 
-def mean_over_rows(rows: Callable[Arguments, Tensor]) -> RowMetric[Arguments]:
-    """Turn `rows(pred, y)`, which returns scores (N,), into the metric that returns their mean.
+def mean_over_rows(
+    rows: Callable[Arguments, Tensor], of_mean: Callable[[float], float] = float
+) -> RowMetric[Arguments]:
+    """Turn `rows(pred, y)`, which returns scores (N,), into the metric that returns their mean, or a function of it.
 
     The scores remain available as `metric.rows(pred, y)`, for bootstrap intervals and paired comparisons.
     """
 
     @functools.wraps(rows)
     def metric(*args: Arguments.args, **kwargs: Arguments.kwargs) -> float:
-        return float(rows(*args, **kwargs).double().mean())
+        return of_mean(float(rows(*args, **kwargs).double().mean()))
 
     metric.__signature__ = inspect.signature(rows).replace(return_annotation=float)  # type: ignore[attr-defined]
     metric.rows = rows  # type: ignore[attr-defined]
+    metric.of_mean = of_mean  # type: ignore[attr-defined]
     return cast(RowMetric[Arguments], metric)
 
 
@@ -119,7 +126,8 @@ def brier_score(pred: Predictive, y: Tensor) -> Tensor:
     return per_row((probs - torch.nn.functional.one_hot(labels, probs.shape[1])).square().sum(-1), pred)
 
 
-def root_mean_squared_error(pred: Predictive, y: Tensor) -> float:
+@functools.partial(mean_over_rows, of_mean=math.sqrt)
+def root_mean_squared_error(pred: Predictive, y: Tensor) -> Tensor:
     """Square root of the mean, over rows and outputs, of (y - predictive mean)^2; in the units of y.
 
     >>> from posterity.predictive import GaussianPredictive
@@ -128,7 +136,7 @@ def root_mean_squared_error(pred: Predictive, y: Tensor) -> float:
     5.0
     """
     targets = regression("root_mean_squared_error", pred, y, "accuracy")
-    return float((targets - pred.mean).double().square().mean().sqrt())
+    return per_row((targets - pred.mean).double().square(), pred)
 
 
 @mean_over_rows

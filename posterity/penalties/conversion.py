@@ -17,7 +17,7 @@ from posterity.penalties.explanation import LARGEST, Verdict, is_a_kl
 from posterity.penalties.families import Dirac, Family, Gaussian
 from posterity.penalties.inversion import KNOWN_BEYOND, invert, invert_expansions
 from posterity.penalties.norms import L1, GroupLasso, SquaredL2
-from posterity.penalties.penalty import NotIntegrable, Penalty, checked_shape, density_of
+from posterity.penalties.penalty import MayIntegrate, NotIntegrable, Penalty, checked_shape, density_of
 from posterity.priors.group_lasso import GroupLasso as GroupLassoPrior
 from posterity.priors.laplace import Laplace
 from posterity.priors.normal import Normal
@@ -32,6 +32,8 @@ def verdict_of_points(penalty: Penalty, shape: tuple[int, ...]) -> Verdict:
     """
     try:
         prior = penalty.prior()
+    except MayIntegrate as error:
+        return replace(_refused(str(error), math.nan, None), decided=False)
     except NotIntegrable as error:
         return _refused(str(error), math.inf, None)
     log_alpha = _log_density(prior, shape)

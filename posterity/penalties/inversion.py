@@ -133,7 +133,7 @@ def invert(mu: Tensor, values: Tensor, members: Sequence[Member], route: Route |
 
     Without `route` the exact ones are tried first (polynomial, then with cosines), then the spline. "fourier" serves
     comparison only: it resolves r to 1e-3 of its range, and so accepts some penalties that have no prior (Huber's at a
-    width of 0.3).
+    width of 0.3). Where it finds none, that is decided only if the spline finds none either.
 
     >>> from posterity.penalties.families import Gaussian
     >>> mu = torch.linspace(-4.0, 4.0, 81, dtype=torch.float64)
@@ -174,7 +174,19 @@ def invert(mu: Tensor, values: Tensor, members: Sequence[Member], route: Route |
             f"invert: the grid must have steps of at most half the family's standard deviation, {0.5 * spread:.3g}, "
             f"or a kink cannot be told from a curve. Got steps of {spacing:.3g}."
         )
-    return _by_fourier(mu, values, members, level) if route == "fourier" else _by_spline(mu, values, members, level)
+    if route != "fourier":
+        return _by_spline(mu, values, members, level)
+    verdict = _by_fourier(mu, values, members, level)
+    if verdict.satisfies_star:
+        return verdict
+    spline = _by_spline(mu, values, members, level)  # resolves more, so that it can tell whether there is none
+    if spline.decided and not spline.satisfies_star:
+        return verdict
+    explanation = (
+        f"Deconvolution finds no log alpha, but resolves r to {_ALLOWED['fourier']:g} of its range only: there may be "
+        "one. Leave route out."
+    )
+    return replace(verdict, decided=False, explanation=explanation, nearest=None)
 
 
 def invert_expansions(expansions: Sequence[Expansion], members: Sequence[Member], mu: Tensor | None = None) -> Verdict:

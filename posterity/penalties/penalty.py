@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -62,9 +63,10 @@ class Penalty(ABC):
 
 _POINTS = (2001, 8001, 32001)  # of a table: the fewest for which every other node gives the same normaliser
 _MASS = 1e-5
-_SPANS = (30, 60)  # asinh of the farthest grid point over 1e-9: 5e3, or 6e16 if r has not risen by then
+_SPANS = (30, 60, 710)  # asinh of the farthest grid point over 1e-9: 5e3; 6e16, then 1e299, if r has not risen by then
 _FELT = 30.0  # nats above the lowest: wells less deep have no mass
 _MOST_WELLS = 20
+_LARGE = 1e100  # width beyond which squares of weights may be beyond all numbers
 _DOUBLINGS = 60
 _STEPS = 60
 _SETTLED = 0.9  # of the variance at a factor e^2 times less
@@ -72,6 +74,10 @@ _SETTLED = 0.9  # of the variance at a factor e^2 times less
 
 class NotIntegrable(ValueError):
     """exp(-r) has no finite integral."""
+
+
+class MayIntegrate(NotIntegrable):
+    """exp(-r) falls too slowly for a table, but may have a finite integral."""
 
 
 class TooNarrow(ValueError):
@@ -109,21 +115,35 @@ def density_of(each: Callable[[Tensor], Tensor], factor: float | Tensor, name: s
     kink = _has_kink(each, centre, width)
     for points in _POINTS:
         try:
-            table = Tabulated.of(lambda w: -exponent * each(w), width, centre, kink=kink, points=points)
+            table = _table(lambda w: -exponent * each(w), width, centre, kink, points)
         except ValueError as error:
-            raise NotIntegrable(
-                f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
+            if _diverges(each, exponent):
+                raise NotIntegrable(
+                    f"{name}: exp(-r) does not integrate (kappa is infinite), so there is no prior. "
+                    "Add a term that grows with |w|, such as SquaredL2."
+                ) from error
+            raise MayIntegrate(
+                f"{name}: r grows so slowly that no table holds exp(-r), whose integral may be finite or not. "
                 "Add a term that grows with |w|, such as SquaredL2."
             ) from error
         resolved = abs(replace(table, log_density=table.log_density[::2]).log_mass - table.log_mass) < _MASS
         # Nodes must lie as densely as wells away from the mean are narrow, or sums over them miss the wells.
-        distances = [math.hypot(table.width, well - table.mean) * table.spacing for well in wells]
+        unit = float(table.scale)
+        distances = [math.hypot(unit * table.width, well - table.mean) * table.spacing for well in wells]
         if resolved and all(distance <= reach for distance, reach in zip(distances, widths, strict=True)):
             return table
     raise TooNarrow(
         f"{name}: exp(-r) has features too narrow for a table of {_POINTS[-1]} nodes. Give a lower factor, or another "
         "r."
     )
+
+
+def _table(log_density: Callable[[Tensor], Tensor], width: float, centre: float, kink: bool, points: int) -> Tabulated:
+    """Tabulate a log density in units in which its variance is a number."""
+    if 1.0 / _LARGE < width < _LARGE:
+        return Tabulated.of(log_density, width, centre, kink=kink, points=points)
+    table = Tabulated.of(lambda x: log_density(centre + width * x), kink=kink, points=points)
+    return replace(table, mean=centre, scale=width)
 
 
 def matched_factor(variance_of: Callable[[float], float], variance: float) -> float:
@@ -168,10 +188,14 @@ def _wells(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float]
 
     Local minima are kept if exp(-factor r) has mass there. Both lists are empty where r is +-infinite.
     """
-    near, far = _SPANS
+    near, far, farthest = _SPANS
     grid, values = _on_grid(each, factor, near)
-    if not bool((values[[0, -1]] > values.min() + 0.5).all()):
+    if not _rises(values):
         grid, values = _on_grid(each, factor, far)
+    if not _rises(values):
+        with suppress(ValueError):  # r is not finite so far out
+            whole, everywhere = _on_grid(each, factor, farthest)
+            grid, values = (whole, everywhere) if _rises(everywhere) else (grid, values)
     lowest, index = values.min(0)
     centre = 0.0 if float(values[len(grid) // 2] - lowest) < 1e-3 else float(grid[index])
     centre = _lowest(each, centre)
@@ -188,9 +212,59 @@ def _wells(each: Callable[[Tensor], Tensor], factor: float) -> tuple[list[float]
     return felt, widths
 
 
+def _rises(values: Tensor) -> bool:
+    """Whether r has risen by 1/2 at both ends of the grid."""
+    return bool((values[[0, -1]] > values.min() + 0.5).all())
+
+
 def _on_grid(each: Callable[[Tensor], Tensor], factor: float, span: int) -> tuple[Tensor, Tensor]:
     grid = torch.arange(-80 * span, 80 * span + 1, dtype=torch.float64, device="cpu").div(80.0).sinh() * 1e-9
     return grid, factor * each(grid)
+
+
+_OUTERMOST = (700.0, 350.0, 80.0)  # logarithm of the largest |w|; less where r is not finite there
+_CLEAR = 0.05  # of the range of a wave: so much its middle may rise
+_SLOWEST = 1e-3  # slope in log|w| that is told from a power of |w| near 0
+
+
+def _diverges(each: Callable[[Tensor], Tensor], factor: float) -> bool:
+    """Whether exp(-factor r) certainly has an infinite integral, as far as values of r at all |w| of a double tell.
+
+    The integral is that of exp(u - r) over u = log|w|. It diverges where r comes to rest, goes on falling or waving
+    between the same bounds, or has a slope in u that is at most 1 and does not grow.
+    """
+    for sign in (-1.0, 1.0):
+        u, values = _far_out(each, sign)
+        values = factor * values
+        known = int(torch.isfinite(values).cumprod(0).sum())
+        if known < len(u) and (known < 400 or bool(values[known] == math.inf)):
+            continue  # it has risen beyond all numbers
+        values, last = values[:known], float(u[known - 1])
+        half, quarter = known // 2, known - known // 4
+        outer, steps = values[half:], values[half:].diff()
+        if not bool((steps > 0).any()):  # at rest, or falling
+            return True
+        if bool((steps < 0).any()):
+            before, after = values[half:quarter].median(), values[quarter:].median()
+            if float(after - before) <= _CLEAR * float(outer.max() - outer.min()):
+                return True
+            continue
+        inner = float(values[quarter] - values[half]) / float(u[quarter] - u[half])
+        slope = float(values[-1] - values[quarter]) / (last - float(u[quarter]))
+        rounding = 8.0 * torch.finfo(torch.float64).eps * float(values.abs().max()) / (last - float(u[quarter]))
+        steady = abs(slope - inner) <= rounding
+        if slope <= 1.0 + rounding and ((steady and slope >= _SLOWEST) or (inner - slope > rounding and inner < 1.0)):
+            return True
+    return False
+
+
+def _far_out(each: Callable[[Tensor], Tensor], sign: float) -> tuple[Tensor, Tensor]:
+    """r at weights of this sign, and the logarithms of their sizes, as far as r has values."""
+    for outermost in _OUTERMOST:
+        u = torch.linspace(0.0, outermost, 4001, dtype=torch.float64, device="cpu")
+        with suppress(ValueError):
+            return u, each(sign * u.exp())
+    raise TooNarrow("r must be finite at weights of any size. Give a penalty that is.")
 
 
 def _lowest(each: Callable[[Tensor], Tensor], point: float) -> float:

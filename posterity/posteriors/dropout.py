@@ -18,7 +18,7 @@ from posterity.posteriors.posterior import Posterior
 from posterity.predictive import GaussianPredictive
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dropout(Posterior):
     """The network with random dropout masks at one theta (P,), or at one for each member, (M, P).
 
@@ -67,10 +67,13 @@ class Dropout(Posterior):
     def ties_rows(self) -> bool:
         return self.one_mask_a_draw
 
+    def lines(self) -> list[str]:
+        return [*super().lines(), f"masks: one for {'all rows' if self.one_mask_a_draw else 'each row'} of a draw"]
+
     def point(self) -> Tensor:
         return self.theta
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         """Weights (draws, P) that give the functions of the masks that `outputs` draws under the key.
 
         A TypeError unless each dropout precedes a linear layer, or a convolution of whole channels.
@@ -79,7 +82,7 @@ class Dropout(Posterior):
         assert isinstance(self.joint, Joint)
         if self.example is None:
             raise TypeError("Dropout.sample must run the network. Make the posterior with an example row of inputs.")
-        return masked_weights(self.joint.network, self.theta, self.example, draws, key)
+        return masked_weights(self.joint.network, self.theta, self.example, draws, key or Key(0))
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         self._alone()

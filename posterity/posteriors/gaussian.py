@@ -18,6 +18,7 @@ from posterity.model.batch import Inputs, named_tensors, num_rows
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
+from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior, WeightPart
 from posterity.precisions.dense import Dense
@@ -35,7 +36,7 @@ NUMBERS_AT_ONCE = 1 << 25
 JOINT_BUDGET = 1 << 32  # bytes of a joint covariance of all rows, by default
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gaussian(Posterior):
     """N(mean, precision^-1) over the random weights; the other weights stay at the mean.
 
@@ -107,6 +108,10 @@ class Gaussian(Posterior):
         spread = spread if index is None else torch.zeros_like(mean).index_copy(0, index, spread)
         yield WeightPart(1.0, mean, spread, self.precision.is_diagonal)
 
+    def lines(self) -> list[str]:
+        lines = [*super().lines(), f"precision: {type(self.precision).__name__} of size {self.precision.size:,}"]
+        return lines if self.log_evidence is None else [*lines, f"log evidence: {brief(self.log_evidence)}"]
+
     def deviations(self, draws: int, key: Key, dtype: torch.dtype = torch.float64) -> Tensor:
         """Draws of w - mean for the random weights, (draws, R)."""
         self._alone()
@@ -125,9 +130,10 @@ class Gaussian(Posterior):
             own = None if space is None else space[:count]
             yield self.precision.draws(count, key.fold(low) if low else key, like, own)
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         self._alone()
-        return torch.cat([self._moved(deviations) for deviations in self._blocks(draws, key, self.mean)])
+        blocks = self._blocks(draws, key or Key(0), self.mean)
+        return torch.cat([self._moved(deviations) for deviations in blocks])
 
     def log_density(self, theta: Tensor) -> Tensor:
         """-(w - mean)^T precision (w - mean) / 2 + logdet / 2 - R/2 log 2 pi."""
@@ -197,7 +203,7 @@ def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor
     return Gaussian(joint, mean.clone(), Diagonal(precision), kept)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Linearized(Posterior):
     """The linearised network f(x, m) + J(x) (w - m), w ~ N(m, Sigma): Gaussian outputs in closed form.
 
@@ -242,6 +248,9 @@ class Linearized(Posterior):
     def as_gaussian(self) -> Gaussian:
         return self.gaussian
 
+    def lines(self) -> list[str]:
+        return self.gaussian.lines()
+
     def with_gaussian(self, gaussian: Gaussian) -> "Linearized":
         """Return the linearisation at the mean of another Gaussian."""
         return Linearized(gaussian.joint, gaussian)
@@ -261,7 +270,7 @@ class Linearized(Posterior):
     def point(self) -> Tensor:
         return self.gaussian.mean
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         return self.gaussian.sample(draws, key)
 
     def log_density(self, theta: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Mixtures of posteriors, and the joint of members that differ in prior and noise."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,16 +9,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from posterity.errors import positive_whole, shown
+from posterity.errors import shown
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.likelihoods.scaled import Scaled
 from posterity.model.batch import Inputs
 from posterity.model.joint import Joint
 from posterity.model.network import Buffers
+from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
 from posterity.posteriors.point import Point
-from posterity.posteriors.posterior import Posterior, WeightPart
-from posterity.predictive import Integrator, Predictive, mixed
+from posterity.posteriors.posterior import Posterior, Prediction, WeightPart
+from posterity.predictive import Predictive, mixed
 from posterity.predictive.mixture import checked_weights
 from posterity.priors.normal import Normal
 from posterity.priors.prior import Prior
@@ -55,13 +57,14 @@ def _noise_of_members(noises: Sequence[Scaled], like: Tensor) -> Likelihood:
     return learning[0].fixed(torch.stack(raw)) if len({len(each) for each in raw}) == 1 else noises[0]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mixture(Posterior):
     """The mixture of posteriors of the same weights: an ensemble.
 
     **Math**: q(w) = sum_k w_k q_k(w), k over `posteriors`, with `weights` (K,) that are positive and sum to 1 (None:
     equal). The predictive is the mixture sum_k w_k p_k(y | x) of the components' own predictives: closed forms stay
-    closed, and `draws` are divided among the components in proportion to their weights.
+    closed, and `draws` are divided among the components in proportion to their weights. Without `draws`, components
+    that are chains use all of theirs, and the others divide 100.
 
     **Limit**: exact given its components. Each predicts by its own likelihood, whose noise may differ; a point has no
     density, so `log_density` is for mixtures of Gaussians. Draws of weights are stratified: each component has its
@@ -103,6 +106,11 @@ class Mixture(Posterior):
                 "or shapes. Fit the same network, with the same weights frozen."
             )
 
+    def lines(self) -> list[str]:
+        kinds = Counter(type(component).__name__ for component in self.posteriors)
+        listed = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        return [*super().lines(), f"components: {listed}, of weight {brief(self.shares)}"]
+
     @property
     def shares(self) -> Tensor:
         """The weights of the components, (K,) in float64 on the CPU."""
@@ -132,7 +140,8 @@ class Mixture(Posterior):
     def point(self) -> Tensor:
         return torch.stack([component.point() for component in self.posteriors])
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
+        key = key or Key(0)
         parts = [
             component.sample(count, key.fold(index))
             for index, (component, count) in enumerate(zip(self.posteriors, self._counts(draws, key), strict=True))
@@ -177,31 +186,13 @@ class Mixture(Posterior):
         spread = torch.stack([spread for _, spread in known]) + between
         return mean, torch.einsum("k,k...->...", shares, spread)
 
-    def predict(
-        self,
-        inputs: object,
-        *,
-        draws: int = 100,
-        integrator: Integrator | None = None,
-        seed: int = 0,
-        batch_size: int = 1024,
-        memory_budget: int | None = None,
-        joint: bool = False,
-    ) -> Predictive:
-        """Mix the components' predictives, with `draws` divided among them; see `Posterior.predict`."""
-        positive_whole("predict: draws", draws)
-        parts = [
-            component.predict(
-                inputs,
-                draws=max(1, round(draws * share)),
-                integrator=integrator,
-                seed=Key(seed).fold(index).seed,
-                batch_size=batch_size,
-                memory_budget=memory_budget,
-                joint=joint,
-            )
-            for index, (component, share) in enumerate(zip(self.posteriors, self.shares.tolist(), strict=True))
-        ]
+    def _predicted(self, inputs: object, wanted: Prediction) -> Predictive:
+        """Mix the components' predictives, each of its share of the draws and of the memory for them."""
+        parts = []
+        for index, (component, share) in enumerate(zip(self.posteriors, self.shares.tolist(), strict=True)):
+            memory = wanted.kept_bytes // len(self.posteriors)
+            own = wanted._replace(share=wanted.share * share, key=wanted.key.fold(index), kept_bytes=memory)
+            parts.append(component._predicted(inputs, own))
         return mixed(parts, self.shares)
 
     def parts(self) -> dict[str, Part]:

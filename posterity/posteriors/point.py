@@ -16,7 +16,7 @@ from posterity.numerics.random import Key
 from posterity.posteriors.posterior import Posterior, WeightPart
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Point(Posterior):
     """A point estimate theta (P,), or one for each member, (M, P): the result of MAP.
 
@@ -77,9 +77,12 @@ class Point(Posterior):
                 own[name].copy_(value)
         return module
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         self._alone()
         return self.theta.expand(draws, -1)
+
+    def prediction_draws(self, draws: int | None, share: float = 1.0) -> int:
+        return 1
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         self._alone()

@@ -1,9 +1,10 @@
 """The interface of posteriors: draw weights and outputs, predict, save."""
 
+import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,13 +21,34 @@ from posterity.model.joint import Joint
 from posterity.model.network import Buffers
 from posterity.model.problem import Problem
 from posterity.model.stream import in_order
+from posterity.model.tempering import Tempering
+from posterity.numerics.brief import brief, brief_module
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
-from posterity.predictive import Exact, Integrator, MonteCarlo, Predictive, Probit, from_outputs, joint_gaussian
+from posterity.predictive import (
+    ClassPredictive,
+    Exact,
+    Integrator,
+    MonteCarlo,
+    Predictive,
+    Probit,
+    from_blocks,
+    joint_gaussian,
+    label_information,
+)
 from posterity.storage import Part, RunFolder, encode
 
 if TYPE_CHECKING:
     from posterity.posteriors.gaussian import Gaussian
+
+
+logger = logging.getLogger("posterity")
+
+DRAWS = 100
+"""Monte Carlo draws of a prediction by default, where a posterior has no draws of its own."""
+KEPT_BYTES = 1 << 30
+"""Bytes of the draws of outputs that a prediction keeps by default."""
+MOST_CORRELATED = 128  # classes of which the covariance of the logits is used for their mutual information
 
 
 class WeightPart(NamedTuple):
@@ -36,6 +58,19 @@ class WeightPart(NamedTuple):
     weights: Tensor  # one vector (P,), or draws (S, P), in float64
     spread: Tensor | None = None  # standard deviations (P,) around it
     independent: bool = True  # whether the weights are independent within the part
+
+
+class Prediction(NamedTuple):
+    """What `predict` was asked for; `share` is that of a component of a mixture."""
+
+    draws: int | None
+    share: float
+    integrator: Integrator | None
+    key: Key
+    batch_size: int
+    memory_budget: int | None
+    kept_bytes: int  # for the draws of outputs
+    joint: bool
 
 
 class Posterior(ABC):
@@ -89,8 +124,8 @@ class Posterior(ABC):
         )
 
     @abstractmethod
-    def sample(self, draws: int, key: Key) -> Tensor:
-        """Weights (draws, P)."""
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
+        """Draws of the weights, (draws, P). Without a key it is `Key(0)`: the same draws each time."""
 
     def log_density(self, theta: Tensor) -> Tensor:
         """Log density of this posterior at weights (S, P), (S,) in float64, normalised over the random weights.
@@ -105,6 +140,10 @@ class Posterior(ABC):
     @abstractmethod
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Draws of the network outputs at all inputs jointly, (S, N, *event)."""
+
+    def output_blocks(self, inputs: Inputs, draws: int, key: Key) -> Iterator[Tensor]:
+        """Yield the draws of `outputs` in blocks (s, N, *event); by default all in one."""
+        yield self.outputs(inputs, draws, key)
 
     def likelihood(self, draws: int, key: Key) -> Likelihood:
         """The likelihood of `draws` draws of `outputs` under the key: by default the joint's for all of them."""
@@ -140,7 +179,7 @@ class Posterior(ABC):
         self,
         inputs: object,
         *,
-        draws: int = 100,
+        draws: int | None = None,
         integrator: Integrator | None = None,
         seed: int = 0,
         batch_size: int = 1024,
@@ -150,15 +189,15 @@ class Posterior(ABC):
         """Predict at the inputs: a tensor, an array, a tuple, a dict or a `DataLoader`.
 
         A posterior with closed-form output moments integrates the likelihood over them by the `integrator` (by default
-        `default_integrator`) and ignores `draws`; any other averages over draws. Rows go in chunks of `batch_size`; all
-        chunks share the draws of the weights. Derivatives in the weights, where needed, take about `memory_budget`
-        bytes (None: the fastest). With `joint` the predictive of a Gaussian likelihood has the covariance between rows.
-        Where inputs require a gradient, so do the results.
+        `default_integrator`) and ignores `draws`; any other averages over draws: by default all draws of chains
+        (`Samples`), and 100 Monte Carlo draws of any other posterior. Rows go in chunks of `batch_size`; all chunks
+        share the draws of the weights. Derivatives in the weights, where needed, take about `memory_budget` bytes
+        (None: the fastest). So do the draws of outputs that are kept where `draws` is left out (None: 1 GiB); at least
+        100 are kept. With `joint` the predictive of a Gaussian likelihood has the covariance between rows. Where inputs
+        require a gradient, so do the results.
         """
-        self._alone()
-        if not isinstance(self.joint, Joint):
-            raise TypeError("A Density has no inputs to predict at. Use draws(n) for its parameters.")
-        positive_whole("predict: draws", draws)
+        if draws is not None:
+            positive_whole("predict: draws", draws)
         positive_whole("predict: batch_size", batch_size)
         if integrator is not None and not isinstance(integrator, Integrator):
             raise TypeError(f"predict: integrator must be an Integrator, such as Probit(). Got {shown(integrator)}.")
@@ -166,31 +205,81 @@ class Posterior(ABC):
             positive_whole("predict: memory_budget", memory_budget)
         if joint and isinstance(inputs, DataLoader):
             raise TypeError("predict: joint=True needs all rows at once. Got a DataLoader. Pass a tensor of the rows.")
-        key, first, parts = Key(seed), 0, []
-        wanted = torch.is_grad_enabled() and _requires_grad(inputs)
+        kept_bytes = KEPT_BYTES if memory_budget is None else memory_budget
+        wanted = Prediction(draws, 1.0, integrator, Key(seed), batch_size, memory_budget, kept_bytes, joint)
+        enabled = torch.is_grad_enabled() and _requires_grad(inputs)
         # Derivatives in the weights need a graph, which inference mode would not record.
-        with torch.inference_mode(False), torch.set_grad_enabled(wanted):
-            for chunk, example in self._chunks(inputs, sys.maxsize if joint else batch_size):
-                if joint:
-                    parts.append(self._predict_jointly(chunk, memory_budget))
-                else:
-                    chosen = default_integrator(self.joint.likelihood, example) if integrator is None else integrator
-                    marginal = chosen.marginal(self.joint.likelihood, example)
-                    moments = self.output_moments(chunk, marginal=marginal, memory_budget=memory_budget)
-                    if moments is not None:  # rows are independent
-                        parts.append(chosen(self.joint.likelihood, *moments, key.fold(first)))
-                    elif integrator is not None:
-                        raise TypeError(
-                            f"{type(self).__name__} has no closed-form output moments for {integrator} to integrate. "
-                            "Leave integrator out (it averages over draws), or use a linearised posterior."
-                        )
-                    else:
-                        drawn = self.outputs(chunk, draws, key)
-                        parts.append(from_outputs(self.likelihood(draws, key), drawn, shared=self.ties_rows))
-                first += num_rows(chunk)
+        with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+            return self._predicted(inputs, wanted)
+
+    def _predicted(self, inputs: object, wanted: "Prediction") -> Predictive:
+        """Predict at the inputs, chunk by chunk of their rows."""
+        self._alone()
+        if not isinstance(self.joint, Joint):
+            raise TypeError("A Density has no inputs to predict at. Use draws(n) for its parameters.")
+        first, parts, numbers = 0, list[Predictive](), None
+        for chunk, example, rows in self._chunks(inputs, sys.maxsize if wanted.joint else wanted.batch_size):
+            if wanted.joint:
+                parts.append(self._predict_jointly(chunk, wanted.memory_budget))
+                continue
+            integrated = self._integrated(chunk, example, wanted, wanted.key.fold(first))
+            if integrated is None:
+                numbers = self._num_draws(example, rows, wanted) if numbers is None else numbers
+                count, kept = numbers
+                likelihood, blocks = self.likelihood(count, wanted.key), self.output_blocks(chunk, count, wanted.key)
+                integrated = from_blocks(likelihood, blocks, count, kept=kept, shared=self.ties_rows)
+            parts.append(integrated)
+            first += num_rows(chunk)
         if not parts:
             raise BadData("predict: the inputs have no rows. Pass at least one.")
         return parts[0] if len(parts) == 1 else type(parts[0]).concatenate(parts)
+
+    def _integrated(self, inputs: Inputs, example: Tensor, wanted: "Prediction", key: Key) -> Predictive | None:
+        """Integrate the likelihood over Gaussian outputs, rows being independent; None without output moments."""
+        assert isinstance(self.joint, Joint)
+        likelihood, budget = self.joint.likelihood, wanted.memory_budget
+        chosen = wanted.integrator or default_integrator(likelihood, example)
+        marginal = chosen.marginal(likelihood, example)
+        moments = self.output_moments(inputs, marginal=marginal, memory_budget=budget)
+        if moments is None and wanted.integrator is not None:
+            raise TypeError(
+                f"{type(self).__name__} has no closed-form output moments for {wanted.integrator} to integrate. "
+                "Leave integrator out (it averages over draws), or use a linearised posterior."
+            )
+        if moments is None:
+            return None
+        pred = chosen(likelihood, *moments, key)
+        if not (marginal and isinstance(pred, ClassPredictive) and likelihood.link == "softmax"):
+            return pred
+        if example.dim() > 2 or example.shape[1] > MOST_CORRELATED:  # logits count as independent
+            return pred
+
+        def information() -> Tensor:  # with the covariances that the probabilities do without
+            with torch.inference_mode(False), torch.no_grad():
+                full = self.output_moments(inputs, memory_budget=budget)
+                assert full is not None
+                return label_information(likelihood, *full)
+
+        return pred.with_information(information)
+
+    def prediction_draws(self, draws: int | None, share: float = 1.0) -> int:
+        """Number of draws of a prediction: `draws` (by default 100), times the share of a component of a mixture."""
+        return max(1, round((DRAWS if draws is None else draws) * share))
+
+    def _num_draws(self, example: Tensor, rows: int, wanted: "Prediction") -> tuple[int, int]:
+        """Number of draws that are averaged, and of those that are kept for as many rows as there are."""
+        assert isinstance(self.joint, Joint)
+        count = self.prediction_draws(wanted.draws, wanted.share)
+        fitting = max(DRAWS, wanted.kept_bytes // max(1, rows * example[0].numel() * example.element_size()))
+        if wanted.draws is not None or count <= fitting:
+            return count, count
+        classes = self.joint.likelihood.class_log_probs(example.unsqueeze(0)) is not None
+        use = "class probabilities use all, densities of single draws use" if classes else "used are"
+        logger.warning(
+            f"predict: of {count:,} draws of the outputs at {rows:,} rows {fitting:,} fit into {wanted.kept_bytes:,} "
+            f"bytes; {use} {fitting:,}, evenly spaced. Give draws=..., fewer rows or a larger memory_budget."
+        )
+        return (count if classes else fitting), fitting
 
     def _predict_jointly(self, inputs: Inputs, memory_budget: int | None) -> Predictive:
         assert isinstance(self.joint, Joint)
@@ -208,8 +297,8 @@ class Posterior(ABC):
             )
         return joint_gaussian(likelihood, *moments)
 
-    def _chunks(self, inputs: object, batch_size: int) -> Iterator[tuple[Inputs, Tensor]]:
-        """Yield chunks of rows, each with an example of an output row."""
+    def _chunks(self, inputs: object, batch_size: int) -> Iterator[tuple[Inputs, Tensor, int]]:
+        """Yield chunks of rows, each with an example of an output row and the number of all rows, as far as known."""
         assert isinstance(self.joint, Joint)
         for item in in_order(inputs) if isinstance(inputs, DataLoader) else [inputs]:
             part = item[0] if isinstance(inputs, DataLoader) and isinstance(item, (tuple, list)) else item
@@ -219,11 +308,28 @@ class Posterior(ABC):
             if not num_rows(tensors):
                 continue
             example = self.joint.example_output(Batch(tensors, torch.empty(num_rows(tensors))))  # raises if they misfit
+            total = max(num_rows(tensors), _loader_rows(inputs))
             if num_rows(tensors) <= batch_size:
-                yield tensors, example
+                yield tensors, example, total
                 continue
             for low in range(0, num_rows(tensors), batch_size):
-                yield map_inputs(lambda t, low=low: t[low : low + batch_size], tensors), example  # type: ignore[misc]
+                cut = map_inputs(lambda tensor, low=low: tensor[low : low + batch_size], tensors)  # type: ignore[misc]
+                yield cut, example, total
+
+    def lines(self) -> list[str]:
+        """The lines of the repr after the first: the problem, then what is special to the kind of posterior."""
+        joint = self.joint
+        if isinstance(joint, Joint):
+            lines = [f"network: {brief_module(joint.network.module)}", f"weights: {_weights(joint)}"]
+            lines += [f"prior: {brief(joint.prior)}", f"likelihood: {brief(joint.likelihood)}"]
+        else:
+            lines = [f"density of {joint.size:,} numbers: {', '.join(part.name for part in joint.layout)}"]
+        if joint.tempering != Tempering.bayes():
+            lines.append(f"tempering: {brief(joint.tempering)}")
+        return lines if self.num_members is None else [*lines, f"members: {self.num_members}"]
+
+    def __repr__(self) -> str:
+        return "\n  ".join([type(self).__name__, *self.lines()])
 
     def _alone(self) -> None:
         if self.num_members is not None:
@@ -241,6 +347,18 @@ class Posterior(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior into the run folder `path`, atomically; read it back with `posterity.load`."""
         RunFolder(path).commit(self.parts())
+
+
+def _weights(joint: Joint) -> str:
+    """Number of weights, and of those with a distribution where others are points."""
+    count = f"{joint.num_weights:,}"
+    return count if joint.random_indices is None else f"{count}, of which {joint.num_random:,} are random"
+
+
+def _loader_rows(inputs: object) -> int:
+    """Number of rows of a loader's data set, 0 where it is not known."""
+    dataset = inputs.dataset if isinstance(inputs, DataLoader) else None
+    return len(dataset) if isinstance(dataset, Sized) else 0
 
 
 def _requires_grad(inputs: object) -> bool:

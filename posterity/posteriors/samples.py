@@ -42,7 +42,7 @@ def batches(data: Data) -> Iterator[Batch]:
         yield batch
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Samples(Posterior):
     """The draws of C Markov chains with D draws each, theta (C, D, P), all of equal weight.
 
@@ -54,8 +54,10 @@ class Samples(Posterior):
     **Math**: q = (1 / C D) sum_cd delta(theta - theta_cd). The predictive is the mean over draws of p(y | f_s(x)),
     each with its own observation noise where the noise was sampled.
 
-    **Limit**: as good as the chains: look at their diagnostics first. Draws of one chain are correlated; predictions
-    take `draws` of them, spread evenly over chains and iterations.
+    **Limit**: as good as the chains: look at their diagnostics first. Draws of one chain are correlated. Predictions
+    average over all draws, or over `draws` of them spread evenly over chains and iterations. Draws of regression
+    outputs are kept, for densities and quantiles: where all exceed the `memory_budget` of `predict` (1 GiB by
+    default), as many as fit, and the log says so. Class probabilities are averaged over all draws in any case.
 
     **Cost**: one forward pass for each draw, several at once for small networks; C D P numbers in memory.
 
@@ -101,8 +103,8 @@ class Samples(Posterior):
                 f"Got {shape[0]}."
             )
 
-    def __repr__(self) -> str:
-        return f"Samples({self.num_chains} chains of {self.num_draws:,} draws of {self.theta.shape[2]:,} numbers)"
+    def lines(self) -> list[str]:
+        return [*super().lines(), f"draws: {self.num_chains} chains of {self.num_draws:,} draws"]
 
     @property
     def num_chains(self) -> int:
@@ -172,9 +174,10 @@ class Samples(Posterior):
         """The network's weights, or theta of a density, at the draw of highest log density: see `start`."""
         return self.start().theta
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         """Draws (draws, P) chosen at random, without replacement where there are enough; raw noise included."""
         self._alone()
+        key = key or Key(0)
         total = self.num_chains * self.num_draws
         if draws <= total:
             chosen = key.permutation(total, "cpu")[:draws]
@@ -192,11 +195,18 @@ class Samples(Posterior):
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Outputs at `draws` draws spread evenly over chains and iterations, or at all where there are fewer."""
+        return torch.cat(list(self.output_blocks(inputs, draws, key)))
+
+    def output_blocks(self, inputs: Inputs, draws: int, key: Key) -> Iterator[Tensor]:
         self._alone()
         assert isinstance(self.joint, Joint)
         step = max(1, TOGETHER // max(1, num_rows(inputs)))
-        blocks = self._blocks(*self._spread(draws), step)
-        return torch.cat([_outputs(self.joint, theta, inputs, buffers) for theta, buffers in blocks])
+        for theta, buffers in self._blocks(*self._spread(draws), step):
+            yield _outputs(self.joint, theta, inputs, buffers)
+
+    def prediction_draws(self, draws: int | None, share: float = 1.0) -> int:
+        total = self.num_chains * self.num_draws
+        return total if draws is None else min(total, super().prediction_draws(draws, share))
 
     def log_likelihoods(self, data: object = None) -> Tensor:
         """log p(y_n | theta_cd) of each row at each draw, (C, D, N) in float64 on the CPU, as LOO needs.

@@ -28,7 +28,7 @@ class Dense(Precision):
 
     Takes a symmetric curvature; raises `NotPositiveDefinite` where Lambda is not positive definite, and never returns
     NaN. Under priors (..., R) with equal entries, the log determinants of all `rescaled` forms share the eigenvalues of
-    the curvature, passed on as `spectrum`.
+    the curvature, passed on as `spectrum`. `factor` is L where it is known more exactly than the matrix tells it.
 
     >>> matrix = Dense(torch.tensor([[3.0, 0.0], [0.0, 0.0]]), prior=torch.ones(2))
     >>> matrix.variance()
@@ -41,8 +41,11 @@ class Dense(Precision):
     prior: Tensor | None = None
     scale: Tensor | float = 1.0
     spectrum: InitVar[Spectrum | None] = None
+    factor: InitVar[Tensor | None] = None
 
-    def __post_init__(self, spectrum: Spectrum | None) -> None:
+    def __post_init__(self, spectrum: Spectrum | None, factor: Tensor | None) -> None:
+        if factor is not None:
+            vars(self)["cholesky"] = factor.to(torch.float64)
         object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
         object.__setattr__(self, "scale", number(self.scale, self.curvature))
         if self.prior is not None:

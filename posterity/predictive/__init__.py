@@ -4,14 +4,16 @@ Scores of predictives are in `metrics`.
 """
 
 from posterity.predictive.classes import ClassPredictive
-from posterity.predictive.draws import DrawsPredictive, from_outputs
-from posterity.predictive.exact import Exact, joint_gaussian, sigmoid_gaussian, softmax_gaussian
+from posterity.predictive.draws import DrawsPredictive, from_blocks, from_outputs
+from posterity.predictive.exact import Exact, joint_gaussian
 from posterity.predictive.exponential import ExponentialPredictive
 from posterity.predictive.gaussian import GaussianPredictive, moment_matched
+from posterity.predictive.information import label_information
 from posterity.predictive.integrator import Integrator, MonteCarlo
 from posterity.predictive.mixture import MixturePredictive, mixed
 from posterity.predictive.predictive import Predictive
-from posterity.predictive.probit import LaplaceBridge, Probit, ProbitPhi, laplace_bridge, probit_kappa, probit_phi
+from posterity.predictive.probit import LaplaceBridge, Probit, ProbitPhi, laplace_bridge, probit_kappa
+from posterity.predictive.quadrature import probit_phi, sigmoid_gaussian, softmax_gaussian
 from posterity.predictive.temperature_scaling import TemperatureScaling
 
 __all__ = [
@@ -28,8 +30,10 @@ __all__ = [
     "Probit",
     "ProbitPhi",
     "TemperatureScaling",
+    "from_blocks",
     "from_outputs",
     "joint_gaussian",
+    "label_information",
     "laplace_bridge",
     "mixed",
     "moment_matched",

@@ -1,7 +1,8 @@
 """Predictives of classification: averaged class probabilities."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import final
 
 import torch
@@ -11,6 +12,16 @@ from posterity.errors import BadData, shown
 from posterity.numerics.random import Key
 from posterity.predictive.predictive import UNSHARED, Predictive, chosen_rows, rows
 
+_LEAST_LOG = -1e300  # in place of the logarithm of 0, whose product with 0 is 0 in an entropy
+
+
+def rest_of_entropy(probs: Tensor, information: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Entropy of `probs` (N, C, *positions) that is left beside the mutual information, computed when it is asked for.
+
+    Probabilities of an approximate rule may have less entropy than information: then nothing is left.
+    """
+    return cache(lambda: (torch.special.entr(probs).sum(1) - information()).clamp_min(0.0))
+
 
 @final
 class ClassPredictive(Predictive):
@@ -19,13 +30,14 @@ class ClassPredictive(Predictive):
     **Math**: `probs` (N, C) is E p(y | f) over the posterior: an average of PROBABILITIES, never of logits.
     log_prob(y) = log probs[y]. With `draws` (S, N, C) of probabilities p_s whose mean is `probs`:
     entropy H(probs) = aleatoric (1/S) sum_s H(p_s) + epistemic (their difference, the mutual information of
-    label and weights), all in nats. A binary problem has C = 2, columns p(y = 0) and p(y = 1). Labels at positions
-    (pixels, tokens, many binary labels) have probs (N, C, *positions) and draws (S, N, C, *positions); each position
-    is predicted by itself: log_prob sums over positions the logs of the averages, and entropies are
-    (N, *positions). `joint_log_prob` averages the product over rows and positions instead.
+    label and weights), all in nats. Integrators over Gaussian logits give the mutual information without draws
+    (`label_information`), and `aleatoric` is the rest of the entropy of `probs`. A binary problem has C = 2, columns
+    p(y = 0) and p(y = 1). Labels at positions (pixels, tokens, many binary labels) have probs (N, C, *positions) and
+    draws (S, N, C, *positions); each position is predicted by itself: log_prob sums over positions the logs of the
+    averages, and entropies are (N, *positions). `joint_log_prob` averages the product over rows and positions instead.
 
-    **Limit**: a probability of exactly 0 gives log_prob -inf; nothing is clamped. Without `draws` the entropy cannot
-    be split, and `aleatoric` raises. The mutual information of S draws is biased low, by O(1/S).
+    **Limit**: a probability of exactly 0 gives log_prob -inf; nothing is clamped. Averaged probabilities
+    alone do not split the entropy: `aleatoric` then raises. The mutual information of S draws is biased low, by O(1/S).
 
     **Cost**: O(N C); memory O(S N C) with `draws`.
 
@@ -43,10 +55,18 @@ class ClassPredictive(Predictive):
 
     classifies = True
 
-    def __init__(self, probs: Tensor, draws: Tensor | None = None, *, shared: bool = True) -> None:
+    def __init__(
+        self,
+        probs: Tensor,
+        draws: Tensor | None = None,
+        *,
+        shared: bool = True,
+        aleatoric: Callable[[], Tensor] | None = None,
+    ) -> None:
         """Take averaged probabilities (N, C, *positions) and, where known, each draw's, (S, N, C, *positions).
 
-        `shared`: draw s has the same weights in all rows, as `joint_log_prob` needs.
+        `shared`: draw s has the same weights in all rows, as `joint_log_prob` needs. `aleatoric` returns the mean
+        entropy (N, *positions) where it is known without draws; it is called when it is asked for.
         """
         if probs.dim() < 2 or probs.shape[1] < 2:
             raise ValueError(
@@ -74,6 +94,7 @@ class ClassPredictive(Predictive):
         self._log_draws = None if draws is None else draws.log()
         self._shared = shared
         self._shares: Tensor | None = None  # log weights of the draws, (S,); None where they are equal
+        self._aleatoric = aleatoric
 
     @classmethod
     def of_log_probs(cls, log_draws: Tensor, dtype: torch.dtype, *, shared: bool = True) -> "ClassPredictive":
@@ -83,11 +104,47 @@ class ClassPredictive(Predictive):
         return pred
 
     @classmethod
+    def of_blocks(
+        cls, blocks: Iterable[Tensor], count: int, kept: int, dtype: torch.dtype, *, shared: bool = True
+    ) -> "ClassPredictive":
+        """Average log probabilities that come in blocks of draws (s, N, C, *positions), `count` draws in all.
+
+        Probabilities and entropies are averaged over all draws; `kept` of them, evenly spaced, are kept in `dtype`.
+        """
+        wanted = (2 * torch.arange(kept, device="cpu") + 1) * count // (2 * kept)  # (kept,), increasing
+        total: Tensor | None = None
+        within: Tensor | None = None
+        chosen, first = [], 0
+        for block in blocks:
+            probs = block.exp()
+            more, entropies = probs.sum(0), -(probs * block.clamp_min(_LEAST_LOG)).sum(2).sum(0)
+            total, within = (more, entropies) if total is None or within is None else (total + more, within + entropies)
+            here = wanted[(wanted >= first) & (wanted < first + len(block))] - first
+            chosen.append(block[here.to(block.device)].to(dtype))
+            first += len(block)
+        assert total is not None
+        assert within is not None
+        mean_entropy = within / count
+        pred = cls(total / count, shared=shared, aleatoric=lambda: mean_entropy)
+        pred._log_draws = torch.cat(chosen)
+        return pred
+
+    def with_information(self, information: Callable[[], Tensor]) -> "ClassPredictive":
+        """Return this predictive with the mutual information (N, *positions) that the function returns when asked."""
+        pred = ClassPredictive(self._probs, shared=self._shared, aleatoric=rest_of_entropy(self._probs, information))
+        pred._log_draws, pred._shares = self._log_draws, self._shares
+        return pred
+
+    @classmethod
     def mixed(cls, parts: Sequence["ClassPredictive"], weights: Tensor) -> "ClassPredictive":
         """Average predictives of the same rows with weights (K,); keep their draws where all have draws."""
         weights = weights.to(parts[0]._probs.device, torch.float64)
         probs = torch.einsum("k,k...->...", weights, torch.stack([part._probs.double() for part in parts]))
         pred = cls(probs, shared=all(part._shared for part in parts))
+        if all(part._splits for part in parts):
+            pred._aleatoric = cache(
+                lambda: sum(w * part.aleatoric for w, part in zip(weights.tolist(), parts, strict=True))
+            )
         known = [part._log_draws for part in parts if part._log_draws is not None]
         if len(known) == len(parts):
             shares = torch.cat([w.log() + part._log_shares() for w, part in zip(weights, parts, strict=True)])
@@ -121,7 +178,9 @@ class ClassPredictive(Predictive):
 
     @property
     def aleatoric(self) -> Tensor:
-        """Mean entropy of the draws, (N, *positions) in nats."""
+        """Mean entropy of the label given the weights, (N, *positions) in nats."""
+        if self._aleatoric is not None:
+            return self._aleatoric().to(self._probs)
         draws = self._known("aleatoric and epistemic need", "use entropy for their sum").exp()
         entropies: Tensor = torch.special.entr(draws).sum(2)  # (S, N, *positions)
         return self._average(entropies).to(self._probs)
@@ -164,20 +223,27 @@ class ClassPredictive(Predictive):
             raise ValueError(UNSHARED)
         return (each + self._log_shares()).logsumexp(0)
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         flat = self._probs.movedim(1, -1)  # (N, *positions, C)
         cumulative = flat.reshape(-1, flat.shape[-1]).double().cumsum(-1)
         cumulative = cumulative / cumulative[:, -1:]  # ends at 1, or rounding could give the label C
-        uniform = key.uniform((len(cumulative), draws), dtype=torch.float64, device=cumulative.device)
+        uniform = (key or Key(0)).uniform((len(cumulative), draws), dtype=torch.float64, device=cumulative.device)
         labels = torch.searchsorted(cumulative, uniform, right=True).T  # right: a class of probability 0 is skipped
         return labels.reshape(draws, *flat.shape[:-1])
 
     def rows(self, index: Tensor | slice) -> "ClassPredictive":
         index = chosen_rows(index, self._probs.device)
-        pred = ClassPredictive(self._probs[index], shared=self._shared)
+        aleatoric = self._aleatoric
+        own = None if aleatoric is None else cache(lambda: aleatoric()[index])
+        pred = ClassPredictive(self._probs[index], shared=self._shared, aleatoric=own)
         pred._log_draws = None if self._log_draws is None else self._log_draws[:, index]
         pred._shares = self._shares
         return pred
+
+    @property
+    def _splits(self) -> bool:
+        """Whether the entropy can be split into aleatoric and epistemic."""
+        return self._aleatoric is not None or self._log_draws is not None
 
     def _log_shares(self) -> Tensor:
         """Log weights of the draws, (S,) in float64."""
@@ -216,6 +282,8 @@ class ClassPredictive(Predictive):
                 f"Got {len(known)} of {len(parts)} parts with draws, {sorted(sizes)} of them."
             )
         pred = ClassPredictive(torch.cat([part._probs for part in parts]), shared=all(part._shared for part in parts))
+        if all(part._splits for part in parts) and any(part._aleatoric is not None for part in parts):
+            pred._aleatoric = cache(lambda: torch.cat([part.aleatoric for part in parts]))
         pred._log_draws = torch.cat(known, dim=1) if known else None
         pred._shares = self._shares
         return pred

@@ -1,8 +1,9 @@
 """Predictives from posterior draws of the network's outputs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import final
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from posterity.errors import shown
 from posterity.likelihoods.custom import Custom
 from posterity.likelihoods.likelihood import Likelihood
+from posterity.numerics.brief import brief
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
 from posterity.predictive.predictive import (
@@ -91,7 +93,7 @@ class DrawsPredictive(Predictive):
         return self.outputs.shape[1]
 
     def __repr__(self) -> str:
-        return f"DrawsPredictive({self.likelihood}, outputs {shown(self.outputs)})"
+        return f"DrawsPredictive({brief(self.likelihood)}, outputs {shown(self.outputs)})"
 
     def check(self, y: Tensor) -> Tensor:
         custom = isinstance(self.likelihood, Custom)  # whose targets may have any form
@@ -110,8 +112,9 @@ class DrawsPredictive(Predictive):
             raise ValueError(UNSHARED)
         return self._each(y).double().sum(-1).logsumexp(0) - math.log(len(self.outputs))
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         """Draw a component for each row, then a target from it, (draws, N, *event)."""
+        key = key or Key(0)
         outputs, device, noise = self.outputs, self.outputs.device, key.fold("noise")
         generator = key.fold("component").generator(device)
         chosen = torch.randint(len(outputs), (draws, len(self)), generator=generator, device=device)
@@ -179,6 +182,35 @@ def from_outputs(likelihood: Likelihood, outputs: Tensor, *, shared: bool = True
     if log_draws is None:
         return DrawsPredictive(likelihood, outputs, shared=shared)
     return ClassPredictive.of_log_probs(log_draws, outputs.dtype, shared=shared)
+
+
+def from_blocks(
+    likelihood: Likelihood, blocks: Iterator[Tensor], count: int, *, kept: int | None = None, shared: bool = True
+) -> Predictive:
+    """The predictive of `count` draws of outputs that come in blocks (s, N, *event); see `from_outputs`.
+
+    Class probabilities and entropies are averaged block by block over all draws, of which `kept` (None: all), evenly
+    spaced, are kept for what depends on single draws. Other likelihoods keep all.
+
+    >>> from posterity.likelihoods import Categorical
+    >>> from_blocks(Categorical(), iter([torch.zeros(2, 1, 4), torch.ones(1, 1, 4)]), 3).probs[0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    first, kept = next(blocks), kept or count
+    second = next(blocks, None)
+    if second is None and len(first) <= kept:
+        return from_outputs(likelihood, first, shared=shared)
+    both = chain([first] if second is None else [first, second], blocks)
+    if likelihood.class_log_probs(first[:1]) is None:
+        return from_outputs(likelihood, torch.cat(list(both)), shared=shared)
+
+    def log_probs() -> Iterator[Tensor]:
+        for block in both:
+            values = likelihood.class_log_probs(block)
+            assert values is not None
+            yield values
+
+    return ClassPredictive.of_blocks(log_probs(), count, kept, first.dtype, shared=shared)
 
 
 def _check_draws(name: str, outputs: Tensor) -> None:

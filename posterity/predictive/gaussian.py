@@ -131,8 +131,8 @@ class GaussianPredictive(Predictive):
             )
         return _log_normal(residual, self.joint_covariance, self._noise_variance.reshape(-1))
 
-    def sample(self, draws: int, key: Key) -> Tensor:
-        noise = key.normal((draws, *self._mean.shape), dtype=self._mean.dtype, device=self._mean.device)
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
+        noise = (key or Key(0)).normal((draws, *self._mean.shape), dtype=self._mean.dtype, device=self._mean.device)
         if self.covariance is None:
             return self._mean + self.std * noise
         flat = noise.reshape(draws, *self.covariance.shape[:2])

@@ -100,8 +100,9 @@ class MixturePredictive(Predictive):
     def joint_log_prob(self, y: Tensor) -> Tensor:
         return self._log_mean([part.joint_log_prob(y).double() for part in self.parts])
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         """Draw a component for each row, then a target from it, (draws, N, *event)."""
+        key = key or Key(0)
         generator = key.fold("component").generator(self.weights.device)
         count = draws * len(self)
         chosen = torch.multinomial(self.weights, count, replacement=True, generator=generator).view(draws, len(self))

@@ -80,8 +80,11 @@ class Predictive(ABC):
         """Joint log density log E prod_n p(y_n | w), (): not the sum of `log_prob`, since rows share the weights."""
 
     @abstractmethod
-    def sample(self, draws: int, key: Key) -> Tensor:
-        """Independent targets (draws, N, *event); labels (draws, N) for classification."""
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
+        """Independent targets (draws, N, *event); labels (draws, N) for classification.
+
+        Without a key it is `Key(0)`: the same draws each time.
+        """
 
     def quantile(self, p: float) -> Tensor:
         """The value y with P(Y <= y) = p, entry by entry, shaped as `mean`."""

@@ -10,18 +10,14 @@ from posterity.likelihoods.bernoulli import labels_only
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.numerics.random import Key
 from posterity.predictive.classes import ClassPredictive
+from posterity.predictive.information import label_information
 from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
+from posterity.predictive.quadrature import probit_phi
 
 
 def probit_kappa(mean: Tensor, variance: Tensor) -> Tensor:
     """sigmoid(mean / sqrt(1 + pi variance / 8)), close to E sigmoid(f) for f ~ N(mean, variance); entry by entry."""
     return torch.sigmoid(shrunk(mean, variance))
-
-
-def probit_phi(mean: Tensor, variance: Tensor) -> Tensor:
-    """Phi(mean / sqrt(8 / pi + variance)), close to E sigmoid(f) for f ~ N(mean, variance); entry by entry."""
-    value: Tensor = torch.special.ndtr(mean / torch.sqrt(8.0 / math.pi + variance))
-    return value
 
 
 def shrunk(mean: Tensor, variance: Tensor) -> Tensor:
@@ -40,7 +36,8 @@ class Probit(Integrator):
 
     **Limit**: exact at variance 0. Bernoulli: error below 0.0096 on means -3 .. 6 and variances 0 .. 400. Categorical:
     covariances between logits are ignored, and unequal variances cost more (0.075 for three equal means with
-    variances 9, 1, 0.1). There are no draws, so entropy does not split into aleatoric and epistemic.
+    variances 9, 1, 0.1). `epistemic` is the mutual information of the Gaussian logits themselves, see
+    `label_information`, with their covariances where these are given; `aleatoric` is the rest of the entropy.
 
     **Cost**: O(N D).
 
@@ -61,11 +58,12 @@ class Probit(Integrator):
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> ClassPredictive:
         logits = shrunk(mean.double(), output_variance(mean, covariance).double())
         if likelihood.link == "softmax":
-            return ClassPredictive(logits.softmax(1))  # (N, C, *positions)
+            return _informed(logits.softmax(1), likelihood, mean, covariance)  # (N, C, *positions)
         if likelihood.link != "sigmoid":
             raise TypeError(_needs_classes("Probit()", likelihood))
         logits = labels_only(logits, leading=1)
-        return ClassPredictive(torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=1))
+        probs = torch.stack([torch.sigmoid(-logits), torch.sigmoid(logits)], dim=1)
+        return _informed(probs, likelihood, mean, covariance)
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,13 @@ class ProbitPhi(Integrator):
             raise TypeError(_needs_classes("ProbitPhi()", likelihood))
         variance = labels_only(output_variance(mean, covariance).double(), leading=1)
         logits = labels_only(mean.double(), leading=1)
-        return ClassPredictive(torch.stack([probit_phi(-logits, variance), probit_phi(logits, variance)], dim=1))
+        probs = torch.stack([probit_phi(-logits, variance), probit_phi(logits, variance)], dim=1)
+        return _informed(probs, likelihood, mean, covariance)
+
+
+def _informed(probs: Tensor, likelihood: Likelihood, mean: Tensor, covariance: Tensor) -> ClassPredictive:
+    """The predictive of these probabilities, with the mutual information of labels and Gaussian logits."""
+    return ClassPredictive(probs).with_information(lambda: label_information(likelihood, mean, covariance))
 
 
 def _needs_classes(name: str, likelihood: Likelihood) -> str:
@@ -184,8 +188,9 @@ class LaplaceBridge(Integrator):
         variance = output_variance(mean, covariance).double()
         if not self.project:
             log_alpha = _log_alpha(mean.double().movedim(1, -1), variance.movedim(1, -1))
-            return ClassPredictive(log_alpha.softmax(-1).movedim(-1, 1))
+            return _informed(log_alpha.softmax(-1).movedim(-1, 1), likelihood, mean, covariance)
         matrix = covariance if covariance.dim() == 3 else torch.diag_embed(covariance)
         centre, spread = projected(*each_label(mean.double(), matrix.double()))
         variance = spread.diagonal(dim1=-2, dim2=-1).clamp_min(0.0)  # below 0 only by rounding
-        return ClassPredictive(at_positions(_log_alpha(centre, variance).softmax(-1), mean))
+        probs = at_positions(_log_alpha(centre, variance).softmax(-1), mean)
+        return _informed(probs, likelihood, mean, covariance)

@@ -73,7 +73,8 @@ class TemperatureScaling:
 
     def apply(self, logits: Tensor) -> ClassPredictive:
         """Return the predictive softmax(logits / temperature), from logits shaped as in `fit`."""
-        return ClassPredictive((_two_or_more(logits) / self.temperature).softmax(-1))
+        probs = (_two_or_more(logits) / self.temperature).softmax(-1)
+        return ClassPredictive(probs, probs.unsqueeze(0))  # one function: no epistemic part
 
 
 def _two_or_more(logits: Tensor) -> Tensor:

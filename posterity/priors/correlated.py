@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import shown
+from posterity.numerics.brief import brief
 from posterity.numerics.layout import Layout
 from posterity.numerics.random import Key
 from posterity.precisions.block import PerMember
@@ -19,7 +20,7 @@ from posterity.storage import encode
 _LOG_TWO_PI = math.log(2.0 * math.pi)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Correlated(Prior):
     """Jointly normal weights with a precision matrix, such as the posterior of earlier data.
 
@@ -68,6 +69,9 @@ class Correlated(Prior):
 
     def __hash__(self) -> int:
         return hash(self._content())
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def bound(self, layout: Layout) -> "Correlated":
         if layout.size != self.matrix.size:

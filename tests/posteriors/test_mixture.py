@@ -82,8 +82,9 @@ def test_class_probabilities_are_averaged_and_split_where_known():
     torch.testing.assert_close(probit.probs, laplace.predict(x, integrator=Probit()).probs)
     drawn = Mixture([laplace, laplace]).predict(x, integrator=MonteCarlo(20))
     assert drawn.draws.shape == (40, 5, 2)
-    with pytest.raises(ValueError, match="aleatoric and epistemic need"):
-        _ = Mixture([laplace, parts[0]]).predict(x).aleatoric
+    both = Mixture([laplace, parts[0]]).predict(x)
+    wanted = 0.5 * (laplace.predict(x).aleatoric + parts[0].predict(x).aleatoric)
+    torch.testing.assert_close(both.aleatoric, wanted)
 
 
 def test_metrics_take_it():

@@ -23,6 +23,8 @@ from posterity.inference import Callback, Sequential
 
 pytestmark = pytest.mark.cpu
 EXACT = recorded_here()
+# Conjugate regression goes by a QR decomposition now, and no longer by the squares of its rows.
+ROUNDED_OTHERWISE = {"conjugate", "conjugate_double", "variational_em_conjugate"}
 OWN_MACHINE = pytest.mark.skipif(not EXACT, reason="recorded with another torch, or on another kind of processor")
 
 
@@ -55,8 +57,9 @@ def test_a_stored_posterior_is_what_it_was(case):
 def test_the_same_fit_gives_the_same_numbers(case):
     folder = HERE / "posteriors" / case.name
     posterior, trace = case.fit()
-    check({**observed(case, posterior), **trace_of(trace)}, load_file(folder / "expected.safetensors"), EXACT)
-    if EXACT:
+    exact = EXACT and case.name not in ROUNDED_OTHERWISE
+    check({**observed(case, posterior), **trace_of(trace)}, load_file(folder / "expected.safetensors"), exact)
+    if exact:
         assert parts(posterior) == parts(load(folder / "run", case.problem.model()))
 
 

@@ -16,6 +16,10 @@ from posterity.inference.memory import activation_bytes
 from posterity.inference.method import Effort, Footprint, Info, Traits
 from posterity.inference.run import FAR
 from posterity.kernels.adaptation import (
+    CALM_SHARE,
+    CALM_SHRINKAGE,
+    SHRINKAGE,
+    UPWARDS,
     DualAveraging,
     Mass,
     Moments,
@@ -70,18 +74,30 @@ class Warmup:
     it on average, or, where `cautious`, in the harmonic mean, which gives weight to chains that accept less than others
     (Hoffman and Sountsov, 2022). `mass` says what is learnt of the scales. Chains of one problem, a group, share what
     they learn, but for the step size until the last mass matrix is made: a chain that starts where the density is
-    steep only gets away with small steps of its own, and would count for little among many.
+    steep only gets away with small steps of its own, and would count for little among many. Where `calm`, the search
+    for the step size after the last mass matrix is long and moves little, as single proposals need.
     """
 
     steps: int
     accept: float | None
     mass: Mass
     cautious: bool = False
+    calm: bool = False
 
-    def begun(self, tuning: Tuning) -> Adaptation:
-        """Return the adaptation before the first transition, or after a change of the scale."""
-        search, moments = averaging_from(tuning.step_size), no_moments(tuning.scale)
-        return {"search": search._asdict(), "moments": moments._asdict()}
+    def begun(self, tuning: Tuning, step: int = 0) -> Adaptation:
+        """Return the adaptation before transition `step`: the first, or one after a change of the scale."""
+        groups = tuning.scale.shape[0]
+        _, ends = self.windows(len(tuning.step_size) // groups)
+        search = averaging_from(tuning.step_size, 1.0 if self._settles(step, ends) else UPWARDS)
+        return {"search": search._asdict(), "moments": no_moments(tuning.scale)._asdict()}
+
+    def windows(self, chains: int) -> tuple[int, tuple[int, ...]]:
+        """Return the windows in which groups of so many chains learn their scales."""
+        return windows(self.steps, chains, CALM_SHARE if self.calm else 0.0)
+
+    def _settles(self, step: int, ends: tuple[int, ...]) -> bool:
+        """Whether the search at this transition is a calm one."""
+        return self.calm and bool(ends) and step >= ends[-1]
 
     def learnt(
         self, adaptation: Adaptation, tuning: Tuning, step: int, theta: Tensor, accept: Tensor
@@ -91,7 +107,7 @@ class Warmup:
         Where it has changed, a step size must be found anew: see `begun`.
         """
         groups = tuning.scale.shape[0]
-        first, ends = windows(self.steps, len(theta) // groups)
+        first, ends = self.windows(len(theta) // groups)
         together = step >= (ends[-1] if ends else 0)
         search, moments = DualAveraging(**adaptation["search"]), Moments(**adaptation["moments"])
         if self.accept is not None:
@@ -100,7 +116,7 @@ class Warmup:
                 rate = 1.0 / shared(1.0 / accept.clamp(min=LEAST_ACCEPT), groups)
             elif together:
                 rate = shared(accept, groups)
-            search = averaged(search, rate, self.accept)
+            search = averaged(search, rate, self.accept, CALM_SHRINKAGE if self._settles(step, ends) else SHRINKAGE)
             tuning = tuning._replace(step_size=search.log_step.exp())
         changed = step + 1 in ends
         if self.mass.learns and first <= step < (ends[-1] if ends else 0):
@@ -155,6 +171,9 @@ class Sampler(Chains):
     cautious: ClassVar[bool] = False
     """Whether chains that accept less than others count more, see `Warmup`: for trajectories of many leapfrogs."""
 
+    calm: ClassVar[bool] = False
+    """Whether the step size is searched calmly at the end of the warm-up, see `Warmup`: for single proposals."""
+
     step_size: Any  # a number to hold, or None where the warm-up finds it
     target_accept: float
     mass: Mass
@@ -186,7 +205,7 @@ class Sampler(Chains):
     def _schedule(self) -> Warmup:
         """Schedule of the warm-up: it learns the step size, unless one is held, and the mass."""
         wanted = self.target_accept if self.step_size is None else None
-        return Warmup(self.warmup, wanted, self.mass, cautious=self.cautious)
+        return Warmup(self.warmup, wanted, self.mass, cautious=self.cautious, calm=self.calm)
 
     def _first_step(self, target: Potential, place: Place, scale: Tensor, key: Key) -> Tensor:
         """Initial step sizes (C,) where none is held: those at which a leapfrog crosses the wanted acceptance.
@@ -301,7 +320,7 @@ class Sampler(Chains):
         if changed:  # gradient and step size are in coordinates of the scale
             grad = gathered(tuning.scale, target(draw.theta)[1])
             tuning = self._tuned(target, Place(draw.theta, draw.log_density, grad), tuning.scale, key.fold("again"))
-            known = schedule.begun(tuning)
+            known = schedule.begun(tuning, state.step + 1)
         return grad, tuning, {} if state.step + 1 == self.warmup else known
 
     def _begun(self, joint: Problem, target: Potential, state: SamplerState, batch: Batch, key: Key) -> SamplerState:
