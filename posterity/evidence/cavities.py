@@ -27,21 +27,24 @@ _MOST = 0.5  # share of undefined cavities from which a precision is not conside
 
 
 class LeftOutRows(NamedTuple):
-    """Log densities of rows (n,) under predictions that have not seen them, and how many rows have none.
+    """Log densities of rows (n,) under predictions that have not seen them; NaN where a cavity is undefined.
 
     `posterior` integrates over the outputs of the cavity, `plug_in` takes their mean.
     """
 
     posterior: Tensor
     plug_in: Tensor
-    undefined: int
+
+    @property
+    def undefined(self) -> int:
+        """The number of rows without a prediction."""
+        return int(self.posterior.isnan().sum())
 
     @property
     def loss(self) -> float:
         """Mean negative log density under the posterior; infinite where most cavities are undefined."""
-        count = len(self.posterior)
-        few = count < (1.0 - _MOST) * (count + self.undefined)
-        return math.inf if few or not count else -float(self.posterior.mean())
+        few = self.undefined > _MOST * len(self.posterior)
+        return math.inf if few else -float(self.posterior.nanmean())
 
 
 def left_out_rows(posterior: Linearized, rows: Batch) -> LeftOutRows:
@@ -68,8 +71,10 @@ def left_out_rows(posterior: Linearized, rows: Batch) -> LeftOutRows:
     cavity = 0.5 * (cavity + cavity.mT)
     shift = (cavity @ slope[defined].flatten(1).unsqueeze(-1)).squeeze(-1)
     centre, targets = mean[defined] - shift.reshape(mean[defined].shape), targets[defined]
-    predicted = default_integrator(likelihood, centre)(likelihood, centre, cavity, Key(0)).log_prob(targets)
-    return LeftOutRows(predicted, likelihood.log_prob(centre, targets), int((~defined).sum()))
+    each = torch.full((2, len(mean)), math.nan, dtype=mean.dtype, device=mean.device)
+    each[0, defined] = default_integrator(likelihood, centre)(likelihood, centre, cavity, Key(0)).log_prob(targets)
+    each[1, defined] = likelihood.log_prob(centre, targets)
+    return LeftOutRows(*each)
 
 
 @dataclass(frozen=True)
@@ -189,4 +194,4 @@ def harm(posterior: Linearized, rows: Batch) -> float:
     left = left_out_rows(posterior, rows)
     if not math.isfinite(left.loss):
         return math.nan
-    return float((left.plug_in - left.posterior).mean())
+    return float((left.plug_in - left.posterior).nanmean())

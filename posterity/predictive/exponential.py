@@ -91,7 +91,7 @@ class ExponentialPredictive(Predictive):
         z, slope = self._inner(y)
         return self.base.joint_log_prob(z) - slope.sum()
 
-    def sample(self, draws: int, key: Key) -> Tensor:
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
         return self._outer(self.base.sample(draws, key))
 
     def quantile(self, p: float) -> Tensor:

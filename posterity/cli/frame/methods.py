@@ -127,25 +127,20 @@ def _sampler(name: str, **own: Any) -> Factory:
 
 
 def _laplace(settings: Settings, joint: "Joint") -> "Method":
-    from posterity.evidence import Evidence
-
     kept = None if settings.structure is None else structure(settings.structure)
-    tuning = Evidence(noise=_learns_noise(settings)) if settings.tune else None
-    return _method("Laplace", structure=kept, tuning=tuning)
+    return _method("Laplace", structure=kept, **({} if settings.tune else {"tuning": None}))
 
 
 def _online_laplace(settings: Settings, joint: "Joint") -> "Method":
-    from posterity.evidence import Evidence, PerLayer
-
-    tuning = Evidence(PerLayer(), noise=_learns_noise(settings))
-    return _method("OnlineLaplace", fit=_fit("MAP")(settings, joint), laplace=_untuned(settings), tuning=tuning)
+    return _method("OnlineLaplace", fit=_fit("MAP")(settings, joint), laplace=_untuned(settings))
 
 
 def _variational_em(settings: Settings, joint: "Joint") -> "Method":
     """A mode that moves on between the rounds, and one of MacKay's steps in each."""
     from posterity.evidence import MacKayUpdate, PerLayer
+    from posterity.evidence.marginal import LeftOut, left_out
 
-    update = MacKayUpdate(PerLayer(), noise=_learns_noise(settings))
+    update = MacKayUpdate(LeftOut.of(joint, PerLayer()), noise=left_out(joint)[1])
     fit = _fit("MAP")(settings, joint)
     return _method("VariationalEM", expectation=_untuned(settings), maximisation=(update,), tolerance=None, fit=fit)
 
@@ -153,11 +148,6 @@ def _variational_em(settings: Settings, joint: "Joint") -> "Method":
 def _untuned(settings: Settings) -> "Method":
     """The Laplace approximation of methods that make many, and tune hyper-parameters themselves."""
     return _method("Laplace", structure=structure(settings.structure or "kronecker"), tuning=None)
-
-
-def _learns_noise(settings: Settings) -> bool:
-    """A noise that was given is known; only one that is to be learnt is tuned."""
-    return settings.noise == "learn"
 
 
 def _mean_field(settings: Settings, joint: "Joint") -> "Method":

@@ -135,7 +135,7 @@ def _noise(text: str) -> float | str:
     if not (math.isfinite(value) and value > 0):
         raise refused(
             f"--noise must be a positive number, learn or inputs. Got '{text}'.",
-            "--noise learn fits the noise along with the weights, --noise inputs makes it an output of the network.",
+            "--noise learn leaves the noise to the method, --noise inputs makes it an output of the network.",
         )
     return value
 
@@ -168,7 +168,7 @@ class Settings:
         unit="SIZES",
         parse=_sizes,
         check=positive_whole,
-        usual="50,50; 50 for sine and files, none for line",
+        usual="50,50; 50 for sine, none for line; for files none, or 50 where they predict better",
         **_NETWORK,
     )
     activation: str = option(
@@ -193,11 +193,12 @@ class Settings:
         usual="found by the method",
         **_METHOD,
     )
-    prior_scale: float = option(
-        1.0,
-        help="Standard deviation of the prior of every weight; where laplace starts to look for a better one.",
+    prior_scale: float | None = option(
+        None,
+        help="Standard deviation of the prior of every weight.",
         unit="S",
         check=positive,
+        usual="one for each layer, chosen by the method",
         **_METHOD,
     )
     noise: float | str | None = option(
@@ -206,7 +207,7 @@ class Settings:
         "inputs: a second output of the network gives it for each row.",
         unit="S",
         parse=_noise,
-        usual="learn; 0.5, the true one, for line",
+        usual="learn, by the method; 0.5, the true one, for line",
         **_METHOD,
     )
     temperature: float = option(
@@ -230,7 +231,7 @@ class Settings:
     )
     tune: bool = option(
         True,
-        help="Whether laplace moves the prior scale, and a noise to be learnt, to the largest evidence.",
+        help="Whether laplace looks at leave-one-out predictions, for scales that were left out and for a warning.",
         **_METHOD,
     )
     estimator: str | None = option(

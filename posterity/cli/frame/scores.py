@@ -29,6 +29,7 @@ from posterity.metrics import (
     out_of_distribution_auroc,
     root_mean_squared_error,
 )
+from posterity.model.scales import chosen_scales
 from posterity.numerics.random import Key
 from posterity.posteriors import Linearized, Posterior, Samples
 from posterity.predictive.predictive import Predictive
@@ -89,8 +90,11 @@ def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
     result = {"log_evidence": float(posterior.log_evidence) - power * (count * math.log(scale) + logs)}
     fitted = posterior.joint.as_joint("evidence")
     prior, likelihood = fitted.prior, fitted.likelihood
+    scales = chosen_scales(fitted).get("prior_scale")
     if isinstance(prior, Normal) and not isinstance(prior.scale, Tensor):
         result["prior_scale"] = float(prior.scale)
+    elif scales is not None:  # one for each layer: the geometric mean over tensors
+        result["prior_scale"] = float(scales.log().mean().exp())
     if isinstance(likelihood, Gaussian):
         result["noise"] = float(torch.as_tensor(likelihood.scale)) * scale
     return result
@@ -101,8 +105,7 @@ def evidence_line(method: str, task: Task, result: dict[str, float]) -> str:
     names = {"prior_scale": "prior scale", "noise": "noise of the logarithm" if task.source.log_target else "noise"}
     known = [f"{text} {result[key]:.4g}" for key, text in names.items() if key in result]
     known.append(f"log evidence {result['log_evidence']:.2f} nats.")
-    how = " tuned by the evidence" if method == "laplace" and task.settings.tune else ""
-    return f"{RECIPES[method].label}{how}: {', '.join(known)}"
+    return f"{RECIPES[method].label}: {', '.join(known)}"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ HIDDEN = MappingProxyType({"line": (), "sine": (50,)})
 """Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
 
 SMALL = 10_000_000  # multiplications in one forward pass of a batch
-NOISE_PRIOR = (0.0, 2.0)  # of the log noise, in units of standardised targets: wide, but a density
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,20 +82,36 @@ def make_task(
     """
     source = find_data(data, columns, reading, settings.seed)
     chosen = filled(settings, source, methods)
-    rows, target = source.data, find_device(device)
+    target = find_device(device)
+    if settings.hidden is None and source.path is not None and "dropout" not in methods:
+        from posterity.cli.frame.choice import sufficient
+
+        def joint_with(hidden: tuple[int, ...]) -> Joint:
+            return _problem(replace(chosen, hidden=hidden, dropout=None), source, target)[1]
+
+        assert chosen.hidden is not None
+        hidden, why = sufficient(joint_with, chosen.hidden, source.data.train.pair)
+        chosen, source = replace(chosen, hidden=hidden), replace(source, notes=(*source.notes, why))
+    network, joint = _problem(chosen, source, target)
+    task = Task(chosen, source, network, joint)
+    _check_methods(methods, task)
+    return task
+
+
+def _problem(chosen: Settings, source: Source, device: torch.device) -> tuple[MLP, Joint]:
+    """The network and joint of these settings."""
+    rows = source.data
     outputs = rows.train.targets.shape[1] if rows.classes is None else len(rows.classes)
     outputs *= 2 if chosen.noise == "inputs" else 1  # the logarithm of the noise beside the mean
     sizes = (rows.train.inputs.shape[1], *(chosen.hidden or ()), outputs)
     with torch.random.fork_rng(devices=[]):  # weights start from the seed; the caller's generator stays as it was
         torch.default_generator.manual_seed(chosen.seed)
         network = MLP(sizes, activation=chosen.activation, dropout=chosen.dropout or 0.0)
-    network = network.to(target)
+    network = network.to(device)
     cold = chosen.temperature != 1.0
     tempering = Tempering.cold(chosen.temperature) if cold else Tempering.tempered(chosen.eta)
-    joint = Joint(network, _likelihood(chosen, source.scale), Normal(chosen.prior_scale), len(rows.train), tempering)
-    task = Task(chosen, source, network, joint)
-    _check_methods(methods, task)
-    return task
+    prior = Normal() if chosen.prior_scale is None else Normal(chosen.prior_scale)
+    return network, Joint(network, _likelihood(chosen, source.scale), prior, len(rows.train), tempering)
 
 
 def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Settings:
@@ -116,14 +131,7 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
-    """The problem of one stage: the task's own joint, except that mean-field may weigh its KL differently.
-
-    A noise that chains over all rows sample has a prior: flat, it would let networks that can fit every row go to no
-    noise.
-    """
-    likelihood = task.joint.likelihood
-    if RECIPES[stage].samples_all_rows and isinstance(likelihood, Gaussian) and likelihood.learn:
-        return replace(task.joint, likelihood=replace(likelihood, log_scale_prior=NOISE_PRIOR))
+    """The problem of one stage: the task's own joint, except that mean-field may weigh its KL differently."""
     eta = kl_weight(stage, task)
     return task.joint if eta is None else replace(task.joint, tempering=Tempering.tempered(eta))
 
@@ -227,7 +235,7 @@ def _likelihood(settings: Settings, scale: float) -> Likelihood:
     if settings.noise == "inputs":
         return Heteroscedastic()
     if isinstance(settings.noise, str):
-        return Gaussian(scale=1.0, learn=True)
+        return Gaussian()
     return Gaussian(scale=settings.noise / scale)
 
 

@@ -1,0 +1,50 @@
+"""The network of a table whose hidden layers were left out: linear, unless hidden units predict better.
+
+Both are fitted to the training rows, with their scales chosen by the evidence, and compared by leave-one-out.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from posterity.curvature import Kronecker
+from posterity.evidence import left_out_rows
+from posterity.inference import infer
+from posterity.methods import MAP, Laplace, OnlineLaplace
+from posterity.model import Joint
+from posterity.model.data import as_data
+from posterity.optim import Adam, Cosine
+from posterity.posteriors import Linearized
+
+ROWS = 2048  # of a comparison; each then stands for several
+STEPS = 1000
+ROUNDS = 8
+
+
+def sufficient(
+    joint_with: Callable[[tuple[int, ...]], Joint], hidden: tuple[int, ...], rows: tuple[torch.Tensor, ...]
+) -> tuple[tuple[int, ...], str]:
+    """The hidden layers to take, () or `hidden`, and a sentence that says why.
+
+    A linear model is enough unless leave-one-out predictions of the network are better by more than a standard error.
+    """
+    linear, network = (_left_out(joint_with(layers), rows) for layers in ((), hidden))
+    gain = network - linear
+    gain = gain[torch.isfinite(gain)]
+    mean, error = float(gain.mean()), float(gain.std()) / max(1, len(gain)) ** 0.5
+    sizes = ",".join(str(size) for size in hidden)
+    said = f"leave-one-out NLL lower by {mean:.3g}, standard error {error:.2g}"
+    if mean > error:
+        return hidden, f"{sizes} hidden units predict better than a linear model ({said})."
+    return (), f"a linear model predicts as well as {sizes} hidden units ({said}); --hidden {sizes} takes these."
+
+
+def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Log densities of the rows, each left out; NaN where a row has none."""
+    sample = as_data(rows).to(joint.device).sample(ROWS)
+    problem = replace(joint, num_data=sample.size)
+    fit, curvature = MAP(STEPS, 128, Adam(0.01), Cosine()), Laplace(structure=Kronecker(), tuning=None)
+    posterior, _ = infer(OnlineLaplace(fit, curvature, rounds=ROUNDS), problem, tuple(sample[:3]), progress=False)
+    assert isinstance(posterior, Linearized)
+    return left_out_rows(posterior, problem.check(sample)).posterior
