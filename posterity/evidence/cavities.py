@@ -41,10 +41,10 @@ class LeftOutRows(NamedTuple):
         return int(self.posterior.isnan().sum())
 
     @property
-    def loss(self) -> float:
-        """Mean negative log density under the posterior; infinite where most cavities are undefined."""
+    def cost(self) -> float:
+        """Nats a row by which the posterior predicts worse than the means; infinite where most have no prediction."""
         few = self.undefined > _MOST * len(self.posterior)
-        return math.inf if few else -float(self.posterior.nanmean())
+        return math.inf if few else float((self.plug_in - self.posterior).nanmean())
 
 
 def left_out_rows(posterior: Linearized, rows: Batch) -> LeftOutRows:
@@ -81,13 +81,15 @@ def left_out_rows(posterior: Linearized, rows: Batch) -> LeftOutRows:
 class PredictiveFit:
     """Choose the prior precision of a network that was trained elsewhere by how its posterior predicts.
 
-    **Math**: the smallest precision alpha, and with it the widest posterior, whose predictions cost at most
-    `tolerance` nats a row against the best. Predictions are scored on rows that were held out (`chosen_on`), or else
-    by cavities: each of `rows` training rows is predicted without its own site (`left_out_rows`). Noise that was left
-    out is RSS / (N - gamma) at each alpha, gamma the effective number of weights.
+    **Math**: the smallest precision alpha, and with it the widest posterior, whose width costs at most `tolerance`
+    nats a row. On held-out rows (`chosen_on`) the cost is the loss of the posterior less the least of all alpha. Else
+    (`by_cavities`) each of `rows` training rows is predicted without its own site (`left_out_rows`), and the cost is
+    the loss of the posterior less that of the cavity's mean: what the row does to the mean counts on both sides.
+    Noise that was left out is RSS / (N - gamma) at each alpha, gamma the effective number of weights.
 
     **Limit**: the weights count as a mode, whatever loss they were trained by: the prior is taken to pull nowhere.
-    A network that has learnt its rows by heart looks sure of them without its site, too: held-out rows say more.
+    A network that has learnt its rows by heart looks sure of them without their sites, too, so that the posterior
+    comes out narrower than is best: held-out rows say more.
 
     **Cost**: some ten predictions of the rows.
 
@@ -97,11 +99,11 @@ class PredictiveFit:
     **Example**:
 
     >>> PredictiveFit().tolerance
-    0.003
+    0.002
     """
 
     rows: int = 500
-    tolerance: float = 0.003
+    tolerance: float = 0.002
     lowest: float = 1e-6
     highest: float = 1e12
 
@@ -112,61 +114,58 @@ class PredictiveFit:
 
     def by_cavities(self, posterior: Linearized, rows: Batch) -> Linearized:
         """The posterior at the precision chosen by leave-one-out predictions of training rows."""
-        left: dict[float, LeftOutRows] = {}
+        undefined = 0
 
-        def loss(alpha: float, trial: Linearized) -> float:
-            left[alpha] = left_out_rows(trial, rows)
-            return left[alpha].loss
+        def cost(trial: Linearized) -> float:
+            nonlocal undefined
+            left = left_out_rows(trial, rows)
+            undefined = max(undefined, left.undefined)
+            return left.cost
 
-        chosen, alpha = self._chosen(posterior, loss, LEAVE_ONE_OUT)
-        if alpha in left and left[alpha].undefined:
-            logger.info("%d of %d rows have no leave-one-out prediction.", left[alpha].undefined, rows.size)
+        chosen = self._chosen(posterior, cost, LEAVE_ONE_OUT)
+        if undefined:
+            logger.info(
+                "%d of %d rows have no leave-one-out prediction at a precision that was tried.", undefined, rows.size
+            )
         return chosen
 
     def chosen_on(self, posterior: Linearized, rows: Batch) -> Linearized:
         """The posterior at the precision chosen by the predictions of held-out rows."""
 
-        def loss(_: float, trial: Linearized) -> float:
-            return -float(trial.predict(rows.inputs).log_prob(rows.targets).mean())
+        losses: list[float] = []
 
-        return self._chosen(posterior, loss, "validation")[0]
+        def cost(trial: Linearized) -> float:
+            losses.append(-float(trial.predict(rows.inputs).log_prob(rows.targets).mean()))
+            return losses[-1] - min(losses)
 
-    def _chosen(
-        self, posterior: Linearized, loss: Callable[[float, Linearized], float], way: str
-    ) -> tuple[Linearized, float]:
-        """Walk in decades to where the loss begins to rise by more than the tolerance, and halve the last decade."""
+        return self._chosen(posterior, cost, "validation")
+
+    def _chosen(self, posterior: Linearized, cost: Callable[[Linearized], float], way: str) -> Linearized:
+        """Walk down in decades from where the posterior has no width, while the cost allows, and halve the last one."""
         marginal = marginal_likelihood(posterior, Shared())
-        losses: dict[float, float] = {}
 
-        def at(alpha: float) -> Linearized:
-            return _at(posterior, marginal, alpha, way)
+        def at(log: float) -> Linearized:
+            return _at(posterior, marginal, 10.0**log, way)
 
-        def cost(log: float) -> float:
-            if log not in losses:
-                try:
-                    value = loss(10.0**log, at(10.0**log))
-                except (NotPositiveDefinite, FloatingPointError):
-                    value = math.inf
-                losses[log] = math.inf if math.isnan(value) else value
-            return losses[log]
+        def allowed(log: float) -> bool:
+            try:
+                return cost(at(log)) <= self.tolerance
+            except (NotPositiveDefinite, FloatingPointError):
+                return False
 
         first, last = math.log10(self.lowest), math.log10(self.highest)
-        high = min(max(math.log10(float(marginal.prior_precision[0])) + 2.0, first), last)
-        while high < last and (not math.isfinite(cost(high)) or cost(high) > cost(high + 1.0) + 0.5 * self.tolerance):
-            high += 1.0
-        low = high
-        while low > first and cost(low - 1.0) <= min(losses.values()) + self.tolerance:
-            low -= 1.0
-        if low > first:
-            bad = low - 1.0
-            for _ in range(3):
-                middle = 0.5 * (low + bad)
-                low, bad = (middle, bad) if cost(middle) <= min(losses.values()) + self.tolerance else (low, middle)
-        least = min(cost(low), *losses.values())
-        low = low if cost(low) <= least + self.tolerance else min(losses, key=losses.__getitem__)
-        if not first < low < last:
-            logger.warning("The prior precision chosen by %s, %.3g, is at the end of its range.", way, 10.0**low)
-        return at(10.0**low), 10.0**low
+        good = min(max(math.ceil(math.log10(float(marginal.prior_precision[0]))) + 2.0, first), last)
+        while good < last and not allowed(good):
+            good += 1.0
+        while good > first and allowed(good - 1.0):
+            good -= 1.0
+        bad = good - 1.0
+        for _ in range(3 if first < good < last else 0):
+            middle = 0.5 * (good + bad)
+            good, bad = (middle, bad) if allowed(middle) else (good, middle)
+        if not first < good < last:
+            logger.warning("The prior precision chosen by %s, %.3g, is at the end of its range.", way, 10.0**good)
+        return at(good)
 
 
 def _at(posterior: Linearized, marginal: Marginal, alpha: float, way: str) -> Linearized:
@@ -187,11 +186,3 @@ def _at(posterior: Linearized, marginal: Marginal, alpha: float, way: str) -> Li
         noise = scale
     tuned = Tuned(Shared(), marginal.names, precision, noise, math.nan, math.nan, 1)
     return posterior.with_gaussian(with_tuned(posterior.gaussian, marginal, tuned, way))
-
-
-def harm(posterior: Linearized, rows: Batch) -> float:
-    """Nats a row by which leave-one-out predictions are worse than those of the weights alone; negative: better."""
-    left = left_out_rows(posterior, rows)
-    if not math.isfinite(left.loss):
-        return math.nan
-    return float((left.plug_in - left.posterior).nanmean())

@@ -1,6 +1,7 @@
 """The Laplace approximation: a Gaussian at a mode, from the curvature there."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -30,7 +31,7 @@ from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
-from posterity.evidence.cavities import LEAVE_ONE_OUT, harm
+from posterity.evidence.cavities import LEAVE_ONE_OUT, left_out_rows
 from posterity.inference.memory import refuse_too_large
 from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
 from posterity.jacobians.jacobian import chunk_size
@@ -94,10 +95,11 @@ class Laplace(Method):
     every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights.
 
     **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
-    fit chose them. Without one, the network was trained elsewhere, and `tuning="auto"` chooses the prior precision by
-    how the posterior predicts (`evidence.PredictiveFit`): on the rows `infer(..., validation=...)`, or else by
-    approximate leave-one-out. `tuning=Evidence()` moves prior precision and noise, given or not, to the maximum of the
-    log evidence at theta*, which stays where it is; None leaves them.
+    fit chose them, if the Gaussian at them predicts no worse than theta* alone. Else, and for a network that was
+    trained elsewhere, `tuning="auto"` chooses the prior precision by how the posterior predicts
+    (`evidence.PredictiveFit`): on the rows `infer(..., validation=...)`, or else by approximate leave-one-out.
+    `tuning=Evidence()` moves prior precision and noise, given or not, to the maximum of the log evidence at theta*,
+    which stays where it is; None leaves them.
 
     **Limit**: exact for linear models with Gaussian noise; local: it sees nothing but the curvature at theta*, which
     must be a mode (start from MAP); the log names the distance where it is not. Where leave-one-out predictions are
@@ -371,8 +373,10 @@ def _that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
         if isinstance(joint.bound_prior, Normal):
             return PredictiveFit().by_cavities(posterior, rows)
         logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
-    worse = harm(posterior, rows)
-    if worse > HARM:
+    worse = left_out_rows(posterior, rows).cost
+    if worse > PredictiveFit().tolerance and joint.bound_prior.chosen and isinstance(joint.bound_prior, Normal):
+        return PredictiveFit().by_cavities(posterior, rows)
+    if HARM < worse < math.inf:
         logger.warning(
             f"Leave-one-out predictions of the posterior are worse than those of the weights alone by {worse:.3g} nats "
             "a row. The prior is too wide for these weights: leave its scale out, or give a smaller one."
