@@ -225,7 +225,10 @@ def infer(
         keeper.resume(run)
     with last_good(keeper, run):
         _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
-        return run.posterior(), run.trace
+        posterior = run.posterior()
+        for doubt in method.doubts(joint, run.trace):
+            logger.warning(doubt)
+        return posterior, run.trace
 
 
 def _loop(

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from posterity.model import Batch, Data, Density, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim import Optimizer, Schedule
 from posterity.posteriors.posterior import Posterior
+
+if TYPE_CHECKING:
+    from posterity.inference.run import Trace
 
 Info: TypeAlias = Mapping[str, Tensor | float]
 """Values that a step reports to the trace, by name."""
@@ -127,6 +130,10 @@ class Method(ABC):
     def finished(self, state: Any) -> str:
         """Return why the run may stop at this state; "" where it needs more steps."""
         return ""
+
+    def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
+        """Return warnings that the trace of a finished run gives rise to, each with its remedy; by default none."""
+        return ()
 
     @abstractmethod
     def keep(self, state: Any) -> Any:

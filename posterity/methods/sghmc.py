@@ -1,8 +1,7 @@
 """Stochastic gradient Hamiltonian Monte Carlo."""
 
-import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,13 +10,12 @@ from posterity.errors import fraction
 from posterity.inference.method import Info
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
-    Plain,
-    Preconditioner,
     chain_gradients,
     chain_info,
     loss_factor,
     step_number,
 )
+from posterity.methods.parts.preconditioners import Preconditioner
 from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Constant, Schedule
@@ -28,7 +26,7 @@ class SGHMCState(NamedTuple):
 
     theta: Tensor
     velocity: Tensor
-    known: Tensor | None
+    known: Any
     buffers: Buffers
     step: int
 
@@ -71,14 +69,14 @@ class SGHMC(MinibatchChains):
     True
     """
 
-    draws: int = 100
-    warmup: int = 2000
+    draws: int | None = None  # type: ignore[assignment]  # None until settled
+    warmup: int | None = None  # type: ignore[assignment]
     chains: int = 4
     step_size: float | None = None
     batch_size: int | None = 128
-    thin: int = 20
+    thin: int | None = None  # type: ignore[assignment]
     schedule: Schedule = field(default_factory=Constant)
-    preconditioner: Preconditioner = field(default_factory=Plain)
+    preconditioner: Preconditioner | None = None
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -88,7 +86,7 @@ class SGHMC(MinibatchChains):
     @property
     def usual_rate(self) -> float:
         """Less than without momentum, which carries each gradient further; see the class."""
-        return self.preconditioner.learning_rate * math.sqrt(1.0 - self.momentum)
+        return self.rule.usual_rate(self.momentum)
 
     @staticmethod
     def step_size_for(learning_rate: float, joint: Problem) -> float | Tensor:
@@ -99,7 +97,7 @@ class SGHMC(MinibatchChains):
         """Chains at theta, with velocities drawn from their law."""
         theta = self.each_chain(joint, theta)
         velocity = key.normal(tuple(theta.shape), torch.float32, theta.device).to(theta.dtype)
-        return SGHMCState(theta, velocity, self.preconditioner.init(theta), joint.starting_buffers(theta), 0)
+        return SGHMCState(theta, velocity, self.rule.init(theta), joint.starting_buffers(theta), 0)
 
     def step(self, joint: Problem, state: SGHMCState, batch: Batch, key: Key) -> tuple[SGHMCState, Info]:
         theta, number = state.theta, step_number(state.step, state.theta.device)
@@ -114,5 +112,6 @@ class SGHMC(MinibatchChains):
         info = {**chain_info(joint, theta, value, grad, size), "kinetic_temperature": kinetic}
         noise = self.noise_at(theta, number, key)
         velocity = left * kicked + (1.0 - left * left) ** 0.5 * noise
-        theta = theta + (0.5 * scaled) * (kicked + velocity)
+        sampled = theta + (0.5 * scaled) * (kicked + velocity)
+        theta = self.rule.moved(theta, sampled, known, number, self.warmup)
         return SGHMCState(theta, velocity, known, buffers, state.step + 1), info

@@ -1,20 +1,19 @@
 """Stochastic gradient Langevin dynamics."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from posterity.inference.method import Info
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
-    Plain,
-    Preconditioner,
     chain_gradients,
     chain_info,
     loss_factor,
     step_number,
 )
+from posterity.methods.parts.preconditioners import Preconditioner
 from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Constant, Schedule
@@ -24,7 +23,7 @@ class SGLDState(NamedTuple):
     """theta (C, P), statistics of the preconditioner, batch-norm statistics of each chain, number of steps done."""
 
     theta: Tensor
-    known: Tensor | None
+    known: Any
     buffers: Buffers
     step: int
 
@@ -66,14 +65,14 @@ class SGLD(MinibatchChains):
     True
     """
 
-    draws: int = 100
-    warmup: int = 2000
+    draws: int | None = None  # type: ignore[assignment]  # None until settled
+    warmup: int | None = None  # type: ignore[assignment]
     chains: int = 4
     step_size: float | None = None
     batch_size: int | None = 128
-    thin: int = 20
+    thin: int | None = None  # type: ignore[assignment]
     schedule: Schedule = field(default_factory=Constant)
-    preconditioner: Preconditioner = field(default_factory=Plain)
+    preconditioner: Preconditioner | None = None
 
     @staticmethod
     def step_size_for(learning_rate: float, joint: Problem) -> float | Tensor:
@@ -81,7 +80,7 @@ class SGLD(MinibatchChains):
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SGLDState:
         theta = self.each_chain(joint, theta)
-        return SGLDState(theta, self.preconditioner.init(theta), joint.starting_buffers(theta), 0)
+        return SGLDState(theta, self.rule.init(theta), joint.starting_buffers(theta), 0)
 
     def step(self, joint: Problem, state: SGLDState, batch: Batch, key: Key) -> tuple[SGLDState, Info]:
         theta, number = state.theta, step_number(state.step, state.theta.device)
@@ -90,5 +89,6 @@ class SGLD(MinibatchChains):
         info = chain_info(joint, theta, value, grad, size)
         known, matrix = self.preconditioned(joint, state.known, grad, number)
         scaled = size * matrix
-        theta = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, number, key)
+        sampled = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, number, key)
+        theta = self.rule.moved(theta, sampled, known, number, self.warmup)
         return SGLDState(theta, known, buffers, state.step + 1), info
