@@ -107,8 +107,8 @@ class MCDropout(GradientFit):
     the gradient in p (a natural gradient up to the constant K). With a `temperature` the masks
     of learnt rates are relaxed instead (`ConcreteDropout`), which is biased.
 
-    **Defaults**: `steps` for 40 passes over the data, at least 2,000 and at most 20,000; Adam with step size 0.01, for
-    more than 10,000 weights less by the root of their number, falling to 0 along a cosine.
+    **Defaults**: `steps` for 40 passes over the data, at least 2,000 and at most 20,000; Adam with step size
+    1 / sqrt(number of weights), at most 0.03, falling to 0 along a cosine.
 
     **Masks**: while training every row has its own, or with `one_mask_a_batch` all rows of a batch have one; members
     have the same ones. A draw of a prediction has one mask for all rows, so that it is a function, or with
@@ -156,7 +156,7 @@ class MCDropout(GradientFit):
     def settled(self, joint: Problem, data: Data) -> "MCDropout":
         usual = {
             "steps": usual_steps(data, self.batch_size),
-            "optimizer": Adam(usual_rate(joint)),
+            "optimizer": Adam(usual_rate(joint), beta2=0.95),
             "schedule": Cosine(),
         }
         return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})

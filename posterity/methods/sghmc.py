@@ -104,12 +104,13 @@ class SGHMC(MinibatchChains):
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)
         left = self.momentum ** self.schedule.factor(number, self.steps)
-        known, matrix = self.preconditioned(joint, state.known, grad, number)
+        known, matrix = self.preconditioned(joint, state.known, theta, grad, number)
+        about = self.rule.reference(known, number, self.warmup)
         scaled = size * matrix**0.5
         kicked = state.velocity + scaled * grad
         # Before it is refreshed, so that the heat of the last gradient is all in it.
         kinetic = kicked.square().mean(-1)
-        info = {**chain_info(joint, theta, value, grad, size), "kinetic_temperature": kinetic}
+        info = {**chain_info(joint, theta, value, grad, size, about), "kinetic_temperature": kinetic}
         noise = self.noise_at(theta, number, key)
         velocity = left * kicked + (1.0 - left * left) ** 0.5 * noise
         sampled = theta + (0.5 * scaled) * (kicked + velocity)

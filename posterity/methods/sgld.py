@@ -86,8 +86,8 @@ class SGLD(MinibatchChains):
         theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)
-        info = chain_info(joint, theta, value, grad, size)
-        known, matrix = self.preconditioned(joint, state.known, grad, number)
+        known, matrix = self.preconditioned(joint, state.known, theta, grad, number)
+        info = chain_info(joint, theta, value, grad, size, self.rule.reference(known, number, self.warmup))
         scaled = size * matrix
         sampled = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, number, key)
         theta = self.rule.moved(theta, sampled, known, number, self.warmup)

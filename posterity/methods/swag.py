@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,13 +12,19 @@ from torch.utils.data import DataLoader
 from posterity.errors import positive, positive_whole, shown, whole
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
-from posterity.model import Buffers, Problem
+from posterity.methods.parts.gradient_runs import batches_in_pass, risen, usual_rate
+from posterity.model import Buffers, Joint, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.numerics.random import Key
-from posterity.optim.optimizer import SGD
+from posterity.optim import Constant, StationarySGD
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions import Diagonal, LowRankCovariance, Precision
 
+if TYPE_CHECKING:
+    from posterity.inference.run import Trace
+
+_LEAST_ROWS, _MOST_ROWS, _BATCHES = 4, 128, 32  # of a batch, and batches in a pass where rows are few
+_PASSES, _LEAST_STEPS, _MOST_STEPS, _COLLECTED = 40, 1000, 10_000, 100  # after the warm-up, which has twice as many
 _LEAST = 1e-30  # variance of a weight that never moved: too small to matter in a draw, enough for a density
 
 
@@ -48,8 +54,14 @@ class SWAG(Method):
     q = N(m, scale^2 (diag(v) + D D^T / (K - 1)) / 2), drawn as m + scale (v^1/2 eps + D z / (K - 1)^1/2) / 2^1/2. Of
     rank 0 (SWAG-diagonal) q = N(m, scale^2 diag(v)). `scale` multiplies the standard deviations; 1 is the paper's.
 
+    **Defaults**: without a `fit` the steps are those of `optim.StationarySGD`, whose sizes follow from the gradients, so
+    that it wanders as far as the posterior is wide: 40 passes over the data (at least 1,000 steps, at most 10,000) in
+    which 100 thetas are collected, or `rank` if that is more, after a `warmup` of twice as many steps that begins with
+    a search for a mode. A batch has a 32nd of the rows, at least 4 and at most 128, and at most half of them: all rows
+    have no noise. With a `fit`, theta is collected every 20 steps without a warm-up.
+
     **Limit**: says how far SGD wanders at its step size, which for a quadratic bowl and a well chosen one is the width
-    of the posterior; it is not calibrated by itself. Steps of Adam have no such reading. Weights outside
+    of the posterior; with a `fit` of your own it is not calibrated by itself. Steps of Adam have no such reading. Weights outside
     `joint.random`, and learnt parameters of the likelihood, stay at their means. Batch norm: its statistics at the
     mean are recomputed by one pass over the data after the fit, and serve all draws (the paper has one pass a draw).
 
@@ -71,24 +83,26 @@ class SWAG(Method):
     torch.Size([3, 2])
     """
 
-    fit: MAP = field(default_factory=lambda: MAP(optimizer=SGD(0.01)))
-    every: int = 20
+    fit: MAP | None = None  # type: ignore[assignment]  # None until settled
+    every: int | None = None  # type: ignore[assignment]
     rank: int = 20
-    warmup: int = 0
+    warmup: int | None = None  # type: ignore[assignment]
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.fit, MAP):
-            raise TypeError(f"SWAG.fit must be of kind MAP. Got {shown(self.fit)}.")
-        positive_whole("SWAG.every", self.every)
-        for name in ("rank", "warmup"):
-            whole(f"SWAG.{name}", getattr(self, name))
+        if self.fit is not None and not isinstance(self.fit, MAP):
+            raise TypeError(f"SWAG.fit must be of kind MAP, or None. Got {shown(self.fit)}.")
+        positive_whole("SWAG.every", 1 if self.every is None else self.every)
+        whole("SWAG.rank", self.rank)
+        whole("SWAG.warmup", 0 if self.warmup is None else self.warmup)
         if self.rank == 1:
             raise ValueError(
                 "SWAG.rank must be 0, for a diagonal covariance, or at least 2, since deviations are divided by "
                 "rank - 1. Got 1."
             )
         positive("SWAG.scale", self.scale)
+        if self.fit is None or self.every is None or self.warmup is None:
+            return
         count, wanted = (self.fit.steps - self.warmup) // self.every, max(2, self.rank)
         if count < wanted:
             raise ValueError(
@@ -96,6 +110,29 @@ class SWAG(Method):
                 f"from {self.fit.steps} steps, one every {self.every} after the first {self.warmup}. "
                 "Use more steps, a smaller every, or a smaller rank."
             )
+
+    def settled(self, joint: Problem, data: Data) -> "SWAG":
+        fit, warmup, every = self.fit, self.warmup, self.every
+        if fit is None:
+            rows = max(1, data.num_data)
+            size = max(1, min(_MOST_ROWS, rows // 2, max(_LEAST_ROWS, rows // _BATCHES)))
+            batches = batches_in_pass(data, size)
+            usual = min(_MOST_STEPS, max(_LEAST_STEPS, _PASSES * batches))
+            warmup = 2 * usual if warmup is None else warmup
+            later = max(usual, max(2, self.rank) * (1 if every is None else every))
+            rule = StationarySGD(
+                warmup=max(1, warmup),
+                batches=float(batches),
+                rate=usual_rate(joint),
+                curvature=_prior_curvature(joint),
+            )
+            fit = MAP(steps=warmup + later, batch_size=size, optimizer=rule, schedule=Constant())
+            every = max(1, later // max(_COLLECTED, self.rank)) if every is None else every
+        every = 20 if every is None else every
+        return replace(self, fit=fit.settled(joint, data), every=every, warmup=0 if warmup is None else warmup)
+
+    def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
+        return risen("SWAG", trace, expected=joint.size / joint.num_data)  # twice the half a nat of each weight
 
     @property
     def traits(self) -> Traits:
@@ -181,6 +218,15 @@ class SWAG(Method):
             spread = self.scale / math.sqrt(2.0 * (count - 1))
             precision = LowRankCovariance(0.5 * variance, spread * last.deviations[..., :count, :].to(torch.float64))
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, buffers)
+
+
+def _prior_curvature(joint: Problem) -> float:
+    """Return the largest inverse variance of the tempered prior; 0 where there is none."""
+    if not isinstance(joint, Joint):
+        return 0.0
+    variance = joint.bound_prior.variance(joint.network.initial)
+    precision = float((1.0 / variance).nan_to_num(0.0, 0.0, 0.0).max())
+    return precision * float(torch.as_tensor(joint.powers[1]).max())
 
 
 def _refreshed(joint: Problem, state: SWAGState, batch: Batch) -> SWAGState:

@@ -3,8 +3,24 @@
 Losses and loops do not belong here.
 """
 
+from posterity.optim.gradient_scale import GradientScale
 from posterity.optim.ivon import IVON
 from posterity.optim.optimizer import SGD, Adam, Optimizer
 from posterity.optim.schedules import Constant, Cosine, Cycles, Cyclic, Schedule, Steps, Warmup
+from posterity.optim.stationary import StationarySGD
 
-__all__ = ["IVON", "SGD", "Adam", "Constant", "Cosine", "Cycles", "Cyclic", "Optimizer", "Schedule", "Steps", "Warmup"]
+__all__ = [
+    "IVON",
+    "SGD",
+    "Adam",
+    "Constant",
+    "Cosine",
+    "Cycles",
+    "Cyclic",
+    "GradientScale",
+    "Optimizer",
+    "Schedule",
+    "StationarySGD",
+    "Steps",
+    "Warmup",
+]

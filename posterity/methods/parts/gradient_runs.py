@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from posterity.inference.run import Trace
 
 _PASSES, _LEAST_STEPS, _MOST_STEPS = 40, 2000, 20_000
-_RATE, _FEW = 0.01, 10_000  # step size of Adam, and the number of weights up to which it holds
+_MOST_RATE = 0.03  # step size of Adam
 _SHARE, _LEAST = 0.05, 20  # share of a run that counts as its start and its end; steps of a run that can be judged
 _SPREADS = 3.0  # a rise that counts, in robust standard deviations of the loss of a batch
 
@@ -33,8 +33,8 @@ def usual_steps(data: Data, batch_size: int | None) -> int:
 
 
 def usual_rate(joint: Problem) -> float:
-    """Return the first step size of Adam: 0.01, for more than 10,000 weights less by the root of their number."""
-    return _RATE * min(1.0, math.sqrt(_FEW / joint.size))
+    """Return the first step size of Adam, 1 / sqrt(length of theta), at most 0.03."""
+    return min(_MOST_RATE, 1.0 / math.sqrt(joint.size))
 
 
 def risen(name: str, trace: "Trace", expected: float = 0.0) -> list[str]:

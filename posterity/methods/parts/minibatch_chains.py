@@ -92,14 +92,14 @@ class MinibatchChains(Chains):
     def settled(self, joint: Problem, data: Data) -> Self:
         """Choose the counts: with `Fisher` by the number r of batches in a pass, else 2,000, 100 and 20.
 
-        The warm-up has 100 r steps, at least 2,000 and at most 20,000; 100 draws of each chain are 5 r steps apart, at
+        The warm-up has 100 r steps, at least 2,000 and at most 20,000; 100 draws of each chain are 10 r steps apart, at
         least 20 and at most 200.
         """
         rule, batches = self.rule, batches_in_pass(data, self.batch_size)
         counts = {"warmup": 2000, "draws": 100, "thin": 20}
         if isinstance(rule, Fisher):
             counts["warmup"] = min(20_000, max(2000, 100 * batches))
-            counts["thin"] = min(200, max(20, 5 * batches))
+            counts["thin"] = min(200, max(20, 10 * batches))
             if self.preconditioner is None:
                 rule = Fisher(rate=usual_rate(joint))
         left_out = {name: count for name, count in counts.items() if getattr(self, name) is None}
@@ -150,9 +150,11 @@ class MinibatchChains(Chains):
         size = whole * self.schedule.factor(step, self.steps)
         return size.to(joint.dtype) if isinstance(size, Tensor) else size
 
-    def preconditioned(self, joint: Problem, known: Any, grad: Tensor, step: Tensor) -> tuple[Any, float | Tensor]:
-        """Statistics of the preconditioner after this gradient, and its diagonal."""
-        known, factor = self.rule.learn(known, grad, step, self.warmup), loss_factor(joint)
+    def preconditioned(
+        self, joint: Problem, known: Any, theta: Tensor, grad: Tensor, step: Tensor
+    ) -> tuple[Any, float | Tensor]:
+        """Statistics of the preconditioner after this gradient at theta, and its diagonal."""
+        known, factor = self.rule.learn(known, theta, grad, step, self.warmup), loss_factor(joint)
         if isinstance(factor, Tensor):
             factor = factor.unsqueeze(-1)
         return known, self.rule.matrix(known, step, self.warmup, factor)
@@ -258,16 +260,24 @@ def chain_gradients(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffer
     return value.unsqueeze(0), grad.unsqueeze(0), {name: b.unsqueeze(0) for name, b in after.items()}
 
 
-def chain_info(joint: Problem, theta: Tensor, value: Tensor, grad: Tensor, step_size: float | Tensor) -> dict[str, Any]:
+def chain_info(
+    joint: Problem,
+    theta: Tensor,
+    value: Tensor,
+    grad: Tensor,
+    step_size: float | Tensor,
+    reference: Tensor | None = None,
+) -> dict[str, Any]:
     """Trace entries of a step from theta (C, P), a number for each chain.
 
-    The configurational temperature is -theta . grad / P. If theta follows the tempered density exp(value), its
+    The configurational temperature is -(theta - reference) . grad / P. If theta follows the tempered density exp(value), its
     expectation is 1, also with the gradient of a batch that theta does not depend on; where theta spreads too far, by
     large steps or gradient noise, it is larger.
     """
+    away = theta if reference is None else theta - reference
     sizes = step_size.reshape(-1) if isinstance(step_size, Tensor) else theta.new_full((1,), step_size)
     return {
         "loss": -value / joint.num_data,
-        "configurational_temperature": -(theta * grad).sum(-1) / theta.shape[-1],
+        "configurational_temperature": -(away * grad).sum(-1) / theta.shape[-1],
         "step_size": sizes.expand(len(theta)).clone(),
     }

@@ -28,8 +28,8 @@ class Preconditioner(ABC):
         """Return the running statistics before the first gradient of chains theta (C, P)."""
 
     @abstractmethod
-    def learn(self, known: Any, grad: Tensor, step: Tensor, warmup: int) -> Any:
-        """Return the running statistics after the gradient of a step, whose number from 0 stays a tensor ()."""
+    def learn(self, known: Any, theta: Tensor, grad: Tensor, step: Tensor, warmup: int) -> Any:
+        """Return the running statistics after the gradient at theta of a step, whose number from 0 stays a tensor ()."""
 
     @abstractmethod
     def matrix(self, known: Any, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
@@ -46,6 +46,10 @@ class Preconditioner(ABC):
         """Return theta (C, P) after a step: as sampled, or where the warm-up begins with a search, where that goes."""
         return sampled
 
+    def reference(self, known: Any, step: Tensor, warmup: int) -> Tensor | None:
+        """Return the point (C, P) about which the configurational temperature is taken; None for the origin."""
+        return None
+
 
 @dataclass(frozen=True)
 class Plain(Preconditioner):
@@ -61,10 +65,10 @@ class Plain(Preconditioner):
     def init(self, theta: Tensor) -> None:
         return None
 
-    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> None:
+    def learn(self, known: None, theta: Tensor, grad: Tensor, step: Tensor, warmup: int) -> None:
         return None
 
-    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
+    def matrix(self, known: None, step: Tensor, warmup: int, num_data: float | Tensor) -> float:
         return 1.0
 
 
@@ -79,7 +83,7 @@ class RMSprop(Preconditioner):
     prior N(0, 1) it is about 1 later.
 
     >>> rule, grad, step = RMSprop(damping=0.5), torch.tensor([[2.0, 0.0]]), torch.tensor(0.0)
-    >>> known = rule.learn(rule.init(grad), grad, step, 10)
+    >>> known = rule.learn(rule.init(grad), grad, grad, step, 10)
     >>> rule.matrix(known, step, 10, 1.0)
     tensor([[0.4000, 2.0000]])
     """
@@ -97,12 +101,10 @@ class RMSprop(Preconditioner):
     def init(self, theta: Tensor) -> Tensor:
         return torch.zeros_like(theta)
 
-    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor:
-        assert known is not None
+    def learn(self, known: Tensor, theta: Tensor, grad: Tensor, step: Tensor, warmup: int) -> Tensor:
         held = self.decay + (1.0 - self.decay) * (step >= warmup).to(step.dtype)
         return held * known + (1.0 - held) * grad.square()
 
-    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
-        assert known is not None
+    def matrix(self, known: Tensor, step: Tensor, warmup: int, num_data: float | Tensor) -> Tensor:
         count = (step + 1).clamp_max(warmup)
         return num_data / ((known / (1.0 - self.decay**count)).sqrt() + self.damping)
