@@ -20,6 +20,7 @@ from posterity.methods.metropolis import Metropolis
 from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.nuts import NUTS
 from posterity.methods.online_laplace import OnlineLaplace
+from posterity.methods.parts.fisher import Fisher
 from posterity.methods.parts.gradients import (
     Flipout,
     LocalReparameterisation,
@@ -28,7 +29,6 @@ from posterity.methods.parts.gradients import (
     StickTheLanding,
     WeightSampling,
 )
-from posterity.methods.parts.fisher import Fisher
 from posterity.methods.parts.preconditioners import Plain, Preconditioner, RMSprop
 from posterity.methods.parts.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.sghmc import SGHMC

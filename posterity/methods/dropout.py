@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.errors import check_batch_size, of_kinds, positive, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info
-from posterity.methods.parts.gradient_runs import risen, usual_rate, usual_steps
+from posterity.methods.parts.gradient_runs import LEFT_OUT, risen, usual_rate, usual_steps
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.batch import map_inputs
 from posterity.model.dropout_sites import calls_of, dropout_sites
@@ -135,10 +135,10 @@ class MCDropout(GradientFit):
     True
     """
 
-    steps: int | None = None  # type: ignore[assignment]  # None until settled
+    steps: int = LEFT_OUT
     batch_size: int | None = 128
-    optimizer: Optimizer | None = None  # type: ignore[assignment]
-    schedule: Schedule | None = None  # type: ignore[assignment]
+    optimizer: Optimizer = LEFT_OUT
+    schedule: Schedule = LEFT_OUT
     one_mask_a_batch: bool = False
     one_mask_a_draw: bool = True
     temperature: float | None = None
@@ -154,7 +154,7 @@ class MCDropout(GradientFit):
         of_kinds(self, one_mask_a_batch=bool, one_mask_a_draw=bool)
 
     def settled(self, joint: Problem, data: Data) -> "MCDropout":
-        usual = {
+        usual: dict[str, Any] = {
             "steps": usual_steps(data, self.batch_size),
             "optimizer": Adam(usual_rate(joint), beta2=0.95),
             "schedule": Cosine(),
@@ -219,7 +219,9 @@ class MCDropout(GradientFit):
                 return joint.row_values(state.theta, batch, state.buffers), masks.flips
 
         plain, _ = values(None)
-        for rate, calls in zip(rates, calls_of(joint.network, inputs, tuple(r.logit.offset for r in rates)), strict=True):
+        for rate, calls in zip(
+            rates, calls_of(joint.network, inputs, tuple(r.logit.offset for r in rates)), strict=True
+        ):
             p = torch.sigmoid(state.theta[..., rate.logit.offset]).unsqueeze(-1)
             score = torch.zeros_like(p).squeeze(-1)
             for call in calls:

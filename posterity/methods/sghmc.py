@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posterity.errors import fraction
 from posterity.inference.method import Info
+from posterity.methods.parts.gradient_runs import LEFT_OUT
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
     chain_gradients,
@@ -41,9 +42,15 @@ class SGHMC(MinibatchChains):
     the share a of the velocity that is left after a step of `step_size`, so that c = -log(momentum) / step_size;
     grad is the gradient of the whole tempered log density, estimated from `batch_size` rows. The diagonal G of the
     `preconditioner` is an inverse mass: grad and v are multiplied by sqrt(G) where they are used; it is 1, or with
-    `RMSprop()` learnt in the warm-up. For SGD with momentum on the mean loss (nats per datum), h^2 is learning rate /
+    `Fisher()` or `RMSprop()` learnt in the warm-up. For SGD with momentum on the mean loss (nats per datum), h^2 is learning rate /
     (num_data likelihood_power): `step_size_for` converts. `step_size=None` amounts to a rate of
-    0.03 sqrt(1 - momentum), with RMSprop 0.001 sqrt(1 - momentum).
+    0.3 (1 - momentum) with Fisher, 0.001 sqrt(1 - momentum) with RMSprop, else 0.03 sqrt(1 - momentum).
+
+    **Defaults**: where neither step size nor preconditioner is set, `Fisher()` learns both in the warm-up, which begins
+    with a search for a mode. With r batches in a pass over the data the warm-up has 100 r steps, at least 2,000 and at
+    most 20,000; 100 draws of each chain are 10 r steps apart, at least 20 and at most 200. A step size alone means
+    G = 1. After the run a warning tells of a loss above its start, of temperatures below 0.5 or above 2 over the last
+    half, and of chains that have not mixed (R-hat of the loss above 1.2).
 
     **Limit**: on a quadratic bowl of curvature k theta has the exact variance 1 / k, and v the exact 1, for every
     h < 2 / sqrt(G k), beyond which it is without bound; else the bias is of order h^2. Gradient noise of variance s
@@ -69,12 +76,12 @@ class SGHMC(MinibatchChains):
     True
     """
 
-    draws: int | None = None  # type: ignore[assignment]  # None until settled
-    warmup: int | None = None  # type: ignore[assignment]
+    draws: int = LEFT_OUT
+    warmup: int = LEFT_OUT
     chains: int = 4
     step_size: float | None = None
     batch_size: int | None = 128
-    thin: int | None = None  # type: ignore[assignment]
+    thin: int = LEFT_OUT
     schedule: Schedule = field(default_factory=Constant)
     preconditioner: Preconditioner | None = None
     momentum: float = 0.9

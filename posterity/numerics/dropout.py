@@ -294,13 +294,7 @@ class KeyedMasks(Masks):
     """
 
     def __init__(
-        self,
-        key: Key,
-        sites: Sequence[Site],
-        *,
-        shared: bool,
-        relaxed: float | None = None,
-        flipped: int | None = None,
+        self, key: Key, sites: Sequence[Site], *, shared: bool, relaxed: float | None = None, flipped: int | None = None
     ) -> None:
         self._key, self._sites, self._shared, self._relaxed = key, sites, shared, relaxed
         self._flipped = flipped

@@ -1,6 +1,7 @@
 """Scales of gradients, learnt in a warm-up that first looks for a mode: what steps of a sampler, or of SGD, may be."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,9 +42,9 @@ class GradientScale:
 
     **Math**: lambda is that of E[g g^T], g = grad / sqrt(V), by a power iteration on the gradients as they come. In the
     first half of the warm-up Adam looks for a mode, with steps of `rate` that fall to 0 along a cosine, and the largest
-    curvature |difference of gradients| / |step| is noted. Then V starts at that curvature and falls to 3 times the squares of
-    the gradients, by half in 25 steps at most; a gradient beyond 2 sqrt(V) raises it at once. In the last quarter V, lambda and theta are averaged. All is constant
-    after the warm-up.
+    curvature |difference of gradients| / |step| is noted. Then V starts at that curvature and falls to 3 times the
+    squares of the gradients, by half in 25 steps at most; a gradient beyond 2 sqrt(V) raises it at once. In the last
+    quarter V, lambda and theta are averaged. All is constant after the warm-up.
 
     **References**: Kingma and Ba (2015); Oja (1982), A simplified neuron model as a principal component analyzer.
     """
@@ -61,7 +62,7 @@ class GradientScale:
     def learn(self, known: ScaleState, theta: Tensor, grad: Tensor, step: Tensor, warmup: int) -> ScaleState:
         """Return the state after the gradient at theta of a step, whose number from 0 stays a tensor ()."""
         search, heat = math.ceil(_SEARCH * warmup), math.ceil(_HEAT * warmup)
-        parts = (
+        parts: tuple[tuple[int, Callable[[], ScaleState]], ...] = (
             (search, lambda: self._searched(known, grad, step, search)),
             (heat, lambda: _heated(known, grad, step, search)),
             (warmup, lambda: _averaged(known, theta, grad, step, heat, warmup)),

@@ -34,10 +34,10 @@ class StationarySGD(Optimizer):
     theta <- theta + step_size G grad, with G = 3 / V and grad the gradient of the whole log density on a batch. Along
     one weight of curvature h the stationary variance is v with E[theta grad] = -h v = -G V / 2: for independent batches
     G = 2 / V gives v = 1 / h exactly, whatever the noise of the gradients. Batches of a shuffled pass balance, so that
-    G is larger by a half: it gives 0.84 / h for a model that is right. For stability G is at most `batches` / (4 lambda V),
-    a quarter of the inverse of the largest curvature, as lambda V / `batches` is for a model that is right;
-    likewise V is taken for 12 `curvature` at least, that of the prior, which has no noise. A gradient beyond 5 sqrt(V)
-    takes its own square for 25 V, and one beyond 5 sqrt(lambda) in the direction of lambda is shortened to that.
+    G is larger by a half: it gives 0.84 / h for a model that is right. For stability G is at most
+    `batches` / (4 lambda V), a quarter of the inverse of the largest curvature for such a model, and V is taken for
+    12 `curvature` at least, that of the prior, which has no noise. A gradient beyond 5 sqrt(V) takes its own square for
+    25 V, and one beyond 5 sqrt(lambda) in the direction of lambda is shortened to that.
 
     **Limit**: a diagonal G: in a bowl with axes that are not those of theta the width is that of each weight given the
     others, at least. With all rows in a batch there is no noise, and theta swings. There are no proximal steps.

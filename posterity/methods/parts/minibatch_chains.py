@@ -32,6 +32,7 @@ APART = 1.2  # R-hat of the loss between chains, after the warm-up, above which 
 _BLOCKS = 20  # means of consecutive losses, of which that R-hat is taken: single ones are noise of batches
 _ERRORS = 3.0  # standard errors by which a temperature must be outside its bounds
 
+
 class MinibatchDraw(NamedTuple):
     """A draw of every chain, theta (C, P), with its batch-norm statistics."""
 
@@ -77,7 +78,7 @@ class MinibatchChains(Chains):
     def _check_counts(self) -> None:
         left_out = {name: 1 for name in ("draws", "warmup", "thin") if getattr(self, name) is None}
         if left_out:
-            replace(self, **left_out)  # checks the others
+            replace(self, **left_out)  # type: ignore[type-var]  # checks the others; each kind is a dataclass
         else:
             super()._check_counts()
 
@@ -90,7 +91,7 @@ class MinibatchChains(Chains):
         return Fisher() if learns else Plain()
 
     def settled(self, joint: Problem, data: Data) -> Self:
-        """Choose the counts: with `Fisher` by the number r of batches in a pass, else 2,000, 100 and 20.
+        """Choose the counts: with `Fisher` by the number r of batches in a pass, else 2,000, 100 and 20 (see `Cycles`).
 
         The warm-up has 100 r steps, at least 2,000 and at most 20,000; 100 draws of each chain are 10 r steps apart, at
         least 20 and at most 200.
@@ -102,8 +103,10 @@ class MinibatchChains(Chains):
             counts["thin"] = min(200, max(20, 10 * batches))
             if self.preconditioner is None:
                 rule = Fisher(rate=usual_rate(joint))
+        if isinstance(self.schedule, Cycles):
+            counts["thin"] = min(counts["thin"], self.schedule.length - self.schedule.first)
         left_out = {name: count for name, count in counts.items() if getattr(self, name) is None}
-        return replace(self, **left_out, preconditioner=rule)
+        return replace(self, **left_out, preconditioner=rule)  # type: ignore[type-var]
 
     @property
     def _cycles(self) -> tuple[int, int]:
@@ -122,6 +125,8 @@ class MinibatchChains(Chains):
 
     @property
     def kept_steps(self) -> Collection[int]:
+        if None in (self.draws, self.warmup, self.thin):
+            return (1,)  # there will be some, once it is settled
         if not isinstance(self.schedule, Cycles):
             return super().kept_steps
         each, first = self._cycles
@@ -199,9 +204,9 @@ class MinibatchChains(Chains):
             value = float(rhat(_blocks(later).T.unsqueeze(-1)))
             if value > APART:
                 found.append(
-                    f"{name}: chains have not mixed: R-hat of the loss is {value:.2f}, above {APART}. Draws of different "
-                    "chains are from different places, as is usual for networks: take more warmup and a larger thin, or "
-                    "an ensemble. See diagnostics.convergence(q, x)."
+                    f"{name}: chains have not mixed: R-hat of the loss is {value:.2f}, above {APART}. Draws of "
+                    "different chains are from different places, as is usual for networks: take more warmup and a "
+                    "larger thin, or an ensemble. See diagnostics.convergence(q, x)."
                 )
         return found
 
@@ -270,9 +275,9 @@ def chain_info(
 ) -> dict[str, Any]:
     """Trace entries of a step from theta (C, P), a number for each chain.
 
-    The configurational temperature is -(theta - reference) . grad / P. If theta follows the tempered density exp(value), its
-    expectation is 1, also with the gradient of a batch that theta does not depend on; where theta spreads too far, by
-    large steps or gradient noise, it is larger.
+    The configurational temperature is -(theta - reference) . grad / P. If theta follows the tempered density
+    exp(value), its expectation is 1, also with the gradient of a batch that theta does not depend on; where theta
+    spreads too far, by large steps or gradient noise, it is larger.
     """
     away = theta if reference is None else theta - reference
     sizes = step_size.reshape(-1) if isinstance(step_size, Tensor) else theta.new_full((1,), step_size)

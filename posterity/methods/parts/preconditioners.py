@@ -29,7 +29,7 @@ class Preconditioner(ABC):
 
     @abstractmethod
     def learn(self, known: Any, theta: Tensor, grad: Tensor, step: Tensor, warmup: int) -> Any:
-        """Return the running statistics after the gradient at theta of a step, whose number from 0 stays a tensor ()."""
+        """Return the running statistics after the gradient at theta of a step; its number, from 0, is a tensor ()."""
 
     @abstractmethod
     def matrix(self, known: Any, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
@@ -39,7 +39,7 @@ class Preconditioner(ABC):
         """
 
     def usual_rate(self, momentum: float = 0.0) -> float:
-        """Return the learning rate that sets the default step size; with momentum each gradient is carried further."""
+        """Return the learning rate of the default step size, less with momentum, which carries gradients further."""
         return self.learning_rate * math.sqrt(1.0 - momentum)
 
     def moved(self, theta: Tensor, sampled: Tensor, known: Any, step: Tensor, warmup: int) -> Tensor:
