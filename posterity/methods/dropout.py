@@ -13,6 +13,7 @@ from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info
 from posterity.methods.parts.gradient_runs import LEFT_OUT, risen, usual_rate, usual_steps
 from posterity.model import Batch, Buffers, Data, Joint, Problem
+from posterity.model.backward import row_log_likelihoods
 from posterity.model.batch import map_inputs
 from posterity.model.dropout_sites import calls_of, dropout_sites
 from posterity.numerics.dropout import Flips, KeyedMasks
@@ -77,6 +78,18 @@ def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, .
         value = joint.powers[1] * (value + joint.likelihood.free_log_prior(raw)) + entropy
         grad = torch.autograd.grad(value.sum(), leaf)[0]
     return value.detach(), grad
+
+
+def row_values(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+    """Tempered log-likelihood of each row, (..., n), times num_data / n; batch norm trains. It has no gradient."""
+    weights, raw = joint.split(theta.detach())
+    views, own = joint.network.views(weights), batch.per_member
+    with torch.no_grad():
+        outputs, _ = joint.network.run(
+            views, batch.inputs, buffers, members=theta.dim() > 1, per_member=own, train=True
+        )
+        power = joint.powers[0].unsqueeze(-1) if isinstance(joint.powers[0], Tensor) else joint.powers[0]
+        return row_log_likelihoods(joint.likelihood, raw, outputs, batch) * (power * (joint.num_data / batch.size))
 
 
 class MCDropoutState(NamedTuple):
@@ -216,7 +229,7 @@ class MCDropout(GradientFit):
         def values(call: int | None) -> tuple[Tensor, Flips | None]:
             masks = KeyedMasks(key, sites.sites, shared=self.one_mask_a_batch, flipped=call)
             with joint.network.dropping(masks, training=sites.training):
-                return joint.row_values(state.theta, batch, state.buffers), masks.flips
+                return row_values(joint, state.theta, batch, state.buffers), masks.flips
 
         plain, _ = values(None)
         for rate, calls in zip(

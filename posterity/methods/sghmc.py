@@ -36,15 +36,15 @@ class SGHMCState(NamedTuple):
 class SGHMC(MinibatchChains):
     """Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum, and the noise that makes it a sampler.
 
-    **Math**: Langevin dynamics with friction, d theta = v dt, d v = grad dt - c v dt + sqrt(2 c) dW, in steps of
-    h = `step_size` times the factor of `schedule`, split as BAOAB with its two half kicks at one point made one:
-    v <- v + h grad; theta <- theta + h v / 2; v <- a v + sqrt(1 - a^2) eps; theta <- theta + h v / 2. `momentum` is
-    the share a of the velocity that is left after a step of `step_size`, so that c = -log(momentum) / step_size;
-    grad is the gradient of the whole tempered log density, estimated from `batch_size` rows. The diagonal G of the
-    `preconditioner` is an inverse mass: grad and v are multiplied by sqrt(G) where they are used; it is 1, or with
-    `Fisher()` or `RMSprop()` learnt in the warm-up. For SGD with momentum on the mean loss (nats per datum), h^2 is learning rate /
-    (num_data likelihood_power): `step_size_for` converts. `step_size=None` amounts to a rate of
-    0.3 (1 - momentum) with Fisher, 0.001 sqrt(1 - momentum) with RMSprop, else 0.03 sqrt(1 - momentum).
+    **Math**: Langevin dynamics with friction, d theta = v dt, d v = grad dt - c v dt + sqrt(2 c) dW, in steps of h =
+    `step_size` times the factor of `schedule`, split as BAOAB with its two half kicks at one point made one: v <- v + h
+    grad; theta <- theta + h v / 2; v <- a v + sqrt(1 - a^2) eps; theta <- theta + h v / 2. `momentum` is the share a of
+    the velocity that is left after a step of `step_size`, so that c = -log(momentum) / step_size; grad is the gradient
+    of the whole tempered log density, estimated from `batch_size` rows. The diagonal G of the `preconditioner` is an
+    inverse mass: grad and v are multiplied by sqrt(G) where they are used; it is 1, or with `Fisher()` or `RMSprop()`
+    learnt in the warm-up. For SGD with momentum on the mean loss (nats per datum), h^2 is learning rate / (num_data
+    likelihood_power): `step_size_for` converts. `step_size=None` amounts to a rate of 0.3 (1 - momentum) with Fisher,
+    0.001 sqrt(1 - momentum) with RMSprop, else 0.03 sqrt(1 - momentum).
 
     **Defaults**: where neither step size nor preconditioner is set, `Fisher()` learns both in the warm-up, which begins
     with a search for a mode. With r batches in a pass over the data the warm-up has 100 r steps, at least 2,000 and at

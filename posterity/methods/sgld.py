@@ -35,11 +35,11 @@ class SGLD(MinibatchChains):
 
     **Math**: theta <- theta + s G grad + sqrt(2 s G) eps, with s = `step_size` times the factor of `schedule`, grad the
     gradient of the whole tempered log density, estimated from `batch_size` rows, eps ~ N(0, I), and G the diagonal of
-    the `preconditioner`: 1, or with `Fisher()` or `RMSprop()` a step size for each weight, learnt in the warm-up. For G = 1 it is SGD
-    on the mean loss (nats per datum) with learning rate s num_data likelihood_power, with RMSprop it is RMSprop at that
-    rate: `step_size_for` converts; s is half the epsilon of Welling and Teh. `step_size=None` amounts to a rate of
-    0.3 with Fisher, 0.001 with RMSprop, else 0.03. The only temperature is that of the joint: `Tempering.cold(T)` is the cold
-    posterior of Wenzel et al.
+    the `preconditioner`: 1, or with `Fisher()` or `RMSprop()` a step size for each weight, learnt in the warm-up. For G
+    = 1 it is SGD on the mean loss (nats per datum) with learning rate s num_data likelihood_power, with RMSprop it is
+    RMSprop at that rate: `step_size_for` converts; s is half the epsilon of Welling and Teh. `step_size=None` amounts
+    to a rate of 0.3 with Fisher, 0.001 with RMSprop, else 0.03. The only temperature is that of the joint:
+    `Tempering.cold(T)` is the cold posterior of Wenzel et al.
 
     **Defaults**: where neither step size nor preconditioner is set, `Fisher()` learns both in the warm-up, which begins
     with a search for a mode. With r batches in a pass over the data the warm-up has 100 r steps, at least 2,000 and at

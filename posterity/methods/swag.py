@@ -63,8 +63,9 @@ class SWAG(Method):
 
     **Limit**: says how far SGD wanders at its step size, which for a quadratic bowl and a well chosen one is the width
     of the posterior; with a `fit` of your own it is not calibrated by itself. Weights that the prior alone decides
-    hardly wander, as it has no noise. Steps of Adam have no such reading. Weights outside `joint.random`, and learnt parameters of the likelihood, stay at their means. Batch norm: its statistics at the
-    mean are recomputed by one pass over the data after the fit, and serve all draws (the paper has one pass a draw).
+    hardly wander, as it has no noise. Steps of Adam have no such reading. Weights outside `joint.random`, and learnt
+    parameters of the likelihood, stay at their means. Batch norm: its statistics at the mean are recomputed by one pass
+    over the data after the fit, and serve all draws (the paper has one pass a draw).
 
     **Cost**: the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
     the size of theta in memory.

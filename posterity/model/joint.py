@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posterity.errors import BadData, positive_whole, shown, unknown
 from posterity.likelihoods.likelihood import Likelihood
-from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood, row_log_likelihoods
+from posterity.model.backward import Leaves, LeavesCache, backward, batch_log_likelihood
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, OwnOrders, Reordered, StreamData, TensorData
 from posterity.model.network import Buffers, Network
@@ -333,22 +333,6 @@ class Joint:
         total, buffers = self._batch_total(weights, raw, batch, buffers, members, True)
         with torch.enable_grad():
             return total * (self.powers[0] * (self.num_data / batch.size)), buffers
-
-    def row_values(self, theta: Tensor, batch: Batch, buffers: Buffers | None) -> Tensor:
-        """Tempered log-likelihood of each row, (..., n), times num_data / n; batch norm trains. It has no gradient."""
-        weights, raw = self.split(theta.detach())
-        members = theta.dim() > 1
-        with torch.no_grad():
-            outputs, _ = self.network.run(
-                self.network.views(weights),
-                batch.inputs,
-                buffers,
-                members=members,
-                per_member=batch.per_member,
-                train=True,
-            )
-            power = self.powers[0].unsqueeze(-1) if isinstance(self.powers[0], Tensor) else self.powers[0]
-            return row_log_likelihoods(self.likelihood, raw, outputs, batch) * (power * (self.num_data / batch.size))
 
     def _batch_total(
         self, weights: Sequence[Tensor], raw: Tensor, batch: Batch, buffers: Buffers | None, members: bool, train: bool
