@@ -95,7 +95,7 @@ class GradientScale:
     def _searched(self, known: ScaleState, grad: Tensor, step: Tensor, search: int) -> ScaleState:
         moved = self._move(known, step - 1.0, search).norm(dim=-1)
         change = (grad - known.scale).norm(dim=-1) / moved.clamp_min(torch.finfo(grad.dtype).tiny)
-        met = torch.where((step > 0) & (step < 0.5 * search) & (moved > 0), change, torch.zeros_like(change))
+        met = torch.where((step > 0) & (step <= 0.5 * search) & (moved > 0), change, torch.zeros_like(change))
         numbers = torch.stack([torch.maximum(known.numbers[:, 0], met), known.numbers[:, 1]], dim=1)
         direction = _BETA1 * known.direction + (1.0 - _BETA1) * grad
         return ScaleState(direction, _BETA2 * known.squares + (1.0 - _BETA2) * grad.square(), grad, numbers)
@@ -114,7 +114,8 @@ def _heated(known: ScaleState, grad: Tensor, step: Tensor, search: int) -> Scale
     begins = step == search
     corrected = known.squares / (1.0 - _BETA2**search)
     squares = _RECENT * torch.where(begins, corrected, known.squares) + (1.0 - _RECENT) * grad.square()
-    before = torch.where(begins, known.numbers[:, :1].expand_as(grad), _FALL * known.scale)
+    curvature = torch.maximum(known.numbers[:, :1], corrected.mean(-1, keepdim=True))
+    before = torch.where(begins, curvature.expand_as(grad), _FALL * known.scale)
     scale = torch.maximum(torch.maximum(_COLD * squares, before), grad.square() / _OUTLIER)
     first = torch.where(begins, grad, known.direction)  # any vector with a part along the one looked for
     size = math.sqrt(grad.shape[-1])  # no direction is larger at the start

@@ -49,7 +49,7 @@ class StationarySGD(Optimizer):
 
     **Example**:
 
-    >>> theta, rule = torch.zeros(1), StationarySGD(warmup=400, batches=10)
+    >>> theta, rule = torch.zeros(1), StationarySGD(warmup=400, batches=40)
     >>> state, noise = rule.init(theta), torch.Generator().manual_seed(0)
     >>> seen = []
     >>> for step in range(4000):  # a bowl of curvature 4, with gradient noise of variance 36

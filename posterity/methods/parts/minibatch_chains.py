@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 COLD, HOT = 0.5, 2.0  # temperatures, averaged over the last half of a run, that are not doubted
 APART = 1.2  # R-hat of the loss between chains, after the warm-up, above which they have not mixed
+_LEAST_WARMUP = 100  # in which steps can be learnt
 _BLOCKS = 20  # means of consecutive losses, of which that R-hat is taken: single ones are noise of batches
 _ERRORS = 3.0  # standard errors by which a temperature must be outside its bounds
 
@@ -84,10 +85,11 @@ class MinibatchChains(Chains):
 
     @property
     def rule(self) -> Preconditioner:
-        """The preconditioner; where none is set `Fisher`, unless there is a step size, no warm-up, or `Cycles`."""
+        """The preconditioner; where none is set `Fisher`, or `Plain` for a step size, a short warm-up, or `Cycles`."""
         if self.preconditioner is not None:
             return self.preconditioner
-        learns = self.step_size is None and self.warmup != 0 and not isinstance(self.schedule, Cycles)
+        long = self.warmup is None or self.warmup >= _LEAST_WARMUP
+        learns = self.step_size is None and long and not isinstance(self.schedule, Cycles)
         return Fisher() if learns else Plain()
 
     def settled(self, joint: Problem, data: Data) -> Self:
