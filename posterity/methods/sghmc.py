@@ -48,9 +48,9 @@ class SGHMC(MinibatchChains):
 
     **Defaults**: where neither step size nor preconditioner is set, `Fisher()` learns both in the warm-up, which begins
     with a search for a mode. With r batches in a pass over the data the warm-up has 100 r steps, at least 2,000 and at
-    most 20,000; 100 draws of each chain are 10 r steps apart, at least 20 and at most 200. A step size alone, a
-    warm-up below 100 steps or `Cycles` mean G = 1. After the run a warning tells of a loss above its start, of temperatures below 0.5 or above 2 over the last
-    half, and of chains that have not mixed (R-hat of the loss above 1.2).
+    most 20,000; 100 draws of each chain are 10 r steps apart, at least 20 and at most 200. A step size alone, a warm-up
+    below 100 steps or `Cycles` mean G = 1. After the run a warning tells of a loss above its start, of temperatures
+    below 0.5 or above 2 over the last half, and of chains that have not mixed (R-hat of the loss above 1.2).
 
     **Limit**: on a quadratic bowl of curvature k theta has the exact variance 1 / k, and v the exact 1, for every
     h < 2 / sqrt(G k), beyond which it is without bound; else the bias is of order h^2. Gradient noise of variance s

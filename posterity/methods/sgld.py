@@ -43,9 +43,9 @@ class SGLD(MinibatchChains):
 
     **Defaults**: where neither step size nor preconditioner is set, `Fisher()` learns both in the warm-up, which begins
     with a search for a mode. With r batches in a pass over the data the warm-up has 100 r steps, at least 2,000 and at
-    most 20,000; 100 draws of each chain are 10 r steps apart, at least 20 and at most 200. A step size alone, a
-    warm-up below 100 steps or `Cycles` mean G = 1. After the run a warning tells of a loss above its start, of temperatures below 0.5 or above 2 over the last
-    half, and of chains that have not mixed (R-hat of the loss above 1.2).
+    most 20,000; 100 draws of each chain are 10 r steps apart, at least 20 and at most 200. A step size alone, a warm-up
+    below 100 steps or `Cycles` mean G = 1. After the run a warning tells of a loss above its start, of temperatures
+    below 0.5 or above 2 over the last half, and of chains that have not mixed (R-hat of the loss above 1.2).
 
     **Limit**: exact for s -> 0. On a quadratic bowl of curvature h the variance is 1 / (h (1 - s G h / 2)), without
     bound from s G = 2 / h on. Gradient noise of variance v that is drawn anew each step adds
