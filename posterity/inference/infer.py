@@ -231,6 +231,8 @@ def infer(
     with last_good(keeper, run):
         _loop(run, rows, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
         posterior = run.posterior()
+    for doubt in method.doubts(joint, run.trace):
+        logger.warning(doubt)
     if validator is not None:
         posterior = method.refined(posterior, validator.sample())
     if isinstance(posterior.joint, Joint):

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -13,6 +13,9 @@ from posterity.model.scales import with_scales_of
 from posterity.numerics.random import Key
 from posterity.optim import Optimizer, Schedule
 from posterity.posteriors.posterior import Posterior
+
+if TYPE_CHECKING:
+    from posterity.inference.run import Trace
 
 Info: TypeAlias = Mapping[str, Tensor | float]
 """Values that a step reports to the trace, by name."""
@@ -140,6 +143,10 @@ class Method(ABC):
     def closing(self, joint: Problem, state: Any, data: Data) -> Info:
         """Return values to record once, after the last step of a run; by default none."""
         return {}
+
+    def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
+        """Return warnings that the trace of a finished run gives rise to, each with its remedy; by default none."""
+        return ()
 
     @abstractmethod
     def keep(self, state: Any) -> Any:

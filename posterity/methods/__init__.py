@@ -20,6 +20,7 @@ from posterity.methods.metropolis import Metropolis
 from posterity.methods.natural_gradient import NaturalGradient
 from posterity.methods.nuts import NUTS
 from posterity.methods.online_laplace import OnlineLaplace
+from posterity.methods.parts.fisher import Fisher
 from posterity.methods.parts.gradients import (
     Flipout,
     LocalReparameterisation,
@@ -28,7 +29,7 @@ from posterity.methods.parts.gradients import (
     StickTheLanding,
     WeightSampling,
 )
-from posterity.methods.parts.minibatch_chains import Plain, Preconditioner, RMSprop
+from posterity.methods.parts.preconditioners import Plain, Preconditioner, RMSprop
 from posterity.methods.parts.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.sghmc import SGHMC
 from posterity.methods.sgld import SGLD
@@ -48,6 +49,7 @@ __all__ = [
     "CoordinateAscent",
     "Ensemble",
     "ExpectationMaximization",
+    "Fisher",
     "Flipout",
     "FullRank",
     "Langevin",

@@ -2,26 +2,31 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive
+from posterity.errors import check_batch_size, of_kinds, positive, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info
+from posterity.methods.parts.gradient_runs import LEFT_OUT, risen, usual_rate, usual_steps
 from posterity.methods.parts.scales import by_evidence
 from posterity.model import Batch, Buffers, Data, Joint, Problem
+from posterity.model.backward import row_log_likelihoods
 from posterity.model.batch import map_inputs
-from posterity.model.dropout_sites import dropout_sites
-from posterity.numerics.dropout import KeyedMasks
+from posterity.model.dropout_sites import calls_of, dropout_sites
+from posterity.numerics.dropout import Flips, KeyedMasks
 from posterity.numerics.layout import Slice
 from posterity.numerics.random import Key
-from posterity.optim import Adam, Constant, Optimizer, Schedule
+from posterity.optim import Adam, Cosine, Optimizer, Schedule
 from posterity.posteriors.dropout import Dropout
 from posterity.priors.normal import Normal
 from posterity.special.functions import binary_entropy
+
+if TYPE_CHECKING:
+    from posterity.inference.run import Trace
 
 
 class LearntRate(NamedTuple):
@@ -76,6 +81,18 @@ def prior_value_and_grad(joint: Joint, theta: Tensor, rates: tuple[LearntRate, .
     return value.detach(), grad
 
 
+def row_values(joint: Joint, theta: Tensor, batch: Batch, buffers: Buffers) -> Tensor:
+    """Tempered log-likelihood of each row, (..., n), times num_data / n; batch norm trains. It has no gradient."""
+    weights, raw = joint.split(theta.detach())
+    views, own = joint.network.views(weights), batch.per_member
+    with torch.no_grad():
+        outputs, _ = joint.network.run(
+            views, batch.inputs, buffers, members=theta.dim() > 1, per_member=own, train=True
+        )
+        power = joint.powers[0].unsqueeze(-1) if isinstance(joint.powers[0], Tensor) else joint.powers[0]
+        return row_log_likelihoods(joint.likelihood, raw, outputs, batch) * (power * (joint.num_data / batch.size))
+
+
 class MCDropoutState(NamedTuple):
     """theta (P,) or (M, P), the optimiser's moments, batch-norm statistics and the number of steps done.
 
@@ -98,16 +115,25 @@ class MCDropout(GradientFit):
     on these has the precision l^2 = (1 - p) / s^2 for a N(0, s^2) prior on W (`evidence.DropoutObjective`). Rates
     of `ConcreteDropout` layers are learnt: there the prior is on W / (1 - p), and the objective is
     lp E log p(D | f) - pp |W|^2 / (2 s^2 (1 - p)) + K H(p), with K units, in nats. The trace has "loss", minus that per
-    datum, and the learnt rates.
+    datum, and the learnt rates. The derivative of the expectation E in a rate p has two parts, that of f at given
+    masks and sum_k E[l(unit k dropped) - l(unit k kept)], l = log p(D | f); the latter is estimated without bias by
+    another pass in which one unit, drawn at random for each row, has the opposite mask. Steps in the logit of p follow
+    the gradient in p (a natural gradient up to the constant K). With a `temperature` the masks
+    of learnt rates are relaxed instead (`ConcreteDropout`), which is biased.
+
+    **Defaults**: `steps` for 40 passes over the data, at least 2,000 and at most 20,000; Adam with step size
+    1 / sqrt(number of weights), at most 0.03, falling to 0 along a cosine.
 
     **Masks**: while training every row has its own, or with `one_mask_a_batch` all rows of a batch have one; members
     have the same ones. A draw of a prediction has one mask for all rows, so that it is a function, or with
     `one_mask_a_draw=False` one for each. Batch norm uses batch statistics while training, running ones in predictions.
 
     **Limit**: q is as wide as the rates say, whatever the number of data, unless they are learnt; the KL is exact for
-    weights far from zero only (`evidence.dropout_divergence`).
+    weights far from zero only (`evidence.dropout_divergence`). Batch norm ties the rows of a batch, so that learnt
+    rates before it have a bias.
 
-    **Cost**: the cost of MAP and of the random numbers; predictions take a forward pass for each draw.
+    **Cost**: the cost of MAP and of the random numbers, for learnt rates with a forward pass more and one for each
+    rate; predictions take a forward pass for each draw.
 
     **References**: Gal and Ghahramani (2016), Dropout as a Bayesian approximation; Gal, Hron and Kendall (2017).
 
@@ -123,21 +149,37 @@ class MCDropout(GradientFit):
     True
     """
 
-    steps: int = 2000
+    steps: int = LEFT_OUT
     batch_size: int | None = 128
-    optimizer: Optimizer = field(default_factory=Adam)
-    schedule: Schedule = field(default_factory=Constant)
+    optimizer: Optimizer = LEFT_OUT
+    schedule: Schedule = LEFT_OUT
     one_mask_a_batch: bool = False
     one_mask_a_draw: bool = True
-    temperature: float = 0.1
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("MCDropout.temperature", self.temperature)
+        if self.steps is not None:
+            positive_whole("MCDropout.steps", self.steps)
+        check_batch_size("MCDropout.batch_size", self.batch_size)
+        kinds = {"optimizer": Optimizer, "schedule": Schedule}
+        of_kinds(self, **{name: kind for name, kind in kinds.items() if getattr(self, name) is not None})
+        if self.temperature is not None:
+            positive("MCDropout.temperature", self.temperature, "or None")
         of_kinds(self, one_mask_a_batch=bool, one_mask_a_draw=bool)
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         return by_evidence(joint, data, start, key)
+
+    def settled(self, joint: Problem, data: Data) -> "MCDropout":
+        usual: dict[str, Any] = {
+            "steps": usual_steps(data, self.batch_size),
+            "optimizer": Adam(usual_rate(joint), beta2=0.95),
+            "schedule": Cosine(),
+        }
+        return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
+
+    def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
+        return risen("MCDropout", trace)
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Check that the network has dropout, and that the prior of learnt rates is normal with mean zero."""
@@ -166,9 +208,9 @@ class MCDropout(GradientFit):
         theta, rates = state.theta, learnt_rates(joint)
         inputs = batch.member(0).inputs
         example = map_inputs(lambda t: torch.zeros_like(t[:1]), inputs) if state.example is None else state.example
-        known = dropout_sites(joint.network, inputs)
+        known, own = dropout_sites(joint.network, inputs), key.fold("masks")
         relaxed = self.temperature if rates else None
-        masks = KeyedMasks(key.fold("masks"), known.sites, shared=self.one_mask_a_batch, relaxed=relaxed)
+        masks = KeyedMasks(own, known.sites, shared=self.one_mask_a_batch, relaxed=relaxed)
         with joint.network.dropping(masks, training=known.training):
             if rates:
                 value, grad, buffers = joint.data_value_and_grad(theta, batch, state.buffers)
@@ -176,10 +218,40 @@ class MCDropout(GradientFit):
                 value, grad = value + prior, grad.add_(prior_grad)
             else:
                 value, grad, buffers = joint.value_and_grad(theta, batch, state.buffers)
+        if rates and self.temperature is None:
+            self._add_score(joint, state, batch, own, grad)
         info = {f"rate.{rate.name}": torch.sigmoid(theta[..., rate.logit.offset]) for rate in rates}
         moments = self._ascended(joint, theta, grad, state)
         after = MCDropoutState(theta, moments, buffers, state.step + 1, example)
         return after, {"loss": -value / joint.num_data, **info}
+
+    def _add_score(self, joint: Joint, state: MCDropoutState, batch: Batch, key: Key, grad: Tensor) -> None:
+        """Turn the gradient in each logit at given masks into that of the expectation in its rate; see the class."""
+        inputs, rates = batch.member(0).inputs, learnt_rates(joint)
+        sites = dropout_sites(joint.network, inputs)
+
+        def values(call: int | None) -> tuple[Tensor, Flips | None]:
+            masks = KeyedMasks(key, sites.sites, shared=self.one_mask_a_batch, flipped=call)
+            with joint.network.dropping(masks, training=sites.training):
+                return row_values(joint, state.theta, batch, state.buffers), masks.flips
+
+        plain, _ = values(None)
+        for rate, calls in zip(
+            rates, calls_of(joint.network, inputs, tuple(r.logit.offset for r in rates)), strict=True
+        ):
+            p = torch.sigmoid(state.theta[..., rate.logit.offset]).unsqueeze(-1)
+            score = torch.zeros_like(p).squeeze(-1)
+            for call in calls:
+                changed, flips = values(call)
+                assert flips is not None
+                more = changed - plain
+                if len(flips.numbers) == 1:  # one unit for all rows
+                    more = more.sum(-1, keepdim=True)
+                kept = flips.numbers >= p  # then the flip has dropped it
+                score = score + flips.units * torch.where(kept, more, -more).sum(-1)
+            # The gradient in p: of the order of its own noise at all rates, where that in the logit vanishes with p.
+            slope = (p * (1.0 - p)).squeeze(-1)
+            grad[..., rate.logit.offset] = grad[..., rate.logit.offset] / slope + score
 
     def posterior(self, joint: Problem, kept: Sequence[MCDropoutState]) -> Dropout:
         joint = joint.as_joint("MCDropout")

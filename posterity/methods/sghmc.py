@@ -1,23 +1,22 @@
 """Stochastic gradient Hamiltonian Monte Carlo."""
 
-import math
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.errors import fraction
 from posterity.inference.method import Info
+from posterity.methods.parts.gradient_runs import LEFT_OUT
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
-    Plain,
-    Preconditioner,
     chain_gradients,
     chain_info,
     loss_factor,
     step_number,
 )
+from posterity.methods.parts.preconditioners import Preconditioner
 from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Constant, Schedule
@@ -28,7 +27,7 @@ class SGHMCState(NamedTuple):
 
     theta: Tensor
     velocity: Tensor
-    known: Tensor | None
+    known: Any
     buffers: Buffers
     step: int
 
@@ -37,15 +36,21 @@ class SGHMCState(NamedTuple):
 class SGHMC(MinibatchChains):
     """Stochastic gradient Hamiltonian Monte Carlo: SGD with momentum, and the noise that makes it a sampler.
 
-    **Math**: Langevin dynamics with friction, d theta = v dt, d v = grad dt - c v dt + sqrt(2 c) dW, in steps of
-    h = `step_size` times the factor of `schedule`, split as BAOAB with its two half kicks at one point made one:
-    v <- v + h grad; theta <- theta + h v / 2; v <- a v + sqrt(1 - a^2) eps; theta <- theta + h v / 2. `momentum` is
-    the share a of the velocity that is left after a step of `step_size`, so that c = -log(momentum) / step_size;
-    grad is the gradient of the whole tempered log density, estimated from `batch_size` rows. The diagonal G of the
-    `preconditioner` is an inverse mass: grad and v are multiplied by sqrt(G) where they are used; it is 1, or with
-    `RMSprop()` learnt in the warm-up. For SGD with momentum on the mean loss (nats per datum), h^2 is learning rate /
-    (num_data likelihood_power): `step_size_for` converts. `step_size=None` amounts to a rate of
-    0.03 sqrt(1 - momentum), with RMSprop 0.001 sqrt(1 - momentum).
+    **Math**: Langevin dynamics with friction, d theta = v dt, d v = grad dt - c v dt + sqrt(2 c) dW, in steps of h =
+    `step_size` times the factor of `schedule`, split as BAOAB with its two half kicks at one point made one: v <- v + h
+    grad; theta <- theta + h v / 2; v <- a v + sqrt(1 - a^2) eps; theta <- theta + h v / 2. `momentum` is the share a of
+    the velocity that is left after a step of `step_size`, so that c = -log(momentum) / step_size; grad is the gradient
+    of the whole tempered log density, estimated from `batch_size` rows. The diagonal G of the `preconditioner` is an
+    inverse mass: grad and v are multiplied by sqrt(G) where they are used; it is 1, or with `Fisher()` or `RMSprop()`
+    learnt in the warm-up. For SGD with momentum on the mean loss (nats per datum), h^2 is learning rate / (num_data
+    likelihood_power): `step_size_for` converts. `step_size=None` amounts to a rate of 0.3 (1 - momentum) with Fisher,
+    0.001 sqrt(1 - momentum) with RMSprop, else 0.03 sqrt(1 - momentum).
+
+    **Defaults**: where neither step size nor preconditioner is set, `Fisher()` learns both in the warm-up, which begins
+    with a search for a mode. With r batches in a pass over the data the warm-up has 100 r steps, at least 2,000 and at
+    most 20,000; 100 draws of each chain are 10 r steps apart, at least 20 and at most 200. A step size alone, a warm-up
+    below 100 steps or `Cycles` mean G = 1. After the run a warning tells of a loss above its start, of temperatures
+    below 0.5 or above 2 over the last half, and of chains that have not mixed (R-hat of the loss above 1.2).
 
     **Limit**: on a quadratic bowl of curvature k theta has the exact variance 1 / k, and v the exact 1, for every
     h < 2 / sqrt(G k), beyond which it is without bound; else the bias is of order h^2. Gradient noise of variance s
@@ -71,14 +76,14 @@ class SGHMC(MinibatchChains):
     True
     """
 
-    draws: int = 100
-    warmup: int = 2000
+    draws: int = LEFT_OUT
+    warmup: int = LEFT_OUT
     chains: int = 4
     step_size: float | None = None
     batch_size: int | None = 128
-    thin: int = 20
+    thin: int = LEFT_OUT
     schedule: Schedule = field(default_factory=Constant)
-    preconditioner: Preconditioner = field(default_factory=Plain)
+    preconditioner: Preconditioner | None = None
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -88,7 +93,7 @@ class SGHMC(MinibatchChains):
     @property
     def usual_rate(self) -> float:
         """Less than without momentum, which carries each gradient further; see the class."""
-        return self.preconditioner.learning_rate * math.sqrt(1.0 - self.momentum)
+        return self.rule.usual_rate(self.momentum)
 
     @staticmethod
     def step_size_for(learning_rate: float, joint: Problem) -> float | Tensor:
@@ -99,20 +104,22 @@ class SGHMC(MinibatchChains):
         """Chains at theta, with velocities drawn from their law."""
         theta = self.each_chain(joint, theta)
         velocity = key.normal(tuple(theta.shape), torch.float32, theta.device).to(theta.dtype)
-        return SGHMCState(theta, velocity, self.preconditioner.init(theta), joint.starting_buffers(theta), 0)
+        return SGHMCState(theta, velocity, self.rule.init(theta), joint.starting_buffers(theta), 0)
 
     def step(self, joint: Problem, state: SGHMCState, batch: Batch, key: Key) -> tuple[SGHMCState, Info]:
         theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)
         left = self.momentum ** self.schedule.factor(number, self.steps)
-        known, matrix = self.preconditioned(joint, state.known, grad, number)
+        known, matrix = self.preconditioned(joint, state.known, theta, grad, number)
+        about = self.rule.reference(known, number, self.warmup)
         scaled = size * matrix**0.5
         kicked = state.velocity + scaled * grad
         # Before it is refreshed, so that the heat of the last gradient is all in it.
         kinetic = kicked.square().mean(-1)
-        info = {**chain_info(joint, theta, value, grad, size), "kinetic_temperature": kinetic}
+        info = {**chain_info(joint, theta, value, grad, size, about), "kinetic_temperature": kinetic}
         noise = self.noise_at(theta, number, key)
         velocity = left * kicked + (1.0 - left * left) ** 0.5 * noise
-        theta = theta + (0.5 * scaled) * (kicked + velocity)
+        sampled = theta + (0.5 * scaled) * (kicked + velocity)
+        theta = self.rule.moved(theta, sampled, known, number, self.warmup)
         return SGHMCState(theta, velocity, known, buffers, state.step + 1), info

@@ -1,20 +1,20 @@
 """Stochastic gradient Langevin dynamics."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from posterity.inference.method import Info
+from posterity.methods.parts.gradient_runs import LEFT_OUT
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
-    Plain,
-    Preconditioner,
     chain_gradients,
     chain_info,
     loss_factor,
     step_number,
 )
+from posterity.methods.parts.preconditioners import Preconditioner
 from posterity.model import Batch, Buffers, Problem
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Constant, Schedule
@@ -24,7 +24,7 @@ class SGLDState(NamedTuple):
     """theta (C, P), statistics of the preconditioner, batch-norm statistics of each chain, number of steps done."""
 
     theta: Tensor
-    known: Tensor | None
+    known: Any
     buffers: Buffers
     step: int
 
@@ -35,11 +35,17 @@ class SGLD(MinibatchChains):
 
     **Math**: theta <- theta + s G grad + sqrt(2 s G) eps, with s = `step_size` times the factor of `schedule`, grad the
     gradient of the whole tempered log density, estimated from `batch_size` rows, eps ~ N(0, I), and G the diagonal of
-    the `preconditioner`: 1, or with `RMSprop()` a step size for each weight, learnt in the warm-up. For G = 1 it is SGD
-    on the mean loss (nats per datum) with learning rate s num_data likelihood_power, with RMSprop it is RMSprop at that
-    rate: `step_size_for` converts; s is half the epsilon of Welling and Teh. `step_size=None` amounts to a rate of
-    0.03, with RMSprop 0.001. The only temperature is that of the joint: `Tempering.cold(T)` is the cold
-    posterior of Wenzel et al.
+    the `preconditioner`: 1, or with `Fisher()` or `RMSprop()` a step size for each weight, learnt in the warm-up. For G
+    = 1 it is SGD on the mean loss (nats per datum) with learning rate s num_data likelihood_power, with RMSprop it is
+    RMSprop at that rate: `step_size_for` converts; s is half the epsilon of Welling and Teh. `step_size=None` amounts
+    to a rate of 0.3 with Fisher, 0.001 with RMSprop, else 0.03. The only temperature is that of the joint:
+    `Tempering.cold(T)` is the cold posterior of Wenzel et al.
+
+    **Defaults**: where neither step size nor preconditioner is set, `Fisher()` learns both in the warm-up, which begins
+    with a search for a mode. With r batches in a pass over the data the warm-up has 100 r steps, at least 2,000 and at
+    most 20,000; 100 draws of each chain are 10 r steps apart, at least 20 and at most 200. A step size alone, a warm-up
+    below 100 steps or `Cycles` mean G = 1. After the run a warning tells of a loss above its start, of temperatures
+    below 0.5 or above 2 over the last half, and of chains that have not mixed (R-hat of the loss above 1.2).
 
     **Limit**: exact for s -> 0. On a quadratic bowl of curvature h the variance is 1 / (h (1 - s G h / 2)), without
     bound from s G = 2 / h on. Gradient noise of variance v that is drawn anew each step adds
@@ -47,7 +53,8 @@ class SGLD(MinibatchChains):
     Draws count alike, whatever their step size. Batch norm in training mode makes the gradient one of another density
     for each batch. In the trace, "configurational_temperature" is 1 on average where steps are small enough and chains
     have forgotten their starts: smaller before that, larger where steps or gradient noise are too large. With G = 1
-    chains are as slow as the weight of the largest curvature makes them: `RMSprop()` suits networks better.
+    chains are as slow as the weight of the largest curvature makes them. With `Fisher` that temperature is taken about
+    the mean of theta in the warm-up, else about 0, where its noise is larger.
 
     **Cost**: one forward and one backward pass a step; all draws are kept, `draws` times the size of theta a chain.
 
@@ -66,14 +73,14 @@ class SGLD(MinibatchChains):
     True
     """
 
-    draws: int = 100
-    warmup: int = 2000
+    draws: int = LEFT_OUT
+    warmup: int = LEFT_OUT
     chains: int = 4
     step_size: float | None = None
     batch_size: int | None = 128
-    thin: int = 20
+    thin: int = LEFT_OUT
     schedule: Schedule = field(default_factory=Constant)
-    preconditioner: Preconditioner = field(default_factory=Plain)
+    preconditioner: Preconditioner | None = None
 
     @staticmethod
     def step_size_for(learning_rate: float, joint: Problem) -> float | Tensor:
@@ -81,14 +88,15 @@ class SGLD(MinibatchChains):
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> SGLDState:
         theta = self.each_chain(joint, theta)
-        return SGLDState(theta, self.preconditioner.init(theta), joint.starting_buffers(theta), 0)
+        return SGLDState(theta, self.rule.init(theta), joint.starting_buffers(theta), 0)
 
     def step(self, joint: Problem, state: SGLDState, batch: Batch, key: Key) -> tuple[SGLDState, Info]:
         theta, number = state.theta, step_number(state.step, state.theta.device)
         value, grad, buffers = chain_gradients(joint, theta, batch, state.buffers)
         size = self.step_size_at(joint, number)
-        info = chain_info(joint, theta, value, grad, size)
-        known, matrix = self.preconditioned(joint, state.known, grad, number)
+        known, matrix = self.preconditioned(joint, state.known, theta, grad, number)
+        info = chain_info(joint, theta, value, grad, size, self.rule.reference(known, number, self.warmup))
         scaled = size * matrix
-        theta = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, number, key)
+        sampled = theta + scaled * grad + (2.0 * scaled) ** 0.5 * self.noise_at(theta, number, key)
+        theta = self.rule.moved(theta, sampled, known, number, self.warmup)
         return SGLDState(theta, known, buffers, state.step + 1), info

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,14 +12,20 @@ from torch.utils.data import DataLoader
 from posterity.errors import positive, positive_whole, shown, whole
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
+from posterity.methods.parts.gradient_runs import LEFT_OUT, batches_in_pass, risen, usual_rate
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.numerics.random import Key
-from posterity.optim.optimizer import SGD
-from posterity.optim.schedules import Constant
+from posterity.optim import Constant, StationarySGD
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions import Diagonal, LowRankCovariance, Precision
 
+if TYPE_CHECKING:
+    from posterity.inference.run import Trace
+
+_LEAST_ROWS, _MOST_ROWS, _BATCHES = 4, 128, 32  # of a batch, and batches in a pass where rows are few
+_PASSES, _LEAST_STEPS, _MOST_STEPS, _COLLECTED = 40, 1000, 10_000, 100  # after the warm-up, which has twice as many
+_EVERY = 20  # steps between collected thetas of a fit that is given
 _LEAST = 1e-30  # variance of a weight that never moved: too small to matter in a draw, enough for a density
 
 
@@ -49,10 +55,17 @@ class SWAG(Method):
     q = N(m, scale^2 (diag(v) + D D^T / (K - 1)) / 2), drawn as m + scale (v^1/2 eps + D z / (K - 1)^1/2) / 2^1/2. Of
     rank 0 (SWAG-diagonal) q = N(m, scale^2 diag(v)). `scale` multiplies the standard deviations; 1 is the paper's.
 
+    **Defaults**: without a `fit` the steps are those of `optim.StationarySGD`, whose sizes follow from the gradients,
+    so that it wanders as far as the posterior is wide. 100 thetas are collected, or `rank` if that is more, in 40
+    passes over the data (at least 1,000 steps, at most 10,000), after a `warmup` of twice as many steps that begins
+    with a search for a mode. A batch has a 32nd of the rows, at least 4 and at most 128, and at most half of them: all
+    rows have no noise. With a `fit`, theta is collected every 20 steps without a warm-up.
+
     **Limit**: says how far SGD wanders at its step size, which for a quadratic bowl and a well chosen one is the width
-    of the posterior; it is not calibrated by itself. Steps of Adam have no such reading. Weights outside
-    `joint.random`, and learnt parameters of the likelihood, stay at their means. Batch norm: its statistics at the
-    mean are recomputed by one pass over the data after the fit, and serve all draws (the paper has one pass a draw).
+    of the posterior; with a `fit` of your own it is not calibrated by itself. Weights that the prior alone decides
+    hardly wander, as it has no noise. Steps of Adam have no such reading. Weights outside `joint.random`, and learnt
+    parameters of the likelihood, stay at their means. Batch norm: its statistics at the mean are recomputed by one pass
+    over the data after the fit, and serve all draws (the paper has one pass a draw).
 
     **Cost**: the fit and one pass over the data, which without batch norm only reads them; (`rank` + 4) times
     the size of theta in memory.
@@ -72,34 +85,57 @@ class SWAG(Method):
     torch.Size([3, 2])
     """
 
-    fit: MAP = field(default_factory=lambda: MAP(2000, 128, SGD(0.01), Constant()))
-    every: int = 20
+    fit: MAP = LEFT_OUT
+    every: int = LEFT_OUT
     rank: int = 20
-    warmup: int = 0
+    warmup: int = LEFT_OUT
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.fit, MAP):
+        fit: object = self.fit
+        if fit is not None and not isinstance(fit, MAP):
             raise TypeError(f"SWAG.fit must be of kind MAP. Got {shown(self.fit)}.")
-        positive_whole("SWAG.every", self.every)
-        for name in ("rank", "warmup"):
-            whole(f"SWAG.{name}", getattr(self, name))
+        positive_whole("SWAG.every", 1 if self.every is None else self.every)
+        whole("SWAG.rank", self.rank)
+        whole("SWAG.warmup", 0 if self.warmup is None else self.warmup)
         if self.rank == 1:
             raise ValueError(
                 "SWAG.rank must be 0, for a diagonal covariance, or at least 2, since deviations are divided by "
                 "rank - 1. Got 1."
             )
         positive("SWAG.scale", self.scale)
-        steps: int | None = self.fit.steps
-        if steps is None:  # chosen in `settled`, which comes here again
+        if fit is None or fit.steps is None:
             return
-        count, wanted = (steps - self.warmup) // self.every, max(2, self.rank)
+        every, warmup = _EVERY if self.every is None else self.every, self.warmup or 0
+        count, wanted = (self.fit.steps - warmup) // every, max(2, self.rank)
         if count < wanted:
             raise ValueError(
                 f"SWAG must collect at least {wanted} thetas (2, or its rank). Got {max(0, count)} "
-                f"from {self.fit.steps} steps, one every {self.every} after the first {self.warmup}. "
+                f"from {self.fit.steps} steps, one every {every} after the first {warmup}. "
                 "Use more steps, a smaller every, or a smaller rank."
             )
+
+    def settled(self, joint: Problem, data: Data) -> "SWAG":
+        fit: MAP | None = self.fit
+        warmup: int | None = self.warmup
+        every: int | None = self.every
+        if fit is None:
+            rows = max(1, data.num_data)
+            size = max(1, min(_MOST_ROWS, rows // 2, max(_LEAST_ROWS, rows // _BATCHES)))
+            batches = batches_in_pass(data, size)
+            usual = min(_MOST_STEPS, max(_LEAST_STEPS, _PASSES * batches))
+            warmup = 2 * usual if warmup is None else warmup
+            later = max(usual, max(2, self.rank) * (1 if every is None else every))
+            rule = StationarySGD(
+                warmup=max(1, warmup), batches=float(batches), rate=usual_rate(joint), curvature=_prior_curvature(joint)
+            )
+            fit = MAP(steps=warmup + later, batch_size=size, optimizer=rule, schedule=Constant())
+            every = max(1, later // max(_COLLECTED, self.rank)) if every is None else every
+        every = _EVERY if every is None else every
+        return replace(self, fit=fit.stepped(joint, data), every=every, warmup=warmup or 0)
+
+    def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
+        return risen("SWAG", trace, expected=joint.size / joint.num_data)  # twice the half a nat of each weight
 
     @property
     def traits(self) -> Traits:
@@ -112,9 +148,6 @@ class SWAG(Method):
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         return self.fit.with_scales(joint, data, start, key)
-
-    def settled(self, joint: Problem, data: Data) -> "SWAG":
-        return replace(self, fit=self.fit.stepped(joint, data))
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         return self.fit.prepared(joint, data)
@@ -191,6 +224,15 @@ class SWAG(Method):
             spread = self.scale / math.sqrt(2.0 * (count - 1))
             precision = LowRankCovariance(0.5 * variance, spread * last.deviations[..., :count, :].to(torch.float64))
         return Gaussian(joint.fitted(theta), theta[..., : joint.num_weights], precision, buffers)
+
+
+def _prior_curvature(joint: Problem) -> float:
+    """Return the largest inverse variance of the tempered prior; 0 where there is none."""
+    if not isinstance(joint, Joint):
+        return 0.0
+    variance = joint.bound_prior.variance(joint.network.initial)
+    precision = float((1.0 / variance).nan_to_num(0.0, 0.0, 0.0).max())
+    return precision * float(torch.as_tensor(joint.powers[1]).max())
 
 
 def _refreshed(joint: Problem, state: SWAGState, batch: Batch) -> SWAGState:

@@ -54,14 +54,19 @@ class LeavesCache:
 
 def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
     """sum_n w_n log p(y_n | f_n) over the rows of the batch, (...), given the raw learnt parameters (..., H)."""
+    if not batch.per_member and batch.weights is None:
+        likelihood = likelihood.with_free(raw) if raw.shape[-1] else likelihood
+        return likelihood.total_log_prob(outputs, batch.targets)
+    return row_log_likelihoods(likelihood, raw, outputs, batch).sum(-1)
+
+
+def row_log_likelihoods(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
+    """w_n log p(y_n | f_n) of each row of the batch, (..., n), given the raw learnt parameters (..., H)."""
     targets = batch.targets
     if not batch.checked and not targets.is_floating_point():
         targets = checked_targets(likelihood.member(0), outputs[(0,) * (raw.dim() - 1)], batch)
     if not batch.per_member:
-        likelihood = likelihood.with_free(raw) if raw.shape[-1] else likelihood
-        if batch.weights is None:
-            return likelihood.total_log_prob(outputs, targets)
-        rows = likelihood.log_prob(outputs, targets)
+        rows = (likelihood.with_free(raw) if raw.shape[-1] else likelihood).log_prob(outputs, targets)
     elif likelihood.member(0) is not likelihood:
         own = [likelihood.member(index).with_free(raw[index]) for index in range(len(targets))]
         rows = torch.stack([each.log_prob(f, y) for each, f, y in zip(own, outputs, targets, strict=True)])
@@ -69,7 +74,7 @@ def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, b
         rows = torch.func.vmap(lambda own, f, y: likelihood.with_free(own).log_prob(f, y))(raw, outputs, targets)
     else:  # all rows of all members at once
         rows = likelihood.log_prob(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])
-    return rows.sum(-1) if batch.weights is None else (rows * batch.weights).sum(-1)
+    return rows if batch.weights is None else rows * batch.weights
 
 
 def checked_targets(likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tensor:

@@ -21,6 +21,7 @@ LARGE = {"cpu": 1 << 20, "cuda": 1 << 26}  # entries of the largest masked tenso
 AT_LEAST = 8  # draws run together up to so many times that size: they share the layers before the first dropout
 
 _KNOWN: WeakKeyDictionary[Network, dict[tuple[torch.Size, ...], "DropoutSites"]] = WeakKeyDictionary()
+_CALLS: WeakKeyDictionary[Network, dict[object, tuple[tuple[int, ...], ...]]] = WeakKeyDictionary()
 _ALONE: WeakSet[Network] = WeakSet()  # networks that vmap refused
 
 
@@ -57,6 +58,24 @@ def dropout_sites(network: Network, inputs: Inputs, theta: Tensor | None = None)
     if theta is None:
         known[form] = sites
     return sites
+
+
+def calls_of(network: Network, inputs: Inputs, logits: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """For each learnt rate, whose logit is at this position of theta, the numbers of the dropout calls that use it.
+
+    A pass at rates that all differ tells them; it is cached like the sites.
+    """
+    form = tuple(tensor.shape[1:] for tensor in named_tensors(inputs).values())
+    known = _CALLS.setdefault(network, {})
+    if (form, logits) not in known:
+        rates = [(index + 1.1372915) / (len(logits) + 2.0) for index in range(len(logits))]  # of no layer by accident
+        theta = network.initial.detach().clone()
+        theta[list(logits)] = torch.logit(torch.tensor(rates, dtype=torch.float64)).to(theta)
+        sites = dropout_sites(network, inputs, theta).sites
+        known[form, logits] = tuple(
+            tuple(index for index, site in enumerate(sites) if abs(site.rate - rate) < 1e-6) for rate in rates
+        )
+    return known[form, logits]
 
 
 def _calls(network: Network, weights: list[Tensor], inputs: Inputs, *, training: bool) -> tuple[Calls, Calls] | None:

@@ -67,12 +67,13 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class ConcreteDropout(nn.Module):
     """A linear layer or convolution behind dropout at its own `rate`, which `methods.MCDropout` learns.
 
-    **Math**: layer(x keep / (1 - p)) with p = sigmoid(`rate_logit`). Training draws keep = sigmoid((logit u -
-    logit p) / t), u uniform, at the temperature t of `MCDropout`: a relaxed coin with a gradient in p. The
-    entropy K H(p) of the K units pulls p against the data and the weights' prior: see `MCDropout`. Predictions draw
-    coins. Convolutions drop whole channels.
+    **Math**: layer(x keep / (1 - p)) with p = sigmoid(`rate_logit`). Training and predictions draw coins. The entropy
+    K H(p) of the K units pulls p against the data and the weights' prior: see `MCDropout`, which estimates the gradient
+    in p without bias. Given a temperature t, it trains with keep = sigmoid((logit u - logit p) / t), u uniform: a
+    relaxed coin with a gradient in p. Convolutions drop whole channels.
 
-    **Limit**: the relaxation is biased, by less the smaller t is. Under every other method nothing is dropped.
+    **Limit**: relaxed coins are biased, and their gradients vary more the smaller t is. Under every other method
+    nothing is dropped.
 
     **Cost**: one random number for each input, and one parameter.
 

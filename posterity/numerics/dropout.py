@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -277,15 +277,28 @@ class Site:
         return keep.repeat(times)
 
 
+class Flips(NamedTuple):
+    """The number (rows,) behind each flipped unit, kept where it is at least the rate, and the units to draw from."""
+
+    numbers: Tensor
+    units: int
+
+
 class KeyedMasks(Masks):
     """Masks drawn under the `key` of a pass: one for each row, or (`shared`) the same for all rows.
 
     `sites` are its dropout calls. Numbers are drawn in float32 whatever the network's dtype. `relaxed` is the
     temperature of the concrete distribution, whose masks have a gradient in a learnt rate; None draws binary masks.
+    With `flipped`, the number of a call, one unit of that call has the opposite mask: in each row one drawn at random,
+    or (`shared`, or rows that cannot be told) one in all. `flips` says afterwards which.
     """
 
-    def __init__(self, key: Key, sites: Sequence[Site], *, shared: bool, relaxed: float | None = None) -> None:
+    def __init__(
+        self, key: Key, sites: Sequence[Site], *, shared: bool, relaxed: float | None = None, flipped: int | None = None
+    ) -> None:
         self._key, self._sites, self._shared, self._relaxed = key, sites, shared, relaxed
+        self._flipped = flipped
+        self.flips: Flips | None = None
 
     def keep(self, index: int, shape: tuple[int, ...], rate: float | Tensor, like: Tensor) -> Tensor:
         site = site_of(self._sites, index)
@@ -304,7 +317,22 @@ class KeyedMasks(Masks):
             keep = torch.sigmoid((torch.logit(noise) - torch.logit(rate)) / self._relaxed)
         else:
             keep = (numbers >= rate).to(like.dtype)
+        if index == self._flipped:
+            keep = torch.where(self._flip(index, site, numbers), 1.0 - keep, keep)
         return site.spread(keep, shape) if self._shared else keep
+
+    def _flip(self, index: int, site: Site, numbers: Tensor) -> Tensor:
+        """Mask of the units that are flipped, in the shape of the numbers; notes them in `flips`."""
+        axis = None if self._shared or not site.clear else site.axis
+        before = 1 if axis is None else prod(numbers.shape[:axis])
+        rows = 1 if axis is None else numbers.shape[axis] // site.repeats
+        by_row = numbers.reshape(before, rows, -1).transpose(0, 1)  # (rows, before, entries of a row behind)
+        table = by_row.reshape(rows, -1)
+        drawn = self._key.fold("flips").fold(index).uniform((rows, 1), torch.float32, numbers.device)
+        chosen = (drawn * table.shape[1]).long().clamp_max(table.shape[1] - 1)
+        self.flips = Flips(table.gather(1, chosen).squeeze(1), table.shape[1])
+        mask = torch.zeros_like(table).scatter(1, chosen, 1.0).reshape(by_row.shape)
+        return mask.transpose(0, 1).reshape(numbers.shape) > 0
 
 
 class NumberedMasks(Masks):

@@ -3,10 +3,12 @@
 Losses and loops do not belong here.
 """
 
+from posterity.optim.gradient_scale import GradientScale
 from posterity.optim.ivon import IVON
 from posterity.optim.lbfgs import LBFGS
 from posterity.optim.optimizer import SGD, Adam, Optimizer
 from posterity.optim.schedules import Constant, Cosine, Cycles, Cyclic, Schedule, Steps, Warmup
+from posterity.optim.stationary import StationarySGD
 
 __all__ = [
     "IVON",
@@ -17,8 +19,10 @@ __all__ = [
     "Cosine",
     "Cycles",
     "Cyclic",
+    "GradientScale",
     "Optimizer",
     "Schedule",
+    "StationarySGD",
     "Steps",
     "Warmup",
 ]

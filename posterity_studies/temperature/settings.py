@@ -147,7 +147,7 @@ class Settings:
         """The method of every fit on so many rows."""
         from posterity.methods import SGHMC, MeanField, NaturalGradient
         from posterity.methods.parts.gradients import WeightSampling
-        from posterity.methods.parts.minibatch_chains import RMSprop
+        from posterity.methods.parts.preconditioners import RMSprop
         from posterity.optim.optimizer import Adam
         from posterity.optim.schedules import Cosine
 

@@ -58,7 +58,7 @@ def test_a_cycle_explores_without_noise_and_samples_with_it(kind, rule):
     """Two keys give the same numbers while there is no noise."""
     joint, batch = regression(FLOAT64), regression(FLOAT64).check(Batch(*numbers(FLOAT64)))
     cycles = Cycles(length=10, explore=0.5)
-    method = kind(chains=2, schedule=cycles, step_size=1e-4, warmup=1, thin=1, preconditioner=rule)
+    method = kind(draws=5, chains=2, schedule=cycles, step_size=1e-4, warmup=1, thin=1, preconditioner=rule)
     for step, alike in ((0, True), (4, True), (5, False), (9, False), (10, True)):
         state = method.init(joint, joint.initial(), Key(0))._replace(step=step)
         first, second = (method.step(joint, state, batch, Key(seed))[0].theta for seed in (1, 2))
@@ -110,8 +110,9 @@ def test_a_learning_rate_of_sgd_converts():
 @pytest.mark.parametrize(("rule", "rate"), [(Plain(), 0.03), (RMSprop(), 0.001)], ids=repr)
 def test_usual_step_sizes_follow_from_a_learning_rate(rule, rate):
     joint = regression(FLOAT64)
-    assert SGLD(preconditioner=rule).step_size_at(joint, 0) == pytest.approx(rate / 20)
-    sghmc = SGHMC(preconditioner=rule, momentum=0.75, schedule=Cosine())
+    data = po.as_data(numbers(FLOAT64))
+    assert SGLD(preconditioner=rule).settled(joint, data).step_size_at(joint, 0) == pytest.approx(rate / 20)
+    sghmc = SGHMC(preconditioner=rule, momentum=0.75, schedule=Cosine()).settled(joint, data)
     assert sghmc.step_size_at(joint, 0) == pytest.approx((0.5 * rate / 20) ** 0.5)
     assert sghmc.step_size_at(joint, sghmc.steps // 2) == pytest.approx(0.5 * (0.5 * rate / 20) ** 0.5)
 
@@ -131,7 +132,7 @@ def test_sghmc_moves_as_sgd_with_momentum():
 
 def test_the_preconditioner_is_a_mean_of_squares_that_rests_after_the_warmup():
     density = po.Density(lambda x: (x * torch.tensor([2.0, 0.0], dtype=FLOAT64)).sum(), {"x": (2,)}, dtype=FLOAT64)
-    method = SGLD(chains=1, warmup=3, step_size=0.01, preconditioner=RMSprop(decay=0.5, damping=0.25))
+    method = SGLD(1, 3, 1, 0.01, thin=2, preconditioner=RMSprop(decay=0.5, damping=0.25))
     state = method.init(density, density.initial(), Key(0))
     known = []
     for step in range(5):
@@ -243,7 +244,7 @@ def test_an_ensemble_of_chains_is_refused(kind):
     with pytest.raises(
         TypeError, match=r"Ensemble\.method must be one that fits\. Got \w+, whose chains .* more chains"
     ):
-        Ensemble(kind(draws=3, warmup=2, chains=2), size=3)
+        Ensemble(kind(chains=2), size=3)
 
 
 def test_memory_counts_chains_and_draws():

@@ -245,7 +245,7 @@ def test_memory_is_told_and_grows_with_the_rank() -> None:
     assert small["deviations"] == 0
     assert large["deviations"] == 7 * joint.num_weights * 8
     assert small.keys() > FIT.footprint(joint, data).parts.keys()
-    assert "SWAG of rank 20 over" in SWAG().footprint(joint, data).words
+    assert "SWAG of rank 20 over" in SWAG().settled(joint, data).footprint(joint, data).words
     assert po.plan(SWAG(FIT, every=1, rank=7), joint, numbers(FLOAT64)).total > sum(
         FIT.footprint(joint, data).parts.values()
     )
@@ -286,7 +286,7 @@ def test_no_posterior_before_there_is_one() -> None:
 def test_a_state_of_any_length_makes_a_posterior() -> None:
     """Fewer thetas than the rank: those there are."""
     joint = regression(FLOAT64)
-    method = SWAG(FIT, every=1, rank=20).settled(joint, as_data(numbers(FLOAT64)))
+    method = SWAG(FIT, every=1, rank=20, warmup=0).settled(joint, as_data(numbers(FLOAT64)))
     state = method.init(joint, joint.initial(), Key(0))
     thetas = []
     for step in range(3):

@@ -465,9 +465,13 @@ VARIATIONAL = [
     Case(
         "natural_gradient_second_order", CLASSES, NaturalGradient(8, None, schedule=Cosine(), estimator=SecondOrder())
     ),
-    Case("dropout", DROPPING, MCDropout(8, 6)),
-    Case("dropout_masks_of_rows", DROPPING, MCDropout(8, 6, one_mask_a_draw=False)),
-    Case("dropout_learnt", CLASSES.but(architecture=learnt_dropping), MCDropout(8, None, one_mask_a_batch=True)),
+    Case("dropout", DROPPING, MCDropout(8, 6, Adam(), Constant())),
+    Case("dropout_masks_of_rows", DROPPING, MCDropout(8, 6, Adam(), Constant(), one_mask_a_draw=False)),
+    Case(
+        "dropout_learnt",
+        CLASSES.but(architecture=learnt_dropping),
+        MCDropout(8, None, Adam(), Constant(), one_mask_a_batch=True, temperature=0.1),
+    ),
     Case("swag", REGRESSION, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=3, warmup=1)),
     Case("swag_diagonal", CLASSES, SWAG(MAP(12, None, Adam()), every=3, rank=0)),
     Case("swag_normed", NORMED, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=2)),
@@ -625,7 +629,7 @@ STOPPED = {
         ("mean_field_local", CLASSES, MeanField(12, 6, estimator=LocalReparameterisation()), None, 4, 6),
         ("full_rank", REGRESSION, FullRank(12, 6), None, 4, 6),
         ("natural_gradient", REGRESSION, NaturalGradient(12, 6), None, 4, 6),
-        ("dropout", DROPPING, MCDropout(12, 6), None, 4, 6),
+        ("dropout", DROPPING, MCDropout(12, 6, Adam(), Constant(), temperature=0.1), None, 4, 6),
         ("swag", NORMED, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=2), None, 4, 6),
         ("ensemble", REGRESSION, Ensemble(MAP(12, 6, Adam()), 3), None, 4, 6),
         ("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), 2), Exact(), 4, 9),

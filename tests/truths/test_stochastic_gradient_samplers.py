@@ -62,7 +62,7 @@ def test_one_step_on_all_rows_is_the_gold_step_of_unadjusted_langevin() -> None:
     net = nn.Linear(2, 1, bias=False).double()
     joint = po.Joint(net, Bernoulli(), Normal(case.inputs["prior_std"]), num_data=10)
     batch = joint.check(Batch(case.inputs["X"], case.inputs["t"]))
-    method, key = SGLD(step_size=case.inputs["gamma"], chains=1), po.Key(3)
+    method, key = SGLD(1, 0, 1, step_size=case.inputs["gamma"], thin=1), po.Key(3)
     state, info = method.step(joint, method.init(joint, case.inputs["w"], key), batch, key)
     drawn = key.normal((1, 2), torch.float32).to(FLOAT64)
     case.check("ula_next", state.theta[0] + math.sqrt(2 * case.inputs["gamma"]) * (case.inputs["eps"] - drawn)[0])
@@ -106,7 +106,7 @@ def sghmc_map(step: float, momentum: float, curvature: float) -> tuple[np.ndarra
 @pytest.mark.parametrize(("step", "momentum"), [(0.1, 0.9), (0.6, 0.5), (0.85, 0.0), (0.85, 0.95)])
 def test_sghmc_has_the_law_of_its_discrete_lyapunov_equation(step: float, momentum: float) -> None:
     """Of which the variances are those of the target for every step size; theta and v are not independent."""
-    density, method = bowl(), SGHMC(chains=CHAINS, step_size=step, momentum=momentum)
+    density, method = bowl(), SGHMC(1, 0, CHAINS, step_size=step, thin=1, momentum=momentum)
     state = method.init(density, density.initial(), po.Key(0))
     count = 60 if momentum < 0.9 else 250
     for index in range(count):
@@ -176,14 +176,14 @@ def rested(method: SGLD | SGHMC, count: int) -> SGLDState | SGHMCState:
 
 def test_preconditioned_sgld_has_its_law_at_a_preconditioner_that_rests() -> None:
     step, rule = 0.1, RMSprop(decay=0.9, damping=0.5)
-    state = rested(SGLD(chains=CHAINS, step_size=step, warmup=5, preconditioner=rule), 120)
+    state = rested(SGLD(1, 5, CHAINS, step_size=step, thin=1, preconditioner=rule), 120)
     wanted = 1.0 / (CURVATURES * (1.0 - 0.5 * step * CURVATURES / (ROOTS + 0.5)))
     assert_law(state.theta, torch.zeros(3, dtype=FLOAT64), wanted.diag())
 
 
 def test_preconditioned_sghmc_has_the_law_of_its_lyapunov_equation() -> None:
     step, rule = 0.6, RMSprop(decay=0.9, damping=0.5)
-    state = rested(SGHMC(chains=CHAINS, step_size=step, warmup=5, preconditioner=rule, momentum=0.5), 80)
+    state = rested(SGHMC(1, 5, CHAINS, step_size=step, thin=1, preconditioner=rule, momentum=0.5), 80)
     for place, curvature in enumerate(CURVATURES.tolist()):
         inverse_mass = 1.0 / (float(ROOTS[place]) + 0.5)
         matrix, noise, _ = sghmc_map(step, 0.5, curvature * inverse_mass)  # of theta / sqrt(G)

@@ -44,7 +44,9 @@ def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Log densities of the rows, each left out; NaN where a row has none."""
     sample = as_data(rows).to(joint.device).sample(ROWS)
     problem = replace(joint, num_data=sample.size)
-    fit, curvature = MAP(STEPS, 128, Adam(0.01), Cosine()), Laplace(structure=Kronecker(), tuning=None)
-    posterior, _ = infer(OnlineLaplace(fit, curvature, rounds=ROUNDS), problem, tuple(sample[:3]), progress=False)
+    fit, passes = MAP(STEPS, 128, Adam(0.01), Cosine()), Laplace(structure=Kronecker(), tuning=None)
+    start, _ = infer(OnlineLaplace(fit, passes, rounds=ROUNDS), problem, tuple(sample[:3]), progress=False)
+    mode, _ = infer(MAP(), problem, tuple(sample[:3]), start=start, progress=False)
+    posterior, _ = infer(Laplace(tuning=None), problem, tuple(sample[:3]), start=mode, progress=False)
     assert isinstance(posterior, Linearized)
     return left_out_rows(posterior, problem.check(sample)).posterior

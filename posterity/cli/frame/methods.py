@@ -170,37 +170,54 @@ def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
     return _method("NaturalGradient", **_steps(settings), step_size=10 * _size(settings), radius=0.1)
 
 
+def _given(settings: Settings, *names: str) -> dict[str, Any]:
+    """Those of these settings that differ from their defaults: what is left out, a method chooses itself."""
+    usual = Settings()
+    return {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(usual, name)}
+
+
 def _swag(settings: Settings, joint: "Joint") -> "Method":
+    """Steps by `StationarySGD`; a step size that is given is one of SGD."""
     from posterity.optim import SGD
 
+    given = _given(settings, "steps", "batch_size", "step_size")
+    if not given:
+        return _method("SWAG")
     steps = settings.steps or STEPS
     every = max(1, steps // 100)
-    fit = _method("MAP", steps=steps, batch_size=settings.batch_size, optimizer=SGD(_size(settings)))
+    rows = BATCH_SIZE if settings.batch_size == AUTO else settings.batch_size
+    fit = _method("MAP", steps=steps, batch_size=rows, optimizer=SGD(given.get("step_size", 0.1 * STEP_SIZE)))
     return _method("SWAG", fit=fit, every=every, rank=min(20, steps // every))
 
 
 def _minibatch_sampler(name: str, factor: float) -> Factory:
-    """A sampler on mini-batches, whose steps are smaller than Adam's by a factor.
+    """A sampler on mini-batches; a step size that is given is one of Adam, and theirs is smaller by a factor.
 
-    Half of the steps are warm-up, the others give about 100 draws a chain.
+    Of steps that are given half are warm-up, the others give about 100 draws a chain.
     """
 
     def make(settings: Settings, joint: "Joint") -> "Method":
-        steps = settings.steps or STEPS
-        later = max(1, steps // 2)
-        thin = max(1, later // 100)
-        draws = later // thin
-        return _method(
-            name,
-            draws=draws,
-            warmup=max(1, steps - draws * thin),
-            step_size=_step_size(name, factor * _size(settings), joint),
-            batch_size=settings.batch_size,
-            thin=thin,
-            preconditioner=_class("RMSprop")(),  # curvatures differ too much for one step size where noise is learnt
-        )
+        given = _given(settings, "batch_size")
+        if settings.steps is not None:
+            later = max(1, settings.steps // 2)
+            thin = max(1, later // 100)
+            draws = later // thin
+            given |= {"draws": draws, "warmup": max(1, settings.steps - draws * thin), "thin": thin}
+        if _given(settings, "step_size"):
+            given["step_size"] = _step_size(name, factor * settings.step_size, joint)
+            given["preconditioner"] = _class("RMSprop")()  # curvatures differ too much for one step size
+        return _method(name, **given)
 
     return make
+
+
+def _dropout(settings: Settings, joint: "Joint") -> "Method":
+    given = _given(settings, "steps", "batch_size")
+    if _given(settings, "step_size"):
+        from posterity.optim import Adam
+
+        given["optimizer"] = Adam(step_size=settings.step_size)
+    return _method("MCDropout", **given)
 
 
 def _langevin(settings: Settings, joint: "Joint") -> "Method":
@@ -228,11 +245,11 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("full-rank", "FullRank", _usual(_full_rank), ("map",)),
             Recipe("natural-gradient", "NaturalGradient", _usual(_natural_gradient), ("map",)),
             Recipe("conjugate", "Conjugate", lambda settings, joint: _method("Conjugate")),
-            Recipe("dropout", "MC dropout", _usual(_fit("MCDropout")), (), ("dropout",)),
+            Recipe("dropout", "MC dropout", _dropout, (), ("dropout",)),
             Recipe("ensemble", "Ensemble", _ensemble),
-            Recipe("swag", "SWAG", _usual(_swag), ("map",)),
-            Recipe("sgld", "SGLD", _usual(_minibatch_sampler("SGLD", 0.1)), ("map",)),
-            Recipe("sghmc", "SGHMC", _usual(_minibatch_sampler("SGHMC", 0.03)), ("map",)),
+            Recipe("swag", "SWAG", _swag, ("map",)),
+            Recipe("sgld", "SGLD", _minibatch_sampler("SGLD", 0.1), ("map",)),
+            Recipe("sghmc", "SGHMC", _minibatch_sampler("SGHMC", 0.03), ("map",)),
             Recipe("nuts", "NUTS", _sampler("NUTS", max_depth=MAX_DEPTH), (), _CHAIN),
             Recipe("hmc", "HMC", _sampler("HMC"), (), _CHAIN),
             Recipe("mala", "MALA", _sampler("MALA"), (), _CHAIN),

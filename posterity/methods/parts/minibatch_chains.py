@@ -1,112 +1,37 @@
-"""Base of SGLD and SGHMC: chains on mini-batches, preconditioners."""
+"""Base of SGLD and SGHMC: chains on mini-batches, their usual lengths, and warnings about their temperatures."""
 
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from posterity.errors import check_batch_size, fraction, of_kinds, positive, shown
+from posterity.diagnostics.chains import rhat
+from posterity.errors import check_batch_size, of_kinds, positive, shown
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes
 from posterity.inference.method import Footprint, Traits, theta_bytes
 from posterity.methods.parts.chains import Chains
+from posterity.methods.parts.fisher import Fisher
+from posterity.methods.parts.gradient_runs import batches_in_pass, risen, usual_rate
+from posterity.methods.parts.preconditioners import Plain, Preconditioner
 from posterity.model import Buffers, Problem
 from posterity.model.data import Batch, Data, Feed, OwnOrders, TensorData
 from posterity.numerics.random import Key
 from posterity.optim.schedules import Cycles, Schedule
 from posterity.posteriors.samples import Samples
 
+if TYPE_CHECKING:
+    from posterity.inference.run import Trace
 
-class Preconditioner(ABC):
-    """A positive diagonal matrix G that multiplies the gradient and the variance of the noise.
-
-    It is learnt in the warm-up alone and constant while draws are kept, so that these have an exact law.
-    """
-
-    learning_rate: ClassVar[float]
-    """Learning rate of SGD on the mean loss, times G, that sets the default step size of samplers."""
-
-    learns: ClassVar[bool]
-    """Whether it needs a warm-up."""
-
-    @abstractmethod
-    def init(self, theta: Tensor) -> Tensor | None:
-        """Return the running statistics before the first gradient of chains theta (C, P)."""
-
-    @abstractmethod
-    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor | None:
-        """Return the running statistics after the gradient of a step, whose number from 0 stays a tensor ()."""
-
-    @abstractmethod
-    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
-        """Return the diagonal of G, 1 or (C, P), after `learn` of that step.
-
-        `num_data`, a number or (C, 1), is the ratio of the gradient to that of the mean loss.
-        """
-
-
-@dataclass(frozen=True)
-class Plain(Preconditioner):
-    """No preconditioner: G = 1.
-
-    >>> Plain().matrix(None, torch.tensor(0.0), 10, 100.0)
-    1.0
-    """
-
-    learning_rate: ClassVar[float] = 0.03
-    learns: ClassVar[bool] = False
-
-    def init(self, theta: Tensor) -> None:
-        return None
-
-    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> None:
-        return None
-
-    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
-        return 1.0
-
-
-@dataclass(frozen=True)
-class RMSprop(Preconditioner):
-    """Inverse root mean square of the running gradients of each weight in each chain, as in RMSprop.
-
-    V <- decay V + (1 - decay) grad^2, divided by 1 - decay^t after t steps, and G = num_data / (sqrt(V) + damping): a
-    step along G grad / num_data is one of RMSprop on the mean loss. V is constant after the warm-up. (Li et al., 2016,
-    Algorithm 1, update it for ever and leave out the derivative of G: a bias that no step size removes.) `damping`, in
-    units of the gradient of the whole log density, bounds the steps of weights that have no gradient yet: under a
-    prior N(0, 1) it is about 1 later.
-
-    >>> rule, grad, step = RMSprop(damping=0.5), torch.tensor([[2.0, 0.0]]), torch.tensor(0.0)
-    >>> known = rule.learn(rule.init(grad), grad, step, 10)
-    >>> rule.matrix(known, step, 10, 1.0)
-    tensor([[0.4000, 2.0000]])
-    """
-
-    learning_rate: ClassVar[float] = 1e-3
-    learns: ClassVar[bool] = True
-
-    decay: float = 0.99
-    damping: float = 1.0
-
-    def __post_init__(self) -> None:
-        fraction("RMSprop.decay", self.decay)
-        positive("RMSprop.damping", self.damping)
-
-    def init(self, theta: Tensor) -> Tensor:
-        return torch.zeros_like(theta)
-
-    def learn(self, known: Tensor | None, grad: Tensor, step: Tensor, warmup: int) -> Tensor:
-        assert known is not None
-        held = self.decay + (1.0 - self.decay) * (step >= warmup).to(step.dtype)
-        return held * known + (1.0 - held) * grad.square()
-
-    def matrix(self, known: Tensor | None, step: Tensor, warmup: int, num_data: float | Tensor) -> float | Tensor:
-        assert known is not None
-        count = (step + 1).clamp_max(warmup)
-        return num_data / ((known / (1.0 - self.decay**count)).sqrt() + self.damping)
+COLD, HOT = 0.5, 2.0  # temperatures, averaged over the last half of a run, that are not doubted
+APART = 1.2  # R-hat of the loss between chains, after the warm-up, above which they have not mixed
+_LEAST_WARMUP = 100  # in which steps can be learnt
+_BLOCKS = 20  # means of consecutive losses, of which that R-hat is taken: single ones are noise of batches
+_ERRORS = 3.0  # standard errors by which a temperature must be outside its bounds
 
 
 class MinibatchDraw(NamedTuple):
@@ -128,7 +53,7 @@ class MinibatchChains(Chains):
     step_size: float | None
     batch_size: int | None
     schedule: Schedule
-    preconditioner: Preconditioner
+    preconditioner: Preconditioner | None
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -139,16 +64,51 @@ class MinibatchChains(Chains):
         if size is not None:
             positive(f"{name}.step_size", size, "or None")
         check_batch_size(f"{name}.batch_size", self.batch_size)
-        of_kinds(self, schedule=Schedule, preconditioner=Preconditioner)
-        if self.preconditioner.learns and not self.warmup:
-            kind = type(self.preconditioner).__name__
+        kinds = {} if self.preconditioner is None else {"preconditioner": Preconditioner}
+        of_kinds(self, schedule=Schedule, **kinds)
+        if self.rule.learns and self.warmup == 0:
+            kind = type(self.rule).__name__
             raise ValueError(f"{name}.warmup must be a positive whole number: {kind} is learnt in it. Got 0.")
-        if isinstance(self.schedule, Cycles) and not self._cycles[0]:
+        if isinstance(self.schedule, Cycles) and self.thin is not None and not self._cycles[0]:
             sampling = self.schedule.length - self.schedule.first
             raise ValueError(
                 f"{name}.thin must be at most the {sampling} steps of a cycle that sample. Got {self.thin}. "
                 "Use longer cycles, or a smaller thin."
             )
+
+    def _check_counts(self) -> None:
+        left_out = {name: 1 for name in ("draws", "warmup", "thin") if getattr(self, name) is None}
+        if left_out:
+            replace(self, **left_out)  # type: ignore[type-var]  # checks the others; each kind is a dataclass
+        else:
+            super()._check_counts()
+
+    @property
+    def rule(self) -> Preconditioner:
+        """The preconditioner; where none is set `Fisher`, or `Plain` for a step size, a short warm-up, or `Cycles`."""
+        if self.preconditioner is not None:
+            return self.preconditioner
+        long = self.warmup is None or self.warmup >= _LEAST_WARMUP
+        learns = self.step_size is None and long and not isinstance(self.schedule, Cycles)
+        return Fisher() if learns else Plain()
+
+    def settled(self, joint: Problem, data: Data) -> Self:
+        """Choose the counts: with `Fisher` by the number r of batches in a pass, else 2,000, 100 and 20 (see `Cycles`).
+
+        The warm-up has 100 r steps, at least 2,000 and at most 20,000; 100 draws of each chain are 10 r steps apart, at
+        least 20 and at most 200.
+        """
+        rule, batches = self.rule, batches_in_pass(data, self.batch_size)
+        counts = {"warmup": 2000, "draws": 100, "thin": 20}
+        if isinstance(rule, Fisher):
+            counts["warmup"] = min(20_000, max(2000, 100 * batches))
+            counts["thin"] = min(200, max(20, 10 * batches))
+            if self.preconditioner is None:
+                rule = Fisher(rate=usual_rate(joint))
+        if isinstance(self.schedule, Cycles):
+            counts["thin"] = min(counts["thin"], self.schedule.length - self.schedule.first)
+        left_out = {name: count for name, count in counts.items() if getattr(self, name) is None}
+        return replace(self, **left_out, preconditioner=rule)  # type: ignore[type-var]
 
     @property
     def _cycles(self) -> tuple[int, int]:
@@ -167,6 +127,8 @@ class MinibatchChains(Chains):
 
     @property
     def kept_steps(self) -> Collection[int]:
+        if None in (self.draws, self.warmup, self.thin):
+            return (1,)  # there will be some, once it is settled
         if not isinstance(self.schedule, Cycles):
             return super().kept_steps
         each, first = self._cycles
@@ -180,7 +142,7 @@ class MinibatchChains(Chains):
     @property
     def usual_rate(self) -> float:
         """Learning rate for `step_size=None`."""
-        return self.preconditioner.learning_rate
+        return self.rule.usual_rate()
 
     @staticmethod
     @abstractmethod
@@ -196,13 +158,13 @@ class MinibatchChains(Chains):
         return size.to(joint.dtype) if isinstance(size, Tensor) else size
 
     def preconditioned(
-        self, joint: Problem, known: Tensor | None, grad: Tensor, step: Tensor
-    ) -> tuple[Tensor | None, float | Tensor]:
-        """Statistics of the preconditioner after this gradient, and its diagonal."""
-        known, factor = self.preconditioner.learn(known, grad, step, self.warmup), loss_factor(joint)
+        self, joint: Problem, known: Any, theta: Tensor, grad: Tensor, step: Tensor
+    ) -> tuple[Any, float | Tensor]:
+        """Statistics of the preconditioner after this gradient at theta, and its diagonal."""
+        known, factor = self.rule.learn(known, theta, grad, step, self.warmup), loss_factor(joint)
         if isinstance(factor, Tensor):
             factor = factor.unsqueeze(-1)
-        return known, self.preconditioner.matrix(known, step, self.warmup, factor)
+        return known, self.rule.matrix(known, step, self.warmup, factor)
 
     def noise_at(self, theta: Tensor, step: Tensor, key: Key) -> Tensor:
         """Standard normal numbers (C, P), drawn in float32 for every dtype; zeros while a cycle explores."""
@@ -226,6 +188,30 @@ class MinibatchChains(Chains):
             data = OwnOrders(data, lambda key: [key.fold(f"chain {index}") for index in range(self.chains)])
         return data.minibatches(self.batch_size, self.steps, key)
 
+    def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
+        """Warn of a loss that rose, of temperatures that are not 1, and of chains that have not mixed."""
+        name, loss = type(self).__name__, trace["loss"]
+        if isinstance(self.schedule, Cycles) or len(loss) <= self.warmup:
+            return ()
+        # At temperature 1 each weight costs half a nat.
+        found = risen(name, trace, expected=joint.size / joint.num_data)
+        found += [
+            doubt
+            for kind in ("kinetic", "configurational")
+            if f"{kind}_temperature" in trace
+            for doubt in _off(name, kind, trace[f"{kind}_temperature"])
+        ]
+        later = loss[self.warmup :]
+        if later.dim() > 1 and later.shape[1] > 1 and joint.num_members is None and len(later) >= 2 * _BLOCKS:
+            value = float(rhat(_blocks(later).T.unsqueeze(-1)))
+            if value > APART:
+                found.append(
+                    f"{name}: chains have not mixed: R-hat of the loss is {value:.2f}, above {APART}. Draws of "
+                    "different chains are from different places, as is usual for networks: take more warmup and a "
+                    "larger thin, or an ensemble. See diagnostics.convergence(q, x)."
+                )
+        return found
+
     def keep(self, state: Any) -> MinibatchDraw:
         return MinibatchDraw(state.theta, state.buffers)
 
@@ -233,6 +219,28 @@ class MinibatchChains(Chains):
         draws = stacked(kept)
         buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
         return Samples(joint, draws.theta.transpose(0, 1), {}, buffers)
+
+
+def _blocks(values: Tensor) -> Tensor:
+    """Return the means (blocks, C) of consecutive values (T, C)."""
+    length = len(values) // _BLOCKS
+    return values[len(values) - _BLOCKS * length :].reshape(_BLOCKS, length, -1).mean(1)
+
+
+def _off(name: str, kind: str, values: Tensor) -> list[str]:
+    """Return a warning where the mean temperature over the last half of the steps is not near 1."""
+    half = values[len(values) // 2 :].reshape(-1, values.shape[-1] if values.dim() > 1 else 1)
+    if len(half) < _BLOCKS:
+        return []
+    means = _blocks(half).mean(1)
+    mean, error = float(means.mean()), float(means.std()) / math.sqrt(_BLOCKS)
+    if mean - _ERRORS * error > HOT:
+        why = "steps are too large for the curvature or for the rows of a batch. Use a smaller step_size or more rows"
+    elif mean + _ERRORS * error < COLD:
+        why = "chains have not come far enough from their start. Use more warmup, or a larger step_size"
+    else:
+        return []
+    return [f"{name}: the {kind} temperature is {mean:.3g} over the last half of the run, where 1 is right: {why}."]
 
 
 def step_number(step: int | Tensor, device: torch.device) -> Tensor:
@@ -259,16 +267,24 @@ def chain_gradients(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffer
     return value.unsqueeze(0), grad.unsqueeze(0), {name: b.unsqueeze(0) for name, b in after.items()}
 
 
-def chain_info(joint: Problem, theta: Tensor, value: Tensor, grad: Tensor, step_size: float | Tensor) -> dict[str, Any]:
+def chain_info(
+    joint: Problem,
+    theta: Tensor,
+    value: Tensor,
+    grad: Tensor,
+    step_size: float | Tensor,
+    reference: Tensor | None = None,
+) -> dict[str, Any]:
     """Trace entries of a step from theta (C, P), a number for each chain.
 
-    The configurational temperature is -theta . grad / P. If theta follows the tempered density exp(value), its
-    expectation is 1, also with the gradient of a batch that theta does not depend on; where theta spreads too far, by
-    large steps or gradient noise, it is larger.
+    The configurational temperature is -(theta - reference) . grad / P. If theta follows the tempered density
+    exp(value), its expectation is 1, also with the gradient of a batch that theta does not depend on; where theta
+    spreads too far, by large steps or gradient noise, it is larger.
     """
+    away = theta if reference is None else theta - reference
     sizes = step_size.reshape(-1) if isinstance(step_size, Tensor) else theta.new_full((1,), step_size)
     return {
         "loss": -value / joint.num_data,
-        "configurational_temperature": -(theta * grad).sum(-1) / theta.shape[-1],
+        "configurational_temperature": -(away * grad).sum(-1) / theta.shape[-1],
         "step_size": sizes.expand(len(theta)).clone(),
     }

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from posterity.curvature import Kronecker
+from posterity.curvature import Full, Kronecker
 from posterity.errors import BadData, PosterityError
 from posterity.evidence import left_out_rows
 from posterity.inference.infer import infer
-from posterity.methods.laplace import Laplace
+from posterity.methods.laplace import WHOLE, Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.model.data import Batch, Data, TensorData
@@ -68,14 +68,14 @@ def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:
     """The problem with its chosen prior scales times the power of two whose mode predicts best, each row left out.
 
     The evidence is taken at a fixed curvature, which is right for normal noise only: the curvature of classes falls as
-    weights grow. Where all rows fit a step the mode is found anew for each scale.
+    weights grow. Where all rows fit a step, and the whole curvature memory, the mode is found anew for each scale.
     """
     joint = posterior.joint.as_joint("by_evidence")
-    data = TensorData(rows)
-    if joint.likelihood.normal_targets or not isinstance(MAP().settled(joint, data).optimizer, LBFGS):
+    small = joint.num_weights <= WHOLE and isinstance(MAP().settled(joint, TensorData(rows)).optimizer, LBFGS)
+    if joint.likelihood.normal_targets or not small:
         return joint
     losses: dict[int, float] = {}
-    curvature = Laplace(structure=Kronecker(), tuning=None)
+    curvature = Laplace(structure=Full(), tuning=None)
 
     def loss(power: int) -> float:
         if power not in losses:
