@@ -203,7 +203,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
             thin = max(1, later // 100)
             draws = later // thin
             given |= {"draws": draws, "warmup": max(1, settings.steps - draws * thin), "thin": thin}
-        if _given(settings, "step_size"):
+        if settings.step_size is not None:
             given["step_size"] = _step_size(name, factor * settings.step_size, joint)
             given["preconditioner"] = _class("RMSprop")()  # curvatures differ too much for one step size
         return _method(name, **given)
@@ -213,7 +213,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
 
 def _dropout(settings: Settings, joint: "Joint") -> "Method":
     given = _given(settings, "steps", "batch_size")
-    if _given(settings, "step_size"):
+    if settings.step_size is not None:
         from posterity.optim import Adam
 
         given["optimizer"] = Adam(step_size=settings.step_size)
