@@ -99,11 +99,11 @@ class PredictiveFit:
     **Example**:
 
     >>> PredictiveFit().tolerance
-    0.002
+    0.004
     """
 
     rows: int = 500
-    tolerance: float = 0.002
+    tolerance: float = 0.004
     lowest: float = 1e-6
     highest: float = 1e12
 

@@ -12,14 +12,17 @@ from posterity.curvature import Kronecker
 from posterity.evidence import left_out_rows
 from posterity.inference import infer
 from posterity.methods import MAP, Laplace, OnlineLaplace
+from posterity.methods.laplace import WHOLE
 from posterity.model import Joint
-from posterity.model.data import as_data
+from posterity.model.data import Batch, as_data
 from posterity.optim import Adam, Cosine
 from posterity.posteriors import Linearized
 
 ROWS = 2048  # of a comparison; each then stands for several
 STEPS = 1000
 ROUNDS = 8
+MOST = 50  # weights for each row
+FIFTH = 5
 
 
 def sufficient(
@@ -27,14 +30,22 @@ def sufficient(
 ) -> tuple[tuple[int, ...], str]:
     """The hidden layers to take, () or `hidden`, and a sentence that says why.
 
-    A linear model is enough unless leave-one-out predictions of the network are better by more than a standard error.
+    A linear model is enough unless the network predicts better by more than a standard error: by leave-one-out where
+    the whole curvature of its weights is known, else on a fifth of the rows. A network with more than 50 weights for
+    each row is not tried.
     """
-    linear, network = (_left_out(joint_with(layers), rows) for layers in ((), hidden))
+    sizes, weights = ",".join(str(size) for size in hidden), joint_with(hidden).num_weights
+    if weights > MOST * len(rows[0]):
+        return (
+            (),
+            f"a linear model, as {sizes} hidden units would be {weights:,} weights; --hidden {sizes} takes these.",
+        )
+    score, how = (_left_out, "leave-one-out") if weights <= WHOLE else (_held_out, "held-out")
+    linear, network = (score(joint_with(layers), rows) for layers in ((), hidden))
     gain = network - linear
     gain = gain[torch.isfinite(gain)]
     mean, error = float(gain.mean()), float(gain.std()) / max(1, len(gain)) ** 0.5
-    sizes = ",".join(str(size) for size in hidden)
-    said = f"leave-one-out NLL lower by {mean:.3g}, standard error {error:.2g}"
+    said = f"{how} NLL lower by {mean:.3g}, standard error {error:.2g}"
     if mean > error:
         return hidden, f"{sizes} hidden units predict better than a linear model ({said})."
     return (), f"a linear model predicts as well as {sizes} hidden units ({said}); --hidden {sizes} takes these."
@@ -42,6 +53,20 @@ def sufficient(
 
 def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Log densities of the rows, each left out; NaN where a row has none."""
+    problem, sample, posterior = _fitted(joint, rows)
+    return left_out_rows(posterior, problem.check(sample)).posterior
+
+
+def _held_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Log densities of every fifth row under a fit to the others."""
+    held = torch.arange(len(rows[0]), device=rows[0].device) % FIFTH == 0
+    _, _, posterior = _fitted(joint, tuple(part[~held] for part in rows))
+    inputs, targets = (part[held].to(joint.device) for part in rows[:2])
+    return posterior.predict(inputs).log_prob(targets)
+
+
+def _fitted(joint: Joint, rows: tuple[torch.Tensor, ...]) -> tuple[Joint, Batch, Linearized]:
+    """The problem of a sample of these rows, the sample, and the Laplace posterior at its mode."""
     sample = as_data(rows).to(joint.device).sample(ROWS)
     problem = replace(joint, num_data=sample.size)
     fit, passes = MAP(STEPS, 128, Adam(0.01), Cosine()), Laplace(structure=Kronecker(), tuning=None)
@@ -49,4 +74,4 @@ def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
     mode, _ = infer(MAP(), problem, tuple(sample[:3]), start=start, progress=False)
     posterior, _ = infer(Laplace(tuning=None), problem, tuple(sample[:3]), start=mode, progress=False)
     assert isinstance(posterior, Linearized)
-    return left_out_rows(posterior, problem.check(sample)).posterior
+    return problem, sample, posterior
