@@ -225,7 +225,11 @@ def infer(
         keeper.resume(run)
     with last_good(keeper, run):
         _loop(run, feed, key.fold("steps"), hooks, keeper, Stepper(method, joint, accelerate))
-        return run.posterior(), run.trace
+        posterior = run.posterior()
+        warning = method.verdict(joint, run.trace)
+        if warning:
+            logger.warning(warning)
+        return posterior, run.trace
 
 
 def _loop(

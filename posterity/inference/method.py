@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -12,6 +12,9 @@ from posterity.model import Batch, Data, Density, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim import Optimizer, Schedule
 from posterity.posteriors.posterior import Posterior
+
+if TYPE_CHECKING:
+    from posterity.inference.run import Trace
 
 Info: TypeAlias = Mapping[str, Tensor | float]
 """Values that a step reports to the trace, by name."""
@@ -128,6 +131,10 @@ class Method(ABC):
         """Return why the run may stop at this state; "" where it needs more steps."""
         return ""
 
+    def verdict(self, joint: Problem, trace: "Trace") -> str:
+        """Return a warning about a finished run, from its trace, to which it may add; "" where there is none."""
+        return ""
+
     @abstractmethod
     def keep(self, state: Any) -> Any:
         """Return the part of a state that the posterior needs; called after `traits.kept_steps`."""
@@ -146,28 +153,49 @@ def check_arguments(caller: str, method: object, joint: object) -> None:
         raise TypeError(f"{caller}: the problem must be a Joint or a Density. Got {shown(joint)}.")
 
 
-class GradientFit(Method):
-    """`steps` steps of `optimizer` on batches of `batch_size` rows; states have the fields `optimizer` and `step`."""
+BatchSize: TypeAlias = int | Literal["auto"] | None
+"""Rows in a step: a number, None for all of them, "auto" for what suits the data."""
 
-    steps: int
-    batch_size: int | None
-    schedule: Schedule
-    optimizer: Optimizer
+
+class GradientFit(Method):
+    """`steps` steps of `optimizer` on batches of `batch_size` rows; states have the fields `optimizer` and `step`.
+
+    Settings that are None, and a batch size of "auto", were left out: `settled` chooses them.
+    """
+
+    steps: int | None
+    batch_size: BatchSize
+    schedule: Schedule | None
+    optimizer: Optimizer | None
 
     def __post_init__(self) -> None:
-        positive_whole(f"{type(self).__name__}.steps", self.steps)
-        check_batch_size(f"{type(self).__name__}.batch_size", self.batch_size)
-        of_kinds(self, optimizer=Optimizer, schedule=Schedule)
+        if self.steps is not None:
+            positive_whole(f"{type(self).__name__}.steps", self.steps)
+        if self.batch_size != "auto":
+            check_batch_size(f"{type(self).__name__}.batch_size", self.batch_size)
+        kinds = {"optimizer": Optimizer, "schedule": Schedule}
+        of_kinds(self, **{name: kind for name, kind in kinds.items() if getattr(self, name) is not None})
+
+    def chosen(self, name: str) -> Any:
+        """Return a setting; raises a ValueError where it was left out and `settled` has not chosen it."""
+        value = getattr(self, name)
+        if value is None or value == "auto":
+            kind = type(self).__name__
+            raise ValueError(f"{kind}.{name} was left out. Give it, or use method.settled(joint, data), as infer does.")
+        return value
 
     def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
+        size = self.batch_size if self.batch_size is None else self.chosen("batch_size")
+        return data.minibatches(size, self.chosen("steps"), key)
 
     def _step_size(self, state: Any) -> float | Tensor:
-        return self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
+        factor: float | Tensor = self.chosen("schedule").factor(state.step, self.steps)
+        return self.chosen("optimizer").step_size * factor
 
     def _ascended(self, joint: Problem, parameters: Tensor, grad: Tensor, state: Any) -> Any:
         """Move the parameters in place along the gradient; returns the optimiser's moments."""
-        return self.optimizer.ascend(parameters, grad, state.optimizer, self._step_size(state), joint.num_data)
+        optimizer: Optimizer = self.chosen("optimizer")
+        return optimizer.ascend(parameters, grad, state.optimizer, self._step_size(state), joint.num_data)
 
     def keep(self, state: Any) -> Any:
         return state._replace(optimizer=None)

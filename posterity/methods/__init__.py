@@ -23,12 +23,14 @@ from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.parts.gradients import (
     Flipout,
     LocalReparameterisation,
+    PairedSampling,
     ScoreFunction,
     SecondOrder,
     StickTheLanding,
     WeightSampling,
 )
 from posterity.methods.parts.minibatch_chains import Plain, Preconditioner, RMSprop
+from posterity.methods.parts.mode_search import AtMode
 from posterity.methods.parts.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.sghmc import SGHMC
 from posterity.methods.sgld import SGLD
@@ -44,6 +46,7 @@ __all__ = [
     "SGLD",
     "SWAG",
     "AllWeights",
+    "AtMode",
     "Conjugate",
     "CoordinateAscent",
     "Ensemble",
@@ -62,6 +65,7 @@ __all__ = [
     "Metropolis",
     "NaturalGradient",
     "OnlineLaplace",
+    "PairedSampling",
     "Plain",
     "Preconditioner",
     "RMSprop",

@@ -1,0 +1,200 @@
+"""What variational fits by gradients share: the rule for settings that were left out, a start at a mode, a verdict."""
+
+import math
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from posterity.errors import of_kinds
+from posterity.inference.method import GradientFit, Info
+from posterity.inference.run import Trace
+from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
+from posterity.methods.parts.gradients.estimator import Estimator
+from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
+from posterity.model import Batch, Data, Joint, Problem
+from posterity.model.data import NoData, TensorData
+from posterity.optim import Constant, Cosine, Optimizer, ScaledAdam
+from posterity.priors.fan import FanIn, ScaleRule
+
+ROWS = 1024
+"""The largest number of rows that a step takes all together, where the batch size was left out."""
+BATCH = 128
+"""The batch size, where it was left out and there are more rows."""
+WEIGHTS = 512
+"""The largest number of random weights of a small problem: it begins at a mode and takes more draws a step."""
+STEPS, MOST_STEPS, PASSES = 3000, 20_000, 100
+DRAWS = 8
+SEARCH = 40
+
+Fit = TypeVar("Fit", bound="VariationalFit")
+Start = ScaleRule | AtMode
+
+
+def all_rows(joint: Problem, data: Data) -> bool:
+    """Return whether a step takes all rows together, where the batch size was left out."""
+    return isinstance(data, NoData) or (isinstance(data, TensorData) and joint.num_data <= ROWS)
+
+
+def usual_steps(joint: Problem, batch_size: int | None) -> int:
+    """Return the number of steps, where it was left out: 3,000, or 100 passes if that is more, and 20,000 at most."""
+    rows = joint.num_data if batch_size is None else min(batch_size, joint.num_data)
+    return min(max(STEPS, PASSES * joint.num_data // rows), MOST_STEPS)
+
+
+class VariationalFit(GradientFit):
+    """A fit of q by gradients of the ELBO.
+
+    Settings that were left out are chosen by `settled`:
+
+    - batch_size: all rows, if there are at most 1,024 in memory, else 128.
+    - steps: 3,000, or 100 passes over the rows if that is more, and 20,000 at most.
+    - optimizer: `ScaledAdam`, of step size 0.1 where a step takes all rows and at most 512 weights are random, else
+      0.01. With it go the schedule `Cosine` with a warm-up, and in that smaller kind of problem eight draws a step and a
+      start at a mode, `AtMode`.
+    - An optimiser that is given keeps what went with it: a constant schedule, one draw and a start at the module's
+      weights with the scales of FanIn(0.1).
+    """
+
+    initial_scales: Start | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.initial_scales is not None and not isinstance(self.initial_scales, AtMode):
+            of_kinds(self, initial_scales=ScaleRule)
+
+    def settled(self: Fit, joint: Problem, data: Data) -> Fit:
+        size = self.batch_size
+        if size == "auto":
+            size = None if all_rows(joint, data) else BATCH
+        steps = usual_steps(joint, size) if self.steps is None else self.steps
+        every_row = all_rows(joint, data) and (size is None or size >= joint.num_data)
+        network = joint.network
+        small = every_row and joint.num_random <= WEIGHTS and (network is None or not network.buffers)
+        search = min(SEARCH, steps // 10)
+        tuned = self.optimizer is None
+        start: Start = AtMode(search) if tuned and small and search else FanIn(gain=0.1)
+        changes: dict[str, Any] = {
+            "steps": steps,
+            "optimizer": ScaledAdam(0.1 if small else 0.01) if tuned else self.optimizer,
+            "schedule": (Cosine(warmup=0.05) if tuned else Constant()) if self.schedule is None else self.schedule,
+            "initial_scales": start if self.initial_scales is None else self.initial_scales,
+            **self._choices(joint, DRAWS if tuned and small else 1),
+        }
+        return replace(self, batch_size=size, **changes)  # type: ignore[type-var, return-value]
+
+    @abstractmethod
+    def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
+        """Return further settings that were left out, for this number of draws a step."""
+
+    @property
+    def search(self) -> int:
+        """Number of steps that look for a mode."""
+        return self.initial_scales.steps if isinstance(self.initial_scales, AtMode) else 0
+
+    @property
+    def scale_rule(self) -> ScaleRule:
+        """The standard deviations before the first step."""
+        return FanIn(gain=0.1) if isinstance(self.initial_scales, AtMode) else self.chosen("initial_scales")
+
+    def _moments(self, theta: Tensor, parameters: Tensor) -> Any:
+        """State of the optimiser before the first step, with that of the search if there is one."""
+        optimizer: Optimizer = self.chosen("optimizer")
+        moments = optimizer.init(parameters)
+        return SearchState(first_damping(theta), moments) if self.search else moments
+
+    def _searched(self, joint: Problem, theta: Tensor, batch: Batch, state: Any) -> tuple[Search, Any, Info]:
+        """Take a step of the search; returns it, the optimiser's state and the values to record."""
+        before, last = state.optimizer, state.step + 1 == self.search
+        result = search_step(joint, theta, before.damping, batch, state.buffers, last)
+        found = before._replace(damping=result.damping)
+        return result, found, {"loss": -result.value / joint.num_data}
+
+    def _ascended(
+        self, joint: Problem, parameters: Tensor, grad: Tensor, state: Any, units: Tensor | None = None
+    ) -> Any:
+        """Move the parameters in place along the gradient, in `units` if the optimiser takes them."""
+        held: Any = state.optimizer
+        inner = state._replace(optimizer=held.moments) if isinstance(held, SearchState) else state
+        if isinstance(self.optimizer, ScaledAdam) and units is not None:
+            step_size = self._step_size(inner)
+            moments = self.optimizer.ascend_in(units, parameters, grad, inner.optimizer, step_size)
+        else:
+            moments = super()._ascended(joint, parameters, grad, inner)
+        return held._replace(moments=moments) if isinstance(held, SearchState) else moments
+
+    def verdict(self, joint: Problem, trace: Trace) -> str:
+        """Record "elbo_gap", an estimate in nats of what more steps would add to the ELBO, and warn if it is large."""
+        if "elbo" not in trace:
+            return ""
+        gap, error = elbo_gap(self, joint, trace)
+        trace.record(trace.last_step("elbo"), {"elbo_gap": gap})
+        elbo = trace["elbo"][-_LAST:].mean(0) * joint.num_data
+        large = gap > torch.maximum(3.0 * error, (_RELATIVE * elbo.abs()).clamp_min(_NATS))
+        if not bool(large.any()):
+            return ""
+        return (
+            f"{type(self).__name__} has not converged: its ELBO still rises, and some {float(gap[large].max()):.2g} "
+            f"nats are missing at {float(elbo[large].min()) if elbo.dim() else float(elbo):.5g}. "
+            f"Take more steps than {self.steps}, or leave the optimizer out."
+        )
+
+
+_LAST = 50  # steps whose mean ELBO is the present one
+_NATS, _RELATIVE = 0.1, 0.005  # gaps below the larger of these, the second relative to the ELBO, are small
+_FEWEST = 40  # steps that a trend is estimated from
+
+
+def elbo_gap(fit: VariationalFit, joint: Problem, trace: Trace) -> tuple[Tensor, Tensor]:
+    """Estimate the nats that the ELBO would gain if the last half of the steps came again, with a standard error.
+
+    The ELBO (T,) or (T, M) of that half is regressed on the sum of step sizes so far and, since noise in q costs some
+    of it, on the present step size and its square. So a schedule that comes to rest does not look like convergence, nor
+    the fall of the noise like a rise of the optimum.
+    """
+    column, steps = trace["elbo"] * joint.num_data, trace.steps("elbo")
+    late = steps > fit.chosen("steps") // 2
+    column, steps = column[late], steps[late]
+    if len(steps) < _FEWEST:
+        return torch.zeros_like(trace["elbo"][-1]), torch.zeros_like(trace["elbo"][-1])
+    schedule, total = fit.chosen("schedule"), fit.chosen("steps")
+    factor = torch.tensor([float(schedule.factor(step - 1, total)) for step in steps.tolist()], dtype=torch.float64)
+    travelled = factor.cumsum(0) / factor.sum()
+    terms = [torch.ones_like(factor), travelled]
+    if float(factor.max() - factor.min()) > 0.01 * float(factor.max()):
+        terms += [factor, factor.square()]
+    design = torch.stack(terms, 1)
+    inverse = torch.linalg.pinv(design.T @ design)
+    values = column.reshape(len(steps), -1)
+    weights = inverse @ design.T @ values  # (terms, M)
+    noise = (values - design @ weights).square().sum(0) / (len(steps) - len(terms))
+    error = (noise * inverse[1, 1]).sqrt()
+    return weights[1].reshape(column.shape[1:]), error.reshape(column.shape[1:])
+
+
+def sampling(draws: int) -> Estimator:
+    """Return the estimator of factorised fits for this number of draws."""
+    return PairedSampling(draws) if draws > 1 else WeightSampling()
+
+
+def mean_units(scale: Tensor) -> Tensor:
+    """Units of steps in means with these standard deviations: 1, and no more than a hundred of these.
+
+    A fixed unit finds optima far away in networks, whose weights are of order one; the bound lets narrow q come to
+    rest, whatever the units of the data.
+    """
+    return torch.minimum(100.0 * scale, scale.clamp_min(1.0))
+
+
+def largest_natural_step(weights: int, draws: int) -> float:
+    """Return the rate of natural steps of a full covariance that noise of this many draws allows, below 1."""
+    pairs = max(1, draws // 2)
+    return pairs / (weights + 1.0 + pairs)
+
+
+def within(move: Tensor, radius: float, dims: int = 1) -> Tensor:
+    """Return the move, shortened to the radius where it is longer; its last `dims` axes are one vector."""
+    length = torch.linalg.vector_norm(move, dim=tuple(range(-dims, 0)), keepdim=True)
+    return move * (radius / length.clamp_min(radius))
