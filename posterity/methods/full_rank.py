@@ -12,7 +12,7 @@ from posterity.errors import positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import BatchSize, Footprint, Info, theta_bytes
 from posterity.methods.parts.gradients.estimator import initial_log_scales, shifted
-from posterity.methods.parts.variational_fit import Start, VariationalFit, mean_units
+from posterity.methods.parts.variational_fit import DIAGONAL, Start, VariationalFit, mean_units
 from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key
 from posterity.optim import Optimizer, ScaledAdam, Schedule
@@ -20,7 +20,6 @@ from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.dense import Dense
 
 _SHARES = (0.0, 1.0)  # of the diagonal, in the curvature of a start
-_DIAGONAL = 0.5  # share of the run in which L = L_0 diag
 _BELOW = 5.0  # R times the unit of entries below the diagonal
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -185,7 +184,7 @@ class FullRank(VariationalFit):
             units[..., :count] = spread
         else:
             units[..., indices] = spread
-        units[..., size + count :] = min(1.0, _BELOW / count) if state.step >= _DIAGONAL * self.steps else 0.0
+        units[..., size + count :] = min(1.0, _BELOW / count) if state.step >= DIAGONAL * self.chosen("steps") else 0.0
         move = torch.zeros_like(parameters)
         moments = self._ascended(joint, move, grad, state, units)
         parameters[..., :size] += move[..., :size]

@@ -28,6 +28,8 @@ WEIGHTS = 512
 STEPS, MOST_STEPS, PASSES = 3000, 20_000, 100
 DRAWS = 8
 SEARCH = 40
+DIAGONAL = 0.5
+"""Share of a run in which a covariance grows in its diagonal alone, where the optimiser was left out."""
 
 Fit = TypeVar("Fit", bound="VariationalFit")
 Start = ScaleRule | AtMode
@@ -186,15 +188,3 @@ def mean_units(scale: Tensor) -> Tensor:
     rest, whatever the units of the data.
     """
     return torch.minimum(100.0 * scale, scale.clamp_min(1.0))
-
-
-def largest_natural_step(weights: int, draws: int) -> float:
-    """Return the rate of natural steps of a full covariance that noise of this many draws allows, below 1."""
-    pairs = max(1, draws // 2)
-    return pairs / (weights + 1.0 + pairs)
-
-
-def within(move: Tensor, radius: float, dims: int = 1) -> Tensor:
-    """Return the move, shortened to the radius where it is longer; its last `dims` axes are one vector."""
-    length = torch.linalg.vector_norm(move, dim=tuple(range(-dims, 0)), keepdim=True)
-    return move * (radius / length.clamp_min(radius))
