@@ -189,8 +189,9 @@ class GradientFit(Method):
         return data.minibatches(size, self.chosen("steps"), key)
 
     def _step_size(self, state: Any) -> float | Tensor:
-        factor: float | Tensor = self.chosen("schedule").factor(state.step, self.steps)
-        return self.chosen("optimizer").step_size * factor
+        schedule: Schedule = self.chosen("schedule")
+        size: float = self.chosen("optimizer").step_size
+        return size * schedule.factor(state.step, self.chosen("steps"))
 
     def _ascended(self, joint: Problem, parameters: Tensor, grad: Tensor, state: Any) -> Any:
         """Move the parameters in place along the gradient; returns the optimiser's moments."""

@@ -45,10 +45,11 @@ class FullRank(VariationalFit):
     landing"): with h = d/dw of that sum, where -d log q / dw = L^-T eps, the gradients are h for the mean and the lower
     triangle of h eps^T for L. The trace is as in `MeanField`, with a "kl" from the same draws.
 
-    `ScaledAdam`, the optimiser if none is given, steps along natural gradients in whitened coordinates: with u = L^T h,
-    mean <- mean + rate E u and L <- L (I + rate M), where M is the lower triangle of E u eps^T with half its diagonal.
-    The rate is 10 times the step size, times the largest stable one for R weights and `draws` draws in mirrored pairs;
-    each move has a radius. Points move by Adam. Settings left out (None, "auto") are chosen as `VariationalFit` says.
+    `ScaledAdam`, the optimiser if none is given, steps in whitened coordinates: in M of L <- L (I + M), whose gradient
+    is the lower triangle of E[L^T h eps^T]; entries below the diagonal have units of 5 / R, and rest in the first half
+    of the run, which is mean-field. Draws come in mirrored pairs. With `AtMode` the covariance begins at the curvature
+    of the mode or at its diagonal, whichever has the higher ELBO. Settings left out (None, "auto") are chosen as
+    `VariationalFit` says.
 
     **Limit**: reaches the posterior itself where that is Gaussian, and then without noise; otherwise a local optimum.
     Members that train together draw the same noise.
@@ -91,7 +92,7 @@ class FullRank(VariationalFit):
             "means and factor": theta_bytes(joint, 2 * size + count**2),
             "gradient": theta_bytes(joint, size + 2 * count**2),
         }
-        fit = fit_bytes(self.chosen("optimizer"), joint, data, self.batch_size, size)
+        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)
         return replace(super().footprint(joint, data), parts={**own, **fit})
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> FullRankState:
@@ -111,7 +112,9 @@ class FullRank(VariationalFit):
         thetas, values, ascents, buffers = self._at_draws(joint, mean, factor, noise, batch, state.buffers)
         value = values.mean(0)
         log_prior = torch.stack([joint.log_prior(theta) for theta in thetas]).mean(0)
-        log_density = -0.5 * noise.square().sum(-1).mean() - log_diagonal.sum(-1) - count * _HALF_LOG_TWO_PI
+        volume = log_diagonal.sum(-1)
+        log_densities = [-0.5 * eps.square().sum() - volume - count * _HALF_LOG_TWO_PI for eps in noise]
+        log_density = torch.stack(log_densities).mean(0)
         data_fit = (value - joint.powers[1] * log_prior) / (joint.powers[0] * joint.num_data)
         kl = (log_density - log_prior) / joint.num_data
         info = {"loss": (log_density - value) / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
@@ -194,8 +197,8 @@ class FullRank(VariationalFit):
     def _search_step(self, joint: Problem, state: FullRankState, batch: Batch, key: Key) -> tuple[FullRankState, Info]:
         """Look for the mode; the last step also takes the covariance from the curvature there.
 
-        In directions that the data leave wide the Gaussian of the whole curvature may reach far beyond where it holds.
-        So the curvature is mixed with its diagonal, by the share that has the highest ELBO at some draws.
+        In directions that the data leave wide the Gaussian of the whole curvature may reach far beyond where it holds:
+        then that of its diagonal has the higher ELBO.
         """
         parameters, size = state.parameters, joint.size
         result, moments, info = self._searched(joint, parameters[..., :size], batch, state)
@@ -244,4 +247,5 @@ def _write(entries: Tensor, factor: Tensor) -> None:
 def _covariance_factor(curvature: Tensor, share: float) -> Tensor:
     """L of the covariance of a precision (..., R, R), of whose entries beside the diagonal a `share` is left out."""
     mixed = (1.0 - share) * curvature + share * torch.diag_embed(curvature.diagonal(dim1=-2, dim2=-1))
-    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(mixed)))
+    factor: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(mixed)))
+    return factor

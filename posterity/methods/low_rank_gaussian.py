@@ -110,7 +110,7 @@ class LowRankGaussian(VariationalFit):
             "covariance": (joint.num_members or 1) * 8 * count * (rank + 1),
         }
         words = f"LowRankGaussian of rank {self.rank} over {joint.num_weights:,} weights"
-        return Footprint(words, {**own, **fit_bytes(self.chosen("optimizer"), joint, data, self.batch_size, size)})
+        return Footprint(words, {**own, **fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)})
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> LowRankGaussianState:
         """Means at theta and a random factor, since the gradient in the factor vanishes at zero."""

@@ -100,7 +100,7 @@ class MeanField(VariationalFit):
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         size = joint.size + joint.num_random
         own = {"means and scales": 3 * theta_bytes(joint, size), "gradient": 3 * theta_bytes(joint, size)}
-        fit = fit_bytes(self.chosen("optimizer"), joint, data, self.batch_size, size)
+        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)
         return replace(super().footprint(joint, data), parts={**own, **fit})
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MeanFieldState:
@@ -119,7 +119,7 @@ class MeanField(VariationalFit):
         grads = Gradients(grad[..., :size], grad[..., size:])
         term = self.chosen("estimator").data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"), grads)
         term = term.written(grads)
-        weight = self.kl_schedule.factor(state.step, self.steps)
+        weight = self.kl_schedule.factor(state.step, self.chosen("steps"))
         at_draws = term.divergence_grads
         closed = -weight if at_draws is None else 0.0
         prior = divergence(joint, q, log_scale, key.fold("prior"), grads, closed)

@@ -51,9 +51,7 @@ class ScaledAdam(Optimizer):
     def ascend(self, theta: Tensor, grad: Tensor, state: AdamState, step_size: StepSize, divisor: float) -> AdamState:
         return self._adam.ascend(theta, grad, state, step_size, divisor)
 
-    def ascend_in(
-        self, units: Tensor, theta: Tensor, grad: Tensor, state: AdamState, step_size: StepSize
-    ) -> AdamState:
+    def ascend_in(self, units: Tensor, theta: Tensor, grad: Tensor, state: AdamState, step_size: StepSize) -> AdamState:
         """Move `theta` in place along `grad` by steps in these units; `grad` may be overwritten."""
         moved = torch.zeros_like(theta)
         state = self._adam.ascend(moved, grad.mul_(units), state, step_size, 1.0)

@@ -87,7 +87,8 @@ def search_step(joint: Problem, theta: Tensor, damping: Tensor, batch: Batch, bu
     ]
     curvatures = [result.curvature for result in each]
     stacked = None if any(h is None for h in curvatures) else torch.stack([h for h in curvatures if h is not None])
-    return Search(*(torch.stack(parts) for parts in zip(*(result[:3] for result in each), strict=True)), stacked)
+    theta, damping, value = (torch.stack(parts) for parts in zip(*(result[:3] for result in each), strict=True))
+    return Search(theta, damping, value, stacked)
 
 
 def _one_step(joint: Problem, theta: Tensor, damping: Tensor, batch: Batch, buffers: Buffers, last: bool) -> Search:
@@ -120,7 +121,9 @@ def _curvature(joint: Problem, theta: Tensor, batch: Batch, buffers: Buffers) ->
     if not isinstance(joint, Joint):
         values, vectors = torch.linalg.eigh(Hessian().matrix(joint, theta, None, None))
         values = values.abs()
-        return (vectors * values.clamp_min(_FLOOR * float(values.max()) + torch.finfo(torch.float64).tiny)) @ vectors.T
+        values = values.clamp_min(_FLOOR * float(values.max()) + torch.finfo(torch.float64).tiny)
+        total: Tensor = (vectors * values) @ vectors.T
+        return total
     likelihood_power, prior_power = joint.powers
     fitted, weights = joint.fitted(theta), theta[: joint.num_weights]
     data = GaussNewton().matrix(fitted, weights, batch, buffers) * (likelihood_power * (joint.num_data / batch.size))

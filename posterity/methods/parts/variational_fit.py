@@ -1,6 +1,5 @@
 """What variational fits by gradients share: the rule for settings that were left out, a start at a mode, a verdict."""
 
-import math
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from posterity.inference.run import Trace
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
 from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
-from posterity.model import Batch, Data, Joint, Problem
+from posterity.model import Batch, Data, Problem
 from posterity.model.data import NoData, TensorData
 from posterity.optim import Constant, Cosine, Optimizer, ScaledAdam
 from posterity.priors.fan import FanIn, ScaleRule
@@ -54,8 +53,8 @@ class VariationalFit(GradientFit):
     - batch_size: all rows, if there are at most 1,024 in memory, else 128.
     - steps: 3,000, or 100 passes over the rows if that is more, and 20,000 at most.
     - optimizer: `ScaledAdam`, of step size 0.1 where a step takes all rows and at most 512 weights are random, else
-      0.01. With it go the schedule `Cosine` with a warm-up, and in that smaller kind of problem eight draws a step and a
-      start at a mode, `AtMode`.
+      0.01. With it go the schedule `Cosine` with a warm-up, and in that smaller kind of problem eight draws a step and
+      a start at a mode, `AtMode`.
     - An optimiser that is given keeps what went with it: a constant schedule, one draw and a start at the module's
       weights with the scales of FanIn(0.1).
     """
@@ -85,11 +84,15 @@ class VariationalFit(GradientFit):
             "initial_scales": start if self.initial_scales is None else self.initial_scales,
             **self._choices(joint, DRAWS if tuned and small else 1),
         }
-        return replace(self, batch_size=size, **changes)  # type: ignore[type-var, return-value]
+        return replace(self, batch_size=size, **changes)  # type: ignore[type-var]
 
     @abstractmethod
     def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
         """Return further settings that were left out, for this number of draws a step."""
+
+    @property
+    def _rows(self) -> int | None:
+        return None if self.batch_size == "auto" else self.batch_size
 
     @property
     def search(self) -> int:
@@ -128,45 +131,56 @@ class VariationalFit(GradientFit):
         return held._replace(moments=moments) if isinstance(held, SearchState) else moments
 
     def verdict(self, joint: Problem, trace: Trace) -> str:
-        """Record "elbo_gap", an estimate in nats of what more steps would add to the ELBO, and warn if it is large."""
+        """Record "elbo_gap", an estimate in nats of what more steps would add to the ELBO, and warn if it is large.
+
+        It is 0 where the trend of the ELBO is within four standard errors.
+        """
         if "elbo" not in trace:
             return ""
-        gap, error = elbo_gap(self, joint, trace)
+        estimate = elbo_gap(self, joint, trace)
+        if estimate is None:
+            return ""
+        gap, error = estimate
+        gap = torch.where(gap > _ERRORS * error, gap, torch.zeros_like(gap))
+        if isinstance(self.optimizer, ScaledAdam) and self.chosen("steps") < 0.5 * usual_steps(joint, self._rows):
+            half = trace["elbo"][len(trace["elbo"]) // 2 :] * joint.num_data  # too few for its steps to be trusted
+            gap = torch.maximum(gap, half[len(half) // 2 :].mean(0) - half[: max(1, len(half) // 2)].mean(0))
         trace.record(trace.last_step("elbo"), {"elbo_gap": gap})
         elbo = trace["elbo"][-_LAST:].mean(0) * joint.num_data
-        large = gap > torch.maximum(3.0 * error, (_RELATIVE * elbo.abs()).clamp_min(_NATS))
-        if not bool(large.any()):
+        far = gap > (_RELATIVE * elbo.abs()).clamp_min(_NATS)
+        if not bool(far.any()):
             return ""
         return (
-            f"{type(self).__name__} has not converged: its ELBO still rises, and some {float(gap[large].max()):.2g} "
-            f"nats are missing at {float(elbo[large].min()) if elbo.dim() else float(elbo):.5g}. "
-            f"Take more steps than {self.steps}, or leave the optimizer out."
+            f"{type(self).__name__} has not converged: its ELBO still rises, by some {float(gap.max()):.2g} nats if "
+            f"its last steps came again. Take more steps than {self.steps}, or leave steps and optimizer out."
         )
 
 
 _LAST = 50  # steps whose mean ELBO is the present one
+_ERRORS = 4.0  # standard errors from which a trend counts
 _NATS, _RELATIVE = 0.1, 0.005  # gaps below the larger of these, the second relative to the ELBO, are small
+_LATE = 0.4  # share of the run whose trend is estimated
 _FEWEST = 40  # steps that a trend is estimated from
 
 
-def elbo_gap(fit: VariationalFit, joint: Problem, trace: Trace) -> tuple[Tensor, Tensor]:
-    """Estimate the nats that the ELBO would gain if the last half of the steps came again, with a standard error.
+def elbo_gap(fit: VariationalFit, joint: Problem, trace: Trace) -> tuple[Tensor, Tensor] | None:
+    """Estimate the nats that the ELBO would gain if its last steps came again, with a standard error.
 
-    The ELBO (T,) or (T, M) of that half is regressed on the sum of step sizes so far and, since noise in q costs some
-    of it, on the present step size and its square. So a schedule that comes to rest does not look like convergence, nor
-    the fall of the noise like a rise of the optimum.
+    The ELBO (T,) or (T, M) of the last 0.4 of the run is regressed on the sum of step sizes so far and, since noise in
+    q costs some of it, on the present step size. So a schedule that comes to rest does not look like convergence, nor
+    the fall of the noise like a rise of the optimum. None where these are fewer than forty steps.
     """
     column, steps = trace["elbo"] * joint.num_data, trace.steps("elbo")
-    late = steps > fit.chosen("steps") // 2
+    late = steps > (1.0 - _LATE) * fit.chosen("steps")
     column, steps = column[late], steps[late]
     if len(steps) < _FEWEST:
-        return torch.zeros_like(trace["elbo"][-1]), torch.zeros_like(trace["elbo"][-1])
+        return None
     schedule, total = fit.chosen("schedule"), fit.chosen("steps")
     factor = torch.tensor([float(schedule.factor(step - 1, total)) for step in steps.tolist()], dtype=torch.float64)
     travelled = factor.cumsum(0) / factor.sum()
     terms = [torch.ones_like(factor), travelled]
     if float(factor.max() - factor.min()) > 0.01 * float(factor.max()):
-        terms += [factor, factor.square()]
+        terms.append(factor)
     design = torch.stack(terms, 1)
     inverse = torch.linalg.pinv(design.T @ design)
     values = column.reshape(len(steps), -1)
