@@ -82,6 +82,9 @@ class FullRank(VariationalFit):
         if self.draws is not None:
             positive_whole("FullRank.draws", self.draws)
 
+    def _companions(self) -> dict[str, Any]:
+        return {"draws": 1}
+
     def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
         return {"draws": draws if self.draws is None else self.draws}
 
@@ -179,8 +182,10 @@ class FullRank(VariationalFit):
         product = (white.unsqueeze(-1) * eps.unsqueeze(-2)).mean(0)
         rows, columns = torch.tril_indices(count, count, offset=-1, device=parameters.device)
         spread = mean_units(torch.linalg.vector_norm(factor, dim=-1))
-        score = torch.linalg.solve_triangular(factor.mT, noise.mean(0).expand_as(spread).unsqueeze(-1), upper=True)
-        slope = shifted(ascents.mean(0), score.squeeze(-1), indices)
+        wide = torch.promote_types(parameters.dtype, torch.float32)  # there are no triangular solves in half precision
+        column = noise.mean(0).expand_as(spread).unsqueeze(-1)  # zero where all draws come in pairs
+        score = torch.linalg.solve_triangular(factor.mT.to(wide), column.to(wide), upper=True)
+        slope = shifted(ascents.mean(0), score.squeeze(-1).to(parameters.dtype), indices)
         grad = torch.cat([slope, product.diagonal(dim1=-2, dim2=-1), product[..., rows, columns]], dim=-1)
         units = torch.ones_like(parameters)
         if indices is None:

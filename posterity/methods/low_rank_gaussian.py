@@ -88,6 +88,9 @@ class LowRankGaussian(VariationalFit):
         if self.draws is not None:
             positive_whole("LowRankGaussian.draws", self.draws)
 
+    def _companions(self) -> dict[str, Any]:
+        return {"draws": 1}
+
     def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
         rank = min(_RANK, joint.num_random) if self.rank is None else self.rank
         return {"rank": rank, "draws": draws if self.draws is None else self.draws}

@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.errors import of_kinds
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import BatchSize, Footprint, Info, Traits, theta_bytes
+from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
     Factorised,
@@ -89,6 +90,9 @@ class MeanField(VariationalFit):
         of_kinds(self, kl_schedule=Schedule)
         if self.estimator is not None:
             of_kinds(self, estimator=Estimator)
+
+    def _companions(self) -> dict[str, Any]:
+        return {"estimator": WeightSampling()}
 
     def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
         return {"estimator": sampling(draws) if self.estimator is None else self.estimator}

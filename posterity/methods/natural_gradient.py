@@ -11,6 +11,7 @@ from torch import Tensor
 from posterity.errors import fraction, of_kinds, positive, shown
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import BatchSize, Footprint, Info, theta_bytes
+from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
     Factorised,
@@ -23,13 +24,12 @@ from posterity.methods.parts.variational_fit import Start, VariationalFit, sampl
 from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
-from posterity.optim import Optimizer, Schedule
+from posterity.optim import Adam, Optimizer, Schedule
 from posterity.optim.online_newton import online_newton_
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.diagonal import Diagonal
 
-# (step_size, radius) where they were left out: of small problems, of large ones, and beside an optimiser that is given.
-_SMALL, _LARGE, _GIVEN = (2.0, 0.05), (0.1, 0.1), (0.01, 1.0)
+_SMALL, _LARGE = (2.0, 0.05), (0.1, 0.1)  # (step_size, radius) where they were left out, by the kind of problem
 _RATE = 0.02  # 1 - beta2 where that was left out, times the factor of the schedule
 
 
@@ -75,10 +75,11 @@ class NaturalGradient(VariationalFit):
     **Defaults**: settings left out (None, "auto") are chosen as `VariationalFit` says. `radius` is the most that a mean
     moves in a step of size 1 (None: no bound). In small problems, whose steps take all rows and eight draws, step_size
     is 2 and radius 0.05, in others 0.1 and 0.1; beta2 left out is 1 - 0.02 times the factor of the schedule, so that
-    the noise of the precisions falls with it. Beside an optimiser that is given they are 0.01, 1 and 0.99, chosen for a
-    low loss on two moons, a UCI table and a thousand digits with mini-batches, one draw and a constant schedule
-    (`python -m benchmarks.natural_gradient_settings`). Precisions fall by no more than 1 - beta2 a step: one that
-    begins at a hundred times the fan-in takes log(100 fan-in) / (1 - beta2) steps to come to 1.
+    the noise of the precisions falls with it. With a step size or an optimiser that is given the others are those of
+    one draw and a constant schedule: step_size 0.01, radius 1 and beta2 0.99, chosen for a low loss on two moons, a
+    UCI table and a thousand digits with mini-batches (`python -m benchmarks.natural_gradient_settings`). Precisions
+    fall by no more than 1 - beta2 a step: one that begins at a hundred times the fan-in takes log(100 fan-in) /
+    (1 - beta2) steps to come to 1.
 
     **Cost**: the cost of `estimator`, and some passes over means and precisions; one momentum.
 
@@ -127,13 +128,19 @@ class NaturalGradient(VariationalFit):
         if self.estimator is not None:
             of_kinds(self, estimator=Estimator)
 
+    @property
+    def _optimizer_given(self) -> bool:
+        return self.step_size is not None or super()._optimizer_given
+
+    def _companions(self) -> dict[str, Any]:
+        return {"optimizer": Adam(), "estimator": WeightSampling(), "step_size": 0.01, "radius": 1.0, "beta2": 0.99}
+
     def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
-        step_size, radius = (_SMALL if draws > 1 else _LARGE) if self.optimizer is None else _GIVEN
+        step_size, radius = _SMALL if draws > 1 else _LARGE
         return {
             "step_size": step_size if self.step_size is None else self.step_size,
             "radius": radius if self.radius == "auto" else self.radius,
             "estimator": sampling(draws) if self.estimator is None else self.estimator,
-            "beta2": self.beta2 if self.optimizer is None or self.beta2 is not None else 0.99,
         }
 
     def _rate(self, step: int) -> float:

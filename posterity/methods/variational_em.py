@@ -212,8 +212,9 @@ class VariationalEM(Method):
 
     def verdict(self, joint: Problem, trace: Trace) -> str:
         """Warn if the bound of the rounds still rises, and record the nats that are missing as "bound_gap"."""
+        of_steps = self.expectation.verdict(joint, trace)
         if "bound" not in trace or len(trace["bound"]) < _FEWEST:
-            return ""
+            return of_steps
         bound = trace["bound"]
         first, second = bound[-2] - bound[-3], bound[-1] - bound[-2]
         if not self._run.whole:  # noisy: thirds of the rounds in place of single ones
@@ -224,7 +225,7 @@ class VariationalEM(Method):
         error = trace["bound_standard_error"][-_FEWEST:].mean() if "bound_standard_error" in trace else 0.0
         trace.record(trace.last_step("bound"), {"bound_gap": gap})
         if gap <= max(_NATS, _RELATIVE * abs(float(bound[-1])), 3.0 * float(error)):
-            return ""
+            return of_steps
         return (
             f"VariationalEM has not converged after {len(bound)} rounds: its bound still rises, and some {gap:.2g} "
             f"nats are missing at {float(bound[-1]):.5g}. Take more rounds, and more steps in a round."

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from posterity.errors import of_kinds
 from posterity.inference.method import GradientFit, Info
@@ -14,7 +15,7 @@ from posterity.methods.parts.gradients.drawn_weights import PairedSampling, Weig
 from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
 from posterity.model import Batch, Data, Problem
-from posterity.model.data import NoData, TensorData
+from posterity.model.data import StreamData
 from posterity.optim import Constant, Cosine, Optimizer, ScaledAdam
 from posterity.priors.fan import FanIn, ScaleRule
 
@@ -34,9 +35,11 @@ Fit = TypeVar("Fit", bound="VariationalFit")
 Start = ScaleRule | AtMode
 
 
-def all_rows(joint: Problem, data: Data) -> bool:
-    """Return whether a step takes all rows together, where the batch size was left out."""
-    return isinstance(data, NoData) or (isinstance(data, TensorData) and joint.num_data <= ROWS)
+def all_rows(joint: Problem, data: Data, batch_size: int | None) -> bool:
+    """Return whether a step takes all rows together, and these are few."""
+    source = data.source if isinstance(data, StreamData) else None
+    size = (source.batch_size or 1) if isinstance(source, DataLoader) else batch_size
+    return joint.num_data <= ROWS and (size is None or size >= joint.num_data)
 
 
 def usual_steps(joint: Problem, batch_size: int | None) -> int:
@@ -55,8 +58,8 @@ class VariationalFit(GradientFit):
     - optimizer: `ScaledAdam`, of step size 0.1 where a step takes all rows and at most 512 weights are random, else
       0.01. With it go the schedule `Cosine` with a warm-up, and in that smaller kind of problem eight draws a step and
       a start at a mode, `AtMode`.
-    - An optimiser that is given keeps what went with it: a constant schedule, one draw and a start at the module's
-      weights with the scales of FanIn(0.1).
+    - With another optimiser that is given, they are a constant schedule, one draw, and a start at the module's weights
+      with the scales of FanIn(0.1).
     """
 
     initial_scales: Start | None
@@ -65,24 +68,35 @@ class VariationalFit(GradientFit):
         super().__post_init__()
         if self.initial_scales is not None and not isinstance(self.initial_scales, AtMode):
             of_kinds(self, initial_scales=ScaleRule)
+        if self._optimizer_given:
+            companions = {"schedule": Constant(), "initial_scales": FanIn(gain=0.1), **self._companions()}
+            for name, value in companions.items():
+                if getattr(self, name) is None or getattr(self, name) == "auto":
+                    object.__setattr__(self, name, value)
+
+    @property
+    def _optimizer_given(self) -> bool:
+        return self.optimizer is not None and not isinstance(self.optimizer, ScaledAdam)
+
+    @abstractmethod
+    def _companions(self) -> dict[str, Any]:
+        """Return what goes with an optimiser that is given, beside schedule and start."""
 
     def settled(self: Fit, joint: Problem, data: Data) -> Fit:
         size = self.batch_size
         if size == "auto":
-            size = None if all_rows(joint, data) else BATCH
+            size = None if joint.num_data <= ROWS and not isinstance(data, StreamData) else BATCH
         steps = usual_steps(joint, size) if self.steps is None else self.steps
-        every_row = all_rows(joint, data) and (size is None or size >= joint.num_data)
         network = joint.network
-        small = every_row and joint.num_random <= WEIGHTS and (network is None or not network.buffers)
+        small = all_rows(joint, data, size) and joint.num_random <= WEIGHTS and (network is None or not network.buffers)
         search = min(SEARCH, steps // 10)
-        tuned = self.optimizer is None
-        start: Start = AtMode(search) if tuned and small and search else FanIn(gain=0.1)
+        start: Start = AtMode(search) if small and search else FanIn(gain=0.1)
         changes: dict[str, Any] = {
             "steps": steps,
-            "optimizer": ScaledAdam(0.1 if small else 0.01) if tuned else self.optimizer,
-            "schedule": (Cosine(warmup=0.05) if tuned else Constant()) if self.schedule is None else self.schedule,
+            "optimizer": ScaledAdam(0.1 if small else 0.01) if self.optimizer is None else self.optimizer,
+            "schedule": Cosine(warmup=0.05) if self.schedule is None else self.schedule,
             "initial_scales": start if self.initial_scales is None else self.initial_scales,
-            **self._choices(joint, DRAWS if tuned and small else 1),
+            **self._choices(joint, DRAWS if small else 1),
         }
         return replace(self, batch_size=size, **changes)  # type: ignore[type-var]
 
