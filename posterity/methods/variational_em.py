@@ -33,7 +33,7 @@ from posterity.storage import decode, encode
 _PARTS = ("prior", "likelihood")
 _FEWEST = 6  # rounds from which a limit of the bound is extrapolated
 _STEEPEST = 0.99  # largest ratio of two gains in that
-_NATS, _RELATIVE = 0.1, 0.005  # gaps below the larger of these, the second relative to the bound, are small
+_NATS, _RELATIVE = 0.1, 0.005  # gaps below these are small; the second, of bounds from draws, is relative to them
 _MOST = 16  # cached problems: the members of an ensemble step in turn
 
 _Known = dict[tuple[str, tuple[float, ...]], Joint]
@@ -224,7 +224,8 @@ class VariationalEM(Method):
         gap = float(second) * min(ratio, _STEEPEST) / (1.0 - min(ratio, _STEEPEST))
         error = trace["bound_standard_error"][-_FEWEST:].mean() if "bound_standard_error" in trace else 0.0
         trace.record(trace.last_step("bound"), {"bound_gap": gap})
-        if gap <= max(_NATS, _RELATIVE * abs(float(bound[-1])), 3.0 * float(error)):
+        noise = 0.0 if self._run.whole else max(_RELATIVE * abs(float(bound[-1])), 3.0 * float(error))
+        if gap <= max(_NATS, noise):
             return of_steps
         return (
             f"VariationalEM has not converged after {len(bound)} rounds: its bound still rises, and some {gap:.2g} "

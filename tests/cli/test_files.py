@@ -10,7 +10,7 @@ import torch
 
 import posterity as po
 from posterity.cli.frame import tasks
-from posterity.cli.frame.tasks import usual_steps
+from posterity.cli.frame.methods import usual_steps
 from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
 

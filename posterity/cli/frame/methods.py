@@ -9,7 +9,19 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from posterity.cli.frame.options import CHAINS, DRAWS, ESTIMATORS, MAX_DEPTH, RANK, STEPS, STRUCTURES, Settings
+from posterity.cli.frame.options import (
+    BATCH_SIZE,
+    CHAINS,
+    DRAWS,
+    ESTIMATORS,
+    MAX_DEPTH,
+    MOST_STEPS,
+    RANK,
+    STEP_SIZE,
+    STEPS,
+    STRUCTURES,
+    Settings,
+)
 from posterity.options import check, comma_separated, option, refused
 
 if TYPE_CHECKING:
@@ -71,16 +83,49 @@ class Recipe:
         return "draws" in self.options
 
 
-def _steps(settings: Settings) -> dict[str, Any]:
+def usual_steps(rows: int) -> int:
+    """100 passes of 128 rows, within bounds: fewer leave large tables half learnt, more learn small ones by heart."""
+    return min(max(STEPS, 100 * rows // 128), MOST_STEPS)
+
+
+def _count(settings: Settings, joint: "Joint") -> int:
+    """The number of steps, given or usual."""
+    return settings.steps or usual_steps(joint.num_data)
+
+
+def _steps(settings: Settings, joint: "Joint") -> dict[str, Any]:
     """Steps by Adam, which comes to rest only if its step size does."""
     from posterity.optim import Adam, Cosine
 
     return {
-        "steps": settings.steps or STEPS,
-        "batch_size": settings.batch_size,
-        "optimizer": Adam(step_size=settings.step_size),
+        "steps": _count(settings, joint),
+        "batch_size": _batch_size(settings),
+        "optimizer": Adam(step_size=_rate(settings)),
         "schedule": Cosine(),
     }
+
+
+def _batch_size(settings: Settings) -> int | None:
+    return BATCH_SIZE if isinstance(settings.batch_size, str) else settings.batch_size
+
+
+def _rate(settings: Settings) -> float:
+    """The first step size of Adam."""
+    return STEP_SIZE if settings.step_size is None else settings.step_size
+
+
+def _given(settings: Settings) -> dict[str, Any]:
+    """What was given of the settings of a variational fit, which chooses the others itself."""
+    given: dict[str, Any] = {}
+    if settings.batch_size != "auto":
+        given["batch_size"] = settings.batch_size
+    if settings.step_size is not None:
+        from posterity.optim import Adam, Cosine
+
+        given |= {"optimizer": Adam(step_size=settings.step_size), "schedule": Cosine()}
+    if settings.steps is not None:
+        given["steps"] = settings.steps
+    return given
 
 
 def _counts(settings: Settings) -> dict[str, int]:
@@ -90,7 +135,7 @@ def _counts(settings: Settings) -> dict[str, int]:
 
 def _fit(name: str) -> Factory:
     """A method that Adam fits, by the name of its class."""
-    return lambda settings, joint: _method(name, **_steps(settings))
+    return lambda settings, joint: _method(name, **_steps(settings, joint))
 
 
 def _ensemble(settings: Settings, joint: "Joint") -> "Method":
@@ -137,31 +182,36 @@ def _learns_noise(settings: Settings) -> bool:
 
 
 def _mean_field(settings: Settings, joint: "Joint") -> "Method":
-    word = settings.estimator or next(iter(ESTIMATORS))
-    return _method("MeanField", **_steps(settings), estimator=estimator(word))
+    if settings.estimator is not None:
+        return _method("MeanField", **_given(settings), estimator=estimator(settings.estimator))
+    return _method("MeanField", **_given(settings))
 
 
 def _low_rank(settings: Settings, joint: "Joint") -> "Method":
-    return _method("LowRankGaussian", rank=min(RANK, joint.num_weights), **_steps(settings))
+    return _method("LowRankGaussian", rank=min(RANK, joint.num_weights), **_given(settings))
 
 
 def _full_rank(settings: Settings, joint: "Joint") -> "Method":
     """A weight depends on a whole row of the factor, so that its entries move by less where weights are many."""
+    if settings.step_size is None:
+        return _method("FullRank", **_given(settings))
     size = min(0.3, 2 / joint.num_weights) * settings.step_size
-    return _method("FullRank", **_steps(replace(settings, step_size=size)))
+    return _method("FullRank", **_given(replace(settings, step_size=size)))
 
 
 def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
     """Steps of ten times the size with a tenth for radius: as with Adam, a mean moves by the step size at most."""
-    return _method("NaturalGradient", **_steps(settings), step_size=10 * settings.step_size, radius=0.1)
+    if settings.step_size is None:
+        return _method("NaturalGradient", **_given(settings))
+    return _method("NaturalGradient", **_given(settings), step_size=10 * settings.step_size, radius=0.1)
 
 
 def _swag(settings: Settings, joint: "Joint") -> "Method":
     from posterity.optim import SGD
 
-    steps = settings.steps or STEPS
+    steps = _count(settings, joint)
     every = max(1, steps // 100)
-    fit = _method("MAP", steps=steps, batch_size=settings.batch_size, optimizer=SGD(settings.step_size))
+    fit = _method("MAP", steps=steps, batch_size=_batch_size(settings), optimizer=SGD(_rate(settings)))
     return _method("SWAG", fit=fit, every=every, rank=min(20, steps // every))
 
 
@@ -172,7 +222,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
     """
 
     def make(settings: Settings, joint: "Joint") -> "Method":
-        steps = settings.steps or STEPS
+        steps = _count(settings, joint)
         later = max(1, steps // 2)
         thin = max(1, later // 100)
         draws = later // thin
@@ -180,8 +230,8 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
             name,
             draws=draws,
             warmup=max(1, steps - draws * thin),
-            step_size=_step_size(name, factor * settings.step_size, joint),
-            batch_size=settings.batch_size,
+            step_size=_step_size(name, factor * _rate(settings), joint),
+            batch_size=_batch_size(settings),
             thin=thin,
             preconditioner=_class("RMSprop")(),  # curvatures differ too much for one step size where noise is learnt
         )
@@ -191,7 +241,7 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
 
 def _langevin(settings: Settings, joint: "Joint") -> "Method":
     """Nothing adapts its steps, so that they are small, and begin at a mode."""
-    size = _step_size("SGLD", 0.1 * settings.step_size, joint)
+    size = _step_size("SGLD", 0.1 * _rate(settings), joint)
     return _method("Langevin", **_counts(settings), step_size=size)
 
 

@@ -15,7 +15,8 @@ from posterity.options import check, option, refused
 DATA_NAMES = ("two-moons", "sine", "line", "blobs")
 OUTPUT = "Output"
 
-STEPS = 2000
+STEPS, MOST_STEPS = 2000, 20_000
+STEP_SIZE, BATCH_SIZE = 0.01, 128
 DRAWS, CHAINS = 250, 4
 RATE = 0.1  # of dropout
 MAX_DEPTH = 8  # of the trees of NUTS: weights that are not identified make for long trajectories
@@ -105,9 +106,11 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in words)
 
 
-def _rows(text: str) -> int | None:
+def _rows(text: str) -> int | str | None:
     if text.strip().lower() == "all":
         return None
+    if text.strip().lower() == "auto":
+        return "auto"
     if not text.strip().isdecimal() or int(text) < 1:
         raise refused(
             f"--batch-size must be a positive whole number of rows, or all. Got '{text}'.",
@@ -170,12 +173,23 @@ class Settings:
         help="Steps of the optimiser.",
         unit="N",
         check=positive_whole,
-        usual=f"{STEPS}; for large files more, to 20000 at most",
+        usual=f"{STEPS}; for many rows more, to {MOST_STEPS} at most; what the method chooses for variational fits",
         **_METHOD,
     )
-    batch_size: int | None = option(128, help="Rows in a step, or all.", unit="N", parse=_rows, **_METHOD)
-    step_size: float = option(
-        0.01, help="First step size of Adam; it falls to 0 along a cosine.", unit="X", check=positive, **_METHOD
+    batch_size: int | str | None = option(
+        "auto",
+        help="Rows in a step, all, or auto: 128, or what a variational fit chooses.",
+        unit="N",
+        parse=_rows,
+        **_METHOD,
+    )
+    step_size: float | None = option(
+        None,
+        help="First step size of Adam; it falls to 0 along a cosine.",
+        unit="X",
+        check=positive,
+        usual=f"{STEP_SIZE}; what the method chooses for variational fits",
+        **_METHOD,
     )
     prior_scale: float = option(
         1.0,

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 
 from posterity.cli.frame.methods import RECIPES, owners
-from posterity.cli.frame.options import RATE, STEPS, STRUCTURES, ReadingOptions, Settings, TableOptions
+from posterity.cli.frame.options import BATCH_SIZE, RATE, STEP_SIZE, STRUCTURES, ReadingOptions, Settings, TableOptions
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, find_data
 from posterity.datasets import DataSet
@@ -29,7 +29,6 @@ from posterity.storage.part import JSON
 HIDDEN = MappingProxyType({"line": (), "sine": (50,)})
 """Hidden layers of the data sets for which two layers of 50 are more than they ask for."""
 
-MOST_STEPS = 20_000
 SMALL = 10_000_000  # multiplications in one forward pass of a batch
 NOISE_PRIOR = (0.0, 2.0)  # of the log noise, in units of standardised targets: wide, but a density
 
@@ -110,15 +109,9 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
     return replace(
         settings,
         hidden=usual if settings.hidden is None else settings.hidden,
-        steps=settings.steps or usual_steps(len(data.train) if is_file else 0),
         noise=noise,
         dropout=RATE if "dropout" in methods and settings.dropout is None else settings.dropout,
     )
-
-
-def usual_steps(rows: int) -> int:
-    """100 passes of 128 rows, within bounds: fewer leave large tables half learnt, more learn small ones by heart."""
-    return min(max(STEPS, 100 * rows // 128), MOST_STEPS)
 
 
 def stage_joint(stage: str, task: Task) -> Joint:
@@ -260,7 +253,7 @@ def run_stage(
             progress=not quiet and sys.stderr.isatty(),
         )
     except Diverged as error:
-        smaller = f"--step-size than {task.settings.step_size:g}"
+        smaller = f"--step-size than {task.settings.step_size or STEP_SIZE:g}"
         error.add_note(f"try a smaller {'--prior-scale' if RECIPES[name].samples_all_rows else smaller}.")
         raise
     seconds = time.perf_counter() - begin
@@ -283,7 +276,8 @@ def fitting_threads(task: Task) -> Iterator[None]:
     Somebody who sets OMP_NUM_THREADS is left alone.
     """
     threads = torch.get_num_threads()
-    rows = task.settings.batch_size or len(task.data.train)
+    size = task.settings.batch_size
+    rows = len(task.data.train) if size is None else BATCH_SIZE if isinstance(size, str) else size
     if rows * task.joint.num_weights < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
