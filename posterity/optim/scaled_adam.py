@@ -26,10 +26,10 @@ class ScaledAdam(Optimizer):
 
     >>> theta = torch.zeros(2)
     >>> optimizer = ScaledAdam(step_size=0.1)
-    >>> units = torch.tensor([1.0, 1e-3])
+    >>> units = torch.tensor([1.0, 0.1])
     >>> state = optimizer.ascend_in(units, theta, torch.tensor([1.0, -2.0]), optimizer.init(theta), 0.1)
     >>> theta
-    tensor([ 0.1000, -0.0001])
+    tensor([ 0.1000, -0.0100])
     """
 
     step_size: float = 0.1

@@ -42,7 +42,7 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, bool]]] = MappingProxyType(
         "flipout": ("Flipout", {}),
     }
 )
-"""Classes of `posterity.methods` with their settings, by word; the default is first."""
+"""Classes of `posterity.methods` with their settings, by word."""
 
 Data = Annotated[
     str,
@@ -236,7 +236,7 @@ class Settings:
         "row, or signs flipped by row. In this order:",
         unit="NAME",
         choices=tuple(ESTIMATORS),
-        usual=next(iter(ESTIMATORS)),
+        usual="what mean-field chooses",
         **_METHOD,
     )
     kl_weight: float | None = option(

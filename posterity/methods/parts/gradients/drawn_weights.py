@@ -114,12 +114,18 @@ class PairedSampling(Estimator):
     def data_term(
         self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
     ) -> DataTerm:
-        if q.mean.dim() > 1 or buffers:
-            return WeightSampling(self.draws, antithetic=True).data_term(joint, q, batch, buffers, {}, key, out)
         half = key.normal((self.draws // 2, q.scale.shape[-1]), torch.float32, q.scale.device).to(q.scale.dtype)
         noise = torch.cat([half, -half])  # (S, R)
-        values, grads, _ = joint.data_value_and_grad(shifted(q.mean, q.scale * noise, q.places), batch, buffers)
-        return DataTerm(values.mean(0), grads.mean(0), (q.random(grads) * noise).mean(0), buffers, {})
+        if q.mean.dim() == 1 and not buffers:
+            values, grads, _ = joint.data_value_and_grad(shifted(q.mean, q.scale * noise, q.places), batch, buffers)
+            return DataTerm(values.mean(0), grads.mean(0), (q.random(grads) * noise).mean(0), buffers, {})
+        sums = [torch.zeros_like(part) for part in (q.mean[..., 0], q.mean, q.scale)]
+        for eps in noise:
+            value, grad, buffers = joint.data_value_and_grad(q.moved(eps), batch, buffers)
+            for total, term in zip(sums, (value, grad, q.random(grad) * eps), strict=True):
+                total.add_(term)
+        value, grad_mean, grad_scale = (total.div_(self.draws) for total in sums)
+        return DataTerm(value, grad_mean, grad_scale, buffers, {})
 
 
 @dataclass(frozen=True)
