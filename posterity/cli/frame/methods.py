@@ -64,6 +64,7 @@ class Recipe:
     - `make`: makes the method of these settings for this problem.
     - `after`: the words of the stages that run before it; each starts from the posterior of the one before.
     - `options`: settings that only methods which list them take.
+    - `chooses`: whether the method chooses steps, step size and batch size itself where they were left out.
     """
 
     word: str
@@ -71,6 +72,7 @@ class Recipe:
     make: Factory
     after: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    chooses: bool = False
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -259,10 +261,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("laplace", "Laplace", _laplace, ("map",), ("structure",)),
             Recipe("online-laplace", "OnlineLaplace", _online_laplace, (), ("structure",)),
             Recipe("variational-em", "VariationalEM", _variational_em, (), ("structure",)),
-            Recipe("mean-field", "MeanField", _mean_field, ("map",), ("estimator", "kl_weight")),
-            Recipe("low-rank", "LowRankGaussian", _low_rank, ("map",)),
-            Recipe("full-rank", "FullRank", _full_rank, ("map",)),
-            Recipe("natural-gradient", "NaturalGradient", _natural_gradient, ("map",)),
+            Recipe("mean-field", "MeanField", _mean_field, ("map",), ("estimator", "kl_weight"), chooses=True),
+            Recipe("low-rank", "LowRankGaussian", _low_rank, ("map",), chooses=True),
+            Recipe("full-rank", "FullRank", _full_rank, ("map",), chooses=True),
+            Recipe("natural-gradient", "NaturalGradient", _natural_gradient, ("map",), chooses=True),
             Recipe("conjugate", "Conjugate", lambda settings, joint: _method("Conjugate")),
             Recipe("dropout", "MC dropout", _fit("MCDropout"), (), ("dropout",)),
             Recipe("ensemble", "Ensemble", _ensemble),

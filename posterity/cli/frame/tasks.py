@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import torch
 
-from posterity.cli.frame.methods import RECIPES, owners
+from posterity.cli.frame.methods import RECIPES, owners, usual_steps
 from posterity.cli.frame.options import BATCH_SIZE, RATE, STEP_SIZE, STRUCTURES, ReadingOptions, Settings, TableOptions
 from posterity.cli.frame.output import UsageError, log
 from posterity.cli.frame.sources import Source, find_data
@@ -105,6 +105,13 @@ def filled(settings: Settings, source: Source, methods: tuple[str, ...]) -> Sett
         raise UsageError(f"--noise is for regression, and {data.name} has classes.", "leave --noise out.")
     if data.task == "regression" and noise is None:
         noise = 0.5 if data.name == "line" and not is_file else "learn"
+    if not any(RECIPES[word].chooses for word in methods):  # others leave these to the method
+        settings = replace(
+            settings,
+            steps=settings.steps or usual_steps(len(data.train) if is_file else 0),
+            batch_size=BATCH_SIZE if isinstance(settings.batch_size, str) else settings.batch_size,
+            step_size=settings.step_size or STEP_SIZE,
+        )
     usual = (50,) if is_file else HIDDEN.get(data.name, (50, 50))
     return replace(
         settings,
