@@ -173,14 +173,14 @@ class VariationalFit(GradientFit):
 _LAST = 50  # steps whose mean ELBO is the present one
 _ERRORS = 4.0  # standard errors from which a trend counts
 _NATS, _RELATIVE = 0.1, 0.005  # gaps below the larger of these, the second relative to the ELBO, are small
-_LATE = 0.4  # share of the run whose trend is estimated
+_LATE = 0.25  # share of the run whose trend is estimated
 _FEWEST = 40  # steps that a trend is estimated from
 
 
 def elbo_gap(fit: VariationalFit, joint: Problem, trace: Trace) -> tuple[Tensor, Tensor] | None:
     """Estimate the nats that the ELBO would gain if its last steps came again, with a standard error.
 
-    The ELBO (T,) or (T, M) of the last 0.4 of the run is regressed on the sum of step sizes so far and, since noise in
+    The ELBO (T,) or (T, M) of the last quarter of the run is regressed on the sum of step sizes so far and, since noise in
     q costs some of it, on the present step size. So a schedule that comes to rest does not look like convergence, nor
     the fall of the noise like a rise of the optimum. None where these are fewer than forty steps.
     """
