@@ -180,9 +180,9 @@ _FEWEST = 40  # steps that a trend is estimated from
 def elbo_gap(fit: VariationalFit, joint: Problem, trace: Trace) -> tuple[Tensor, Tensor] | None:
     """Estimate the nats that the ELBO would gain if its last steps came again, with a standard error.
 
-    The ELBO (T,) or (T, M) of the last quarter of the run is regressed on the sum of step sizes so far and, since noise in
-    q costs some of it, on the present step size. So a schedule that comes to rest does not look like convergence, nor
-    the fall of the noise like a rise of the optimum. None where these are fewer than forty steps.
+    The ELBO (T,) or (T, M) of the last quarter of the run is regressed on the sum of step sizes so far and, since noise
+    in q costs some of it, on the present step size. So a schedule that comes to rest does not look like convergence,
+    nor the fall of the noise like a rise of the optimum. None where these are fewer than forty steps.
     """
     column, steps = trace["elbo"] * joint.num_data, trace.steps("elbo")
     late = steps > (1.0 - _LATE) * fit.chosen("steps")
