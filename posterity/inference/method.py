@@ -170,28 +170,50 @@ def check_arguments(caller: str, method: object, joint: object) -> None:
         raise TypeError(f"{caller}: the problem must be a Joint or a Density. Got {shown(joint)}.")
 
 
-class GradientFit(Method):
-    """`steps` steps of `optimizer` on batches of `batch_size` rows; states have the fields `optimizer` and `step`."""
+BatchSize: TypeAlias = int | Literal["auto"] | None
+"""Rows in a step: a number, None for all of them, "auto" for what suits the data."""
 
-    steps: int
-    batch_size: int | None
-    schedule: Schedule
-    optimizer: Optimizer
+
+class GradientFit(Method):
+    """`steps` steps of `optimizer` on batches of `batch_size` rows; states have the fields `optimizer` and `step`.
+
+    Settings that are None, and a batch size of "auto", were left out: `settled` chooses them.
+    """
+
+    steps: int | None
+    batch_size: BatchSize
+    schedule: Schedule | None
+    optimizer: Optimizer | None
 
     def __post_init__(self) -> None:
-        positive_whole(f"{type(self).__name__}.steps", self.steps)
-        check_batch_size(f"{type(self).__name__}.batch_size", self.batch_size)
-        of_kinds(self, optimizer=Optimizer, schedule=Schedule)
+        if self.steps is not None:
+            positive_whole(f"{type(self).__name__}.steps", self.steps)
+        if self.batch_size != "auto":
+            check_batch_size(f"{type(self).__name__}.batch_size", self.batch_size)
+        kinds = {"optimizer": Optimizer, "schedule": Schedule}
+        of_kinds(self, **{name: kind for name, kind in kinds.items() if getattr(self, name) is not None})
+
+    def chosen(self, name: str) -> Any:
+        """Return a setting; raises a ValueError where it was left out and `settled` has not chosen it."""
+        value = getattr(self, name)
+        if value is None or value == "auto":
+            kind = type(self).__name__
+            raise ValueError(f"{kind}.{name} was left out. Give it, or use method.settled(joint, data), as infer does.")
+        return value
 
     def batches(self, data: Data, key: Key) -> Feed:
-        return data.minibatches(self.batch_size, self.steps, key)
+        size = self.batch_size if self.batch_size is None else self.chosen("batch_size")
+        return data.minibatches(size, self.chosen("steps"), key)
 
     def _step_size(self, state: Any) -> float | Tensor:
-        return self.optimizer.step_size * self.schedule.factor(state.step, self.steps)
+        schedule: Schedule = self.chosen("schedule")
+        size: float = self.chosen("optimizer").step_size
+        return size * schedule.factor(state.step, self.chosen("steps"))
 
     def _ascended(self, joint: Problem, parameters: Tensor, grad: Tensor, state: Any) -> Any:
         """Move the parameters in place along the gradient; returns the optimiser's moments."""
-        return self.optimizer.ascend(parameters, grad, state.optimizer, self._step_size(state), joint.num_data)
+        optimizer: Optimizer = self.chosen("optimizer")
+        return optimizer.ascend(parameters, grad, state.optimizer, self._step_size(state), joint.num_data)
 
     def keep(self, state: Any) -> Any:
         return state._replace(optimizer=None)

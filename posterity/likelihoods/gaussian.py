@@ -60,7 +60,7 @@ class Gaussian(Scaled):
         super().__post_init__()
 
     def as_chosen(self, way: str) -> "Gaussian":
-        return replace(self, chosen=way) if self.chosen == LEFT_OUT else self
+        return replace(self, chosen=way) if self.chosen else self
 
     @property
     def _unit_fisher(self) -> float:

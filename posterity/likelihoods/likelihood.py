@@ -66,7 +66,7 @@ class Likelihood(ABC):
     """How the scale was chosen: "" where it was given, "left out" where the method is to choose it."""
 
     def as_chosen(self, way: str) -> "Likelihood":
-        """Return the likelihood whose present scale counts as chosen in this way where it was left out."""
+        """Return the likelihood whose present scale counts as chosen in this way, unless it was given."""
         return self
 
     @abstractmethod

@@ -24,11 +24,13 @@ from posterity.methods.parts.fisher import Fisher
 from posterity.methods.parts.gradients import (
     Flipout,
     LocalReparameterisation,
+    PairedSampling,
     ScoreFunction,
     SecondOrder,
     StickTheLanding,
     WeightSampling,
 )
+from posterity.methods.parts.mode_search import AtMode
 from posterity.methods.parts.preconditioners import Plain, Preconditioner, RMSprop
 from posterity.methods.parts.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
 from posterity.methods.sghmc import SGHMC
@@ -45,6 +47,7 @@ __all__ = [
     "SGLD",
     "SWAG",
     "AllWeights",
+    "AtMode",
     "Conjugate",
     "CoordinateAscent",
     "Ensemble",
@@ -64,6 +67,7 @@ __all__ = [
     "Metropolis",
     "NaturalGradient",
     "OnlineLaplace",
+    "PairedSampling",
     "Plain",
     "Preconditioner",
     "RMSprop",

@@ -13,6 +13,7 @@ from torch import Tensor
 from posterity.errors import positive_whole, shown
 from posterity.inference.infer import starting_point
 from posterity.inference.method import Footprint, Info, Method, Traits
+from posterity.inference.run import Trace
 from posterity.inference.task import Task
 from posterity.model.data import Batch, Data, Feed, OwnOrders, Reordered, TensorData, as_data
 from posterity.model.joint import Joint
@@ -146,6 +147,9 @@ class Ensemble(Method):
     def _together(self) -> bool:
         """Whether members step as rows of one theta, not in turn."""
         return self.method.traits.takes_members
+
+    def doubts(self, joint: Problem, trace: Trace) -> Sequence[str]:
+        return self.method.doubts(joint, trace)
 
     def settled(self, joint: Problem, data: Data) -> "Ensemble":
         return replace(self, method=self.method.settled(joint, data))

@@ -2,25 +2,27 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from posterity.errors import of_kinds, positive_whole
+from posterity.errors import positive_whole
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, GradientFit, Info, theta_bytes
+from posterity.inference.method import BatchSize, Footprint, Info, theta_bytes
 from posterity.jacobians.jacobian import CACHED, chunk_size
 from posterity.methods.parts.gradients.estimator import Factorised, Gradients, divergence, initial_log_scales, shifted
+from posterity.methods.parts.variational_fit import DIAGONAL, Start, VariationalFit, mean_units
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
-from posterity.optim import Adam, Constant, Optimizer, Schedule
+from posterity.optim import Optimizer, ScaledAdam, Schedule
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.low_rank import LowRankCovariance
-from posterity.priors.fan import FanIn, ScaleRule
 
+_RANK = 10  # or fewer weights
+_SMALL = 1e-2  # the first factor under `ScaledAdam`, relative to `initial_scales`
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2.0 * math.pi * math.e)
 
 
@@ -37,7 +39,7 @@ class LowRankGaussianState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LowRankGaussian(GradientFit):
+class LowRankGaussian(VariationalFit):
     """Variational inference with a Gaussian of low rank plus diagonal covariance: between `MeanField` and `FullRank`.
 
     **Math**: q(w) = N(mean, diag(scale^2) + F F^T) with F (R, `rank`); ascent on lp E_q log p(D | w) - pp
@@ -45,7 +47,9 @@ class LowRankGaussian(GradientFit):
     scale * eps + F z; with g = d/dw they are g, g * eps and g z^T. The entropy is in closed form, H = sum log scale +
     log det A / 2 + const with A = I + F^T diag(scale^-2) F, whose gradient in F is diag(scale^-2) F A^-1. The
     cross-entropy is in closed form over the marginals for priors of independent weights, else from the same draws.
-    The trace is as in `MeanField`. F begins at random entries that double the variances of `initial_scales`.
+    The trace is as in `MeanField`. F begins at random entries that double the variances of `initial_scales`; under
+    `ScaledAdam`, the optimiser if none is given, at small ones, and it rests in the first half of the run. Settings
+    left out (None, "auto") are chosen as `VariationalFit` says, the rank as 10 or the number of weights.
 
     **Limit**: a local optimum of a bound, no lower than mean-field's at its best; the posterior itself where that is
     Gaussian with such a covariance, as it is at rank R. Members that train together draw the same noise.
@@ -69,23 +73,31 @@ class LowRankGaussian(GradientFit):
     True
     """
 
-    rank: int = 10
-    steps: int = 5000
-    batch_size: int | None = 128
-    draws: int = 1
-    optimizer: Optimizer = field(default_factory=Adam)
-    schedule: Schedule = field(default_factory=Constant)
-    initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
+    rank: int | None = None
+    steps: int | None = None
+    batch_size: BatchSize = "auto"
+    draws: int | None = None
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+    initial_scales: Start | None = None
 
     def __post_init__(self) -> None:
-        positive_whole("LowRankGaussian.rank", self.rank, "(of rank 0 it is MeanField)")
+        if self.rank is not None:
+            positive_whole("LowRankGaussian.rank", self.rank, "(of rank 0 it is MeanField)")
         super().__post_init__()
-        positive_whole("LowRankGaussian.draws", self.draws)
-        of_kinds(self, initial_scales=ScaleRule)
+        if self.draws is not None:
+            positive_whole("LowRankGaussian.draws", self.draws)
+
+    def _companions(self) -> dict[str, Any]:
+        return {"draws": 1}
+
+    def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
+        rank = min(_RANK, joint.num_random) if self.rank is None else self.rank
+        return {"rank": rank, "draws": draws if self.draws is None else self.draws}
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         """Check that the joint has enough weights for the rank."""
-        if self.rank > joint.num_random:
+        if self.chosen("rank") > joint.num_random:
             raise ValueError(
                 f"LowRankGaussian.rank must be at most the number of random weights, {joint.num_random}. "
                 f"Got {self.rank}. Use a smaller rank, or FullRank()."
@@ -93,34 +105,90 @@ class LowRankGaussian(GradientFit):
         return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
-        count = joint.num_random
-        size = joint.size + (self.rank + 1) * count
+        count, rank = joint.num_random, self.chosen("rank")
+        size = joint.size + (rank + 1) * count
         own = {
             "means, scales and factor": theta_bytes(joint, size + 4 * joint.size),
             "gradient": theta_bytes(joint, size + 4 * joint.size),
-            "covariance": (joint.num_members or 1) * 8 * count * (self.rank + 1),
+            "covariance": (joint.num_members or 1) * 8 * count * (rank + 1),
         }
         words = f"LowRankGaussian of rank {self.rank} over {joint.num_weights:,} weights"
-        return Footprint(words, {**own, **fit_bytes(self.optimizer, joint, data, self.batch_size, size)})
+        return Footprint(words, {**own, **fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)})
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> LowRankGaussianState:
         """Means at theta and a random factor, since the gradient in the factor vanishes at zero."""
-        log_scales = initial_log_scales(joint, self.initial_scales, theta)
-        noise = key.normal((self.rank, len(log_scales)), torch.float32, theta.device).to(theta.dtype)
-        factor = log_scales.exp() * noise / math.sqrt(self.rank)
+        log_scales, rank = initial_log_scales(joint, self.scale_rule, theta), self.chosen("rank")
+        noise = key.normal((rank, len(log_scales)), torch.float32, theta.device).to(theta.dtype)
+        factor = log_scales.exp() * noise / math.sqrt(rank)
+        if isinstance(self.optimizer, ScaledAdam):
+            factor = factor * _SMALL
         spread = torch.cat([log_scales, factor.flatten()]).expand(*theta.shape[:-1], -1)
         parameters = torch.cat([theta, spread], dim=-1)
-        return LowRankGaussianState(parameters, self.optimizer.init(parameters), joint.starting_buffers(theta), 0)
+        return LowRankGaussianState(parameters, self._moments(theta, parameters), joint.starting_buffers(theta), 0)
 
     def step(
         self, joint: Problem, state: LowRankGaussianState, batch: Batch, key: Key
     ) -> tuple[LowRankGaussianState, Info]:
         parameters = state.parameters
+        if state.step < self.search:
+            return self._search_step(joint, state, batch)
         grad, terms, buffers = self._ascent(joint, parameters, batch, state.buffers, key)
-        moments = self._ascended(joint, parameters, grad, state)
+        moments = self._ascended(joint, parameters, grad, state, self._units(joint, state))
         data_fit, kl = terms.data_fit / joint.num_data, terms.kl / joint.num_data
         info = {"loss": -terms.bound / joint.num_data, "data_fit": data_fit, "kl": kl, "elbo": data_fit - kl}
         return LowRankGaussianState(parameters, moments, buffers, state.step + 1), info
+
+    def _units(self, joint: Problem, state: LowRankGaussianState) -> Tensor | None:
+        """Units of the parameters for `ScaledAdam`; the factor is small, and at rest, in the first part of the run."""
+        if not isinstance(self.optimizer, ScaledAdam):
+            return None
+        _, log_scale, factor = _split(state.parameters, joint.size, joint.num_random)
+        marginal = (log_scale.exp().square() + factor.square().sum(-2)).sqrt()
+        units = torch.ones_like(state.parameters)
+        of_mean, _, of_factor = _split(units, joint.size, joint.num_random)
+        if joint.random_indices is None:
+            of_mean[..., : joint.num_random] = mean_units(marginal)
+        else:
+            of_mean[..., joint.random_indices] = mean_units(marginal)
+        of_factor.copy_(marginal.unsqueeze(-2) * (state.step >= DIAGONAL * self.chosen("steps")))
+        return units
+
+    def _search_step(
+        self, joint: Problem, state: LowRankGaussianState, batch: Batch
+    ) -> tuple[LowRankGaussianState, Info]:
+        """Look for the mode; the last step also takes the scales from the curvature there."""
+        parameters = state.parameters
+        mean, log_scale, factor = _split(parameters, joint.size, joint.num_random)
+        result, moments, info = self._searched(joint, mean, batch, state)
+        mean.copy_(result.theta)
+        if state.step + 1 == self.search and result.curvature is not None:
+            now = -0.5 * result.curvature.diagonal(dim1=-2, dim2=-1).log().to(log_scale.dtype)
+            factor.mul_((now - log_scale).exp().unsqueeze(-2))
+            log_scale.copy_(now)
+        return LowRankGaussianState(parameters, moments, state.buffers, state.step + 1), info
+
+    def _at_draws(
+        self, joint: Problem, parameters: Tensor, batch: Batch, buffers: Buffers, key: Key, closed: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Buffers]]:
+        """For each draw eps, z, theta, the log density (of the data alone if `closed`), its gradient, the buffers."""
+        mean, log_scale, factor = _split(parameters, joint.size, joint.num_random)
+        scale, draws = log_scale.exp(), self.chosen("draws")
+        value_and_grad = joint.data_value_and_grad if closed else joint.value_and_grad
+        pairs = draws // 2 if isinstance(self.optimizer, ScaledAdam) else 0
+        each = [_noise(key.fold(draw), joint.num_random, factor.shape[-2], mean) for draw in range(draws - pairs)]
+        each += [(-eps, -z) for eps, z in each[:pairs]]
+        if pairs and mean.dim() == 1 and not buffers:
+            noise, spread = (torch.stack(parts) for parts in zip(*each, strict=True))
+            thetas = shifted(mean, scale * noise + spread @ factor, joint.random_indices)
+            values, ascents, _ = value_and_grad(thetas, batch, buffers)
+            for (eps, z), theta, value, ascent in zip(each, thetas, values, ascents, strict=True):
+                yield eps, z, theta, value, ascent, buffers
+            return
+        for eps, z in each:
+            theta = shifted(mean, scale * eps + z @ factor, joint.random_indices)
+            # The tempered log-likelihood alone where the prior's part is known, else with the tempered log prior.
+            value, ascent, buffers = value_and_grad(theta, batch, buffers)
+            yield eps, z, theta, value, ascent, buffers
 
     def _ascent(
         self, joint: Problem, parameters: Tensor, batch: Batch, buffers: Buffers, key: Key
@@ -133,16 +201,13 @@ class LowRankGaussian(GradientFit):
         grad = workspace(joint, "parameters", parameters).zero_()
         grad_mean, grad_scale, grad_factor = _split(grad, size, count)
         values, log_priors = [], []
-        for draw in range(self.draws):
-            eps, z = _noise(key.fold(draw), count, self.rank, mean)
-            theta = shifted(mean, scale * eps + z @ factor, indices)
-            # The tempered log-likelihood alone where the prior's part is known, else with the tempered log prior.
-            value_and_grad = joint.data_value_and_grad if closed else joint.value_and_grad
-            value, ascent, buffers = value_and_grad(theta, batch, buffers)
+        share = 1.0 / self.chosen("draws")
+        for eps, z, theta, value, ascent, after in self._at_draws(joint, parameters, batch, buffers, key, closed):
+            buffers = after
             random = ascent[..., :count] if indices is None else ascent.index_select(-1, indices)
-            grad_mean.add_(ascent, alpha=1.0 / self.draws)
-            grad_scale.addcmul_(random, eps, value=1.0 / self.draws)
-            grad_factor.addcmul_(random.unsqueeze(-2), z.unsqueeze(-1), value=1.0 / self.draws)
+            grad_mean.add_(ascent, alpha=share)
+            grad_scale.addcmul_(random, eps, value=share)
+            grad_factor.addcmul_(random.unsqueeze(-2), z.unsqueeze(-1), value=share)
             values.append(value)
             if not closed:
                 log_priors.append(joint.log_prior(theta))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posterity.errors import of_kinds
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, GradientFit, Info, Traits, theta_bytes
+from posterity.inference.method import BatchSize, Footprint, Info, Traits, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
@@ -20,13 +20,13 @@ from posterity.methods.parts.gradients.estimator import (
     divergence,
     initial_log_scales,
 )
+from posterity.methods.parts.variational_fit import Start, VariationalFit, mean_units, sampling
 from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
-from posterity.optim import Adam, Constant, Optimizer, Schedule
+from posterity.optim import Constant, Optimizer, ScaledAdam, Schedule
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.diagonal import Diagonal
-from posterity.priors.fan import FanIn, ScaleRule
 
 _PER_OCTAVE = 1.0 / math.log(2.0)
 
@@ -45,7 +45,7 @@ class MeanFieldState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeanField(GradientFit):
+class MeanField(VariationalFit):
     """Mean-field variational inference (Bayes by Backprop): independent Gaussian weights that maximise the ELBO.
 
     **Math**: q(w) = prod N(mean, scale^2); ascent on lp E_q log p(D | w) - pp E_q[-log p(w)] + H(q) by `optimizer`
@@ -54,7 +54,9 @@ class MeanField(GradientFit):
     two terms during the run. The trace has, in nats per datum, "loss" (minus the tempered ELBO) and untempered
     "data_fit" E log p(D | w), "kl" and "elbo" = data_fit - kl. Weights that the joint does not have as random, and the
     likelihood's learnt parameters, are trained points: their log prior is in "kl", with a minus. Scales begin at
-    the standard deviations of `initial_scales`, means at the weights.
+    the standard deviations of `initial_scales`, means at the weights; with `AtMode` both at a mode, and the first
+    steps record minus the log density as "loss". At the end "elbo_gap" estimates what more steps would add, in nats; if
+    that is much, a warning says so. Settings left out (None, "auto") are chosen as `VariationalFit` says.
 
     **Limit**: a local optimum of a bound; scales are conditional, too small where weights are correlated.
     Members that train together draw the same noise.
@@ -75,43 +77,53 @@ class MeanField(GradientFit):
     True
     """
 
-    steps: int = 5000
-    batch_size: int | None = 128
-    optimizer: Optimizer = field(default_factory=Adam)
-    schedule: Schedule = field(default_factory=Constant)
-    estimator: Estimator = field(default_factory=WeightSampling)
+    steps: int | None = None
+    batch_size: BatchSize = "auto"
+    optimizer: Optimizer | None = None
+    schedule: Schedule | None = None
+    estimator: Estimator | None = None
     kl_schedule: Schedule = field(default_factory=Constant)
-    initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
+    initial_scales: Start | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        of_kinds(self, estimator=Estimator, kl_schedule=Schedule, initial_scales=ScaleRule)
+        of_kinds(self, kl_schedule=Schedule)
+        if self.estimator is not None:
+            of_kinds(self, estimator=Estimator)
+
+    def _companions(self) -> dict[str, Any]:
+        return {"estimator": WeightSampling()}
+
+    def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
+        return {"estimator": sampling(draws) if self.estimator is None else self.estimator}
 
     @property
     def traits(self) -> Traits:
-        return Traits(recordable=True)
+        return Traits(recordable=not self.search)
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         size = joint.size + joint.num_random
         own = {"means and scales": 3 * theta_bytes(joint, size), "gradient": 3 * theta_bytes(joint, size)}
-        fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size)
+        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size)
         return replace(super().footprint(joint, data), parts={**own, **fit})
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> MeanFieldState:
-        log_scales = initial_log_scales(joint, self.initial_scales, theta)
+        log_scales = initial_log_scales(joint, self.scale_rule, theta)
         parameters = torch.cat([theta, log_scales.expand(*theta.shape[:-1], -1)], dim=-1)
-        return MeanFieldState(parameters, self.optimizer.init(parameters), joint.starting_buffers(theta), {}, 0)
+        return MeanFieldState(parameters, self._moments(theta, parameters), joint.starting_buffers(theta), {}, 0)
 
     def step(self, joint: Problem, state: MeanFieldState, batch: Batch, key: Key) -> tuple[MeanFieldState, Info]:
         parameters, size = state.parameters, joint.size
+        if state.step < self.search:
+            return self._search_step(joint, state, batch)
         log_scale = parameters[..., size:]
         scale = torch.mul(log_scale, _PER_OCTAVE, out=workspace(joint, "scale", log_scale)).exp2_()  # faster than exp
         q = Factorised(parameters[..., :size], scale, joint.random_indices)
         grad = workspace(joint, "parameters", parameters)
         grads = Gradients(grad[..., :size], grad[..., size:])
-        term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"), grads)
+        term = self.chosen("estimator").data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"), grads)
         term = term.written(grads)
-        weight = self.kl_schedule.factor(state.step, self.steps)
+        weight = self.kl_schedule.factor(state.step, self.chosen("steps"))
         at_draws = term.divergence_grads
         closed = -weight if at_draws is None else 0.0
         prior = divergence(joint, q, log_scale, key.fold("prior"), grads, closed)
@@ -121,8 +133,26 @@ class MeanField(GradientFit):
         grads.scale.mul_(q.scale)  # d scale / d log scale
         if at_draws is None:
             grads.scale.add_(weight)  # the entropy's gradient
-        moments, info = self._ascended(joint, parameters, grad, state), prior.info(joint, term.value)
+        info = prior.info(joint, term.value)
+        units = None
+        if isinstance(self.optimizer, ScaledAdam):
+            units = torch.ones_like(parameters)
+            spread = mean_units(scale)
+            if q.places is None:
+                units[..., : scale.shape[-1]] = spread
+            else:
+                units.index_copy_(-1, q.places, spread)
+        moments = self._ascended(joint, parameters, grad, state, units)
         return MeanFieldState(parameters, moments, term.buffers, term.memory, state.step + 1), info
+
+    def _search_step(self, joint: Problem, state: MeanFieldState, batch: Batch) -> tuple[MeanFieldState, Info]:
+        """Look for the mode; the last step also takes the scales from the curvature there."""
+        parameters, size = state.parameters, joint.size
+        result, moments, info = self._searched(joint, parameters[..., :size], batch, state)
+        parameters[..., :size] = result.theta
+        if state.step + 1 == self.search and result.curvature is not None:
+            parameters[..., size:] = -0.5 * result.curvature.diagonal(dim1=-2, dim2=-1).log()
+        return state._replace(parameters=parameters, optimizer=moments, step=state.step + 1), info
 
     def keep(self, state: MeanFieldState) -> MeanFieldState:
         return state._replace(optimizer=None, memory={})

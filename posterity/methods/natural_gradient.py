@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posterity.errors import fraction, of_kinds, positive, shown
 from posterity.inference.memory import fit_bytes
-from posterity.inference.method import Footprint, GradientFit, Info, theta_bytes
+from posterity.inference.method import BatchSize, Footprint, Info, theta_bytes
 from posterity.methods.parts.gradients.drawn_weights import WeightSampling
 from posterity.methods.parts.gradients.estimator import (
     Estimator,
@@ -20,14 +20,17 @@ from posterity.methods.parts.gradients.estimator import (
     divergence,
     initial_log_scales,
 )
+from posterity.methods.parts.variational_fit import Start, VariationalFit, sampling
 from posterity.model import Batch, Buffers, Data, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
-from posterity.optim import Adam, Constant, Optimizer, Schedule
+from posterity.optim import Adam, Optimizer, Schedule
 from posterity.optim.online_newton import online_newton_
 from posterity.posteriors.gaussian import Gaussian
 from posterity.precisions.diagonal import Diagonal
-from posterity.priors.fan import FanIn, ScaleRule
+
+_SMALL, _LARGE = (2.0, 0.05), (0.1, 0.1)  # (step_size, radius) where they were left out, by the kind of problem
+_RATE = 0.02  # 1 - beta2 where that was left out, times the factor of the schedule
 
 
 class NaturalGradientState(NamedTuple):
@@ -46,7 +49,7 @@ class NaturalGradientState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NaturalGradient(GradientFit):
+class NaturalGradient(VariationalFit):
     """Natural-gradient variational inference (improved variational online Newton) of independent Gaussian weights.
 
     **Math**: q(w) = prod N(mean, 1 / precision), for the ELBO lp E_q log p(D | w) - pp E_q[-log p(w)] + H(q). With
@@ -69,11 +72,14 @@ class NaturalGradient(GradientFit):
     means too if the Hessian is diagonal; else the means follow by Jacobi iterations, which a step_size below 1 makes
     converge. Members that train together draw the same noise.
 
-    **Defaults**: step_size, beta2 and `radius` (the most that a mean moves in a step of size 1; None: no bound) were
-    chosen for a low loss on two moons, a UCI table and a thousand digits together, with mini-batches, one draw and a
-    constant schedule; by training rows alone (`python -m benchmarks.natural_gradient_settings`). With `Cosine` a step
-    size of 0.1 and radius 0.1 did better there. Precisions fall by no more than 1 - beta2 a step: one that begins at a
-    hundred times the fan-in takes log(100 fan-in) / (1 - beta2) steps to come to 1.
+    **Defaults**: settings left out (None, "auto") are chosen as `VariationalFit` says. `radius` is the most that a mean
+    moves in a step of size 1 (None: no bound). In small problems, whose steps take all rows and eight draws, step_size
+    is 2 and radius 0.05, in others 0.1 and 0.1; beta2 left out is 1 - 0.02 times the factor of the schedule, so that
+    the noise of the precisions falls with it. With a step size or an optimiser that is given the others are those of
+    one draw and a constant schedule: step_size 0.01, radius 1 and beta2 0.99, chosen for a low loss on two moons, a
+    UCI table and a thousand digits with mini-batches (`python -m benchmarks.natural_gradient_settings`). Precisions
+    fall by no more than 1 - beta2 a step: one that begins at a hundred times the fan-in takes log(100 fan-in) /
+    (1 - beta2) steps to come to 1.
 
     **Cost**: the cost of `estimator`, and some passes over means and precisions; one momentum.
 
@@ -96,28 +102,52 @@ class NaturalGradient(GradientFit):
     True
     """
 
-    steps: int = 5000
-    batch_size: int | None = 128
-    step_size: float = 0.01
-    schedule: Schedule = field(default_factory=Constant)
-    estimator: Estimator = field(default_factory=WeightSampling)
+    steps: int | None = None
+    batch_size: BatchSize = "auto"
+    step_size: float | None = None
+    schedule: Schedule | None = None
+    estimator: Estimator | None = None
     beta1: float = 0.9
-    beta2: float = 0.99
+    beta2: float | None = None
     bend: float = 0.5
-    radius: float | None = 1.0
-    initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))
-    optimizer: Optimizer = field(default_factory=Adam)
+    radius: float | Literal["auto"] | None = "auto"
+    initial_scales: Start | None = None
+    optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive("NaturalGradient.step_size", self.step_size)
-        if self.radius is not None:
+        if self.step_size is not None:
+            positive("NaturalGradient.step_size", self.step_size)
+        if self.radius is not None and self.radius != "auto":
             positive("NaturalGradient.radius", self.radius, "or None, the most that a mean moves in a step of size 1")
-        for name in ("beta1", "beta2"):
-            fraction(f"NaturalGradient.{name}", getattr(self, name))
+        fraction("NaturalGradient.beta1", self.beta1)
+        if self.beta2 is not None:
+            fraction("NaturalGradient.beta2", self.beta2)
         if self.bend not in (0.0, 0.5):
             raise ValueError(f"NaturalGradient.bend must be 0.5 or 0, for the plain update. Got {shown(self.bend)}.")
-        of_kinds(self, estimator=Estimator, initial_scales=ScaleRule)
+        if self.estimator is not None:
+            of_kinds(self, estimator=Estimator)
+
+    @property
+    def _optimizer_given(self) -> bool:
+        return self.step_size is not None or super()._optimizer_given
+
+    def _companions(self) -> dict[str, Any]:
+        return {"optimizer": Adam(), "estimator": WeightSampling(), "step_size": 0.01, "radius": 1.0, "beta2": 0.99}
+
+    def _choices(self, joint: Problem, draws: int) -> dict[str, Any]:
+        step_size, radius = _SMALL if draws > 1 else _LARGE
+        return {
+            "step_size": step_size if self.step_size is None else self.step_size,
+            "radius": radius if self.radius == "auto" else self.radius,
+            "estimator": sampling(draws) if self.estimator is None else self.estimator,
+        }
+
+    def _rate(self, step: int) -> float:
+        """1 - beta2 at this step."""
+        if self.beta2 is not None:
+            return 1.0 - self.beta2
+        return _RATE * float(self.chosen("schedule").factor(step, self.chosen("steps")))
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         count, size = joint.num_random, joint.size
@@ -125,14 +155,15 @@ class NaturalGradient(GradientFit):
             "means, precisions and momentum": theta_bytes(joint, 2 * size + 4 * count),
             "gradient": theta_bytes(joint, 2 * size + 3 * count),
         }
-        fit = fit_bytes(self.optimizer, joint, data, self.batch_size, size - count)
+        fit = fit_bytes(self.chosen("optimizer"), joint, data, self._rows, size - count)
         return replace(super().footprint(joint, data), parts={**own, **fit})
 
     def init(self, joint: Problem, theta: Tensor, key: Key) -> NaturalGradientState:
-        log_scales = initial_log_scales(joint, self.initial_scales, theta)
+        log_scales = initial_log_scales(joint, self.scale_rule, theta)
         precision = (-2.0 * log_scales).exp().expand(*theta.shape[:-1], -1).clone()
         points = _points(joint, theta.device)
-        moments = None if points is None else self.optimizer.init(theta.index_select(-1, points))
+        moments = self._moments(theta, theta[..., :0] if points is None else theta.index_select(-1, points))
+        moments = None if points is None and not self.search else moments
         buffers = joint.starting_buffers(theta)
         return NaturalGradientState(theta.clone(), precision, torch.zeros_like(precision), moments, buffers, {}, 0)
 
@@ -140,12 +171,14 @@ class NaturalGradient(GradientFit):
         self, joint: Problem, state: NaturalGradientState, batch: Batch, key: Key
     ) -> tuple[NaturalGradientState, Info]:
         mean, precision, momentum = state.mean, state.precision, state.momentum
+        if state.step < self.search:
+            return self._search_step(joint, state, batch)
         scale = torch.rsqrt(precision, out=workspace(joint, "scale", precision))
         q = Factorised(mean, scale, joint.random_indices)
-        term = self.estimator.data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
+        term = self.chosen("estimator").data_term(joint, q, batch, state.buffers, state.memory, key.fold("data"))
         pulls = Gradients(workspace(joint, "pull", mean).zero_(), workspace(joint, "pull_scale", scale).zero_())
         prior = divergence(joint, q, scale.log(), key.fold("prior"), pulls, 1.0)
-        factor = self.schedule.factor(state.step, self.steps)
+        factor = self.chosen("schedule").factor(state.step, self.steps)
         if term.divergence_grads is None:
             pull, hessian = pulls.mean, pulls.scale.div_(scale)
         else:  # at the draws, the entropy with its -1 / scale among them
@@ -167,18 +200,27 @@ class NaturalGradient(GradientFit):
             product,
             hessian,
             weight=-1.0,  # these are gradients of the log-likelihood, not of a loss
-            rate=1.0 - self.beta2,
+            rate=self._rate(state.step),
             pull_factor=-correction,
             bend=self.bend,
-            radius=math.inf if self.radius is None else self.radius * correction,
+            radius=math.inf if self.radius is None else self.chosen("radius") * correction,
         )
-        product.mul_(self.step_size * factor / correction)
+        product.mul_(self.chosen("step_size") * factor / correction)
         if q.places is None:
             mean[..., : product.shape[-1]].add_(product)
         else:
             mean.index_add_(-1, q.places, product)
         info, step = prior.info(joint, term.value), state.step + 1
         return NaturalGradientState(mean, precision, momentum, moments, term.buffers, term.memory, step), info
+
+    def _search_step(
+        self, joint: Problem, state: NaturalGradientState, batch: Batch
+    ) -> tuple[NaturalGradientState, Info]:
+        """Look for the mode; the last step also takes the precisions from the curvature there."""
+        result, moments, info = self._searched(joint, state.mean, batch, state)
+        if state.step + 1 == self.search and result.curvature is not None:
+            state.precision.copy_(result.curvature.diagonal(dim1=-2, dim2=-1))
+        return state._replace(mean=result.theta, optimizer=moments, step=state.step + 1), info
 
     def keep(self, state: NaturalGradientState) -> NaturalGradientState:
         return state._replace(momentum=state.momentum[..., :0], optimizer=None, memory={})

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,8 @@ from posterity.errors import BadData, check_batch_size, fraction, positive, posi
 from posterity.evidence import Expected, MacKayUpdate, Maximisation
 from posterity.evidence.elbo import LARGE
 from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
+from posterity.inference.run import Trace
+from posterity.methods.conjugate import Conjugate
 from posterity.methods.laplace import Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.parts.chains import Chains
@@ -29,6 +32,9 @@ from posterity.posteriors.posterior import Posterior
 from posterity.storage import decode, encode
 
 _PARTS = ("prior", "likelihood")
+_FEWEST = 6  # rounds from which a limit of the bound is extrapolated
+_STEEPEST = 0.99  # largest ratio of two gains in that
+_NATS, _RELATIVE = 0.1, 0.005  # gaps below these are small; the second, of bounds from draws, is relative to them
 _MOST = 16  # cached problems: the members of an ensemble step in turn
 
 _Known = dict[tuple[str, tuple[float, ...]], Joint]
@@ -137,7 +143,8 @@ class VariationalEM(Method):
     samples and points have "expected_log_joint" in its place), "bound_standard_error" where it is from draws,
     "expected_log_likelihood" E_q log p(D | w), and after the M-step "prior_scale" (T,), the standard deviation of each
     named tensor of weights under the prior, and "noise_scale". The fitted joint is `q.joint`. Noise that the likelihood
-    learns is held and moved by the M-step, if there is one for it.
+    learns is held and moved by the M-step, if there is one for it. At the end "bound_gap" extrapolates what is missing
+    of the bound, in nats; if that is much, a warning says so. `rounds` left out are 20, or up to 200 of complete runs.
 
     **Limit**: a local maximum of the bound, the evidence itself where q is the exact posterior. There (`Conjugate`) an
     E- or M-step that lowers the bound is an error that names it; bounds from draws only tell. EM is slow where q is
@@ -164,7 +171,7 @@ class VariationalEM(Method):
 
     expectation: Method
     maximisation: tuple[Step, ...]
-    rounds: int = 20
+    rounds: int | None = None
     burn_in: float = 0.2
     tolerance: float | None = 1e-8
     draws: int = 32
@@ -173,7 +180,8 @@ class VariationalEM(Method):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "maximisation", m_steps(self.maximisation))
-        positive_whole("VariationalEM.rounds", self.rounds)
+        if self.rounds is not None:
+            positive_whole("VariationalEM.rounds", self.rounds)
         fraction("VariationalEM.burn_in", self.burn_in)
         if self.tolerance is not None:
             positive("VariationalEM.tolerance", self.tolerance, "or None")
@@ -190,7 +198,41 @@ class VariationalEM(Method):
 
     @cached_property
     def _run(self) -> ExpectationRun:
-        return expectation_run(self.expectation, self.fit, self.burn_in, self.rounds)
+        return expectation_run(self.expectation, self.fit, self.burn_in, self._rounds)
+
+    @property
+    def _rounds(self) -> int:
+        """Rounds, where they were left out: 20, or 200 of complete runs, which end where the bound stands still."""
+        whole = isinstance(self.expectation, (Conjugate, Laplace)) and self.fit is None
+        return (200 if whole and self.tolerance is not None else 20) if self.rounds is None else self.rounds
+
+    def settled(self, joint: Problem, data: Data) -> "VariationalEM":
+        """The fits are by a fixed number of steps, between which the M-steps change the problem."""
+        own, fit = self.expectation, None if self.fit is None else self.fit.stepped(joint, data)
+        expectation = own.stepped(joint, data) if isinstance(own, MAP) else own.settled(joint, data)
+        return dataclasses.replace(self, expectation=expectation, fit=fit, rounds=self._rounds)
+
+    def doubts(self, joint: Problem, trace: Trace) -> Sequence[str]:
+        """Warn if the bound of the rounds still rises, and record the nats that are missing as "bound_gap"."""
+        of_steps = self.expectation.doubts(joint, trace)
+        if "bound" not in trace or len(trace["bound"]) < _FEWEST:
+            return of_steps
+        bound = trace["bound"]
+        first, second = bound[-2] - bound[-3], bound[-1] - bound[-2]
+        if not self._run.whole:  # noisy: thirds of the rounds in place of single ones
+            parts = torch.tensor_split(bound, 3)
+            first, second = (after.mean() - before.mean() for before, after in pairwise(parts))
+        ratio = float(second / first) if float(first) > float(second) > 0.0 else float(second > 0.0)
+        gap = float(second) * min(ratio, _STEEPEST) / (1.0 - min(ratio, _STEEPEST))
+        error = trace["bound_standard_error"][-_FEWEST:].mean() if "bound_standard_error" in trace else 0.0
+        trace.record(trace.last_step("bound"), {"bound_gap": gap})
+        noise = 0.0 if self._run.whole else max(_RELATIVE * abs(float(bound[-1])), 3.0 * float(error))
+        if gap <= max(_NATS, noise):
+            return of_steps
+        return [
+            f"VariationalEM has not converged after {len(bound)} rounds: its bound still rises, and some {gap:.2g} "
+            f"nats are missing at {float(bound[-1]):.5g}. Take more rounds, and more steps in a round."
+        ]
 
     @property
     def _steps(self) -> tuple[Maximisation, ...]:
@@ -203,15 +245,6 @@ class VariationalEM(Method):
 
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         return as_chosen(joint, "M-steps")
-
-    def settled(self, joint: Problem, data: Data) -> "VariationalEM":
-        """The fits are by a fixed number of steps, between which the M-steps change the problem."""
-        own, fit = self.expectation, self.fit
-        return dataclasses.replace(
-            self,
-            expectation=own.stepped(joint, data) if isinstance(own, MAP) else own.settled(joint, data),
-            fit=None if fit is None else fit.stepped(joint, data),
-        )
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
         problem = _one_problem(joint)
@@ -232,7 +265,7 @@ class VariationalEM(Method):
         own = self.expectation.footprint(joint, data)
         both = own if self.fit is None else own.larger(self.fit.footprint(joint, data))
         draws = {"draws of a pass": min(self.draws * theta_bytes(joint), LARGE * joint.dtype.itemsize)}
-        words = f"VariationalEM of {self.rounds} rounds by {own.words}"
+        words = f"VariationalEM of {self._rounds} rounds by {own.words}"
         return Footprint(words, {**both.parts, **draws}, own.predictions)
 
     def batches(self, data: Data, key: Key) -> Feed:

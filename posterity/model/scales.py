@@ -17,7 +17,7 @@ def leaves_out(joint: Joint) -> bool:
 
 
 def as_chosen(joint: Joint, way: str) -> Joint:
-    """The joint whose present scales count as chosen in this way where they were left out."""
+    """The joint whose present scales count as chosen in this way, except for those that were given."""
     return replace(joint, prior=joint.prior.as_chosen(way), likelihood=joint.likelihood.as_chosen(way))
 
 

@@ -7,6 +7,7 @@ from posterity.optim.gradient_scale import GradientScale
 from posterity.optim.ivon import IVON
 from posterity.optim.lbfgs import LBFGS
 from posterity.optim.optimizer import SGD, Adam, Optimizer
+from posterity.optim.scaled_adam import ScaledAdam
 from posterity.optim.schedules import Constant, Cosine, Cycles, Cyclic, Schedule, Steps, Warmup
 from posterity.optim.stationary import StationarySGD
 
@@ -21,6 +22,7 @@ __all__ = [
     "Cyclic",
     "GradientScale",
     "Optimizer",
+    "ScaledAdam",
     "Schedule",
     "StationarySGD",
     "Steps",

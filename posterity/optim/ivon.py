@@ -1,5 +1,6 @@
 """IVON, a variational optimiser for training loops written by the user."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ from posterity.optim.online_newton import Slab, check_group, step_settings
 if TYPE_CHECKING:
     from posterity.model.joint import Joint
     from posterity.posteriors.gaussian import Gaussian
+
+logger = logging.getLogger("posterity")
+
+_MEMORY = 0.1  # share of hess_init in a Hessian above which a posterior warns
 
 
 class IVON(torch.optim.Optimizer):
@@ -44,7 +49,8 @@ class IVON(torch.optim.Optimizer):
     draw: mean and Hessian move as in one process with the whole batch. Nothing else is exchanged, so `sync` must be
     False.
 
-    **Limit**: a local optimum of the ELBO of a factorised Gaussian. The noise of h^ is large; hence b2 near 1, and
+    **Limit**: a local optimum of the ELBO of a factorised Gaussian, in a run that is long for b2: hess_init is left to
+    b2^t after t steps, and the default b2 is for runs of 10^5 and more. The noise of h^ is large; hence b2 near 1, and
     `ess` above num_data (a colder posterior) or a larger `hess_init` where training is unstable.
 
     **Cost**: one normal number per weight and draw, and some fifteen passes over vectors of the weights' size, five of
@@ -236,6 +242,23 @@ class IVON(torch.optim.Optimizer):
             for slab in slabs:
                 slab.update(settings, self._count, scale)
 
+    def _warn_of_first_precisions(self) -> None:
+        """Log a warning where hess_init still makes up more than a tenth of a Hessian."""
+        for group in self.param_groups:
+            steps, beta2 = group["step"], group["beta2"]
+            if beta2**steps > _MEMORY:
+                logger.warning(
+                    "IVON.posterior: after %d steps with beta2=%g the Hessian is %.0f %% hess_init=%g, and so are the "
+                    "precisions. Take more than %d steps, or beta2=%.4g for as many as these.",
+                    steps,
+                    beta2,
+                    100 * beta2**steps,
+                    group["hess_init"],
+                    math.ceil(math.log(_MEMORY) / math.log(beta2)),
+                    _MEMORY ** (4.0 / max(1, steps)),
+                )
+                return
+
     def _refuse_inside(self, verb: str) -> None:
         if getattr(self, "_inside", None) is not None:
             raise RuntimeError(f"IVON.{verb}: call it after the sampled_params context, not in it.")
@@ -301,11 +324,13 @@ class IVON(torch.optim.Optimizer):
         """Return q over the weights of `joint`, whose network is this module, for predictions and metrics.
 
         Means and buffers come from the module, by name; precisions are ess (h + weight_decay). Every random weight of
-        the joint must be a parameter of this optimiser.
+        the joint must be a parameter of this optimiser. A warning in the log says so where the run was too short for
+        its beta2: then the precisions are mostly the first ones.
         """
         from posterity.posteriors.gaussian import gaussian
 
         self._refuse_inside("posterior")
+        self._warn_of_first_precisions()
         self._lay_out()
         pairs = ((group["ess"], p) for group in self.param_groups for p in group["params"])
         return gaussian(joint, module, {p: ess * self.state[p]["curvature"].double() for ess, p in pairs})

@@ -205,7 +205,7 @@ class Normal(Parametric):
         return Normal(_number(scale), mean, self.chosen)
 
     def as_chosen(self, way: str) -> "Normal":
-        return replace(self, chosen=way) if self.chosen == LEFT_OUT else self
+        return replace(self, chosen=way) if self.chosen else self
 
     def centred(self) -> tuple["Normal", float | Tensor]:
         return replace(self, mean=0.0), self.mean

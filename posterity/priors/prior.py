@@ -33,7 +33,7 @@ class Prior(ABC):
     """How the scale was chosen: "" where it was given, `LEFT_OUT` where the method is to choose it."""
 
     def as_chosen(self, way: str) -> "Prior":
-        """Return the prior whose present scales count as chosen in this way where they were left out."""
+        """Return the prior whose present scales count as chosen in this way, except for those that were given."""
         return self
 
     def bound(self, layout: Layout) -> "Prior":

@@ -174,13 +174,13 @@ def test_other_flat_vectors_are_named_with_the_weights_in_them():
 @pytest.mark.parametrize(
     ("method", "entry", "name"),
     [
-        (MeanField(), 2, "0.weight"),
-        (MeanField(), 21 + 13, "the scale of 0.bias"),
-        (LowRankGaussian(rank=2), 2, "0.weight"),
-        (LowRankGaussian(rank=2), 21 + 13, "the scale of 0.bias"),
-        (LowRankGaussian(rank=2), 21 + 21, "the covariance"),
-        (FullRank(), 2, "0.weight"),
-        (FullRank(), 21 + 21, "the covariance"),
+        (MeanField(optimizer=po.optim.Adam()), 2, "0.weight"),
+        (MeanField(optimizer=po.optim.Adam()), 21 + 13, "the scale of 0.bias"),
+        (LowRankGaussian(rank=2, optimizer=po.optim.Adam()), 2, "0.weight"),
+        (LowRankGaussian(rank=2, optimizer=po.optim.Adam()), 21 + 13, "the scale of 0.bias"),
+        (LowRankGaussian(rank=2, optimizer=po.optim.Adam()), 21 + 21, "the covariance"),
+        (FullRank(optimizer=po.optim.Adam()), 2, "0.weight"),
+        (FullRank(optimizer=po.optim.Adam()), 21 + 21, "the covariance"),
     ],
 )
 def test_means_and_scales_are_named_by_their_weights(method, entry, name):

@@ -27,6 +27,7 @@ def alone(method, index, size, joint, rows, start, seed=0):
     joint = method.prepared(joint, as_data(rows))
     data = TensorData(joint.check(as_data(rows).first()))
     order = Ensemble(method, size).order_keys(key.fold("batches"))[index]
+    method = method.settled(joint, data)
     state = method.init(joint, start, key.fold("init"))
     for step, batch in enumerate(method.batches(data, order).from_step(0)):
         state, _ = method.step(joint, state, batch, key.fold("steps").fold(step))

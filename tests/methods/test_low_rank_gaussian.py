@@ -61,7 +61,7 @@ PRIORS = {
 @pytest.mark.parametrize("name", PRIORS)
 def test_gradient_is_that_of_a_plain_elbo_at_the_same_noise(name: str, random: str) -> None:
     joint, batch, key = problem(PRIORS[name], random), rows(), Key(4)
-    method = LowRankGaussian(rank=RANK, draws=3)
+    method = LowRankGaussian(rank=RANK, draws=3, optimizer=Adam())
     parameters = method.init(joint, joint.initial(), Key(0)).parameters
     parameters = parameters + 0.2 * normal(Key(5), *parameters.shape)
     places = torch.arange(WEIGHTS) if joint.random_indices is None else joint.random_indices
@@ -101,7 +101,7 @@ def test_cross_entropy_of_a_correlated_prior_is_unbiased() -> None:
     root = normal(Key(8), WEIGHTS, WEIGHTS)
     matrix = root @ root.T + torch.eye(WEIGHTS, dtype=FLOAT64)
     joint = po.Joint(network(), Gaussian(0.4), Correlated(torch.zeros(WEIGHTS, dtype=FLOAT64), Dense(matrix)), 12)
-    method = LowRankGaussian(rank=RANK, draws=500)
+    method = LowRankGaussian(rank=RANK, draws=500, optimizer=Adam())
     parameters = method.init(joint, joint.initial(), Key(0)).parameters
     mean, log_scale, factor = _split(parameters, joint.size, WEIGHTS)
     covariance = torch.diag((2.0 * log_scale).exp()) + factor.T @ factor
@@ -160,10 +160,10 @@ def test_samples_have_the_covariance_that_is_stated() -> None:
 def test_memory_is_told_and_grows_with_the_rank() -> None:
     joint, batch = problem(Normal()), rows()
     data = po.as_data((batch.inputs, batch.targets))
-    small, large = (LowRankGaussian(rank=rank).footprint(joint, data).parts for rank in (1, 5))
+    small, large = (LowRankGaussian(rank=rank, optimizer=Adam()).footprint(joint, data).parts for rank in (1, 5))
     assert large["means, scales and factor"] - small["means, scales and factor"] == 4 * WEIGHTS * 8
     assert large["optimiser"] - small["optimiser"] == 2 * 4 * WEIGHTS * 8
-    assert "rank 5 over 13 weights" in LowRankGaussian(rank=5).footprint(joint, data).words
+    assert "rank 5 over 13 weights" in LowRankGaussian(rank=5, optimizer=Adam()).footprint(joint, data).words
 
 
 @pytest.mark.parametrize(

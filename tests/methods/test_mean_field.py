@@ -159,7 +159,7 @@ def test_warm_up_weighs_the_kl() -> None:
         method = MeanField(steps=99, batch_size=None, optimizer=po.optim.SGD(1.0), kl_schedule=schedule)
         grads[name], info = first_step(method, joint)
         assert abs(info["elbo"] - info["data_fit"] + info["kl"]) < 1e-12
-    state = MeanField().init(joint, joint.initial(), Key(0))
+    state = MeanField(optimizer=Adam()).init(joint, joint.initial(), Key(0))
     mean, log_scale = state.parameters.split(joint.size)
     kl = divergence_of(joint, Factorised(mean, log_scale.exp(), None), Key(0))
     push = torch.cat([-kl.grad_mean, 1.0 - kl.grad_scale * log_scale.exp()]) / joint.num_data
@@ -198,7 +198,7 @@ class HalfInPlace(Estimator):
 def test_an_estimator_may_make_either_gradient_in_place() -> None:
     joint = problem()
     moves = [
-        first_step(MeanField(optimizer=po.optim.SGD(1.0), estimator=HalfInPlace(of)), joint)[0]
+        first_step(MeanField(9, optimizer=po.optim.SGD(1.0), estimator=HalfInPlace(of)), joint)[0]
         for of in ("neither", "mean", "scale")
     ]
     assert torch.equal(moves[0], moves[1])
@@ -217,7 +217,7 @@ def test_members_are_drawn_alike_and_trained_apart() -> None:
 
 def test_scales_begin_at_the_rule() -> None:
     joint = problem()
-    state = MeanField(initial_scales=FanIn(0.2)).init(joint, joint.initial(), Key(0))
+    state = MeanField(optimizer=Adam(), initial_scales=FanIn(0.2)).init(joint, joint.initial(), Key(0))
     scales = state.parameters[joint.size :].exp()
     wanted = torch.cat([torch.full((count,), 0.2 / fan**0.5) for count, fan in ((6, 2), (3, 2), (6, 3), (2, 3))])
     torch.testing.assert_close(scales, wanted.to(FLOAT64))

@@ -340,7 +340,7 @@ def by_own_loop() -> tuple[Posterior, Any]:
 
 def of_two_kinds() -> tuple[Posterior, Any]:
     point, _ = infer(MAP(8, 6, Adam()), CLASSES.joint(), CLASSES.data(), seed=3, progress=False)
-    wide, trace = infer(MeanField(8, 6), CLASSES.joint(), CLASSES.data(), seed=3, progress=False)
+    wide, trace = infer(MeanField(8, 6, Adam()), CLASSES.joint(), CLASSES.data(), seed=3, progress=False)
     return Mixture([point, wide], torch.tensor([0.25, 0.75])), trace
 
 
@@ -438,14 +438,14 @@ LAPLACES = [
 ]
 
 VARIATIONAL = [
-    Case("mean_field", REGRESSION, MeanField(8, 6)),
-    Case("mean_field_double", CLASSES.but(**DOUBLE), MeanField(8, 6)),
-    Case("mean_field_normed", NORMED, MeanField(8, 6)),
-    Case("mean_field_warmup", CLASSES, MeanField(8, None, schedule=Cosine(), kl_schedule=Warmup(0.5))),
-    Case("mean_field_members", CLASSES.but(prior=Normal(torch.tensor([0.25, 0.5]))), MeanField(8, 6), member=1),
-    Case("mean_field_density", Parameters(), MeanField(8, None)),
+    Case("mean_field", REGRESSION, MeanField(8, 6, Adam())),
+    Case("mean_field_double", CLASSES.but(**DOUBLE), MeanField(8, 6, Adam())),
+    Case("mean_field_normed", NORMED, MeanField(8, 6, Adam())),
+    Case("mean_field_warmup", CLASSES, MeanField(8, None, Adam(), schedule=Cosine(), kl_schedule=Warmup(0.5))),
+    Case("mean_field_members", CLASSES.but(prior=Normal(torch.tensor([0.25, 0.5]))), MeanField(8, 6, Adam()), member=1),
+    Case("mean_field_density", Parameters(), MeanField(8, None, Adam())),
     *(
-        Case(f"mean_field_{name}", REGRESSION, MeanField(8, 6, estimator=estimator))
+        Case(f"mean_field_{name}", REGRESSION, MeanField(8, 6, Adam(), estimator=estimator))
         for name, estimator in (
             ("weight_sampling", WeightSampling(2)),
             ("antithetic", WeightSampling(2, antithetic=True)),
@@ -456,14 +456,18 @@ VARIATIONAL = [
             ("second_order", SecondOrder()),
         )
     ),
-    Case("full_rank", REGRESSION, FullRank(8, 6, draws=2)),
-    Case("low_rank_gaussian", REGRESSION, LowRankGaussian(2, 8, 6, draws=2)),
-    Case("natural_gradient", REGRESSION, NaturalGradient(8, 6)),
+    Case("full_rank", REGRESSION, FullRank(8, 6, 2, Adam())),
+    Case("low_rank_gaussian", REGRESSION, LowRankGaussian(2, 8, 6, 2, Adam())),
+    Case("natural_gradient", REGRESSION, NaturalGradient(8, 6, optimizer=Adam())),
     Case(
-        "natural_gradient_antithetic", CLASSES, NaturalGradient(8, None, estimator=WeightSampling(2, antithetic=True))
+        "natural_gradient_antithetic",
+        CLASSES,
+        NaturalGradient(8, None, optimizer=Adam(), estimator=WeightSampling(2, antithetic=True)),
     ),
     Case(
-        "natural_gradient_second_order", CLASSES, NaturalGradient(8, None, schedule=Cosine(), estimator=SecondOrder())
+        "natural_gradient_second_order",
+        CLASSES,
+        NaturalGradient(8, None, optimizer=Adam(), schedule=Cosine(), estimator=SecondOrder()),
     ),
     Case("dropout", DROPPING, MCDropout(8, 6, Adam(), Constant())),
     Case("dropout_masks_of_rows", DROPPING, MCDropout(8, 6, Adam(), Constant(), one_mask_a_draw=False)),
@@ -481,7 +485,7 @@ VARIATIONAL = [
 MIXTURES = [
     Case("ensemble", REGRESSION, Ensemble(MAP(8, 6, Adam()), 3)),
     Case("ensemble_normed", NORMED, Ensemble(MAP(8, 6, Adam()), 2)),
-    Case("ensemble_of_mean_fields", CLASSES, Ensemble(MeanField(8, 6), 2)),
+    Case("ensemble_of_mean_fields", CLASSES, Ensemble(MeanField(8, 6, Adam()), 2)),
     Case("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), 2), Exact()),
     Case("mixture", CLASSES, None, by=of_two_kinds),
 ]
@@ -520,7 +524,14 @@ HYPER = [
             integrator,
         )
         for of, problem, method, steps, fit, integrator in (
-            ("mean_field", REGRESSION, MeanField(8, 6), (PriorScale(), NoiseScale(Gamma(2.0, 0.1))), None, None),
+            (
+                "mean_field",
+                REGRESSION,
+                MeanField(8, 6, Adam()),
+                (PriorScale(), NoiseScale(Gamma(2.0, 0.1))),
+                None,
+                None,
+            ),
             ("conjugate", LINEAR, Conjugate(6), (PriorScale(Shared()), NoiseScale()), None, Exact()),
             ("mackay", KNOWN, LAPLACE, (MacKayUpdate(),), MAP(8, 6, Adam()), Exact()),
             ("laplace", KNOWN, LAPLACE, (PriorScale(),), MAP(8, 6, Adam()), Exact()),
@@ -531,7 +542,7 @@ HYPER = [
     Case(
         "ensemble_of_variational_ems",
         REGRESSION,
-        Ensemble(VariationalEM(MeanField(8, 6), (PriorScale(), NoiseScale()), rounds=2, draws=4), 2),
+        Ensemble(VariationalEM(MeanField(8, 6, Adam()), (PriorScale(), NoiseScale()), rounds=2, draws=4), 2),
     ),
     Case("expectation_maximization", Counts(), Counts().method()),
 ]
@@ -556,7 +567,7 @@ LIKELIHOODS = [
     for of, method, integrator in (
         ("map", MAP(8, 6, Adam()), None),
         ("laplace", LAPLACE, marginal),
-        ("mean_field", MeanField(8, 6), None),
+        ("mean_field", MeanField(8, 6, Adam()), None),
     )
 ]
 
@@ -586,7 +597,7 @@ OF_PRIORS = [
     for name, prior in PRIORS.items()
     for of, method in (
         ("map", MAP(8, 6, Adam())),
-        ("mean_field", MeanField(8, 6)),
+        ("mean_field", MeanField(8, 6, Adam())),
         ("hmc", HMC(3, 2, 2, steps=2, step_size=0.03125)),
     )
 ]
@@ -625,10 +636,10 @@ STOPPED = {
         ("watched", KNOWN, MAP(40, 6, Adam(0.05)), None, 4, 6),
         ("laplace", CLASSES, Laplace(tuning=None, batch_size=4), Probit(), 2, 3),
         ("online_laplace", KNOWN, OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), Exact(), 3, 7),
-        ("mean_field", REGRESSION, MeanField(12, 6), None, 4, 6),
-        ("mean_field_local", CLASSES, MeanField(12, 6, estimator=LocalReparameterisation()), None, 4, 6),
-        ("full_rank", REGRESSION, FullRank(12, 6), None, 4, 6),
-        ("natural_gradient", REGRESSION, NaturalGradient(12, 6), None, 4, 6),
+        ("mean_field", REGRESSION, MeanField(12, 6, Adam()), None, 4, 6),
+        ("mean_field_local", CLASSES, MeanField(12, 6, Adam(), estimator=LocalReparameterisation()), None, 4, 6),
+        ("full_rank", REGRESSION, FullRank(12, 6, optimizer=Adam()), None, 4, 6),
+        ("natural_gradient", REGRESSION, NaturalGradient(12, 6, optimizer=Adam()), None, 4, 6),
         ("dropout", DROPPING, MCDropout(12, 6, Adam(), Constant(), temperature=0.1), None, 4, 6),
         ("swag", NORMED, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=2), None, 4, 6),
         ("ensemble", REGRESSION, Ensemble(MAP(12, 6, Adam()), 3), None, 4, 6),
@@ -640,7 +651,7 @@ STOPPED = {
         ("sgld_cycles", CLASSES, SGLD(6, 3, 2, batch_size=6, thin=1, schedule=Cycles(5, explore=0.5)), None, 3, 7),
         ("sghmc", REGRESSION, SGHMC(4, 3, 2, step_size=1e-3, batch_size=6, thin=2), None, 4, 9),
         ("sghmc_rmsprop", NORMED, SGHMC(4, 3, 2, batch_size=6, thin=2, preconditioner=RMSprop(0.9)), None, 4, 9),
-        ("variational_em", REGRESSION, VariationalEM(MeanField(8, 6), (PriorScale(),), 3, draws=4), None, 4, 9),
+        ("variational_em", REGRESSION, VariationalEM(MeanField(8, 6, Adam()), (PriorScale(),), 3, draws=4), None, 4, 9),
         ("variational_em_nuts", SAMPLED, VariationalEM(NUTS(6, 3, 2, max_depth=3), (PriorScale(),), 3), None, 4, 10),
     )
 }

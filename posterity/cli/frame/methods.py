@@ -151,8 +151,8 @@ def _untuned(settings: Settings) -> "Method":
 
 
 def _mean_field(settings: Settings, joint: "Joint") -> "Method":
-    word = settings.estimator or next(iter(ESTIMATORS))
-    return _method("MeanField", **_steps(settings), estimator=estimator(word))
+    own = {} if settings.estimator is None else {"estimator": estimator(settings.estimator)}
+    return _method("MeanField", **_steps(settings), **own)
 
 
 def _low_rank(settings: Settings, joint: "Joint") -> "Method":
@@ -161,13 +161,14 @@ def _low_rank(settings: Settings, joint: "Joint") -> "Method":
 
 def _full_rank(settings: Settings, joint: "Joint") -> "Method":
     """A weight depends on a whole row of the factor, so that its entries move by less where weights are many."""
-    size = min(0.3, 2 / joint.num_weights) * _size(settings)
+    size = None if settings.step_size is None else min(0.3, 2 / joint.num_weights) * settings.step_size
     return _method("FullRank", **_steps(replace(settings, step_size=size)))
 
 
 def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
     """Steps of ten times the size with a tenth for radius: as with Adam, a mean moves by the step size at most."""
-    return _method("NaturalGradient", **_steps(settings), step_size=10 * _size(settings), radius=0.1)
+    own = {} if settings.step_size is None else {"step_size": 10 * settings.step_size, "radius": 0.1}
+    return _method("NaturalGradient", **_steps(settings), **own)
 
 
 def _given(settings: Settings, *names: str) -> dict[str, Any]:
@@ -240,10 +241,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("laplace", "Laplace", _laplace, ("map",), ("structure",)),
             Recipe("online-laplace", "OnlineLaplace", _online_laplace, (), ("structure",)),
             Recipe("variational-em", "VariationalEM", _variational_em, (), ("structure",)),
-            Recipe("mean-field", "MeanField", _usual(_mean_field), ("map",), ("estimator", "kl_weight")),
-            Recipe("low-rank", "LowRankGaussian", _usual(_low_rank), ("map",)),
-            Recipe("full-rank", "FullRank", _usual(_full_rank), ("map",)),
-            Recipe("natural-gradient", "NaturalGradient", _usual(_natural_gradient), ("map",)),
+            Recipe("mean-field", "MeanField", _mean_field, ("map",), ("estimator", "kl_weight")),
+            Recipe("low-rank", "LowRankGaussian", _low_rank, ("map",)),
+            Recipe("full-rank", "FullRank", _full_rank, ("map",)),
+            Recipe("natural-gradient", "NaturalGradient", _natural_gradient, ("map",)),
             Recipe("conjugate", "Conjugate", lambda settings, joint: _method("Conjugate")),
             Recipe("dropout", "MC dropout", _dropout, (), ("dropout",)),
             Recipe("ensemble", "Ensemble", _ensemble),

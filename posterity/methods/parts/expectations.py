@@ -156,7 +156,7 @@ class ContinuedFit(ExpectationRun):
 
     @cached_property
     def stops(self) -> tuple[int, ...]:
-        return equal_stops(self.method.steps, self.burn_in, self.rounds)
+        return equal_stops(self.method.chosen("steps"), self.burn_in, self.rounds)
 
     def steps(self, data: Data, key: Key) -> Feed:
         return self.method.batches(data, key)

@@ -1,4 +1,4 @@
-"""Scales of prior and noise that were left out, by a short evidence fit."""
+"""Scales of prior and noise that were left out, by a short evidence fit or by M-steps."""
 
 import logging
 import math
@@ -8,11 +8,14 @@ from dataclasses import replace
 
 from posterity.curvature import Full, Kronecker
 from posterity.errors import BadData, PosterityError
-from posterity.evidence import left_out_rows
+from posterity.evidence import NoiseScale, PriorScale, left_out_rows
+from posterity.evidence.marginal import left_out
 from posterity.inference.infer import infer
+from posterity.inference.method import Method
 from posterity.methods.laplace import WHOLE, Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.online_laplace import OnlineLaplace
+from posterity.methods.variational_em import VariationalEM
 from posterity.model.data import Batch, Data, TensorData
 from posterity.model.joint import Joint
 from posterity.model.scales import as_chosen, leaves_out, with_scales_of
@@ -62,6 +65,23 @@ def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Join
             reason = f"the fit that would choose them failed ({error})"
     logger.warning("The scales that were left out stay at their start: %s. Give them, as in Normal(scale=0.5).", reason)
     return as_chosen(joint, "start")
+
+
+def by_m_steps(method: Method, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+    """The problem with the scales that were left out, by M-steps between steps of the method.
+
+    The steps begin at the scales of the short evidence fit, and are on at most 4,096 rows.
+    """
+    problem = by_evidence(joint, data, start, key)
+    prior, noise = left_out(joint)
+    if joint.num_members is not None or problem.likelihood.num_free or not isinstance(problem.bound_prior, Normal):
+        return problem
+    rows = data.sample(ROWS).member(0)
+    m_steps = (*[PriorScale()] * prior, *[NoiseScale()] * noise)
+    problem = replace(problem, num_data=rows.size)
+    with _quiet():
+        posterior, _ = infer(VariationalEM(method, m_steps), problem, tuple(rows[:3]), seed=key.seed, progress=False)
+    return with_scales_of(joint, as_chosen(posterior.joint.as_joint("by_m_steps"), "M-steps"))
 
 
 def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:

@@ -1,7 +1,12 @@
 """Estimators of the gradient of an ELBO."""
 
 from posterity.methods.parts.gradients.drawn_layers import Flipout, LocalReparameterisation
-from posterity.methods.parts.gradients.drawn_weights import ScoreFunction, StickTheLanding, WeightSampling
+from posterity.methods.parts.gradients.drawn_weights import (
+    PairedSampling,
+    ScoreFunction,
+    StickTheLanding,
+    WeightSampling,
+)
 from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients
 from posterity.methods.parts.gradients.second_order import SecondOrder
 
@@ -12,6 +17,7 @@ __all__ = [
     "Flipout",
     "Gradients",
     "LocalReparameterisation",
+    "PairedSampling",
     "ScoreFunction",
     "SecondOrder",
     "StickTheLanding",

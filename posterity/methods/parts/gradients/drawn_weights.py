@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole
-from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory, Out
+from posterity.methods.parts.gradients.estimator import DataTerm, Estimator, Factorised, Gradients, Memory, Out, shifted
 from posterity.model import Batch, Buffers, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.numerics.workspace import workspace
@@ -79,6 +79,53 @@ class WeightSampling(Estimator):
 
 def _gradients(joint: Problem, q: Factorised, name: str) -> Gradients:
     return Gradients(workspace(joint, name, q.mean), workspace(joint, f"{name}_scale", q.scale))
+
+
+@dataclass(frozen=True)
+class PairedSampling(Estimator):
+    """Pathwise gradients at pairs of mirrored draws of all weights, which run together.
+
+    **Math**: as `WeightSampling` with `antithetic`, at `draws` / 2 pairs mean + scale * eps and mean - scale * eps. The
+    gradient in the mean is exact where the log-likelihood is quadratic in the weights.
+
+    **Limit**: unbiased for every network without batch norm. Rows share their noise.
+
+    **Cost**: one forward and backward pass of all draws as members, which for small networks takes little longer than
+    that of one draw; one draw at a time where theta has members already, or the network batch-norm statistics.
+
+    **References**: Kingma and Welling (2014), section 2.4; Mohamed et al. (2020), section 7.3.
+
+    **Example**:
+
+    >>> import posterity as po
+    >>> density = po.Density(lambda w: -w.square().sum(), {"w": (1,)})
+    >>> q = Factorised(torch.ones(1), torch.full((1,), 0.5), None)
+    >>> PairedSampling(draws=4).data_term(density, q, None, {}, {}, po.Key(0)).grad_mean
+    tensor([-2.])
+    """
+
+    draws: int = 8
+
+    def __post_init__(self) -> None:
+        positive_whole("PairedSampling.draws", self.draws)
+        if self.draws % 2:
+            raise ValueError(f"PairedSampling.draws must be even. Got {self.draws}.")
+
+    def data_term(
+        self, joint: Problem, q: Factorised, batch: Batch, buffers: Buffers, memory: Memory, key: Key, out: Out = None
+    ) -> DataTerm:
+        half = key.normal((self.draws // 2, q.scale.shape[-1]), torch.float32, q.scale.device).to(q.scale.dtype)
+        noise = torch.cat([half, -half])  # (S, R)
+        if q.mean.dim() == 1 and not buffers:
+            values, grads, _ = joint.data_value_and_grad(shifted(q.mean, q.scale * noise, q.places), batch, buffers)
+            return DataTerm(values.mean(0), grads.mean(0), (q.random(grads) * noise).mean(0), buffers, {})
+        sums = [torch.zeros_like(part) for part in (q.mean[..., 0], q.mean, q.scale)]
+        for eps in noise:
+            value, grad, buffers = joint.data_value_and_grad(q.moved(eps), batch, buffers)
+            for total, term in zip(sums, (value, grad, q.random(grad) * eps), strict=True):
+                total.add_(term)
+        value, grad_mean, grad_scale = (total.div_(self.draws) for total in sums)
+        return DataTerm(value, grad_mean, grad_scale, buffers, {})
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,11 @@ class Factorised(NamedTuple):
 
 
 def shifted(theta: Tensor, shift: Tensor, places: Tensor | None) -> Tensor:
-    """theta (..., T) with a shift (..., R) added to its entries `places` (R,), or to the first R for None."""
+    """theta (..., T) with a shift (..., R) added to its entries `places` (R,), or to the first R for None.
+
+    A shift (S, R) of a single theta (T,) gives (S, T).
+    """
+    theta = theta.expand(*shift.shape[:-1], -1) if theta.dim() < shift.dim() else theta
     if places is not None:
         return theta.index_add(-1, places, shift)
     moved = theta.clone(memory_format=torch.contiguous_format)
