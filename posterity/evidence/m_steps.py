@@ -337,7 +337,8 @@ class NoiseScale(Maximisation):
 
     def __call__(self, joint: Joint, posterior: Posterior, expected: Expected | None) -> Joint:
         scales = [self._scale(count, squares) for count, squares in _sums(joint, expected)]
-        return dataclasses.replace(joint, likelihood=Gaussian(scale=scales[0] if _shared(joint) else tuple(scales)))
+        scale, chosen = scales[0] if _shared(joint) else tuple(scales), joint.likelihood.chosen
+        return dataclasses.replace(joint, likelihood=Gaussian(scale=scale, chosen=chosen))
 
     def bound_terms(self, joint: Joint, posterior: Posterior, expected: Expected | None = None) -> float:
         """E log p(beta) / q(beta), and count / 2 (E log beta - log E beta), over the scales; see `Maximisation`."""

@@ -42,9 +42,9 @@ def joint_of_members(joint: Joint, each: Sequence[Joint]) -> Joint:
         scale = torch.stack([component.variance(plain).sqrt() for component in priors])
         mean = torch.stack([torch.as_tensor(component.mean).to(plain).expand(len(plain)) for component in priors])
         if bool((scale == scale[:, :1]).all()) and bool((mean == mean[0, 0]).all()):
-            prior = Normal(scale[:, 0].clone(), float(mean[0, 0]))
+            prior = Normal(scale[:, 0].clone(), float(mean[0, 0]), priors[0].chosen)
         else:
-            prior = Normal(scale, mean)
+            prior = Normal(scale, mean, priors[0].chosen)
     return dataclasses.replace(joint, prior=prior, likelihood=likelihood)
 
 
