@@ -58,6 +58,7 @@ FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
+WIDE = 0.004  # nats a row that the width of a posterior at a mode may cost: leave-one-out is right about it there
 HARM = 0.005  # nats a row by which leave-one-out predictions may be worse than those of the weights without a warning
 
 logger = logging.getLogger("posterity")
@@ -371,11 +372,11 @@ def _that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
     joint = posterior.joint.as_joint("Laplace")
     if leaves_out(joint):
         if isinstance(joint.bound_prior, Normal):
-            return PredictiveFit().by_cavities(posterior, rows)
+            return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
         logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
     worse = left_out_rows(posterior, rows).cost
-    if worse > PredictiveFit().tolerance and joint.bound_prior.chosen and isinstance(joint.bound_prior, Normal):
-        return PredictiveFit().by_cavities(posterior, rows)
+    if worse > WIDE and joint.bound_prior.chosen and isinstance(joint.bound_prior, Normal):
+        return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)
     if HARM < worse < math.inf:
         logger.warning(
             f"Leave-one-out predictions of the posterior are worse than those of the weights alone by {worse:.3g} nats "

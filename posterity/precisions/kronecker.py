@@ -23,7 +23,7 @@ from posterity.precisions.precision import (
     pick,
 )
 
-_ROUNDING = 1e-5  # negative eigenvalues below this share of the largest are rounding of float32 sums
+_ROUNDING = 1e-4  # negative eigenvalues below this share of the largest are rounding of long float32 sums
 _SAME = 1e-6  # relative difference at which two prior precisions count as equal: rounding of float32
 
 
