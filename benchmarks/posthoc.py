@@ -214,7 +214,8 @@ def main() -> None:
         lines.append(
             f"{row['network']} ({row['weights']:,} weights): {no_harm}; NLL {nll:.4f} -> {ours:.4f} (difference "
             f"{row['difference'][0]:+.4f}, standard error {row['difference'][1]:.4f}), ECE {ece:.4f} -> {our_ece:.4f}, "
-            f"AUROC {roc:.3f} -> {ours_roc[0]:.3f}, {ours_roc[1]:.3f} by the epistemic part, prior precision {row['prior_precision']:.3g}, {row['seconds']:.1f} s"
+            f"AUROC {roc:.3f} -> {ours_roc[0]:.3f}, {ours_roc[1]:.3f} by the epistemic part, "
+            f"prior precision {row['prior_precision']:.3g}, {row['seconds']:.1f} s"
             + (f"; said: {' '.join(row['said'])}" if row["said"] else "")
         )
         print(lines[-1], file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
@@ -289,11 +289,26 @@ class Linearized(Posterior):
         self, inputs: Inputs, *, marginal: bool = False, memory_budget: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Mean f(x, m) and covariance J Sigma J^T, or its diagonals."""
+        return self._moments(self._pieces(inputs, memory_budget, whole=not marginal), marginal)
+
+    def _moments(self, pieces: Iterable[Piece], marginal: bool = False) -> tuple[Tensor, Tensor]:
         precision = self.gaussian.precision
-        pieces = self._pieces(inputs, memory_budget, whole=not marginal)
         chunks = _by_rows(pieces, precision.marginal if marginal else precision.quadratic)
         means, spreads = zip(*chunks, strict=True)
         return torch.cat(means), torch.cat(spreads).to(means[0].dtype)
+
+    def output_moments_under(self, inputs: Inputs) -> Callable[["Linearized"], tuple[Tensor, Tensor]]:
+        """Return the function that gives `output_moments(inputs)` of posteriors at the same mean.
+
+        The derivatives are computed once, where they fit the memory budget.
+        """
+        assert isinstance(self.joint, Joint)
+        known, count = survey(self.joint, inputs), num_rows(inputs)
+        columns = max(1, prod(known.event))
+        if count * row_bytes(self.joint, known, units=True) * (2 + (0 if known.only_head else columns)) > JOINT_BUDGET:
+            return lambda other: other.output_moments(inputs)
+        pieces = list(self._pieces(inputs, whole=True))
+        return lambda other: other._moments(pieces)
 
     def joint_output_moments(self, inputs: Inputs, *, memory_budget: int | None = None) -> tuple[Tensor, Tensor]:
         """Mean f(x, m) and covariance J Sigma J^T within and across rows, whose derivatives are held together."""
@@ -319,7 +334,7 @@ class Linearized(Posterior):
         return derivatives(self.joint, self.gaussian.mean, inputs, self.buffers or None, budget=budget, whole=whole)
 
 
-def _by_rows(pieces: Iterator[Piece], function: Callable[[Jacobian], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _by_rows(pieces: Iterable[Piece], function: Callable[[Jacobian], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield outputs (n, *event) of successive rows, and the function (..., n, D) of all columns of their Jacobian."""
     outputs: Tensor | None = None
     values: list[Tensor] = []
