@@ -1,0 +1,101 @@
+"""The default of the command line on tables, against the mean and a linear model: five splits each.
+
+    python -m benchmarks.table_defaults
+
+Four tables: diabetes, breast cancer and wine of scikit-learn, and 640 rows of 2,000 standard normal inputs, ten of
+which are linear in the target, with noise 0.5. The default is what `posterity fit FILE` takes when nothing is set.
+Differences are of the NLL of test rows, with their paired standard error.
+"""
+
+import csv
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.harness import context, parser, write
+from posterity.cli.frame.baselines import baselines
+from posterity.cli.frame.methods import RECIPES, MethodOption
+from posterity.cli.frame.options import ReadingOptions, Settings, TableOptions
+from posterity.cli.frame.tasks import describe, make_task, run_stage
+from posterity.predictive import Predictive
+
+SPLITS = 5
+
+
+def tables(folder: Path) -> dict[str, Path]:
+    """The four tables as CSV files."""
+    from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+
+    paths = {}
+    for name, load in (("diabetes", load_diabetes), ("breast cancer", load_breast_cancer), ("wine", load_wine)):
+        data = load()
+        labels = data.target if name == "diabetes" else [f"class {label}" for label in data.target]
+        paths[name] = _written(folder / f"{name.replace(' ', '-')}.csv", data.data, labels)
+    draws = np.random.RandomState(0)
+    inputs = draws.randn(640, 2000)
+    targets = inputs[:, :10] @ draws.randn(10) + 0.5 * draws.randn(640)
+    return {**paths, "640 x 2,000": _written(folder / "wide.csv", inputs, targets)}
+
+
+def _written(path: Path, inputs: Any, targets: Any) -> Path:
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow([*(f"x{number}" for number in range(inputs.shape[1])), "target"])
+        lines.writerows([*map(float, row), target] for row, target in zip(inputs, targets, strict=True))
+    return path
+
+
+def measured(path: Path, split: int) -> dict[str, Any]:
+    """NLL of the default, the mean and the linear model on one split; differences with paired standard errors."""
+    word = MethodOption().method
+    begin = time.perf_counter()
+    task = make_task(str(path), (word,), Settings(seed=split), TableOptions(target="target"), ReadingOptions(), "cpu")
+    posterior = None
+    for stage in RECIPES[word].stages:
+        posterior = run_stage(stage, task, posterior, quiet=True).posterior
+    seconds = time.perf_counter() - begin
+    assert posterior is not None
+    inputs, targets = task.data.test.pair
+    ours = _log_prob(posterior.predict(inputs), targets)
+    classes = len(task.data.classes or ())
+    simple, linear = (_log_prob(b.fit(task.data.train, classes)(inputs), targets) for b in baselines(task.data))
+    row: dict[str, Any] = {"network": describe(task), "nll": -float(ours.mean()), "seconds": seconds}
+    for name, theirs in (("mean", simple), ("linear", linear)):
+        worse = theirs - ours
+        row[name] = [-float(theirs.mean()), float(worse.mean()), float(worse.std()) / len(worse) ** 0.5]
+    return row
+
+
+def _log_prob(predicted: Predictive, targets: Tensor) -> Tensor:
+    return predicted.log_prob(targets.double() if targets.is_floating_point() else targets).double()
+
+
+def main() -> None:
+    """Measure every table on every split."""
+    options = parser(__doc__ or "").parse_args()
+    found: dict[str, list[dict[str, Any]]] = {}
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in tables(Path(folder)).items():
+            found[name] = [measured(path, options.seed + split) for split in range(SPLITS)]
+            for split, row in enumerate(found[name]):
+                (mean, over_mean, _), (linear, worse, error) = row["mean"], row["linear"]
+                good = over_mean <= 0.0 and worse <= error
+                lines.append(
+                    f"{name}, split {split} ({row['network']}): {'good' if good else 'WORSE'}; NLL {row['nll']:.4f}, "
+                    f"mean {mean:.4f}, linear {linear:.4f} (difference {worse:+.4f}, standard error {error:.4f}); "
+                    f"{row['seconds']:.1f} s"
+                )
+                print(lines[-1], file=sys.stderr, flush=True)
+    write("table_defaults", [], context(options), {"tables": found}, lines, options.results)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
