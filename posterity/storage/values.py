@@ -67,13 +67,17 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
             "fields": {
                 f.name: encode(getattr(value, f.name), tensors, join(path, f.name))
                 for f in fields(value)
-                if f.init and ("stored" not in f.metadata or getattr(value, f.name))
+                if f.init and ("stored" not in f.metadata or _is_set(getattr(value, f.name)))
             },
         }
     raise TypeError(
         f"{path or 'The value'} must be None, a bool, int, float, str, list, tuple, dict, tensor, dtype or one of "
         f"posterity's dataclasses to be stored. Got {type(value).__name__} {shown(value)}. Convert it to one of these."
     )
+
+
+def _is_set(value: object) -> bool:
+    return isinstance(value, Tensor) or bool(value)
 
 
 def decode(json: JSON, tensors: Mapping[str, Tensor]) -> object:
