@@ -83,8 +83,9 @@ def _is_set(value: object) -> bool:
 def decode(json: JSON, tensors: Mapping[str, Tensor]) -> object:
     """Return the value that `encode` turned into `json` and `tensors`; raises BadFolder for anything else.
 
-    Fields must have the types of their annotations, or be their defaults. Imports nothing but subpackages of posterity. A field that the
-    JSON lacks takes its default: folders of older formats lack new ones, and `check_complete` looks at the others.
+    Fields must have the types of their annotations, or be their defaults. Imports nothing but subpackages of
+    posterity. A field that the JSON lacks takes its default: folders of older formats lack new ones, and
+    `check_complete` looks at the others.
 
     >>> tensors = {}
     >>> decode(encode([1, (2.5, torch.float64)], tensors), tensors)
