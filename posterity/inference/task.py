@@ -37,12 +37,13 @@ class Task:
             raise ValueError(f"Task.name must be a word or more. Got {shown(self.name)}.")
 
     def identity(self) -> Part:
-        """Return everything that the numbers of the fit depend on."""
+        """Return everything that the numbers of the fit depend on; what the method leaves out is settled."""
+        rows = as_data(self.data)
         return identity(
             start=self.start,
-            method=self.method,
+            method=self.method.settled(self.joint, rows),
             seed=self.seed,
-            data=as_data(self.data),
+            data=rows,
             validation="none" if self.validation is None else as_data(self.validation),
             model=self.joint,
             **({"initial": self.joint.initial()} if isinstance(self.joint, Joint) else {}),

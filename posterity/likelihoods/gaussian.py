@@ -9,6 +9,7 @@ from torch import Tensor
 from posterity.errors import BadData
 from posterity.likelihoods.likelihood import Likelihood, event_sum, real
 from posterity.likelihoods.scaled import HALF_LOG_TWO_PI, Scaled
+from posterity.numerics.brief import repr_of_set
 from posterity.numerics.random import Key
 from posterity.options import LEFT_OUT
 
@@ -58,6 +59,9 @@ class Gaussian(Scaled):
             object.__setattr__(self, "scale", 1.0)
             object.__setattr__(self, "chosen", "" if self.learn else LEFT_OUT)
         super().__post_init__()
+
+    def __repr__(self) -> str:
+        return repr_of_set(self)
 
     def as_chosen(self, way: str) -> "Gaussian":
         return replace(self, chosen=way) if self.chosen else self

@@ -91,7 +91,7 @@ class NaturalGradient(VariationalFit):
 
     >>> import posterity as po
     >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
-    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(), num_data=20)
+    >>> joint = po.Joint(torch.nn.Linear(1, 1), po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(1.0), num_data=20)
     >>> exact = 20 / 0.5**2 + 1  # precision of the bias
     >>> method = po.methods.NaturalGradient(
     ...     steps=1, batch_size=None, estimator=po.methods.SecondOrder(), step_size=1.0,

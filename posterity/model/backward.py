@@ -55,16 +55,15 @@ class LeavesCache:
 def batch_log_likelihood(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
     """sum_n w_n log p(y_n | f_n) over the rows of the batch, (...), given the raw learnt parameters (..., H)."""
     if not batch.per_member and batch.weights is None:
+        targets = _targets(likelihood, raw, outputs, batch)
         likelihood = likelihood.with_free(raw) if raw.shape[-1] else likelihood
-        return likelihood.total_log_prob(outputs, batch.targets)
+        return likelihood.total_log_prob(outputs, targets)
     return row_log_likelihoods(likelihood, raw, outputs, batch).sum(-1)
 
 
 def row_log_likelihoods(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
     """w_n log p(y_n | f_n) of each row of the batch, (..., n), given the raw learnt parameters (..., H)."""
-    targets = batch.targets
-    if not batch.checked and not targets.is_floating_point():
-        targets = checked_targets(likelihood.member(0), outputs[(0,) * (raw.dim() - 1)], batch)
+    targets = _targets(likelihood, raw, outputs, batch)
     if not batch.per_member:
         rows = (likelihood.with_free(raw) if raw.shape[-1] else likelihood).log_prob(outputs, targets)
     elif likelihood.member(0) is not likelihood:
@@ -75,6 +74,13 @@ def row_log_likelihoods(likelihood: Likelihood, raw: Tensor, outputs: Tensor, ba
     else:  # all rows of all members at once
         rows = likelihood.log_prob(outputs.flatten(0, 1), targets.flatten(0, 1)).view(targets.shape[:2])
     return rows if batch.weights is None else rows * batch.weights
+
+
+def _targets(likelihood: Likelihood, raw: Tensor, outputs: Tensor, batch: Batch) -> Tensor:
+    """The targets; labels of a batch that no joint has checked are checked here."""
+    if batch.checked or batch.targets.is_floating_point():
+        return batch.targets
+    return checked_targets(likelihood.member(0), outputs[(0,) * (raw.dim() - 1)], batch)
 
 
 def checked_targets(likelihood: Likelihood, outputs: Tensor, batch: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import numbers
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,6 +21,18 @@ def brief(value: object) -> str:
     'Normal(scale=0.1235 .. 2 of shape (3,), mean=0)'
     """
     return _cut(_brief(value))
+
+
+def repr_of_set(value: Any) -> str:
+    """The repr of a dataclass without the fields that are stored only if set, where they are not.
+
+    >>> from posterity.priors import Normal
+    >>> Normal(0.5), Normal()
+    (Normal(scale=0.5, mean=0.0), Normal(scale=1.0, mean=0.0, chosen='left out'))
+    """
+    shown = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.repr}
+    unset = {f.name for f in dataclasses.fields(value) if "stored" in f.metadata and not shown[f.name]}
+    return f"{type(value).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items() if k not in unset)})"
 
 
 def _brief(value: object) -> str:

@@ -1,11 +1,12 @@
 """Dense precision matrices with a Cholesky factor."""
 
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from posterity.errors import shown
 from posterity.jacobians.jacobian import Jacobian, as_jacobian, halves
 from posterity.precisions.precision import (
     Precision,
@@ -41,11 +42,14 @@ class Dense(Precision):
     prior: Tensor | None = None
     scale: Tensor | float = 1.0
     spectrum: InitVar[Spectrum | None] = None
-    factor: InitVar[Tensor | None] = None
+    factor: Tensor | None = field(default=None, metadata={"stored": "if set"})
 
-    def __post_init__(self, spectrum: Spectrum | None, factor: Tensor | None) -> None:
-        if factor is not None:
-            vars(self)["cholesky"] = factor.to(torch.float64)
+    def __post_init__(self, spectrum: Spectrum | None) -> None:
+        if self.factor is not None:
+            if self.factor.shape != self.curvature.shape:
+                wanted = tuple(self.curvature.shape)
+                raise ValueError(f"Dense.factor must have the shape of the matrix, {wanted}. Got {shown(self.factor)}.")
+            object.__setattr__(self, "factor", double(self.factor).contiguous())  # as it is stored
         object.__setattr__(self, "curvature", self.curvature.to(torch.float64))
         object.__setattr__(self, "scale", number(self.scale, self.curvature))
         if self.prior is not None:
@@ -73,6 +77,8 @@ class Dense(Precision):
     @cached_property
     def cholesky(self) -> Tensor:
         """The lower factor L."""
+        if self.factor is not None:
+            return self.factor
         factor: Tensor
         factor, info = torch.linalg.cholesky_ex(self.matrix)
         if bool((info != 0).any()) or not bool(torch.isfinite(factor).all()):

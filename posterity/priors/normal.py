@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive, shown
+from posterity.numerics.brief import repr_of_set
 from posterity.numerics.layout import Layout, Slice
 from posterity.numerics.random import Key
 from posterity.options import LEFT_OUT
@@ -80,6 +81,9 @@ class Normal(Parametric):
                 "Normal: scale (M,), (1, P) or (M, P) and mean (P,) or (M, P) must agree on M and P. "
                 f"Got scale {shown(self.scale)} and mean {shown(self.mean)}."
             )
+
+    def __repr__(self) -> str:
+        return repr_of_set(self)
 
     @cached_property
     def _sizes(self) -> tuple[set[int], set[int]]:

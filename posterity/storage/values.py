@@ -67,7 +67,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
             "fields": {
                 f.name: encode(getattr(value, f.name), tensors, join(path, f.name))
                 for f in fields(value)
-                if f.init and ("stored" not in f.metadata or getattr(value, f.name))
+                if f.init and ("stored" not in f.metadata or _is_set(getattr(value, f.name)))
             },
         }
     raise TypeError(
@@ -76,11 +76,16 @@ def encode(value: object, tensors: dict[str, Tensor], path: str = "") -> JSON:
     )
 
 
+def _is_set(value: object) -> bool:
+    return isinstance(value, Tensor) or bool(value)
+
+
 def decode(json: JSON, tensors: Mapping[str, Tensor]) -> object:
     """Return the value that `encode` turned into `json` and `tensors`; raises BadFolder for anything else.
 
-    Fields must have the types of their annotations. Imports nothing but subpackages of posterity. A field that the
-    JSON lacks takes its default: folders of older formats lack new ones, and `check_complete` looks at the others.
+    Fields must have the types of their annotations, or be their defaults. Imports nothing but subpackages of
+    posterity. A field that the JSON lacks takes its default: folders of older formats lack new ones, and
+    `check_complete` looks at the others.
 
     >>> tensors = {}
     >>> decode(encode([1, (2.5, torch.float64)], tensors), tensors)
@@ -201,7 +206,9 @@ def _build(name: str, values: dict[str, object]) -> object:
     for key in values:
         if key not in accepted:
             raise BadFolder(f"{unknown(f'field of {name}', key, accepted)} Upgrade posterity, or save the run again.")
-    check_fields(f"Stored {name}", values, hints(kind))
+    # A setting that is left out, as None or a word, may be of another type than those that are given.
+    left_out = {f.name for f in fields(kind) if type(f.default) in (NoneType, str) and values.get(f.name) == f.default}
+    check_fields(f"Stored {name}", {key: item for key, item in values.items() if key not in left_out}, hints(kind))
     try:
         made = kind(**values)
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, RuntimeError) as error:

@@ -116,7 +116,11 @@ def test_information_of_one_logit(scale: float) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("method", [po.methods.Laplace(tuning=None), po.methods.MeanField(steps=20)], ids=["L", "M"])
+@pytest.mark.parametrize(
+    "method",
+    [po.methods.Laplace(tuning=None), po.methods.MeanField(steps=20, optimizer=po.optim.Adam())],
+    ids=["L", "M"],
+)
 def test_default_predictions_split_their_entropy(method: po.inference.Method, classes: int) -> None:
     x = Key(0).normal((30, 2), torch.float64, "cpu")
     y = (x.sum(1) > 0).long() + (x[:, 0] > 0.5).long() * (classes > 2)

@@ -90,7 +90,7 @@ def test_the_noise_is_tuned_and_the_prior_is_not(caplog: pytest.LogCaptureFixtur
     joint = po.continued(linear(4, 40), first)
     mode = laplace(joint, (x[20:], y[20:]), Full())
     with caplog.at_level(logging.INFO, "posterity"):
-        q, _ = po.infer(po.methods.Laplace(), joint, (x[20:], y[20:]), start=mode.point())
+        q, _ = po.infer(po.methods.Laplace(tuning=po.evidence.Evidence()), joint, (x[20:], y[20:]), start=mode.point())
     assert "a Correlated one is what earlier data left" in caplog.text
     assert q.joint.prior is joint.prior
     found = float(q.joint.likelihood.scale)
@@ -157,7 +157,7 @@ def test_a_network_keeps_what_it_learnt(structure: Structure) -> None:
     second = (x, 1 - y)
     network = Network(po.networks.MLP([2, 16, 2]))
     network = network.replace(initial=network.fresh(Key(0)))  # the same on every device
-    joint = po.Joint(network, po.likelihoods.Categorical(), po.priors.Normal(), num_data=100)
+    joint = po.Joint(network, po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=100)
     train = po.methods.MAP(steps=300, batch_size=None, optimizer=po.optim.Adam(0.03), schedule=po.optim.Cosine())
     mode, _ = po.infer(train, joint, first)
     q, _ = po.infer(po.methods.Laplace(structure=structure, tuning=None), joint, first, start=mode)

@@ -45,7 +45,7 @@ def classification() -> tuple[po.Joint, tuple[Tensor, Tensor]]:
 def test_retuning_afterwards_is_tuning_in_the_fit(structure: po.curvature.Structure, learn: bool) -> None:
     joint, data = regression(learn), lines()
     start, _ = po.infer(MAP(steps=300, batch_size=None), joint, data)
-    within, _ = po.infer(Laplace(structure=structure), joint, data, start=start)
+    within, _ = po.infer(Laplace(structure=structure, tuning=Evidence()), joint, data, start=start)
     plain, _ = po.infer(Laplace(structure=structure, tuning=None), joint, data, start=start)
     after = retuned(plain, Evidence())
     assert math.isclose(after.joint.prior.scale, within.joint.prior.scale, rel_tol=1e-4)
@@ -75,7 +75,7 @@ def test_the_marginal_likelihood_of_a_posterior_is_its_evidence_and_has_gradient
 def test_only_the_prior_of_random_weights_is_tuned() -> None:
     joint, data = classification()
     start, _ = po.infer(MAP(steps=400, batch_size=None), joint, data)
-    q, _ = po.infer(Laplace(subset=LastLayer()), joint, data, start=start)
+    q, _ = po.infer(Laplace(subset=LastLayer(), tuning=Evidence()), joint, data, start=start)
     precision = q.joint.bound_prior.precision(torch.zeros(q.joint.num_weights, dtype=torch.float64))
     assert torch.equal(precision[:15], torch.ones(15, dtype=torch.float64))  # the first layer is a point
     assert float(precision[15]) != 1.0

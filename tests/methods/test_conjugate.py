@@ -3,6 +3,7 @@
 import logging
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_inputs_far_from_zero(shift: float, batch_size: int | None) -> None:
     wanted = torch.tensor(mean, dtype=torch.float64)
     assert bool(((q.point() - wanted).abs() <= 1e-5 * q.gaussian.variance.sqrt()).all())
     assert float(q.predict(x).epistemic[0]) == pytest.approx(variance, rel=1e-5)
+
+
+def test_a_stored_posterior_keeps_the_digits_of_its_factor(tmp_path: Path) -> None:
+    rows = data(1e5)
+    joint = po.Joint(torch.nn.Linear(2, 1, dtype=torch.float64), Gaussian(0.5), Normal(1.0), ROWS)
+    q, _ = po.infer(Conjugate(), joint, rows)
+    q.save(tmp_path / "run")
+    loaded = po.load(tmp_path / "run", torch.nn.Linear(2, 1, dtype=torch.float64))
+    assert torch.equal(loaded.sample(3, Key(2)), q.sample(3, Key(2)))
+    assert torch.equal(loaded.predict(rows[0]).variance, q.predict(rows[0]).variance)
+    assert torch.equal(loaded.gaussian.precision.logdet, q.gaussian.precision.logdet)
 
 
 def test_lost_digits_are_said(caplog: pytest.LogCaptureFixture) -> None:

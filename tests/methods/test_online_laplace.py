@@ -157,7 +157,9 @@ def test_what_cannot_be_tuned_is_refused():
     x, y = numbers(FLOAT64)
     joint = po.Joint(network([3, 1], FLOAT64), Gaussian(0.3), Normal(0.7), 20)
     with pytest.raises(ValueError, match="a Normal prior"):
-        po.infer(OnlineLaplace(), dataclasses.replace(joint, prior=po.priors.StudentT(degrees=3.0)), (x, y))
+        po.infer(
+            OnlineLaplace(tuning=Evidence()), dataclasses.replace(joint, prior=po.priors.StudentT(degrees=3.0)), (x, y)
+        )
     with pytest.raises(ValueError, match="one theta at a time"):
         po.infer(OnlineLaplace(), joint, (x, y), start=joint.initial().expand(2, -1))
     with pytest.raises(ValueError, match="burn_in"):

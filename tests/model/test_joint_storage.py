@@ -9,7 +9,7 @@ from torch import nn
 
 from posterity.errors import BadFolder
 from posterity.likelihoods import Gaussian
-from posterity.model import Batch, Joint, Tempering
+from posterity.model import Batch, Joint, Network, Tempering
 from posterity.priors import Normal
 from posterity.storage import Part, RunFolder
 
@@ -38,7 +38,7 @@ def test_round_trip(kind, tmp_path):
     first = joint.network.buffers
     joint = Joint(joint.network.replace(buffers={name: b + 1 for name, b in first.items()}), *fields(joint))
     other = zoo.make(kind, seed=1)  # the architecture alone comes from the module
-    back = Joint.decode(other, *through_a_folder(joint, tmp_path / "run"))
+    back = Joint.decode(Network(other), *through_a_folder(joint, tmp_path / "run"))
     assert (back.likelihood, back.prior, back.tempering) == (joint.likelihood, joint.prior, joint.tempering)
     assert (back.num_data, back.random, back.dtype) == (17, joint.random, torch.float64)
     assert back.layout == joint.layout
@@ -58,7 +58,7 @@ def test_buffers_of_members_come_back(tmp_path):
     joint = Joint(zoo.make(zoo.batch_norm), Gaussian(), Normal(), 6)
     stacked = {name: torch.stack([b, b + 1]) for name, b in joint.network.buffers.items()}
     several = Joint(joint.network.replace(buffers=stacked), *fields(joint))
-    back = Joint.decode(zoo.make(zoo.batch_norm), *through_a_folder(several, tmp_path / "run"))
+    back = Joint.decode(Network(zoo.make(zoo.batch_norm)), *through_a_folder(several, tmp_path / "run"))
     assert all(torch.equal(b, stacked[name]) for name, b in back.network.buffers.items())
     assert int(back.network.member(1).buffers["1.num_batches_tracked"]) == 1
 
@@ -101,7 +101,7 @@ def test_another_network_is_refused(name, tmp_path):
     saved, given, message = REFUSALS[name]
     joint = Joint(saved, Gaussian(), Normal(), 6)
     with pytest.raises(ValueError, match=message) as caught:
-        Joint.decode(given, *through_a_folder(joint, tmp_path / "run"))
+        Joint.decode(Network(given), *through_a_folder(joint, tmp_path / "run"))
     assert "\n" not in str(caught.value)
     if name != "frozen here":
         assert isinstance(caught.value, BadFolder)
@@ -112,7 +112,7 @@ def test_a_weight_that_is_frozen_here_is_refused(tmp_path):
     given = net()
     given[0].bias.requires_grad_(False)
     with pytest.raises(BadFolder, match=r"'0\.bias' has a posterior in this folder but requires_grad=False here"):
-        Joint.decode(given, *through_a_folder(joint, tmp_path / "run"))
+        Joint.decode(Network(given), *through_a_folder(joint, tmp_path / "run"))
 
 
 def test_another_buffer_is_refused(tmp_path):
@@ -124,23 +124,23 @@ def test_another_buffer_is_refused(tmp_path):
 
     config, tensors = through_a_folder(Joint(Shifted(old=torch.ones(1)), Gaussian(), Normal(), 6), tmp_path / "run")
     with pytest.raises(BadFolder, match="the buffer 'new' is only here"):
-        Joint.decode(Shifted(new=torch.ones(1), old=torch.ones(1)), config, tensors)
+        Joint.decode(Network(Shifted(new=torch.ones(1), old=torch.ones(1))), config, tensors)
     with pytest.raises(BadFolder, match="the buffer 'old' is only in the folder"):
-        Joint.decode(Shifted(), config, tensors)
+        Joint.decode(Network(Shifted()), config, tensors)
 
 
 def test_a_subset_is_chosen_again(tmp_path):
     joint = Joint(net(), Gaussian(), Normal(), 6).with_weights("2.*")
     config, tensors = through_a_folder(joint, tmp_path / "run")
-    back = Joint.decode(net(), config, tensors)
+    back = Joint.decode(Network(net()), config, tensors)
     assert back.network.layout.names == ("2.weight", "2.bias")
     given = net()
     given[0].requires_grad_(False)  # what was frozen may be frozen here
-    assert Joint.decode(given, config, tensors).network.layout.names == ("2.weight", "2.bias")
+    assert Joint.decode(Network(given), config, tensors).network.layout.names == ("2.weight", "2.bias")
     given[2].requires_grad_(False)
     given[0].requires_grad_(True)
     with pytest.raises(BadFolder, match=r"'2\.weight' has a posterior in this folder"):
-        Joint.decode(given, config, tensors)
+        Joint.decode(Network(given), config, tensors)
 
 
 def test_what_is_encoded_is_json():

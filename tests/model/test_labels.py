@@ -38,7 +38,7 @@ class Pixels(nn.Module):
 
 def joint(likelihood=None, module: nn.Module | None = None) -> po.Joint:
     likelihood = Categorical() if likelihood is None else likelihood
-    return po.Joint(module or nn.Linear(2, CLASSES), likelihood, po.priors.Normal(), ROWS)
+    return po.Joint(module or nn.Linear(2, CLASSES), likelihood, po.priors.Normal(1.0), ROWS)
 
 
 class Rows(Dataset):

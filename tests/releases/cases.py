@@ -281,6 +281,7 @@ class Counts:
 
 Fit = Callable[[], tuple[Posterior, Any]]
 LAPLACE = Laplace(tuning=None, batch_size=6)
+ONLINE = OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, Evidence(PerLayer()), rounds=2)
 
 
 @dataclass(frozen=True)
@@ -430,7 +431,7 @@ LAPLACES = [
     Case(
         "online_laplace",
         REGRESSION,
-        OnlineLaplace(MAP(8, 6, Adam()), Laplace(structure=Kronecker(), batch_size=6, tuning=None), rounds=3),
+        dataclasses.replace(ONLINE, laplace=Laplace(structure=Kronecker(), batch_size=6, tuning=None), rounds=3),
         Exact(),
     ),
     Case("conjugate", LINEAR, Conjugate(batch_size=6), Exact()),
@@ -486,7 +487,7 @@ MIXTURES = [
     Case("ensemble", REGRESSION, Ensemble(MAP(8, 6, Adam()), 3)),
     Case("ensemble_normed", NORMED, Ensemble(MAP(8, 6, Adam()), 2)),
     Case("ensemble_of_mean_fields", CLASSES, Ensemble(MeanField(8, 6, Adam()), 2)),
-    Case("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), 2), Exact()),
+    Case("ensemble_in_turn", KNOWN, Ensemble(ONLINE, 2), Exact()),
     Case("mixture", CLASSES, None, by=of_two_kinds),
 ]
 
@@ -635,7 +636,7 @@ STOPPED = {
         ("map_normed", NORMED, MAP(12, 6, Adam()), None, 4, 6),
         ("watched", KNOWN, MAP(40, 6, Adam(0.05)), None, 4, 6),
         ("laplace", CLASSES, Laplace(tuning=None, batch_size=4), Probit(), 2, 3),
-        ("online_laplace", KNOWN, OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), Exact(), 3, 7),
+        ("online_laplace", KNOWN, ONLINE, Exact(), 3, 7),
         ("mean_field", REGRESSION, MeanField(12, 6, Adam()), None, 4, 6),
         ("mean_field_local", CLASSES, MeanField(12, 6, Adam(), estimator=LocalReparameterisation()), None, 4, 6),
         ("full_rank", REGRESSION, FullRank(12, 6, optimizer=Adam()), None, 4, 6),
@@ -643,7 +644,7 @@ STOPPED = {
         ("dropout", DROPPING, MCDropout(12, 6, Adam(), Constant(), temperature=0.1), None, 4, 6),
         ("swag", NORMED, SWAG(MAP(12, 6, SGD(0.05)), every=2, rank=2), None, 4, 6),
         ("ensemble", REGRESSION, Ensemble(MAP(12, 6, Adam()), 3), None, 4, 6),
-        ("ensemble_in_turn", KNOWN, Ensemble(OnlineLaplace(MAP(8, 6, Adam()), LAPLACE, rounds=2), 2), Exact(), 4, 9),
+        ("ensemble_in_turn", KNOWN, Ensemble(ONLINE, 2), Exact(), 4, 9),
         ("nuts", SAMPLED, NUTS(draws=6, warmup=4, chains=2, max_depth=3), None, 3, 8),
         ("nuts_warming_up", CLASSES, NUTS(3, 20, 2, max_depth=2, mass=DenseMass()), None, 6, 13),
         ("nuts_density", Parameters(), NUTS(draws=6, warmup=4, chains=2, max_depth=3), None, 3, 8),
@@ -671,9 +672,15 @@ TABLE = "\n".join(
     ["length,colour,weight"]
     + [f"{a:.4f},{('red', 'blue')[row % 2]},{b:.4f}" for row, (a, b) in enumerate(numbers(40, 2, shift=8).tolist())]
 )
-COMMANDS = {
+WITH_DEFAULTS = {
     "moons": ("two-moons", "--method", "laplace", "--steps", "50", "--hidden", "5"),
     "table": ("table.csv", "--target", "weight", "--method", "map", "--steps", "20", "--hidden", "3"),
 }
+DEFAULTS = ("--batch-size", "128", "--step-size", "0.01", "--prior-scale", "1")  # those of 0.1.0
+SPELLED_OUT = {
+    "moons_untuned": (*WITH_DEFAULTS["moons"], "--no-tune", *DEFAULTS),
+    "table_known": (*WITH_DEFAULTS["table"], "--noise", "0.5", *DEFAULTS),
+}
+COMMANDS = {**WITH_DEFAULTS, **SPELLED_OUT}
 FIT = ("--seed", "1", "--device", "cpu", "--checkpoint-steps", "7")
 ASKED = {"predict": ("predict",), "evaluate": ("evaluate", "--json")}

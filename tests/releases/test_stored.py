@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from releases.cases import ASKED, CASES, COMMANDS, FIT, STOPPED, TABLE, tasks
+from releases.cases import ASKED, CASES, COMMANDS, DEFAULTS, FIT, SPELLED_OUT, STOPPED, TABLE, WITH_DEFAULTS, tasks
 from releases.observed import HERE, bits, check, observed, recorded_here, trace_of
 from safetensors.torch import load_file
 
@@ -111,7 +111,7 @@ def test_finished_runs_of_the_command_line_say_the_same(name, asked, tmp_path, m
     same_text(capsys.readouterr().out, said_then(name, asked))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", SPELLED_OUT)
 def test_finished_runs_of_the_command_line_are_not_done_again(name, tmp_path, monkeypatch, capsys):
     shutil.copytree(HERE / "cli" / name / "run", tmp_path / name)
     monkeypatch.chdir(tmp_path)
@@ -120,9 +120,30 @@ def test_finished_runs_of_the_command_line_are_not_done_again(name, tmp_path, mo
     assert json.loads(capsys.readouterr().out)["finished_already"]
 
 
+@pytest.mark.parametrize("folder", ["run", "stopped"])
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("moons", (), "its batch_size is 128 and 'auto' was asked for"),
+        ("moons", DEFAULTS, "of posterity 0.1.0, where laplace tuned a prior scale that was given"),
+        ("table", DEFAULTS, "of posterity 0.1.0, where the noise was fitted along with the weights"),
+    ],
+)
+def test_what_a_command_meant_then_is_not_taken_for_what_it_means_now(
+    folder, name, options, message, tmp_path, monkeypatch, capsys
+):
+    run = shutil.copytree(HERE / "cli" / name / folder, tmp_path / name)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text(TABLE)
+    assert main(["fit", *WITH_DEFAULTS[name], *options, "--out", name, *FIT]) == 4
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.suffix != ".lock"} == before
+
+
 @OWN_MACHINE
 @pytest.mark.parametrize("begun", [False, True], ids=["anew", "from where it stopped"])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", SPELLED_OUT)
 def test_the_same_command_says_the_same(name, begun, tmp_path, monkeypatch, capsys):
     if begun:
         shutil.copytree(HERE / "cli" / name / "stopped", tmp_path / name)

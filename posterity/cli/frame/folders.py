@@ -32,6 +32,7 @@ TASK: dict[str, Any] = {  # what every run stores of its task, beside the settin
     "network": dict[str, Any],
     "seed": int,
 }
+AS_BEFORE = ("map", "laplace", "ensemble", "conjugate", "nuts")  # what they do with all options given is as in 0.1.0
 ANEW = "give another folder to --out, or --force to start anew: what is there is replaced when the new run is complete."
 
 
@@ -119,6 +120,10 @@ class Slot:
                 )
                 error.add_note(ANEW)
                 raise error
+        if stored.older and (then := _meant_then(self.config)):
+            error = BadFolder(f"'{self.path}' holds {what}, of posterity 0.1.0, where {then}.")
+            error.add_note(ANEW)
+            raise error
 
     def _refuse_foreign(self) -> None:
         """A folder with other things in it is not ours to write in."""
@@ -142,6 +147,16 @@ class Slot:
             other = False
         if not other and _is_ours(self._stages.path):  # another run begun with --force may still go on
             self.discard()
+
+
+def _meant_then(config: Mapping[str, JSON]) -> str:
+    """What this command meant to release 0.1.0 where that is not what it means now; else nothing."""
+    method = config["method"]
+    if config["noise"] == "learn":
+        return "the noise was fitted along with the weights"
+    if method == "laplace" and config["tune"]:
+        return "laplace tuned a prior scale that was given"
+    return "" if method in AS_BEFORE else f"{method} took other steps"
 
 
 def open_run(path: Path) -> tuple[dict[str, Any], Posterior]:
