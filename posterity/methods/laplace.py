@@ -58,7 +58,7 @@ FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
-WIDE = 0.004  # nats a row that the width of a posterior at a mode may cost: leave-one-out is right about it there
+WIDE = 0.003  # nats a row that the width of a posterior at a mode may cost: leave-one-out is right about it there
 HARM = 0.005  # nats a row by which leave-one-out predictions may be worse than those of the weights without a warning
 
 logger = logging.getLogger("posterity")

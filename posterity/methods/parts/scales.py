@@ -1,14 +1,13 @@
 """Scales of prior and noise that were left out, by a short evidence fit or by M-steps."""
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 from posterity.curvature import Full, Kronecker
 from posterity.errors import BadData, PosterityError
-from posterity.evidence import NoiseScale, PriorScale, left_out_rows
+from posterity.evidence import NoiseScale, PriorScale
 from posterity.evidence.marginal import left_out
 from posterity.inference.infer import infer
 from posterity.inference.method import Method
@@ -30,7 +29,7 @@ ROWS = 4096  # of the short fit; each then stands for several
 STEPS = 1500
 MOST_WEIGHTS = 1_000_000
 MOST_POWERS = 6  # of two, by which prior scales may move from the evidence's
-WORTH = 0.001  # nats a row that make the next power worth it
+WORTH = 0.1  # nats of evidence that make the next power worth it
 MOST_OUTPUTS = 100  # the curvature of the output layer goes as their cube
 
 
@@ -85,10 +84,11 @@ def by_m_steps(method: Method, joint: Joint, data: Data, start: Joint | None, ke
 
 
 def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:
-    """The problem with its chosen prior scales times the power of two whose mode predicts best, each row left out.
+    """The problem with its chosen prior scales times the power of two of the largest evidence.
 
-    The evidence is taken at a fixed curvature, which is right for normal noise only: the curvature of classes falls as
-    weights grow. Where all rows fit a step, and the whole curvature memory, the mode is found anew for each scale.
+    The fit takes the evidence at a fixed curvature, which is right for normal noise only: the curvature of classes
+    falls as weights grow. Where all rows fit a step, and the whole curvature memory, mode and curvature are found anew
+    for each power.
     """
     joint = posterior.joint.as_joint("by_evidence")
     small = joint.num_weights <= WHOLE and isinstance(MAP().settled(joint, TensorData(rows)).optimizer, LBFGS)
@@ -103,8 +103,8 @@ def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:
             mode, _ = infer(MAP(), trial, tuple(rows[:3]), start=posterior.point(), progress=False)
             fitted, _ = infer(curvature, trial, tuple(rows[:3]), start=mode, progress=False)
             assert isinstance(fitted, Linearized)
-            left = left_out_rows(fitted, rows)
-            losses[power] = -float(left.plug_in.nanmean()) if math.isfinite(left.cost) else math.inf
+            assert fitted.log_evidence is not None
+            losses[power] = -float(fitted.log_evidence)
         return losses[power]
 
     best = 0
