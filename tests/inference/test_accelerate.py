@@ -203,7 +203,7 @@ def test_random_numbers_of_torch_are_untouched() -> None:
 @pytest.mark.cpu
 def test_on_a_cpu_nothing_is_recorded() -> None:
     joint = po.Joint(MLP([2, 3]), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=96)
-    method = METHODS["map"]
+    method = METHODS["map"].settled(joint, po.as_data(rows("cpu")))
     step, state = Stepper(method, joint, "auto"), method.init(joint, joint.initial(), Key(0))
     batch = joint.check(po.model.Batch(*rows("cpu")))
     for index in range(6):
