@@ -361,6 +361,8 @@ def test_rates_and_settings_are_checked():
 def test_the_plan_is_that_of_map_with_room_for_masks():
     x, y = linear_data(0.5)
     joint = po.Joint(MLP([3, 50, 1], dropout=0.1).double(), Gaussian(0.5), Normal(1.0), ROWS)
-    dropout, plain = (po.plan(method, joint, (x, y)) for method in (MCDropout(), MAP()))
+    dropout, plain = (
+        po.plan(method, joint, (x, y)) for method in (MCDropout(), MAP(optimizer=Adam(), batch_size=None))
+    )
     assert plain.total < dropout.total < 3 * plain.total
     assert dropout.parts["optimiser"] == plain.parts["optimiser"]
