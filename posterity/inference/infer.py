@@ -202,7 +202,7 @@ def infer(
     method = method.settled(joint, rows)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
-    joint = _with_scales(method, joint, rows, start, checkpoint, key.fold("scales"))
+    joint = with_scales(method, joint, rows, start, key, checkpoint)
     joint, theta = starting_point(method, joint, start, rows, key.fold("start"))
     rows = joint.checked(rows.to(joint.device))
     if theta.dim() > 1:
@@ -241,18 +241,23 @@ def infer(
     return posterior, run.trace
 
 
-def _with_scales(
-    method: Method, joint: Problem, rows: Data, start: object, checkpoint: Checkpoint | None, key: Key
+def with_scales(
+    method: Method, joint: Problem, rows: Data, start: object, key: Key, checkpoint: Checkpoint | None = None
 ) -> Problem:
-    """The problem with the scales that were left out, as the method or an interrupted run of it chose them."""
+    """The problem with the scales that were left out, as the method or an interrupted run of it chose them.
+
+    `key` is that of the run.
+    """
     if not isinstance(joint, Joint) or not leaves_out(joint):
         return joint
     begun = None if checkpoint is None else stored_problem(checkpoint)
     if begun is not None:
         prior, likelihood = begun
-        return with_scales_of(joint, dataclasses.replace(joint, prior=prior, likelihood=likelihood))
+        joint = with_scales_of(joint, dataclasses.replace(joint, prior=prior, likelihood=likelihood))
+        if not leaves_out(joint):
+            return joint
     before = start.joint if isinstance(start, Posterior) and isinstance(start.joint, Joint) else None
-    return method.with_scales(joint, joint.checked(rows.to(joint.device)), before, key)
+    return method.with_scales(joint, joint.checked(rows.to(joint.device)), before, key.fold("scales"))
 
 
 def _loop(

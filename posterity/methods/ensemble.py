@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import positive_whole, shown
-from posterity.inference.infer import starting_point
+from posterity.inference.infer import starting_point, with_scales
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.inference.run import Trace
 from posterity.inference.task import Task
@@ -187,8 +187,9 @@ class Ensemble(Method):
 
         `Mixture([outcome.posterior for outcome in executor.run(tasks)])` is the posterior of `infer`, to rounding.
         """
-        rows = as_data(data)
-        joint, theta = starting_point(self, joint, start, rows, Key(seed).fold("start"))
+        rows, key = as_data(data), Key(seed)
+        joint = with_scales(self, joint, rows, start, key)
+        joint, theta = starting_point(self, joint, start, rows, key.fold("start"))
         tasks = []
         for index, own in enumerate(self._each(theta)):
             label, data = f"member {index}", rows

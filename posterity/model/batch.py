@@ -2,8 +2,9 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -55,9 +56,14 @@ class Batch(NamedTuple):
     checked: bool = False
 
     @property
+    def rows_axis(self) -> int:
+        """The axis of the rows, after that of members."""
+        return 1 if self.per_member else 0
+
+    @property
     def size(self) -> int:
         """Number of rows (for each member)."""
-        return self.targets.shape[1 if self.per_member else 0]
+        return self.targets.shape[self.rows_axis]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -154,17 +160,21 @@ class Data(ABC):
         """A batch to check shapes and kinds against: all rows where they are in memory."""
 
     def sample(self, count: int) -> Batch:
-        """At most `count` rows at equal distances through a pass, with weights by which they stand for all rows."""
-        stride, parts, seen = -(-self.num_data // count), [], 0
-        for batch in self.passes(1024).from_step(0):
-            assert batch is not None
-            rows = torch.arange(-seen % stride, batch.size, stride, device=batch.targets.device)
-            axis = 1 if batch.per_member else 0
-            parts.append(batch.map(lambda tensor, rows=rows, axis=axis: tensor.index_select(axis, rows)))  # type: ignore[misc]
-            seen += batch.size
-        joined = iter(
-            [torch.cat(each, dim=axis) for each in zip(*(batch_tensors(part) for part in parts), strict=True)]
-        )
+        """At most `count` rows at equal distances through a pass, with weights by which they stand for all rows.
+
+        Where a loader does not give every row once, or the shapes of its batches differ, the rows are of the first
+        batch.
+        """
+        try:
+            parts = list(_every(-(-self.num_data // count), self.passes(1024).from_step(0)))
+        except BadData:
+            parts = []
+        shapes = {tuple(tensor.shape[part.rows_axis + 1 :] for tensor in batch_tensors(part)) for part in parts}
+        if len(shapes) != 1:
+            first = self.first()
+            parts = list(_every(-(-first.size // count), [first]))
+        axis = parts[0].rows_axis
+        joined = iter([torch.cat(each, axis) for each in zip(*(batch_tensors(part) for part in parts), strict=True)])
         sample = parts[0].map(lambda _: next(joined))
         weights = sample.targets.new_ones(sample.targets.shape[: axis + 1], dtype=torch.float64)
         weights = (weights if sample.weights is None else sample.weights) * (self.num_data / sample.size)
@@ -177,6 +187,16 @@ class Data(ABC):
     def _marked(self, fingerprint: str) -> str:
         """Append the augmentation, if any, to the fingerprint of the rows."""
         return fingerprint if self.augmentation is None else f"{fingerprint} augmented by {self.augmentation!r}"
+
+
+def _every(stride: int, batches: Iterable[Batch | None]) -> Iterator[Batch]:
+    """Every `stride`-th row of these batches."""
+    seen = 0
+    for batch in batches:
+        assert batch is not None
+        rows = torch.arange(-seen % stride, batch.size, stride, device=batch.targets.device)
+        yield batch.map(partial(torch.index_select, dim=batch.rows_axis, index=rows))
+        seen += batch.size
 
 
 def batch_tensors(batch: Batch) -> tuple[Tensor, ...]:

@@ -124,7 +124,7 @@ class Factor:
 def _semidefinite(values: Tensor) -> Tensor:
     """Eigenvalues with those within rounding of zero set to zero; negative ones are refused."""
     largest = values.abs().amax(-1, keepdim=True)
-    if bool((values < -_ROUNDING * largest).any()):
+    if bool((values < -(_ROUNDING * largest).clamp(min=torch.finfo(values.dtype).tiny)).any()):
         raise NotPositiveDefinite(
             f"A Kronecker factor must be positive semi-definite. Its smallest eigenvalue is {float(values.min()):.3g}. "
             "Build it from sums of squares, such as those of a Gauss-Newton or Fisher curvature."

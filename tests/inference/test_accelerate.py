@@ -202,8 +202,8 @@ def test_random_numbers_of_torch_are_untouched() -> None:
 
 @pytest.mark.cpu
 def test_on_a_cpu_nothing_is_recorded() -> None:
-    joint = po.Joint(MLP([2, 3]), po.likelihoods.Categorical(), po.priors.Normal(), num_data=96)
-    method = METHODS["map"]
+    joint = po.Joint(MLP([2, 3]), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=96)
+    method = METHODS["map"].settled(joint, po.as_data(rows("cpu")))
     step, state = Stepper(method, joint, "auto"), method.init(joint, joint.initial(), Key(0))
     batch = joint.check(po.model.Batch(*rows("cpu")))
     for index in range(6):
@@ -214,7 +214,7 @@ def test_on_a_cpu_nothing_is_recorded() -> None:
 
 
 def test_other_words_are_refused() -> None:
-    joint = po.Joint(MLP([2, 3]), po.likelihoods.Categorical(), po.priors.Normal(), num_data=96)
+    joint = po.Joint(MLP([2, 3]), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=96)
     with pytest.raises(ValueError, match="accelerate must be 'auto' or 'off'"):
         po.infer(METHODS["map"], joint, rows("cpu"), accelerate="always")  # type: ignore[arg-type]
 
@@ -247,7 +247,7 @@ def test_recorded_proximal_steps(optimizer: po.optim.Optimizer, kind: str, caplo
     rates = torch.tensor([2.0, 9.0], device="cuda")
     prior = {
         "laplace": po.priors.Laplace(0.1),
-        "group lasso": po.priors.Layerwise({"*.weight": po.priors.GroupLasso(9.0), "*": po.priors.Normal()}),
+        "group lasso": po.priors.Layerwise({"*.weight": po.priors.GroupLasso(9.0), "*": po.priors.Normal(1.0)}),
         "members": po.priors.GroupLasso(rates),
     }[kind]
     joint = dataclasses.replace(problem(), prior=prior)

@@ -31,7 +31,7 @@ def problem(device=None):
         net = nn.Sequential(
             nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3)
         )
-    return po.Joint(net.to(device), po.likelihoods.Categorical(), po.priors.Normal(), num_data=ROWS)
+    return po.Joint(net.to(device), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=ROWS)
 
 
 METHODS = [MAP(steps=9, batch_size=5), SGLD(draws=6, warmup=3, chains=2, batch_size=5)]
@@ -77,7 +77,7 @@ def test_a_run_with_augmentation_learns_what_flips_leave_alone():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 2))
-    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), num_data=rows)
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=rows)
     data = as_data((x, y), augmentation=Compose((Crop(1), Flip())))
     q, trace = po.infer(MAP(steps=150, batch_size=30), joint, data)
     plain, _ = po.infer(MAP(steps=150, batch_size=30), joint, (x, y))
@@ -92,7 +92,7 @@ def test_batch_norm_and_members_go_with_augmented_batches():
         torch.manual_seed(0)
         net = ConvNet(num_classes=3, in_channels=1, width=2)
     x = Key(0).uniform((ROWS, 1, 28, 28))
-    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), num_data=ROWS)
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=ROWS)
     data = as_data((x, labels()), augmentation=Compose((Crop(), Flip())))
     q, _ = po.infer(Ensemble(MAP(steps=2, batch_size=4), size=2), joint, data)
     assert q.predict(x).probs.shape == (ROWS, 3)

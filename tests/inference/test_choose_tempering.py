@@ -32,7 +32,7 @@ def linear(**choices):
     with torch.no_grad():
         for weight in net.parameters():
             weight.zero_()
-    settings = {"likelihood": po.likelihoods.Gaussian(0.3), "prior": po.priors.Normal(), "num_data": 24, **choices}
+    settings = {"likelihood": po.likelihoods.Gaussian(0.3), "prior": po.priors.Normal(1.0), "num_data": 24, **choices}
     return po.Joint(net, **settings)
 
 

@@ -54,7 +54,7 @@ class Masked(nn.Module):
 
 
 def joint(module: nn.Module) -> po.Joint:
-    return po.Joint(module.double(), po.likelihoods.Categorical(), po.priors.Normal(), len(X))
+    return po.Joint(module.double(), po.likelihoods.Categorical(), po.priors.Normal(1.0), len(X))
 
 
 def fit(method, module: nn.Module, data=None, **options):

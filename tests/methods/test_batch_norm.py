@@ -23,7 +23,7 @@ def network(**options):
 
 
 def joint(module=None):
-    return po.Joint(module or network(), po.likelihoods.Gaussian(0.3), po.priors.Normal(), num_data=20)
+    return po.Joint(module or network(), po.likelihoods.Gaussian(0.3), po.priors.Normal(1.0), num_data=20)
 
 
 def test_map_carries_the_statistics_that_torch_training_would():

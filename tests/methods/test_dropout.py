@@ -61,7 +61,7 @@ def test_rows_of_a_batch_share_a_mask_or_do_not_and_steps_have_their_own(one_mas
             return x
 
     net = nn.Sequential(nn.Dropout(0.5), Watch(), nn.Linear(30, 1))
-    joint = po.Joint(net, Gaussian(1.0), Normal(), 8)
+    joint = po.Joint(net, Gaussian(1.0), Normal(1.0), 8)
     po.infer(MCDropout(3, None, one_mask_a_batch=one_mask_a_batch), joint, (torch.ones(8, 30), torch.zeros(8, 1)))
     steps = [x for x in seen if len(x) == 8]
     assert len(steps) == 3
@@ -91,12 +91,12 @@ def test_dropout_that_is_called_in_forward_is_that_of_a_layer():
     y = (x[:, 0] > 0).long()
     found = []
     for net in (called, layered):
-        joint = po.Joint(net, Categorical(), Normal(), 20)
+        joint = po.Joint(net, Categorical(), Normal(1.0), 20)
         q, _ = po.infer(MCDropout(20, 6), joint, (x, y))
         found.append((q.point(), q.predict(x).probs, q.sample(3, Key(0))))
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
-    plain, _ = po.infer(MAP(20, 6), po.Joint(called, Categorical(), Normal(), 20), (x, y))
+    plain, _ = po.infer(MAP(20, 6), po.Joint(called, Categorical(), Normal(1.0), 20), (x, y))
     assert not torch.allclose(plain.point(), found[0][0])
 
 
@@ -104,7 +104,7 @@ def test_batch_norm_trains_on_batches_and_predicts_by_running_statistics():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 1))
     x = 3.0 + normal(Key(0), 30, 2, dtype=torch.float32)
-    joint = po.Joint(net, Gaussian(0.5), Normal(), 30)
+    joint = po.Joint(net, Gaussian(0.5), Normal(1.0), 30)
     q, _ = po.infer(MCDropout(20, 10), joint, (x, x.sum(1, keepdim=True)))
     assert int(q.buffers["1.num_batches_tracked"]) == 20
     assert not torch.equal(q.buffers["1.running_mean"], torch.zeros(6))
@@ -126,7 +126,7 @@ def test_recurrent_layers_train_and_predict_one_mask_after_the_other(caplog):
     torch.manual_seed(0)
     net = Recurrent().double()
     x = normal(Key(0), 10, 5, 2)
-    joint = po.Joint(net, Gaussian(0.5), Normal(), 10)
+    joint = po.Joint(net, Gaussian(0.5), Normal(1.0), 10)
     q, _ = po.infer(MCDropout(3, None), joint, (x, x[:, -1, :1]))
     with caplog.at_level(logging.WARNING, logger="posterity"):
         draws = q.outputs(x, 6, Key(0))
@@ -152,7 +152,7 @@ def test_a_transformer_trains_and_predicts():
             return self.head(self.layer(x).mean(1))
 
     x = normal(Key(0), 12, 5, 8)
-    joint = po.Joint(Transformer().double(), Categorical(), Normal(), 12)
+    joint = po.Joint(Transformer().double(), Categorical(), Normal(1.0), 12)
     q, _ = po.infer(MCDropout(3, 6, SGD(0.05)), joint, (x, (x[:, 0, 0] > 0).long()))
     draws = q.outputs(x, 6, Key(0))
     assert len(draws.unique(dim=0)) == 6
@@ -304,7 +304,7 @@ def test_learnt_rates_need_a_normal_prior_around_zero():
     prior = Layerwise({"*weight": FanIn(), "*": Normal(1.0)})
     q, _ = po.infer(MCDropout(2, None), po.Joint(learnt(), Gaussian(0.5), prior, ROWS), (x, y))
     assert isinstance(q, Dropout)
-    frozen = po.Joint(learnt(), Gaussian(0.5), Normal(), ROWS).with_weights("*rate_logit")
+    frozen = po.Joint(learnt(), Gaussian(0.5), Normal(1.0), ROWS).with_weights("*rate_logit")
     with pytest.raises(ValueError, match="weights behind it are frozen"):
         po.infer(MCDropout(1, None), frozen, (x, y))
 
@@ -312,7 +312,7 @@ def test_learnt_rates_need_a_normal_prior_around_zero():
 def test_a_convolution_drops_whole_channels_at_a_learnt_rate():
     torch.manual_seed(0)
     net = nn.Sequential(ConcreteDropout(nn.Conv2d(4, 3, 3), 0.5), nn.Flatten(), nn.Linear(12, 1))
-    joint = po.Joint(net.double(), Gaussian(1.0), Normal(), 6)
+    joint = po.Joint(net.double(), Gaussian(1.0), Normal(1.0), 6)
     x = 1 + Key(0).uniform((6, 4, 4, 4), FLOAT64)
     q, _ = po.infer(MCDropout(2, None), joint, (x, x.mean((1, 2, 3)).unsqueeze(1)))
     torch.testing.assert_close(joint.network.outputs(q.sample(8, Key(1)), x), q.outputs(x, 8, Key(1)))
@@ -336,14 +336,14 @@ def test_a_network_without_dropout_is_refused():
     x, y = linear_data(0.5)
     for net in (MLP([3, 4, 1]).double(), nn.Sequential(nn.Dropout(0.0), nn.Linear(3, 1)).double()):
         with pytest.raises(ValueError, match="MCDropout needs a network with dropout"):
-            po.infer(MCDropout(1), po.Joint(net, Gaussian(0.5), Normal(), ROWS), (x, y))
+            po.infer(MCDropout(1), po.Joint(net, Gaussian(0.5), Normal(1.0), ROWS), (x, y))
 
 
 def test_rates_and_settings_are_checked():
     x, y = linear_data(0.5)
     net = nn.Sequential(nn.Dropout(1.0), nn.Linear(3, 1)).double()
     with pytest.raises(ValueError, match=r"at least 0 and below 1\. Got 1\.0"):
-        po.infer(MCDropout(1), po.Joint(net, Gaussian(0.5), Normal(), ROWS), (x, y))
+        po.infer(MCDropout(1), po.Joint(net, Gaussian(0.5), Normal(1.0), ROWS), (x, y))
     with pytest.raises(ValueError, match=r"MCDropout\.steps"):
         MCDropout(0)
     with pytest.raises(ValueError, match=r"MCDropout\.temperature"):
@@ -360,7 +360,9 @@ def test_rates_and_settings_are_checked():
 
 def test_the_plan_is_that_of_map_with_room_for_masks():
     x, y = linear_data(0.5)
-    joint = po.Joint(MLP([3, 50, 1], dropout=0.1).double(), Gaussian(0.5), Normal(), ROWS)
-    dropout, plain = (po.plan(method, joint, (x, y)) for method in (MCDropout(), MAP()))
+    joint = po.Joint(MLP([3, 50, 1], dropout=0.1).double(), Gaussian(0.5), Normal(1.0), ROWS)
+    dropout, plain = (
+        po.plan(method, joint, (x, y)) for method in (MCDropout(), MAP(optimizer=Adam(), batch_size=None))
+    )
     assert plain.total < dropout.total < 3 * plain.total
     assert dropout.parts["optimiser"] == plain.parts["optimiser"]

@@ -109,7 +109,7 @@ class Bent(nn.Module):
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_members_of_any_module_are_those_alone(refused):
-    joint = po.Joint(Bent(refused).double(), po.likelihoods.Gaussian(0.3, learn=True), Normal(), ROWS)
+    joint = po.Joint(Bent(refused).double(), po.likelihoods.Gaussian(0.3, learn=True), Normal(1.0), ROWS)
     rows, method = numbers(FLOAT64), MAP(steps=11, batch_size=6)
     q, _ = po.infer(Ensemble(method, 2), joint, rows)
     start = torch.stack([joint.fresh(Key(0).fold("start").fold(index)) for index in range(2)])
@@ -121,7 +121,7 @@ def test_members_of_any_module_are_those_alone(refused):
 
 def test_batch_norm_has_statistics_of_each_member_and_goes_on_to_laplace():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)).double()
-    joint = po.Joint(net, po.likelihoods.Categorical(), Normal(), ROWS)
+    joint = po.Joint(net, po.likelihoods.Categorical(), Normal(1.0), ROWS)
     rows, method = labels(FLOAT64), MAP(steps=9, batch_size=6)
     q, _ = po.infer(Ensemble(method, 2), joint, rows)
     start = torch.stack([joint.fresh(Key(0).fold("start").fold(index)) for index in range(2)])
@@ -181,7 +181,7 @@ class Exploding(nn.Module):
 
 
 def explosive():
-    joint = po.Joint(Exploding().double(), po.likelihoods.Gaussian(0.3, learn=True), Normal(), 20)
+    joint = po.Joint(Exploding().double(), po.likelihoods.Gaussian(0.3, learn=True), Normal(1.0), 20)
     x = torch.linspace(-1, 1, 20, dtype=FLOAT64).unsqueeze(1)
     return joint, (x, 2 * x)
 

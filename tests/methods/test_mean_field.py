@@ -279,7 +279,7 @@ class Sequences(nn.Module):
 
 @pytest.mark.parametrize("estimator", [LocalReparameterisation(), LocalReparameterisation(approximate=True), Flipout()])
 def test_what_is_drawn_once_is_said_once(estimator: Estimator, caplog: pytest.LogCaptureFixture) -> None:
-    joint = po.Joint(Sequences().to(FLOAT64), Categorical(), Normal(), num_data=6)
+    joint = po.Joint(Sequences().to(FLOAT64), Categorical(), Normal(1.0), num_data=6)
     x = torch.randint(0, 5, (6, 7), generator=Key(1).generator())
     with caplog.at_level("INFO", logger="posterity"):
         q, _ = po.infer(MeanField(steps=3, batch_size=3, estimator=estimator), joint, (x, x[:, 0] % 2))
@@ -299,7 +299,7 @@ def test_what_is_drawn_once_is_said_once(estimator: Estimator, caplog: pytest.Lo
 )
 def test_layers_without_width_are_the_network(estimator: Estimator) -> None:
     """With scales of zero every estimator gives the log-likelihood at the mean, and its gradient."""
-    joint = po.Joint(Sequences().to(FLOAT64), Categorical(), Normal(), num_data=6)
+    joint = po.Joint(Sequences().to(FLOAT64), Categorical(), Normal(1.0), num_data=6)
     x = torch.randint(0, 5, (6, 7), generator=Key(1).generator())
     batch = joint.check(Batch(x, x[:, 0] % 2))
     theta = joint.initial()
@@ -341,7 +341,7 @@ class Draws(nn.Module):
 def test_modules_that_have_no_rows_of_their_own_are_refused_in_words_that_fit(
     estimator: Estimator, noise: bool, message: str
 ) -> None:
-    joint = po.Joint(Draws(noise), Categorical(), Normal(), num_data=12)
+    joint = po.Joint(Draws(noise), Categorical(), Normal(1.0), num_data=12)
     with torch.random.fork_rng(), pytest.raises(ValueError, match=message):
         po.infer(MeanField(steps=1, estimator=estimator), joint, rows())
 
@@ -360,7 +360,7 @@ class Scaled(nn.Module):
 
 def test_curvature_is_spoken_of_where_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     """An estimator that looks at the network first says nothing of curvature; Laplace does afterwards, once."""
-    joint = po.Joint(Scaled(), Categorical(), Normal(), num_data=12)
+    joint = po.Joint(Scaled(), Categorical(), Normal(1.0), num_data=12)
     with caplog.at_level("INFO", logger="posterity"):
         po.infer(MeanField(steps=2, estimator=Flipout()), joint, rows())
         assert not [text for text in caplog.messages if "urvature" in text]

@@ -224,7 +224,7 @@ class Branches(nn.Module):
 def test_a_module_that_vmap_rejects_goes_in_a_loop_and_that_is_said_once(
     estimator: Estimator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    joint = po.Joint(Branches(), Gaussian(0.5), Normal(), num_data=20)
+    joint = po.Joint(Branches(), Gaussian(0.5), Normal(1.0), num_data=20)
     start = 0.5 * normal(Key(3), 3, 4)
     method = MeanField(steps=6, batch_size=5, estimator=estimator)
     together, trace = po.infer(method, joint, numbers(FLOAT64), start=start)

@@ -176,7 +176,7 @@ def test_chains_begin_at_weights_of_their_own_unless_told():
 def normed() -> po.Joint:
     torch.manual_seed(0)
     layers = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)
-    return po.Joint(nn.Sequential(*layers).double(), Gaussian(0.3), Normal(), num_data=20)
+    return po.Joint(nn.Sequential(*layers).double(), Gaussian(0.3), Normal(1.0), num_data=20)
 
 
 @each_kind

@@ -77,7 +77,7 @@ def trained(net: nn.Module, side: int) -> tuple[float, float]:
     x = 0.3 * Key(0).normal((rows, 1, side, side))
     for row, label in enumerate(y.tolist()):
         x[row, 0, 9 * label : 9 * label + 9] += 1.5 * (label + 1)
-    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), num_data=rows)
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=rows)
     _, trace = po.infer(MAP(steps=30, batch_size=20), joint, (x, y))
     return float(trace["loss"][:3].mean()), float(trace["loss"][-3:].mean())
 

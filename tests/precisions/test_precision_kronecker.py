@@ -172,6 +172,11 @@ def test_rounding_of_the_factors_is_forgiven():
     close(Factor.of(matrix.float(), torch.ones(1, 4)).matrix, matrix, 1e-5)
 
 
+def test_rounding_of_the_smallest_numbers_is_rounding():
+    tiny = torch.diag(torch.tensor([5e-324, -5e-324], dtype=FLOAT64))[None]
+    assert Factor.of(tiny, torch.ones(1, 2)).values.flatten().tolist() == [0.0, 5e-324]
+
+
 def test_factors_that_are_not_semidefinite_are_refused():
     good = torch.eye(2)[None]
     for bad, message in (

@@ -39,7 +39,7 @@ def correlated() -> Problem:
     """Five weights whose inputs all go up and down together, in two ways."""
     ways = normal(Key(1), 30, 2) @ normal(Key(2), 2, 5)
     x = ways + 0.5 * normal(Key(3), 30, 5)
-    return po.Joint(linear(5), Noise(0.5), Normal(), num_data=30), (x, x.sum(-1, keepdim=True))
+    return po.Joint(linear(5), Noise(0.5), Normal(1.0), num_data=30), (x, x.sum(-1, keepdim=True))
 
 
 def without_noise(problem: Problem, rank: int, monkeypatch: pytest.MonkeyPatch, steps: int) -> Gaussian:

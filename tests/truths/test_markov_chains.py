@@ -20,7 +20,7 @@ FLOAT64 = torch.float64
 
 SAMPLERS = [
     NUTS(draws=150, warmup=80, chains=64),
-    HMC(draws=150, warmup=80, chains=64, steps=6),
+    HMC(draws=150, warmup=80, chains=64, steps=4),  # six steps of its size lead once around and back
     MALA(draws=150, warmup=150, chains=128, thin=2),
     Metropolis(draws=200, warmup=150, chains=128, thin=4),
 ]

@@ -20,7 +20,7 @@ def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
         torch.default_generator.manual_seed(0)
         net = po.networks.MLP((2, 50, 50, 2))
     tempering = po.Tempering.tempered(0.3)  # there are more weights than rows
-    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), len(data.train), tempering)
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), len(data.train), tempering)
     adam, cosine = po.optim.Adam(0.01), po.optim.Cosine()
     point, _ = po.infer(po.methods.MAP(600, 128, adam, cosine), joint, data.train.pair)
     method = po.methods.MeanField(2500, 128, adam, cosine, po.methods.WeightSampling(antithetic=True))
@@ -46,7 +46,7 @@ def test_sghmc_on_batches_runs_at_its_temperature_and_predicts_as_the_posterior_
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         net = po.networks.MLP((2, 50, 50, 2))
-    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(), len(data.train))
+    joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), len(data.train))
     method = po.methods.SGHMC(draws=50, warmup=1000, chains=2, preconditioner=po.methods.RMSprop())
     q, trace = po.infer(method, joint, data.train.pair)
     assert float(trace["kinetic_temperature"][1000:].mean()) == pytest.approx(1.0, abs=0.02)

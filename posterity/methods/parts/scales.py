@@ -1,13 +1,16 @@
 """Scales of prior and noise that were left out, by a short evidence fit or by M-steps."""
 
+import glob
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
+
 from posterity.curvature import Full, Kronecker
-from posterity.errors import BadData, PosterityError
-from posterity.evidence import NoiseScale, PriorScale
+from posterity.errors import PosterityError
+from posterity.evidence import NoiseScale, PerLayer, PriorScale
 from posterity.evidence.marginal import left_out
 from posterity.inference.infer import infer
 from posterity.inference.method import Method
@@ -15,13 +18,15 @@ from posterity.methods.laplace import WHOLE, Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.online_laplace import OnlineLaplace
 from posterity.methods.variational_em import VariationalEM
+from posterity.model.batch import map_inputs
 from posterity.model.data import Batch, Data, TensorData
 from posterity.model.joint import Joint
 from posterity.model.scales import as_chosen, leaves_out, with_scales_of
+from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
 from posterity.optim import LBFGS, Adam, Cosine
 from posterity.posteriors import Linearized, Posterior
-from posterity.priors import Normal
+from posterity.priors import Layerwise, Normal, Prior
 
 logger = logging.getLogger("posterity")
 
@@ -30,22 +35,21 @@ STEPS = 1500
 MOST_WEIGHTS = 1_000_000
 MOST_POWERS = 6  # of two, by which prior scales may move from the evidence's
 WORTH = 0.1  # nats of evidence that make the next power worth it
+FEW_ROWS, SAME = 64, 0.01  # rows, and relative change of their outputs, by which a layer is known to be normed
 MOST_OUTPUTS = 100  # the curvature of the output layer goes as their cube
 
 
 def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
     """The problem with the scales that were left out: those of the start, else by a short fit of `OnlineLaplace`.
 
-    The fit is on at most 4,096 rows. Where it is not possible the scales stay at 1, and the log says why.
+    The fit is on at most 4,096 rows, and untempered: the scales are the same at every temperature. Layers whose length
+    a norm takes out have no scale that fits, and keep 1. Where no fit is possible all stay at 1, and the log says why.
     """
     joint = joint if start is None else with_scales_of(joint, start)
     if not leaves_out(joint):
         return joint
     problem = joint if joint.num_members is None else joint.member(0)
-    try:
-        rows = data.sample(ROWS).member(0)
-    except BadData:  # a loader that does not visit every row
-        rows = data.first().member(0)
+    rows = data.sample(ROWS).member(0)
     outputs, reason = problem.example_output(rows).numel(), ""
     if joint.num_weights > MOST_WEIGHTS or outputs > MOST_OUTPUTS:
         reason = f"{joint.num_weights:,} weights and {outputs} outputs are too many for the fit that would choose them"
@@ -54,9 +58,10 @@ def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Join
     else:
         fit = MAP(STEPS, 128, Adam(0.01), Cosine())
         method = OnlineLaplace(fit, Laplace(structure=Kronecker(), tuning=None), rounds=15)
-        problem = replace(problem, num_data=rows.size)
+        problem = replace(problem, num_data=rows.size, tempering=Tempering.bayes())
         try:
             with _quiet():
+                problem = replace(problem, prior=_without_normed(problem, rows))
                 posterior, _ = infer(method, problem, tuple(rows[:3]), seed=key.seed, progress=False)
                 fitted = _refined(problem, posterior, rows)
             return with_scales_of(joint, fitted)
@@ -81,6 +86,30 @@ def by_m_steps(method: Method, joint: Joint, data: Data, start: Joint | None, ke
     with _quiet():
         posterior, _ = infer(VariationalEM(method, m_steps), problem, tuple(rows[:3]), seed=key.seed, progress=False)
     return with_scales_of(joint, as_chosen(posterior.joint.as_joint("by_m_steps"), "M-steps"))
+
+
+def _without_normed(problem: Joint, rows: Batch) -> Prior:
+    """The prior, in which tensors count as chosen where a norm takes out the length of their layer.
+
+    The outputs are the same at every length of such a layer, so that the evidence would shrink its scale for ever.
+    """
+    network, layout, layers = problem.network, problem.network.layout, PerLayer()
+    inputs = map_inputs(lambda tensor: tensor[:FEW_ROWS], rows.inputs)
+    theta = network.initial + 0.1 * Key(0).normal((layout.size,), network.initial.dtype, network.initial.device)
+    index, names = layers.index(layout).to(theta.device), layers.names(layout)
+    normed = set()
+    with torch.no_grad():
+        for number, name in enumerate(names):
+            longer, longest = (
+                network.run(network.views(torch.where(index == number, factor * theta, theta)), inputs, train=True)[0]
+                for factor in (2.0, 4.0)
+            )
+            if float((longest - longer).norm()) <= SAME * float(longer.norm()):
+                normed.add(name)
+    if not normed:
+        return problem.prior
+    each = zip(layout, problem.prior.by_tensor(layout), strict=True)
+    return Layerwise({glob.escape(p.name): q.as_chosen("start") if layers.name(p) in normed else q for p, q in each})
 
 
 def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:
