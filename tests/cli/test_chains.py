@@ -7,7 +7,7 @@ import pytest
 import posterity as po
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "3", "--draws", "20", "--warmup", "10", "--chains", "2", "--device", "cpu")
+TINY = ("--hidden", "3", "--prior-scale", "1", "--draws", "20", "--warmup", "10", "--chains", "2", "--device", "cpu")
 
 
 @pytest.fixture

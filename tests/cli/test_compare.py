@@ -14,7 +14,7 @@ from posterity.datasets import load
 from posterity.report import files
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
+TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "4", "--steps", "60", "--device", "cpu")
+TINY = ("--hidden", "4", "--steps", "60", "--prior-scale", "1", "--device", "cpu")
 
 
 def write(path, header, rows):
@@ -56,9 +56,8 @@ def test_scores_are_in_the_units_of_the_file(run, prices):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = po.networks.MLP((3, 4, 1), activation="tanh")
-    joint = po.Joint(net, po.likelihoods.Gaussian(1.0, learn=True), po.priors.Normal(1.0), num_data=48)
-    method = po.methods.MAP(60)
-    q, _ = po.infer(method, joint, prepared.data.train.pair, progress=False)
+    joint = po.Joint(net, po.likelihoods.Gaussian(), po.priors.Normal(1.0), num_data=48)
+    q, _ = po.infer(po.methods.MAP(60), joint, prepared.data.train.pair, progress=False)
     pred, scale = q.predict(prepared.data.test.inputs), prepared.preprocessing.target.scale
     assert scale > 100
     by_map = document["methods"][0]
@@ -127,8 +126,8 @@ def test_what_cannot_be_used_is_said_in_one_line(run, prices, words, code, said)
 
 def test_a_file_called_like_a_data_set_is_a_file(run, prices, monkeypatch):
     named = prices.rename(prices.parent / "line.csv")
-    document = json.loads(run("compare", named, "--target", "price", "--steps", "5", "--device", "cpu", "--json").out)
-    assert document["settings"]["hidden"] == [50]
+    document = json.loads(run("compare", named, "--target", "price", *TINY, "--json").out)
+    assert document["train_rows"] == 48
     assert document["settings"]["noise"] == "learn"
     monkeypatch.chdir(named.parent)
     assert json.loads(run("compare", "line", "--steps", "5", "--device", "cpu", "--json").out)["train_rows"] == 50

@@ -13,7 +13,7 @@ from posterity.methods import MeanField
 from posterity.methods.parts.gradients import Flipout, LocalReparameterisation, WeightSampling
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "5", "--steps", "30", "--device", "cpu", "-q")
+TINY = ("--hidden", "5", "--steps", "30", "--prior-scale", "1", "--device", "cpu", "-q")
 
 
 def weights(sizes):
