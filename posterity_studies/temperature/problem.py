@@ -120,8 +120,8 @@ class Architecture:
     """A network of the study.
 
     `make` takes the shape of a row, the number of classes and the width. `units` says what N of tau p/N counts.
-    `widths` are the usual ones, (None,) where the network has no width. `etas` and `taus` are the temperatures where the
-    user names none.
+    `widths` are the usual ones, (None,) where the network has no width. `etas` and `taus` are the temperatures where
+    the user names none.
     """
 
     label: str
