@@ -25,7 +25,7 @@ def measured(name: str, members: int, rounds: int, seed: int) -> Comparison:
     """The comparison for one network and so many members."""
     torch.manual_seed(seed)
     make, channels = NETS[name]
-    joint = po.Joint(make(), po.likelihoods.Categorical(), po.priors.Normal(), num_data=BATCH)
+    joint = po.Joint(make(), po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), num_data=BATCH)
     theta = joint.initial().expand(members, -1).clone()
     images = po.Key(seed).normal((members, BATCH, channels, 28, 28))
     batch = Batch(images, torch.zeros(members, BATCH, dtype=torch.int64), per_member=True)

@@ -36,7 +36,7 @@ def measured(name: str, options: Any) -> tuple[Comparison, dict[str, float]]:
     """The comparison for one network, and its ratios inside the loop over steps."""
     steps = STEPS[options.device][name]
     joint, rows = problem(NETS[name], options.seed, options.device)
-    method = po.methods.MAP(steps=steps, batch_size=BATCH)
+    method = po.methods.MAP(steps=steps, batch_size=BATCH, optimizer=po.optim.Adam())
     ensemble = po.methods.Ensemble(method, MEMBERS)
     start = ensemble.initial(joint, po.Key(options.seed))
     loops: dict[str, list[float]] = {ONE: [], TURN: [], TOGETHER: []}

@@ -161,7 +161,8 @@ def trained(seed: int) -> tuple[nn.Module, Tensor, Tensor]:
         MLP((2, 50, 50, 2), activation="tanh"), po.likelihoods.Categorical(), po.priors.Normal(scale=1.0), num_data=500
     )
     x, y = data.train.pair
-    q, _ = po.infer(po.methods.MAP(steps=2000, batch_size=None), joint, (x, y), seed=seed, progress=False)
+    method = po.methods.MAP(steps=2000, batch_size=None, optimizer=po.optim.Adam())
+    q, _ = po.infer(method, joint, (x, y), seed=seed, progress=False)
     module = MLP((2, 50, 50, 2), activation="tanh")
     nn.utils.vector_to_parameters(q.point(), module.parameters())
     return module, x, y

@@ -81,13 +81,12 @@ def our_method(
         "empirical": po.curvature.EmpiricalFisher,
     }
     structures = {"kron": po.curvature.Kronecker, "diag": po.curvature.Diagonal, "full": po.curvature.Full}
-    tuning: dict[str, Any] = {} if tuned else {"tuning": None}  # evidence tunes the prior unless told not to
     return po.methods.Laplace(
         curvature=curvatures[curvature](),
         structure=structures[structure](),
         subset=po.methods.LastLayer() if last_layer else po.methods.AllWeights(),
         batch_size=batch_size,
-        **tuning,
+        tuning=po.evidence.Evidence() if tuned else None,
     )
 
 

@@ -55,7 +55,7 @@ def against_autograd(sizes: Sequence[int], rows: int = 128) -> dict[str, float]:
     module, x = MLP(sizes, activation="tanh").double(), Key(1).normal((rows, sizes[0]), torch.float64)
     y = torch.arange(rows) % sizes[-1]
     joint, optimizer = our_joint(module), po.optim.SGD(step_size=1.0, momentum=0.0)
-    method = po.methods.MeanField(optimizer=optimizer, initial_scales=SameScale(SCALE))
+    method = po.methods.MeanField(1, None, optimizer, initial_scales=SameScale(SCALE))
     (mean, log_scale), (grad_mean, grad_log_scale), loss = ascended(
         method, joint, joint.check(Batch(x, y)), Key(0), steps=1
     )
@@ -97,7 +97,7 @@ def against_closed_form(estimator: Any) -> float:
         module.weight.copy_(true + 0.1)  # near them noise is small, and so are errors that can be seen
     joint = po.Joint(module, po.likelihoods.Gaussian(scale=0.5), po.priors.Normal(scale=1.0), num_data=20)
     method = po.methods.MeanField(
-        estimator=estimator, optimizer=po.optim.SGD(step_size=SMALL_STEP, momentum=0.0), initial_scales=SameScale(0.3)
+        2, None, po.optim.SGD(step_size=SMALL_STEP, momentum=0.0), estimator=estimator, initial_scales=SameScale(0.3)
     )
     batch, found = joint.check(Batch(x, y)), []
     for number in range(KEYS):

@@ -27,6 +27,7 @@ from posterity.methods import MAP, MeanField
 from posterity.model import Batch
 from posterity.networks import MLP, ResNet
 from posterity.numerics.random import Key
+from posterity.optim import Adam, Constant
 from posterity.priors import Normal
 
 BATCH, CLASSES, STEPS = 128, 10, 50
@@ -47,7 +48,7 @@ class Problem:
     @property
     def joint(self) -> Joint:
         """With a standard normal prior."""
-        return Joint(copy.deepcopy(self.module), Categorical(), Normal(), num_data=NUM_DATA)
+        return Joint(copy.deepcopy(self.module), Categorical(), Normal(scale=1.0), num_data=NUM_DATA)
 
 
 def problem(name: str, seed: int) -> Problem:
@@ -164,8 +165,8 @@ def in_the_loop(given: Problem, method: Method) -> float:
 
 def comparison(given: Problem, rounds: int) -> Comparison:
     """Everybody on one problem."""
-    field = MeanField(steps=10**6, batch_size=BATCH)
-    names = {"posterity MeanField, recorded": field, "posterity MAP, recorded": MAP(steps=10**6, batch_size=BATCH)}
+    field = MeanField(10**6, BATCH, Adam(), Constant())
+    names = {"posterity MeanField, recorded": field, "posterity MAP, recorded": MAP(10**6, BATCH, Adam(), Constant())}
     contenders = [
         Contender(LIMIT, functools.partial(deterministic, given, recorded=True), STEPS),
         Contender(CALLED, functools.partial(deterministic, given, recorded=False), STEPS),

@@ -86,7 +86,7 @@ def our_run(method: Any, joint: po.Joint, x: Tensor, y: Tensor) -> Callable[[], 
 
 def our_objective(estimator: Any, module: nn.Module, x: Tensor, y: Tensor, scale: float) -> tuple[float, float]:
     """The loss for each datum of a first step at the module's weights with this scale, and the exact KL there."""
-    method = po.methods.MeanField(estimator=estimator, initial_scales=SameScale(scale))
+    method = po.methods.MeanField(1, None, po.optim.Adam(), estimator=estimator, initial_scales=SameScale(scale))
     means = torch.cat([p.detach().flatten() for p in module.parameters()])
     info = our_step(method, our_joint(module), x, y)()
     return float(info["loss"]), closed_form_kl(means, torch.full_like(means, scale))
@@ -94,7 +94,8 @@ def our_objective(estimator: Any, module: nn.Module, x: Tensor, y: Tensor, scale
 
 def our_posterior(module: nn.Module, scale: float) -> Any:
     """The posterior of no steps: the module's weights, each with this standard deviation."""
-    method, joint = po.methods.MeanField(initial_scales=SameScale(scale)), our_joint(module)
+    joint, start = our_joint(module), SameScale(scale)
+    method = po.methods.MeanField(1, None, po.optim.Adam(), initial_scales=start)
     return method.posterior(joint, [method.keep(method.init(joint, joint.initial(), Key(0)))])
 
 

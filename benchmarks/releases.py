@@ -31,8 +31,10 @@ def calls() -> dict[str, Callable[[], object]]:
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=ROWS)
     small = po.Joint(po.networks.MLP((784, 50, 10)), po.likelihoods.Categorical(), po.priors.Normal(1.0), num_data=500)
     kronecker = po.curvature.Kronecker()
-    laplace, _ = po.infer(po.methods.Laplace(structure=kronecker), small, (x[:500], y[:500]), progress=False)
-    last = po.methods.Laplace(subset=po.methods.LastLayer(), structure=kronecker)
+    laplace, _ = po.infer(
+        po.methods.Laplace(structure=kronecker, tuning=None), small, (x[:500], y[:500]), progress=False
+    )
+    last = po.methods.Laplace(subset=po.methods.LastLayer(), structure=kronecker, tuning=None)
     head, _ = po.infer(last, small, (x[:500], y[:500]), progress=False)
     probit = po.predictive.Probit()
 
@@ -40,8 +42,8 @@ def calls() -> dict[str, Callable[[], object]]:
         return lambda: po.infer(method, joint, (x, y), progress=False)  # type: ignore[arg-type]
 
     return {
-        "map_step": steps(po.methods.MAP(steps=STEPS, batch_size=128)),
-        "mean_field_step": steps(po.methods.MeanField(steps=STEPS, batch_size=128)),
+        "map_step": steps(po.methods.MAP(steps=STEPS, batch_size=128, optimizer=po.optim.Adam())),
+        "mean_field_step": steps(po.methods.MeanField(steps=STEPS, batch_size=128, optimizer=po.optim.Adam())),
         "laplace_predict, all weights": lambda: laplace.predict(x[:PREDICTED], integrator=probit),
         "laplace_predict, last layer": lambda: head.predict(x[:PREDICTED], integrator=probit),
     }

@@ -35,7 +35,7 @@ def problem(seed: int) -> tuple[po.Joint, tuple[Tensor, Tensor]]:
 def measured(rounds: int, seed: int) -> tuple[Comparison, dict[str, float]]:
     """The comparison, and the times of a step inside the loop over steps."""
     joint, rows = problem(seed)
-    method = po.methods.MeanField(STEPS, BATCH)
+    method = po.methods.MeanField(STEPS, BATCH, po.optim.Adam())
     loops: dict[str, list[float]] = {ONE: [], TURN: [], TOGETHER: []}
 
     def call(contender: str) -> Callable[[], float]:

@@ -12,13 +12,11 @@ A study is a package in this folder, found by its name:
 """
 
 import json
-import platform
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -107,6 +105,9 @@ def write_results(
     name: str, folder: Path, options: Sequence[str], figures: Sequence[str], numbers: dict[str, Any]
 ) -> dict[str, Any]:
     """Write results.json: the numbers, the command that gives them again, versions, date and machine; return it."""
+    import platform
+    from importlib.metadata import version
+
     from posterity.report.files import machine
     from posterity.storage.disk import write_file
 

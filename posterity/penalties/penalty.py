@@ -63,7 +63,7 @@ class Penalty(ABC):
 
 _POINTS = (2001, 8001, 32001)  # of a table: the fewest for which every other node gives the same normaliser
 _MASS = 1e-5
-_SPANS = (30, 60, 710)  # asinh of the farthest grid point over 1e-9: 5e3; 6e16, then 1e299, if r has not risen by then
+_SPANS = (30, 60, 700)  # asinh of the farthest grid point over 1e-9: 5e3; 6e16, then 5e294, if r has not risen by then
 _FELT = 30.0  # nats above the lowest: wells less deep have no mass
 _MOST_WELLS = 20
 _LARGE = 1e100  # width beyond which squares of weights may be beyond all numbers

@@ -120,8 +120,8 @@ class Architecture:
     """A network of the study.
 
     `make` takes the shape of a row, the number of classes and the width. `units` says what N of tau p/N counts.
-    `widths` are the usual ones; empty where they must be given, and (None,) where the network has no width. `etas` and
-    `taus` are the temperatures where the user names none.
+    `widths` are the usual ones, (None,) where the network has no width. `etas` and `taus` are the temperatures where
+    the user names none.
     """
 
     label: str
@@ -131,7 +131,7 @@ class Architecture:
     epochs: int
     batch_size: int
     step_size: float
-    widths: tuple[int | None, ...] = ()
+    widths: tuple[int | None, ...]
     etas: tuple[float, float, int] | None = None
     taus: tuple[float, float, int] | None = None
     initial_scales: ScaleRule = field(default_factory=lambda: FanIn(gain=0.1))

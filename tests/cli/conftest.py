@@ -15,7 +15,7 @@ import pytest
 
 from posterity.cli.main import main
 
-TINY = ("--hidden", "6", "--steps", "40", "--checkpoint-steps", "7", "--device", "cpu")
+TINY = ("--hidden", "6", "--steps", "40", "--checkpoint-steps", "7", "--prior-scale", "1", "--device", "cpu")
 
 
 @pytest.fixture

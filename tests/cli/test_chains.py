@@ -7,7 +7,7 @@ import pytest
 import posterity as po
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "3", "--draws", "20", "--warmup", "10", "--chains", "2", "--device", "cpu")
+TINY = ("--hidden", "3", "--prior-scale", "1", "--draws", "20", "--warmup", "10", "--chains", "2", "--device", "cpu")
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_fit_keeps_the_draws_and_tells_of_the_chains(run, table, tmp_path, metho
 
 def test_compare_and_its_page_tell_of_the_chains(run, tmp_path):
     page = tmp_path / "page.html"
-    words = ("--methods", "map,nuts,sghmc", *TINY, "--steps", "40", "--report", page, "--json")
+    words = ("--methods", "map,nuts,sghmc", *TINY, "--noise", "0.3", "--steps", "40", "--report", page, "--json")
     result = run("compare", "sine", *words)
     assert result.code == 0
     rows = {row["method"]: row for row in json.loads(result.out)["methods"]}

@@ -14,7 +14,7 @@ from posterity.datasets import load
 from posterity.report import files
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
+TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_the_report_holds_the_table_and_the_pictures(run, tmp_path, data, pictur
         for cell in cells:
             marked = f'<td class="best">{cell[:-1]}<' if cell.endswith("*") else f"<td>{cell}</td>"
             assert marked in text
-    assert f"posterity compare {data} --hidden 6 --steps 40 --device cpu --report {path}" in text
+    assert f"posterity compare {data} {' '.join(TINY)} --report {path}" in text
 
 
 def test_the_report_of_a_file_is_in_its_units_and_escapes_its_names(run, tmp_path):

@@ -15,7 +15,7 @@ from posterity.errors import BadData, Diverged, NotPositiveDefinite
 from posterity.posteriors import Point
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
+TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 
 
 def failing(monkeypatch, errors):

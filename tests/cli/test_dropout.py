@@ -9,7 +9,7 @@ from posterity.posteriors import Dropout
 from posterity_studies.dropout import classification, enumeration, regression
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
+TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 
 
 def test_fit_keeps_a_posterior_of_masks(run, tmp_path):

@@ -11,36 +11,35 @@ from posterity.cli.frame.methods import structure
 from posterity.cli.frame.options import STRUCTURES
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "5", "--steps", "60", "--device", "cpu", "-q")
+FREE = ("--hidden", "5", "--device", "cpu", "-q")  # scales that are left out are chosen by the evidence
+TINY = (*FREE, "--steps", "60", "--prior-scale", "1")
 
 
-def test_compare_tells_what_was_tuned(run, tmp_path):
+def test_compare_tells_what_was_chosen(run, tmp_path):
     page = tmp_path / "page.html"
-    result = run("compare", "sine", *TINY, "--report", page)
-    (line,) = [
-        line for line in result.out.splitlines() if line.startswith("Laplace tuned by the evidence: prior scale")
-    ]
-    assert ", noise " in line
-    assert line in page.read_text()
-    document = json.loads(run("compare", "sine", *TINY, "--json").out)
-    before, after = document["methods"]
+    before, after = json.loads(run("compare", "sine", *FREE, "--report", page, "--json").out)["methods"]
     assert before["evidence"] is None
-    assert after["evidence"].keys() == {"log_evidence", "prior_scale", "noise"}
-    assert f"prior scale {after['evidence']['prior_scale']:.4g}, noise {after['evidence']['noise']:.4g}" in line
-    assert f"log evidence {after['evidence']['log_evidence']:.2f} nats." in line
-    plain = json.loads(run("compare", "sine", *TINY, "--json", "--no-tune").out)["methods"][1]["evidence"]
-    assert plain["prior_scale"] == 1.0
-    assert plain["log_evidence"] < after["evidence"]["log_evidence"]
+    chosen = after["evidence"]
+    assert chosen.keys() == {"log_evidence", "prior_scale", "noise"}
+    line = f"Laplace: prior scale {chosen['prior_scale']:.4g}, noise {chosen['noise']:.4g}, log evidence "
+    assert f"{line}{chosen['log_evidence']:.2f} nats." in page.read_text()
+    shown = run("compare", "sine", *FREE, "--prior-scale", "1", "--noise", "1").out
+    (given,) = [line for line in shown.splitlines() if line.startswith("Laplace: ")]
+    words, _, evidence = given.removesuffix(" nats.").rpartition(" ")
+    assert words == "Laplace: prior scale 1, noise 1, log evidence"
+    assert float(evidence) < chosen["log_evidence"]
 
 
-def test_fit_tells_what_was_tuned_again_when_it_is_finished(run, tmp_path):
-    words = ("fit", "two-moons", *TINY, "--out", tmp_path / "run")
+def test_fit_tells_what_was_chosen_again_when_it_is_finished(run, tmp_path):
+    words = ("fit", "two-moons", *FREE, "--steps", "60", "--out", tmp_path / "run")
     first, again = run(*words), run(*words)
-    assert "Laplace tuned by the evidence: prior scale " in first.out
+    assert "Laplace: prior scale " in first.out
     assert first.out == again.out
     document = json.loads(run(*words, "--json").out)
     _, posterior = open_run(tmp_path / "run")
-    assert document["evidence"]["prior_scale"] == posterior.joint.prior.scale
+    scales = po.model.scales.chosen_scales(posterior.joint)["prior_scale"]
+    assert len(set(scales.tolist())) == 2  # one for each layer
+    assert document["evidence"]["prior_scale"] == pytest.approx(float(scales.log().mean().exp()))
     assert document["evidence"]["log_evidence"] == float(posterior.log_evidence)
     assert "noise" not in document["evidence"]
     assert "evidence" in json.loads(
@@ -49,7 +48,7 @@ def test_fit_tells_what_was_tuned_again_when_it_is_finished(run, tmp_path):
 
 
 def test_a_noise_that_was_given_is_kept(run):
-    found = json.loads(run("compare", "sine", *TINY, "--noise", "0.2", "--json").out)["methods"][1]["evidence"]
+    found = json.loads(run("compare", "sine", *FREE, "--noise", "0.2", "--json").out)["methods"][1]["evidence"]
     assert found["noise"] == pytest.approx(0.2)
     assert found["prior_scale"] != 1.0
 
@@ -60,7 +59,7 @@ def test_noise_and_evidence_are_in_the_units_of_the_file(run, tmp_path):
     def evidence(factor):
         file = tmp_path / "rows.csv"
         file.write_text("x,y\n" + "".join(f"{x},{factor * y}\n" for x, y in rows))
-        result = run("compare", file, "--target", "y", *TINY, "--json")
+        result = run("compare", file, "--target", "y", *FREE, "--steps", "60", "--json")
         return json.loads(result.out)["methods"][1]["evidence"]
 
     small, large = evidence(1.0), evidence(1000.0)

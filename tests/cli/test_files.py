@@ -15,7 +15,7 @@ from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "4", "--steps", "60", "--device", "cpu")
+TINY = ("--hidden", "4", "--steps", "60", "--prior-scale", "1", "--device", "cpu")
 
 
 def write(path, header, rows):
@@ -39,7 +39,8 @@ def fruit(tmp_path):
 
 @pytest.fixture
 def fitted_prices(run, prices, tmp_path):
-    result = run("fit", prices, "--target", "price", "--drop", "id", "--out", tmp_path / "prices-run", *TINY)
+    words = ("--target", "price", "--drop", "id", "--noise", "30", "--out", tmp_path / "prices-run")
+    result = run("fit", prices, *words, *TINY)
     assert result.code == 0
     return tmp_path / "prices-run"
 
@@ -56,9 +57,8 @@ def test_scores_are_in_the_units_of_the_file(run, prices):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net = po.networks.MLP((3, 4, 1), activation="tanh")
-    joint = po.Joint(net, po.likelihoods.Gaussian(1.0, learn=True), po.priors.Normal(1.0), num_data=48)
-    method = po.methods.MAP(60)
-    q, _ = po.infer(method, joint, prepared.data.train.pair, progress=False)
+    joint = po.Joint(net, po.likelihoods.Gaussian(), po.priors.Normal(1.0), num_data=48)
+    q, _ = po.infer(po.methods.MAP(60), joint, prepared.data.train.pair, progress=False)
     pred, scale = q.predict(prepared.data.test.inputs), prepared.preprocessing.target.scale
     assert scale > 100
     by_map = document["methods"][0]
@@ -127,8 +127,8 @@ def test_what_cannot_be_used_is_said_in_one_line(run, prices, words, code, said)
 
 def test_a_file_called_like_a_data_set_is_a_file(run, prices, monkeypatch):
     named = prices.rename(prices.parent / "line.csv")
-    document = json.loads(run("compare", named, "--target", "price", "--steps", "5", "--device", "cpu", "--json").out)
-    assert document["settings"]["hidden"] == [50]
+    document = json.loads(run("compare", named, "--target", "price", *TINY, "--methods", "map", "--json").out)
+    assert document["train_rows"] == 48
     assert document["settings"]["noise"] == "learn"
     monkeypatch.chdir(named.parent)
     assert json.loads(run("compare", "line", "--steps", "5", "--device", "cpu", "--json").out)["train_rows"] == 50
@@ -149,7 +149,7 @@ def test_a_run_keeps_the_preprocessing_and_the_sum_of_the_file(fitted_prices, pr
 
 
 def test_a_repeated_fit_is_finished_and_one_on_a_changed_file_is_refused(run, fitted_prices, prices, content):
-    words = ("fit", prices, "--target", "price", "--drop", "id", "--out", fitted_prices, *TINY)
+    words = ("fit", prices, "--target", "price", "--drop", "id", "--noise", "30", "--out", fitted_prices, *TINY)
     assert "is finished already" in run(*words).err.replace("\n", "")
     assert "its drop is ['id'] and [] was asked for" in run(*words[:4], *words[6:]).err
     before = content(fitted_prices)
@@ -236,7 +236,7 @@ def test_rows_that_cannot_be_read_are_bad_data(run, fitted_prices, tmp_path, tex
 
 
 def test_classes_keep_their_names(run, fruit, tmp_path):
-    words = ("--target", "kind", "--out", tmp_path / "run", "--steps", "200", "--device", "cpu")
+    words = ("--target", "kind", "--out", tmp_path / "run", *TINY, "--steps", "200")
     assert run("fit", fruit, *words).code == 0
     rows = table(run("predict", tmp_path / "run", "--data", fruit).out)
     assert list(rows[0])[3:] == ["p_apple", "p_pear tree", "prediction", "entropy"]
@@ -310,7 +310,7 @@ def test_evaluate_made_data(run, fitted):
 def test_the_way_a_file_was_read_is_kept_for_the_next(run, tmp_path):
     path = tmp_path / "rows.txt"
     path.write_text("\n".join(f"{i},5;{i * 3 % 7};{i},25" for i in range(30)))
-    words = ("--target", "x3", "--no-header", "--separator", "semicolon", "--decimal", ",")
+    words = ("--target", "x3", "--noise", "1", "--no-header", "--separator", "semicolon", "--decimal", ",")
     assert run("fit", path, *words, "--out", tmp_path / "run", *TINY).code == 0
     (tmp_path / "new.txt").write_text("1;2\n3;4\n")
     result = run("predict", tmp_path / "run", "--data", tmp_path / "new.txt")
@@ -321,7 +321,7 @@ def test_the_way_a_file_was_read_is_kept_for_the_next(run, tmp_path):
 def test_labels_come_back_as_the_file_writes_them(run, tmp_path):
     rows = "".join(f"{row},{row % 7},{('No', 'Yes')[row % 2]}\n" for row in range(40))
     (tmp_path / "table.csv").write_text(f"a,b,bought\n{rows}")
-    folder, asked = tmp_path / "run", ("--target", "bought", "--method", "map", "--steps", "5", "--hidden", "3")
+    folder, asked = tmp_path / "run", ("--target", "bought", "--method", "map", *TINY)
     assert run("fit", tmp_path / "table.csv", *asked, "--out", folder).code == 0
     for words in ((), ("--data", tmp_path / "table.csv")):
         document = json.loads(run("predict", folder, *words, "--json").out)

@@ -53,7 +53,7 @@ def spawner():
 
 
 def words(folder):
-    options = "--hidden 10 --steps 300 --checkpoint-steps 10 --device cpu --quiet"
+    options = "--hidden 10 --steps 300 --prior-scale 1 --checkpoint-steps 10 --device cpu --quiet"
     return json.dumps(["fit", "two-moons", "--method", "laplace", "--out", str(folder), *options.split()]) + "\n"
 
 

@@ -13,7 +13,7 @@ from posterity.datasets import TOYS
 from posterity.errors import NotPositiveDefinite
 
 pytestmark = pytest.mark.cpu
-LINE = ("--steps", "5", "--device", "cpu")
+LINE = ("--steps", "5", "--prior-scale", "1", "--device", "cpu")
 
 
 def test_help_is_there_at_once(process):

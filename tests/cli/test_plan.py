@@ -40,7 +40,7 @@ def test_methods_structure_and_files_are_taken(run, tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("x,y\n" + "".join(f"{i},{2 * i}\n" for i in range(40)))
     words = ("plan", file, "--target", "y", "--methods", "laplace", "--structure", "diagonal", "--device", "cpu")
-    result = run(*words, "--json")
+    result = run(*words, "--hidden", "50", "--json")
     document = json.loads(result.out)
     assert [stage["stage"] for stage in document["stages"]] == ["map", "laplace"]
     assert "Diagonal() over 151 weights" in document["stages"][1]["method"]

@@ -7,7 +7,7 @@ import pytest
 import posterity as po
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
+TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 
 
 @pytest.mark.parametrize("method", ["natural-gradient", "swag"])

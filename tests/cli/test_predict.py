@@ -14,7 +14,7 @@ import posterity as po
 from posterity.storage import Part, RunFolder
 
 pytestmark = pytest.mark.cpu
-TINY = ("--hidden", "6", "--steps", "40", "--device", "cpu")
+TINY = ("--hidden", "6", "--steps", "40", "--prior-scale", "1", "--device", "cpu")
 
 
 def table(text):

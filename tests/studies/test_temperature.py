@@ -375,7 +375,6 @@ def test_inputs_that_do_not_vary_cannot_be_scaled(monkeypatch):
         ({"etas": (0.0,)}, r"--etas must be a positive number. Got 0\.0"),
         ({"taus": (float("nan"),)}, "--taus"),
         ({"etas": (float("inf"),)}, "--etas"),
-        ({"widths": ()}, "needs widths"),
         ({"widths": (0,)}, "--widths"),
         ({"net": "lenet", "data": "mnist"}, "one size only"),
         ({"net": "resnet-20"}, "takes images"),

@@ -355,7 +355,7 @@ def _pictures(document: Mapping[str, Any], task: Task, posteriors: Mapping[str, 
     names = ", ".join(panels)
     seen = "Inputs and targets are shown as the network sees them: standardised. " if source.path is not None else ""
     pictures = []
-    if has_figure(task):
+    if has_figure(task.data):
         png = _png(lambda file: draw_comparison(file, document, task, posteriors))
         if classes:
             alt = f"Map of the predicted class over the two inputs, one panel each for {names}, with the training rows."

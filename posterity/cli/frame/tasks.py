@@ -74,15 +74,25 @@ def find_device(name: str) -> torch.device:
 
 
 def make_task(
-    data: str, methods: tuple[str, ...], settings: Settings, columns: TableOptions, reading: ReadingOptions, device: str
+    data: str,
+    methods: tuple[str, ...],
+    settings: Settings,
+    columns: TableOptions,
+    reading: ReadingOptions,
+    device: str,
+    *,
+    figure: bool = False,
 ) -> Task:
     """The problem that the options describe: a fully connected network that fits the data, and its joint.
 
-    `UsageError` where one of the methods cannot work on it.
+    `UsageError` where one of the methods cannot work on it, or no `figure` that is wanted can be drawn of it.
     """
     source = find_data(data, columns, reading, settings.seed)
     chosen = filled(settings, source, methods)
     target = find_device(device)
+    _check_options(methods, chosen)
+    if figure:
+        _check_figure(source.data)
     if settings.hidden is None and source.path is not None and "dropout" not in methods:
         from posterity.cli.frame.choice import sufficient
 
@@ -160,8 +170,17 @@ def kl_weight_line(method: str, task: Task) -> str:
     return f"{RECIPES[method].label} weighs its KL by {weight:.4g} ({why}); --kl-weight 1 is the posterior itself."
 
 
+def _check_options(names: tuple[str, ...], settings: Settings) -> None:
+    """`UsageError` where no method takes an option that is for a few methods."""
+    for name, value in as_json(settings).items():
+        if value is not None and (words := owners(name)) and not set(words) & set(names):
+            *others, last = (f"the method {word}" if word == name else word for word in words)
+            listed = f"{', '.join(others)} and {last}, which were" if others else f"{last}, which was"
+            raise UsageError(f"{flag(name)} is for {listed} not asked for.", f"leave {flag(name)} out.")
+
+
 def _check_methods(names: tuple[str, ...], task: Task) -> None:
-    """`UsageError` where a method cannot work on the task, or takes none of the options that are for a few methods."""
+    """`UsageError` where a method cannot work on the task."""
     settings = task.settings
     if "conjugate" in names and (task.data.classes is not None or settings.hidden or isinstance(settings.noise, str)):
         raise UsageError(
@@ -170,11 +189,6 @@ def _check_methods(names: tuple[str, ...], task: Task) -> None:
         )
     if "dropout" in names and not settings.hidden:
         raise UsageError("dropout needs hidden units to drop, and the model is linear.", "try --hidden 50.")
-    for name, value in as_json(settings).items():
-        if value is not None and (words := owners(name)) and not set(words) & set(names):
-            *others, last = (f"the method {word}" if word == name else word for word in words)
-            listed = f"{', '.join(others)} and {last}, which were" if others else f"{last}, which was"
-            raise UsageError(f"{flag(name)} is for {listed} not asked for.", f"leave {flag(name)} out.")
     stages(names, task)
 
 
@@ -202,23 +216,23 @@ def check_memory(names: tuple[str, ...], task: Task) -> None:
             )
 
 
-def check_figure_data(task: Task) -> None:
-    """`UsageError` where no figure can be drawn of the task."""
-    if not has_figure(task):
-        wanted, count = _drawn_inputs(task), task.data.train.inputs.shape[1]
+def _check_figure(data: DataSet) -> None:
+    """`UsageError` where no figure can be drawn of the data."""
+    if not has_figure(data):
+        wanted, count = _drawn_inputs(data), data.train.inputs.shape[1]
         raise UsageError(
-            f"--figure draws {task.data.task} with {wanted} input{'s' * (wanted > 1)}. Got {count} ({task.data.name}).",
+            f"--figure draws {data.task} with {wanted} input{'s' * (wanted > 1)}. Got {count} ({data.name}).",
             "leave --figure out.",
         )
 
 
-def has_figure(task: Task) -> bool:
+def has_figure(data: DataSet) -> bool:
     """Whether what is predicted can be drawn over the inputs: one of them for regression, two for classes."""
-    return task.data.train.inputs.shape[1] == _drawn_inputs(task)
+    return data.train.inputs.shape[1] == _drawn_inputs(data)
 
 
-def _drawn_inputs(task: Task) -> int:
-    return 1 if task.data.task == "regression" else 2
+def _drawn_inputs(data: DataSet) -> int:
+    return 1 if data.task == "regression" else 2
 
 
 def describe(task: Task) -> str:

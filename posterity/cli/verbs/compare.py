@@ -50,19 +50,19 @@ def compare(
     from posterity.cli.frame.outcomes import INTERRUPTED, run_baselines, run_methods
     from posterity.cli.frame.scores import draw_comparison, write_report
     from posterity.cli.frame.sources import say_notes
-    from posterity.cli.frame.tasks import check_figure_data, check_memory, fitting_threads, make_task
+    from posterity.cli.frame.tasks import check_memory, fitting_threads, make_task
     from posterity.report.files import check_figure_path, check_report_path
 
     with option_values("compare"):
-        task = make_task(data, asked.methods, settings, columns, reading, device)
-        check_memory(asked.methods, task)
         if files.report is not None:
             check_report_path(files.report)
         if files.figure is not None:
             check_figure_path(files.figure)
-            check_figure_data(task)
-            if task.source.path is not None:
-                log("The figure shows inputs and targets as the network sees them: standardised.", quiet=quiet)
+        drawn = files.figure is not None
+        task = make_task(data, asked.methods, settings, columns, reading, device, figure=drawn)
+        check_memory(asked.methods, task)
+        if drawn and task.source.path is not None:
+            log("The figure shows inputs and targets as the network sees them: standardised.", quiet=quiet)
     say_notes(task.source, quiet=quiet)
     debug = "--debug" in context.obj
     with fitting_threads(task):

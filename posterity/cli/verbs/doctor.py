@@ -1,10 +1,8 @@
 """`posterity doctor`: whether the installation works."""
 
 import os
-import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 import typer
@@ -37,6 +35,8 @@ class Finding:
 
 def doctor(as_json: o.Json = False) -> None:
     """Check the installation: versions, devices, data folders, and a fit with a known answer."""
+    import platform
+
     from posterity.cli.frame.output import console, print_json
 
     findings = [Finding("posterity", OK, posterity.__version__), Finding("python", OK, platform.python_version())]
@@ -65,6 +65,8 @@ def doctor(as_json: o.Json = False) -> None:
 
 
 def _package(name: str, purpose: str, *, required: bool) -> Finding:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return Finding(name, OK, version(name), required)
     except PackageNotFoundError:
