@@ -14,9 +14,8 @@ help: ## Show what can be made
 setup: $(VENV)/.run ## Make .venv with the library and its command line
 	@echo "posterity is installed in $(VENV): run $(BIN)/posterity --help"
 
-demo: $(VENV)/.run ## Show what a posterior buys, on two moons and on a sine with a gap: tables, figures, a verdict
+demo: $(VENV)/.run ## Show what a posterior buys, on two moons: a table, a figure, a verdict
 	$(BIN)/posterity compare two-moons --methods map,laplace --figure demo/two-moons.png
-	$(BIN)/posterity compare sine --methods map,laplace --figure demo/sine.png
 
 test: $(VENV)/.dev ## Run the whole test suite
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal

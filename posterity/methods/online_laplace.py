@@ -147,6 +147,10 @@ class OnlineLaplace(Method):
         state = state._replace(laplace=laplace)
         return self._at_stop(joint, now, state) if laplace.passes == self.laplace.passes else (state, {})
 
+    def closing(self, joint: Problem, state: OnlineLaplaceState, data: Data) -> Info:
+        now = self._now(joint.as_joint("OnlineLaplace"), state.prior_precision, state.noise_scale)
+        return self.fit.closing(now, state.fit, data)
+
     def keep(self, state: OnlineLaplaceState) -> OnlineLaplaceState:
         return state._replace(fit=self.fit.keep(state.fit))
 

@@ -1,5 +1,6 @@
 """Base of SGLD and SGHMC: chains on mini-batches, their usual lengths, and warnings about their temperatures."""
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from posterity.inference.run import Trace
 
 COLD, HOT = 0.5, 2.0  # temperatures, averaged over the last half of a run, that are not doubted
-APART = 1.2  # R-hat of the loss between chains, after the warm-up, above which they have not mixed
+logger = logging.getLogger("posterity")
+
+APART = 1.1  # R-hat between chains, after the warm-up, above which they have not mixed
+FEWEST = 20  # draws from which that of weights is telling
 _LEAST_WARMUP = 100  # in which steps can be learnt
 _BLOCKS = 20  # means of consecutive losses, of which that R-hat is taken: single ones are noise of batches
 _ERRORS = 3.0  # standard errors by which a temperature must be outside its bounds
@@ -218,7 +222,16 @@ class MinibatchChains(Chains):
     def posterior(self, joint: Problem, kept: Sequence[MinibatchDraw]) -> Samples:
         draws = stacked(kept)
         buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
-        return Samples(joint, draws.theta.transpose(0, 1), {}, buffers)
+        theta = draws.theta.transpose(0, 1)  # (C, D, P)
+        if joint.num_members is None and theta.shape[0] > 1 and theta.shape[1] >= FEWEST:
+            value = float(rhat(theta[..., :: max(1, theta.shape[-1] // 1000)].double()).nan_to_num(0.0).max())
+            if value > APART:
+                logger.warning(
+                    f"{type(self).__name__}: chains have not mixed: the largest R-hat of a weight is {value:.2f}, above "
+                    f"{APART}. Take more warmup and a larger thin. In networks units change places, and outputs may "
+                    "agree all the same: see diagnostics.convergence(q, x)."
+                )
+        return Samples(joint, theta, {}, buffers)
 
 
 def _blocks(values: Tensor) -> Tensor:
