@@ -227,9 +227,9 @@ class MinibatchChains(Chains):
             value = float(rhat(theta[..., :: max(1, theta.shape[-1] // 1000)].double()).nan_to_num(0.0).max())
             if value > APART:
                 logger.warning(
-                    f"{type(self).__name__}: chains have not mixed: the largest R-hat of a weight is {value:.2f}, above "
-                    f"{APART}. Take more warmup and a larger thin. In networks units change places, and outputs may "
-                    "agree all the same: see diagnostics.convergence(q, x)."
+                    f"{type(self).__name__}: chains have not mixed: the largest R-hat of a weight is {value:.2f}, "
+                    f"above {APART}. Take more warmup and a larger thin. In networks units change places, and outputs "
+                    "may agree all the same: see diagnostics.convergence(q, x)."
                 )
         return Samples(joint, theta, {}, buffers)
 
