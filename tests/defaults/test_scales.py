@@ -11,11 +11,12 @@ from torch.nn.functional import cross_entropy
 
 import posterity as po
 from posterity.curvature import Full, Kronecker
-from posterity.evidence import Evidence, PerLayer, PredictiveFit, PriorScale, left_out_rows
+from posterity.evidence import Evidence, PerLayer, PredictiveFit, PriorScale, ValidationGrid, left_out_rows, retuned
 from posterity.evidence.marginal import LeftOut
 from posterity.inference import Callback, Checkpoint
 from posterity.likelihoods import Categorical, Gaussian
 from posterity.methods import MAP, NUTS, SGHMC, SWAG, Conjugate, Ensemble, Laplace, MCDropout, MeanField, OnlineLaplace
+from posterity.methods.parts import scales
 from posterity.model import Batch
 from posterity.optim import Adam, Cosine
 from posterity.options import LEFT_OUT
@@ -134,17 +135,17 @@ def test_a_part_that_is_given_stays_beside_one_that_is_left_out(name, part):
     method = Laplace() if name == "Laplace" else CHOOSING[name]
     start = fit(BRIEF, linear(Gaussian(0.3), Normal(1.0), data), data)[0].point() if name == "Laplace" else None
     q, trace = fit(method, joint, data, start=start)
-    scales, noise = prior_scale(q), q.joint.likelihood.scale
+    each, noise = prior_scale(q), q.joint.likelihood.scale
     assert (noise == 0.3) == (part == "noise") == ("noise_scale" not in trace)
     if part == "prior":
-        assert scales.tolist() == pytest.approx([1.2] * 5)
+        assert each.tolist() == pytest.approx([1.2] * 5)
         assert noise == pytest.approx(best_scales(data, 1.2)[1], rel=0.1)
     elif part == "bias":
-        assert float(scales[4]) == pytest.approx(0.7)
-        assert len(set(scales[:4].tolist())) == 1
-        assert float(scales[0]) not in (1.0, 0.7)
+        assert float(each[4]) == pytest.approx(0.7)
+        assert len(set(each[:4].tolist())) == 1
+        assert float(each[0]) not in (1.0, 0.7)
     else:
-        assert float(scales[0]) != 1.0
+        assert float(each[0]) != 1.0
 
 
 def test_an_m_step_leaves_given_parts_alone():
@@ -152,6 +153,19 @@ def test_an_m_step_leaves_given_parts_alone():
     q = po.posteriors.Point(joint, torch.tensor([3.0, 0.0, 0.0, 4.0, 9.0]).double())
     prior = PriorScale(LeftOut.of(joint, PerLayer()))(joint, q).prior.by_tensor(joint.network.layout)
     assert [float(part.scale) for part in prior] == pytest.approx([2.5, 0.7])  # (9 + 16) / 4 = 2.5^2
+
+
+def test_powers_of_two_for_classes_leave_given_parts_alone():
+    key, count = po.Key(4), 60
+    x = key.fold("inputs").normal((count, 3), torch.float64)
+    y = (x[:, 0] > 0).long()
+    narrow = Layerwise({"weight": Normal(0.05, chosen="evidence"), "bias": Normal(0.7)})
+    net = nn.Linear(3, 2).double()
+    problem = po.Joint(net, Categorical(), Layerwise({"weight": Normal(), "bias": Normal(0.7)}), count)
+    q = po.posteriors.Point(po.Joint(net, Categorical(), narrow, count), torch.zeros(8, dtype=torch.float64))
+    weight, bias = scales._refined(problem, q, Batch(x, y)).prior.by_tensor(problem.network.layout)
+    assert float(bias.scale) == 0.7
+    assert math.log2(float(weight.scale) / 0.05) in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
 
 
 # What is left out is chosen, and said.
@@ -357,6 +371,7 @@ def test_the_width_of_a_network_trained_elsewhere_helps_or_does_no_harm(steps, g
     again = PredictiveFit().chosen_on(q, Batch(*validation))
     assert again.joint.prior.chosen == "validation"
     assert nll(again) < plain + 0.005
+    assert retuned(q, ValidationGrid(count=3), validation).joint.prior.chosen == "validation"
 
 
 def test_map_and_laplace_of_a_table_beat_the_mean():
