@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite, positive, positive_whole
-from posterity.evidence.marginal import Marginal, Shared
+from posterity.evidence.marginal import GIVEN, Groups, LeftOut, Marginal, Shared
 from posterity.evidence.retuned import marginal_likelihood
 from posterity.evidence.tuning import Search, Tuned, with_tuned
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model.batch import Batch
+from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Linearized
 from posterity.posteriors.posterior import default_integrator
@@ -45,6 +46,13 @@ class LeftOutRows(NamedTuple):
         """Nats a row by which the posterior predicts worse than the means; infinite where most have no prediction."""
         few = self.undefined > _MOST * len(self.posterior)
         return math.inf if few else float((self.plug_in - self.posterior).nanmean())
+
+    def surely_cost_more_than(self, nats: float) -> bool:
+        """Whether the cost is above this many nats, and above two of its standard errors."""
+        each = self.plug_in - self.posterior
+        each = each[~each.isnan()]
+        error = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+        return self.cost > max(nats, 2.0 * error)
 
 
 def left_out_rows(
@@ -88,7 +96,8 @@ class PredictiveFit:
     nats a row. On held-out rows (`chosen_on`) the cost is the loss of the posterior less the least of all alpha. Else
     (`by_cavities`) each of `rows` training rows is predicted without its own site (`left_out_rows`), and the cost is
     the loss of the posterior less that of the cavity's mean: what the row does to the mean counts on both sides.
-    Noise that was left out is RSS / (N - gamma) at each alpha, gamma the effective number of weights.
+    Noise that was left out is RSS / (N - gamma) at each alpha, gamma the effective number of weights. Where some
+    tensors have a prior that was given and others do not, the given ones stay.
 
     **Limit**: predictions are at the weights as they are, whatever loss they were trained by. A network that has
     learnt its rows by heart looks sure of them without their sites, too, so that the posterior comes out narrower
@@ -145,19 +154,25 @@ class PredictiveFit:
 
     def _chosen(self, posterior: Linearized, cost: Callable[[Linearized], float], way: str) -> Linearized:
         """Walk down in decades from where the posterior has no width, while the cost allows, and halve the last one."""
-        marginal = marginal_likelihood(posterior, Shared())
+        groups = _groups(posterior.joint.as_joint("PredictiveFit"))
+        marginal = marginal_likelihood(posterior, groups)
+        given = torch.tensor([name == GIVEN for name in marginal.names], device=marginal.prior_precision.device)
 
         def at(log: float) -> Linearized:
-            return _at(posterior, marginal, 10.0**log, way)
+            precision = marginal.prior_precision.masked_fill(~given, 10.0**log)
+            return _at(posterior, marginal, groups, precision, way)
+
+        first, last = math.log10(self.lowest), math.log10(self.highest)
+        rest = cost(at(last)) if bool(given.any()) else 0.0  # what the width of the weights that stay costs
+        limit = self.tolerance + (max(0.0, rest) if math.isfinite(rest) else 0.0)
 
         def allowed(log: float) -> bool:
             try:
-                return cost(at(log)) <= self.tolerance
+                return cost(at(log)) <= limit
             except (NotPositiveDefinite, FloatingPointError):
                 return False
 
-        first, last = math.log10(self.lowest), math.log10(self.highest)
-        good = min(max(math.ceil(math.log10(float(marginal.prior_precision[0]))) + 2.0, first), last)
+        good = min(max(math.ceil(math.log10(float(marginal.prior_precision[~given][0]))) + 2.0, first), last)
         while good < last and not allowed(good):
             good += 1.0
         while good > first and allowed(good - 1.0):
@@ -171,9 +186,21 @@ class PredictiveFit:
         return at(good)
 
 
-def _at(posterior: Linearized, marginal: Marginal, alpha: float, way: str) -> Linearized:
-    """The posterior at this prior precision, and with noise that was left out at its fixed point there."""
-    precision = marginal.prior_precision.new_tensor([alpha])
+def with_noise(posterior: Linearized) -> Linearized:
+    """The posterior under its present prior, with noise that was left out at its fixed point RSS / (N - gamma)."""
+    marginal = marginal_likelihood(posterior, Shared())
+    return _at(posterior, marginal, Shared(), marginal.prior_precision, "evidence")
+
+
+def _groups(joint: Joint) -> Groups:
+    """One group of all weights, or, where the prior of some tensors was given, of the others."""
+    layout = joint.network.layout
+    named = [p.name for p, prior in zip(layout, joint.prior.by_tensor(layout), strict=True) if prior.chosen]
+    return LeftOut(Shared(), tuple(named)) if 0 < len(named) < len(layout.names) else Shared()
+
+
+def _at(posterior: Linearized, marginal: Marginal, groups: Groups, precision: Tensor, way: str) -> Linearized:
+    """The posterior at these prior precisions (G,), and with noise that was left out at its fixed point there."""
     joint = posterior.joint.as_joint("PredictiveFit")
     noise = None if marginal.noise is None else marginal.noise.scale
     if marginal.noise is not None and isinstance(joint.likelihood, GaussianNoise) and joint.likelihood.chosen:
@@ -187,5 +214,5 @@ def _at(posterior: Linearized, marginal: Marginal, alpha: float, way: str) -> Li
             if abs(after - before) <= 1e-3 * before:
                 break
         noise = scale
-    tuned = Tuned(Shared(), marginal.names, precision, noise, math.nan, math.nan, 1)
+    tuned = Tuned(groups, marginal.names, precision, noise, math.nan, math.nan, 1)
     return posterior.with_gaussian(with_tuned(posterior.gaussian, marginal, tuned, way))

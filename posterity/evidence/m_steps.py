@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posterity.errors import of_kinds, positive, shown
-from posterity.evidence.marginal import Groups, PerLayer, grouped, rescaled_prior
+from posterity.evidence.marginal import GIVEN, Groups, PerLayer, grouped, rescaled_prior
 from posterity.likelihoods import Gaussian
 from posterity.model.joint import Joint
 from posterity.numerics.layout import Layout, Slice
@@ -264,7 +264,7 @@ class PriorScale(Maximisation):
         random = _random(joint, posterior)
         groups = scale_groups(random, self.groups)
         penalties = zip(groups, expected_penalties(groups, posterior), strict=True)
-        factors = [self._factor(group, penalty) for group, penalty in penalties]
+        factors = [1.0 if group.name == GIVEN else self._factor(group, penalty) for group, penalty in penalties]
         multipliers = torch.tensor(factors, dtype=torch.float64, device=joint.device)
         return dataclasses.replace(joint, prior=rescaled_prior(random, self.groups, multipliers))
 

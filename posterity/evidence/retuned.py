@@ -135,8 +135,10 @@ def retuned(posterior: AtMode, tuning: Tuning | ValidationGrid, validation: obje
         raise TypeError(f"retuned: tuning must be Evidence(), MacKay() or ValidationGrid(). Got {shown(tuning)}.")
     marginal = marginal_likelihood(posterior, tuning.groups if isinstance(tuning, Tuning) else Shared())
 
+    way = "evidence" if isinstance(tuning, Tuning) else "validation"
+
     def retuned_to(tuned: Tuned) -> AtMode:
-        gaussian = with_tuned(posterior.as_gaussian(), marginal, tuned)
+        gaussian = with_tuned(posterior.as_gaussian(), marginal, tuned, way)
         return posterior.with_gaussian(gaussian) if tuned.succeeded else posterior
 
     if isinstance(tuning, Tuning):

@@ -14,6 +14,7 @@ from posterity.evidence import laplace_evidence
 from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
 from posterity.likelihoods import Gaussian as GaussianNoise
 from posterity.model import Batch, Data, Feed, Joint, Problem
+from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
 from posterity.posteriors import Gaussian, Linearized
 from posterity.precisions.dense import Dense
@@ -67,6 +68,15 @@ class Conjugate(Method):
     @property
     def traits(self) -> Traits:
         return Traits(takes_members=False, anytime=False)
+
+    def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
+        joint = super().with_scales(joint, data, start, key)
+        if leaves_out(joint):
+            logger.warning(
+                "The scales that were left out stay at their start: Conjugate is for known ones. Give them, as in "
+                "Normal(scale=0.5), or let VariationalEM(Conjugate(), (PriorScale(), NoiseScale())) choose them."
+            )
+        return joint
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         parts = {"weights": 3 * theta_bytes(joint), "curvature and precision": 5 * 8 * joint.num_random**2}

@@ -31,7 +31,7 @@ from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
-from posterity.evidence.cavities import LEAVE_ONE_OUT, left_out_rows
+from posterity.evidence.cavities import LEAVE_ONE_OUT, left_out_rows, with_noise
 from posterity.inference.memory import refuse_too_large
 from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
 from posterity.jacobians.jacobian import chunk_size
@@ -42,6 +42,7 @@ from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
 from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
 from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Correlated, Normal
 
@@ -96,8 +97,8 @@ class Laplace(Method):
     every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights.
 
     **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
-    fit chose them, if the Gaussian at them predicts no worse than theta* alone. Else, and for a network that was
-    trained elsewhere, `tuning="auto"` chooses the prior precision by how the posterior predicts
+    fit chose them, unless the Gaussian at them surely predicts worse than theta* alone. Then, and for a network that
+    was trained elsewhere, `tuning="auto"` chooses the prior precision by how the posterior predicts
     (`evidence.PredictiveFit`): on the rows `infer(..., validation=...)`, or else by approximate leave-one-out.
     `tuning=Evidence()` moves prior precision and noise, given or not, to the maximum of the log evidence at theta*,
     which stays where it is; None leaves them.
@@ -370,17 +371,21 @@ class Laplace(Method):
 def _that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
     """The posterior with the scales chosen that were left out; warns where it predicts worse than the weights alone."""
     joint = posterior.joint.as_joint("Laplace")
-    if leaves_out(joint):
-        if isinstance(joint.bound_prior, Normal):
-            return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
+    prior = joint.bound_prior
+    normal = isinstance(prior, Normal)
+    if normal and prior.chosen == LEFT_OUT:
+        return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
+    if leaves_out(joint) and not normal:
         logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
-    worse = left_out_rows(posterior, rows).cost
-    if worse > WIDE and joint.bound_prior.chosen and isinstance(joint.bound_prior, Normal):
+    elif leaves_out(joint):
+        posterior = with_noise(posterior)
+    left = left_out_rows(posterior, rows)
+    if normal and prior.chosen and left.surely_cost_more_than(WIDE):
         return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)
-    if HARM < worse < math.inf:
+    if left.surely_cost_more_than(HARM) and math.isfinite(left.cost):
         logger.warning(
-            f"Leave-one-out predictions of the posterior are worse than those of the weights alone by {worse:.3g} nats "
-            "a row. The prior is too wide for these weights: leave its scale out, or give a smaller one."
+            f"Leave-one-out predictions of the posterior are worse than those of the weights alone by {left.cost:.3g} "
+            "nats a row. Prior or noise are too wide for these weights: leave their scales out, or give smaller ones."
         )
     return posterior
 

@@ -45,7 +45,7 @@ def chosen_scales(joint: Joint) -> dict[str, Tensor]:
         variance = prior.variance(weights if prior.num_members is None else weights.expand(prior.num_members, -1))
         logs = torch.split(variance.log(), [part.size for part in joint.network.layout], dim=-1)
         scales["prior_scale"] = torch.stack([(0.5 * each.mean(-1)).exp() for each in logs], dim=-1)
-    if joint.likelihood.chosen not in ("", LEFT_OUT):
+    if joint.likelihood.chosen not in ("", LEFT_OUT) and not joint.likelihood.num_free:  # else it is in theta
         noise = torch.as_tensor(getattr(joint.likelihood, "scale", None), dtype=torch.float64)
         scales["noise_scale"] = noise.reshape(()) if noise.numel() == 1 else noise
     return scales

@@ -10,8 +10,8 @@ import torch
 
 from posterity.curvature import Full, Kronecker
 from posterity.errors import PosterityError
-from posterity.evidence import NoiseScale, PerLayer, PriorScale
-from posterity.evidence.marginal import left_out
+from posterity.evidence import NoiseScale, PerLayer, PriorScale, Shared
+from posterity.evidence.marginal import GIVEN, LeftOut, grouped, left_out, rescaled_prior
 from posterity.inference.infer import infer
 from posterity.inference.method import Method
 from posterity.methods.laplace import WHOLE, Laplace
@@ -81,7 +81,7 @@ def by_m_steps(method: Method, joint: Joint, data: Data, start: Joint | None, ke
     if joint.num_members is not None or problem.likelihood.num_free or not isinstance(problem.bound_prior, Normal):
         return problem
     rows = data.sample(ROWS).member(0)
-    m_steps = (*[PriorScale()] * prior, *[NoiseScale()] * noise)
+    m_steps = (*[PriorScale(LeftOut.of(joint, PerLayer()))] * prior, *[NoiseScale()] * noise)
     problem = replace(problem, num_data=rows.size)
     with _quiet():
         posterior, _ = infer(VariationalEM(method, m_steps), problem, tuple(rows[:3]), seed=key.seed, progress=False)
@@ -124,11 +124,14 @@ def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:
     if joint.likelihood.normal_targets or not small:
         return joint
     losses: dict[int, float] = {}
+    groups = LeftOut.of(problem, Shared())
+    names = grouped(joint, groups)[0]
+    moves = torch.tensor([name != GIVEN for name in names], dtype=torch.float64, device=joint.device)
     curvature = Laplace(structure=Full(), tuning=None)
 
     def loss(power: int) -> float:
         if power not in losses:
-            trial = replace(joint, prior=joint.prior.rescaled(2.0**power))
+            trial = replace(joint, prior=rescaled_prior(joint, groups, 2.0 ** (power * moves)))
             mode, _ = infer(MAP(), trial, tuple(rows[:3]), start=posterior.point(), progress=False)
             fitted, _ = infer(curvature, trial, tuple(rows[:3]), start=mode, progress=False)
             assert isinstance(fitted, Linearized)
@@ -142,7 +145,7 @@ def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:
             best += way
         if best:
             break
-    return replace(joint, prior=joint.prior.rescaled(2.0**best))
+    return replace(joint, prior=rescaled_prior(joint, groups, 2.0 ** (best * moves)))
 
 
 @contextmanager
