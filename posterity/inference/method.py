@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from posterity.errors import check_batch_size, of_kinds, positive_whole, shown
@@ -208,7 +209,12 @@ class GradientFit(Method):
     def _step_size(self, state: Any) -> float | Tensor:
         schedule: Schedule = self.chosen("schedule")
         size: float = self.chosen("optimizer").step_size
-        return size * schedule.factor(state.step, self.chosen("steps"))
+        step, parameters = state.step, state[0]
+        if (
+            parameters.is_cuda
+        ):  # in float64 on the device, as in a recorded step, so that plain steps have the same bits
+            step = torch.as_tensor(step, dtype=torch.float64, device=parameters.device)
+        return size * schedule.factor(step, self.chosen("steps"))
 
     def _ascended(self, joint: Problem, parameters: Tensor, grad: Tensor, state: Any) -> Any:
         """Move the parameters in place along the gradient; returns the optimiser's moments."""

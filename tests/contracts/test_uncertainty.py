@@ -18,8 +18,8 @@ ROWS, DRAWS = 4, 20_000
 def moments(*event: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     size = int(torch.tensor(event).prod())
     mean, root = (Key(3).fold(str(event)).fold(name) for name in ("mean", "root"))
-    factor = scale * root.normal((ROWS, size, size), torch.float64, "cpu") / size**0.5
-    return mean.normal((ROWS, *event), torch.float64, "cpu"), factor @ factor.mT
+    factor = scale * root.normal((ROWS, size, size), torch.float64, torch.get_default_device()) / size**0.5
+    return mean.normal((ROWS, *event), torch.float64, torch.get_default_device()), factor @ factor.mT
 
 
 @cache
@@ -27,7 +27,7 @@ def brute_force(likelihood: Likelihood, event: tuple[int, ...], scale: float) ->
     """Aleatoric and epistemic parts, and a standard error of either, from independent draws of the outputs."""
     mean, covariance = moments(*event, scale=scale)
     root = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(covariance.shape[-1], dtype=torch.float64))
-    noise = Key(77).normal((DRAWS, *covariance.shape[:2]), torch.float64, "cpu")
+    noise = Key(77).normal((DRAWS, *covariance.shape[:2]), torch.float64, torch.get_default_device())
     outputs = mean + torch.einsum("nij,snj->sni", root, noise).reshape(DRAWS, *mean.shape)
     if likelihood.link in ("sigmoid", "softmax"):
         logs = likelihood.class_log_probs(outputs)
@@ -122,7 +122,7 @@ def test_information_of_one_logit(scale: float) -> None:
     ids=["L", "M"],
 )
 def test_default_predictions_split_their_entropy(method: po.inference.Method, classes: int) -> None:
-    x = Key(0).normal((30, 2), torch.float64, "cpu")
+    x = Key(0).normal((30, 2), torch.float64, torch.get_default_device())
     y = (x.sum(1) > 0).long() + (x[:, 0] > 0.5).long() * (classes > 2)
     joint = po.Joint(torch.nn.Linear(2, classes).double(), Categorical(), po.priors.Normal(2.0), num_data=30)
     start, _ = po.infer(po.methods.MAP(steps=300, optimizer=po.optim.Adam(0.05)), joint, (x, y))

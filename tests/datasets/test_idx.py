@@ -17,6 +17,8 @@ from posterity.datasets import data_folder, mnist, mnist_test, read_idx
 from posterity.datasets import images as idx
 from posterity.errors import BadData
 
+pytestmark = pytest.mark.cpu  # files hold tensors of the CPU
+
 
 def header(sizes, code=0x08):
     return bytes((0, 0, code, len(sizes))) + struct.pack(f">{len(sizes)}I", *sizes)

@@ -14,12 +14,12 @@ from posterity.posteriors import Mixture, Point, Posterior, Samples
 from posterity.posteriors.posterior import DRAWS
 
 CHAINS, EACH, ROWS = 3, 250, 20
-X = Key(1).normal((ROWS, 2), torch.float64, "cpu")
+X = Key(1).normal((ROWS, 2), torch.float64, torch.get_default_device())
 
 
 def chains(likelihood: Likelihood, outputs: int, seed: int = 0) -> Samples:
     joint = po.Joint(nn.Linear(2, outputs).double(), likelihood, po.priors.Normal(), num_data=ROWS)
-    theta = Key(seed).fold("theta").normal((CHAINS, EACH, joint.size), torch.float64, "cpu")
+    theta = Key(seed).fold("theta").normal((CHAINS, EACH, joint.size), torch.float64, torch.get_default_device())
     if likelihood.num_free:
         theta[..., joint.num_weights :] *= 0.1
     return Samples(joint, theta + torch.linspace(-1.0, 1.0, EACH, dtype=torch.float64).reshape(1, -1, 1))

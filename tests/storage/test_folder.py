@@ -15,6 +15,8 @@ from posterity.errors import BadFolder
 from posterity.storage import Part, RunFolder, disk, folder
 from posterity.storage.part import pack, unpack
 
+pytestmark = pytest.mark.cpu  # files hold tensors of the CPU
+
 BYTE_DTYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
 EXACT = {
     "bfloat16": torch.linspace(-1.3, 2.9, 6).view(3, 2).bfloat16(),

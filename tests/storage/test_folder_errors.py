@@ -11,6 +11,8 @@ import torch
 from posterity.errors import BadFolder
 from posterity.storage import Part, RunFolder
 
+pytestmark = pytest.mark.cpu  # files hold tensors of the CPU
+
 OLD = {"posterior": Part({"v": "old"}, {"x": torch.zeros(100)}), "trace": Part({"v": "old"})}
 NEW = {"posterior": Part({"v": "new"}, {"x": torch.ones(100)}), "trace": Part({"v": "new"})}
 

@@ -13,6 +13,8 @@ import torch
 
 from posterity.storage import Part, RunFolder
 
+pytestmark = pytest.mark.cpu  # files hold tensors of the CPU
+
 NUMBERS = 125_000  # 1 MB of float64 in two parts
 WRITER = f"""
     import os, sys

@@ -9,6 +9,8 @@ from posterity.storage import Part, RunFolder, folder
 from posterity.storage import part as tensor_file
 from posterity.storage.part import TensorFile, dtype_name
 
+pytestmark = pytest.mark.cpu  # files hold tensors of the CPU
+
 DTYPES = [
     torch.float64,
     torch.float32,

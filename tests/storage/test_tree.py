@@ -12,6 +12,8 @@ from sameness import same
 from posterity.errors import BadFolder
 from posterity.storage import Part, RunFolder, clone, flatten, restore
 
+pytestmark = pytest.mark.cpu  # files hold tensors of the CPU
+
 
 class Moments(NamedTuple):
     count: int

@@ -9,6 +9,8 @@ from torch import Tensor
 from posterity.kernels import Place, leapfrog, no_u_turn, place_at
 from posterity.kernels.hamiltonian import log_joint
 
+pytestmark = pytest.mark.cpu  # draws by a generator of the CPU
+
 FLOAT64 = torch.float64
 CHAINS = 1000
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 COLD, HOT = 0.5, 2.0  # temperatures, averaged over the last half of a run, that are not doubted
 logger = logging.getLogger("posterity")
 
-APART = 1.1  # R-hat between chains, after the warm-up, above which they have not mixed
+APART = 1.2  # R-hat between chains, after the warm-up, above which they have not mixed
 FEWEST = 20  # draws from which that of weights is telling
 _LEAST_WARMUP = 100  # in which steps can be learnt
 _BLOCKS = 20  # means of consecutive losses, of which that R-hat is taken: single ones are noise of batches

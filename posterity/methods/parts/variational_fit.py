@@ -191,13 +191,13 @@ def elbo_gap(fit: VariationalFit, joint: Problem, trace: Trace) -> tuple[Tensor,
     in q costs some of it, on the present step size. So a schedule that comes to rest does not look like convergence,
     nor the fall of the noise like a rise of the optimum. None where these are fewer than forty steps.
     """
-    column, steps = trace["elbo"] * joint.num_data, trace.steps("elbo")
+    column, steps = trace["elbo"] * joint.num_data, trace.steps("elbo").to(trace["elbo"].device)
     late = steps > (1.0 - _LATE) * fit.chosen("steps")
     column, steps = column[late], steps[late]
     if len(steps) < _FEWEST:
         return None
     schedule, total = fit.chosen("schedule"), fit.chosen("steps")
-    factor = torch.tensor([float(schedule.factor(step - 1, total)) for step in steps.tolist()], dtype=torch.float64)
+    factor = column.new_tensor([float(schedule.factor(step - 1, total)) for step in steps.tolist()])
     travelled = factor.cumsum(0) / factor.sum()
     terms = [torch.ones_like(factor), travelled]
     if float(factor.max() - factor.min()) > 0.01 * float(factor.max()):
