@@ -210,9 +210,7 @@ class GradientFit(Method):
         schedule: Schedule = self.chosen("schedule")
         size: float = self.chosen("optimizer").step_size
         step, parameters = state.step, state[0]
-        if (
-            parameters.is_cuda
-        ):  # in float64 on the device, as in a recorded step, so that plain steps have the same bits
+        if parameters.is_cuda:  # in float64 on the device, as in a recorded step: plain steps have the same bits
             step = torch.as_tensor(step, dtype=torch.float64, device=parameters.device)
         return size * schedule.factor(step, self.chosen("steps"))
 
