@@ -23,8 +23,11 @@ from posterity.methods.parts.expectations import equal_stops
 from posterity.methods.parts.gaussian_at_mode import prior_precision
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
+from posterity.optim import LBFGS
 from posterity.posteriors.posterior import Posterior
 from posterity.priors import Normal
+
+EVALUATIONS = 100  # of the log density in each round of a search
 
 # The problem at its latest hyper-parameters, which many steps share.
 _latest: "WeakKeyDictionary[Joint, tuple[str, Joint]]" = WeakKeyDictionary()
@@ -98,6 +101,11 @@ class OnlineLaplace(Method):
         return joint  # they are chosen during the fit
 
     def settled(self, joint: Problem, data: Data) -> "OnlineLaplace":
+        """A fit that would search for a mode by `LBFGS` has 100 evaluations between the passes, and as many before."""
+        left_out = self.fit.steps is None and self.fit.optimizer is None
+        search = self.fit.settled(joint, data) if left_out else self.fit
+        if left_out and isinstance(search.optimizer, LBFGS):
+            return dataclasses.replace(self, fit=dataclasses.replace(search, steps=EVALUATIONS * (self.rounds + 1)))
         return dataclasses.replace(self, fit=self.fit.stepped(joint, data))
 
     def prepared(self, joint: Problem, data: Data) -> Problem:
@@ -170,6 +178,9 @@ class OnlineLaplace(Method):
             tuned = tuning.tune(marginal)
             noise = torch.full_like(state.noise_scale, tuned.noise_scale or 0.0)
             state = state._replace(prior_precision=tuned.prior_precision.cpu(), noise_scale=noise)
+            if isinstance(self.fit.optimizer, LBFGS):  # its pairs are of the problem as it was
+                fit = state.fit._replace(optimizer=self.fit.optimizer.init(state.fit.theta))
+                state = state._replace(fit=fit)
         info["prior_precision"] = state.prior_precision
         if float(state.noise_scale):
             info["noise_scale"] = state.noise_scale
