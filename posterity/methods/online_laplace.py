@@ -102,9 +102,9 @@ class OnlineLaplace(Method):
 
     def settled(self, joint: Problem, data: Data) -> "OnlineLaplace":
         """A fit that would search for a mode by `LBFGS` has 100 evaluations between the passes, and as many before."""
-        left_out = self.fit.steps is None and self.fit.optimizer is None
-        search = self.fit.settled(joint, data) if left_out else self.fit
-        if left_out and isinstance(search.optimizer, LBFGS):
+        given: object = self.fit.optimizer
+        search = self.fit.settled(joint, data) if given is None else self.fit
+        if given is None and isinstance(search.optimizer, LBFGS):
             return dataclasses.replace(self, fit=dataclasses.replace(search, steps=EVALUATIONS * (self.rounds + 1)))
         return dataclasses.replace(self, fit=self.fit.stepped(joint, data))
 

@@ -252,7 +252,8 @@ def test_methods_that_hold_a_fit_settle_it(method):
     settled = chosen(method, linear(1, 20), (x, y))
     fit = settled.expectation if isinstance(getattr(settled, "expectation", None), MAP) else settled.fit
     if isinstance(method, OnlineLaplace):  # rounds of a search
-        assert isinstance(fit.optimizer, LBFGS) and fit.steps == 100 * 21
+        assert isinstance(fit.optimizer, LBFGS)
+        assert fit.steps == 100 * (method.rounds + 1)
         return
     assert (fit.steps, fit.batch_size) == (2000, None)
     assert isinstance(fit.optimizer, (Adam, SGD))
