@@ -149,10 +149,10 @@ class MCDropout(GradientFit):
     True
     """
 
-    steps: int = LEFT_OUT
-    batch_size: int | None = 128
-    optimizer: Optimizer = LEFT_OUT
-    schedule: Schedule = LEFT_OUT
+    steps: int = LEFT_OUT  # pyright: ignore[reportIncompatibleVariableOverride]
+    batch_size: int | None = 128  # pyright: ignore[reportIncompatibleVariableOverride]
+    optimizer: Optimizer = LEFT_OUT  # pyright: ignore[reportIncompatibleVariableOverride]
+    schedule: Schedule = LEFT_OUT  # pyright: ignore[reportIncompatibleVariableOverride]
     one_mask_a_batch: bool = False
     one_mask_a_draw: bool = True
     temperature: float | None = None

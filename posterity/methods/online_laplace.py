@@ -75,7 +75,7 @@ class OnlineLaplace(Method):
     0.1
     """
 
-    fit: MAP = field(default_factory=MAP)
+    fit: MAP = field(default_factory=lambda: MAP())
     laplace: Laplace = field(default_factory=lambda: Laplace(structure=Kronecker(), tuning=None))
     tuning: Tuning | None = None
     rounds: int = 20
