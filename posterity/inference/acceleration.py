@@ -73,9 +73,8 @@ class Potential:
     def take(self, batch: Batch | None) -> None:
         """Continue with these rows; what was compiled serves rows of the same shapes."""
         joint: Any = self._joint()
-        labels = batch is not None and not batch.targets.is_floating_point()
-        if labels and not batch.checked:  # compiled code cannot look at them
-            batch = joint.check(batch)
+        if batch is not None and not batch.checked and not batch.targets.is_floating_point():
+            batch = joint.check(batch)  # compiled code cannot look at labels
         self.batch = batch
         self._chunks = [(batch, 1.0)] if batch is None else _chunks(joint, batch, self.chains, self._limit)
         self._tensors: tuple[Tensor, ...] = () if batch is None else batch_tensors(batch)
