@@ -143,8 +143,9 @@ class PredictiveFit:
 
     def chosen_on(self, posterior: Linearized, rows: Batch) -> Linearized:
         """The posterior at the precision chosen by the predictions of held-out rows."""
-
-        losses: list[float] = []
+        joint = posterior.joint.as_joint("PredictiveFit")
+        outputs = joint.outputs(posterior.point(), rows.inputs, posterior.buffers or None)
+        losses = [-float(joint.likelihood.log_prob(outputs, rows.targets).mean())]  # without any width
 
         def cost(trial: Linearized) -> float:
             losses.append(-float(trial.predict(rows.inputs).log_prob(rows.targets).mean()))

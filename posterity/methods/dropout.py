@@ -11,7 +11,7 @@ from torch import Tensor
 from posterity.errors import check_batch_size, of_kinds, positive, positive_whole
 from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info
-from posterity.methods.parts.gradient_runs import LEFT_OUT, risen, usual_rate, usual_steps
+from posterity.methods.parts.gradient_runs import SETTLED_LATER, risen, usual_rate, usual_steps
 from posterity.methods.parts.scales import by_evidence
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.backward import row_log_likelihoods
@@ -149,10 +149,10 @@ class MCDropout(GradientFit):
     True
     """
 
-    steps: int = LEFT_OUT  # pyright: ignore[reportIncompatibleVariableOverride]
+    steps: int = SETTLED_LATER  # pyright: ignore[reportIncompatibleVariableOverride]
     batch_size: int | None = 128  # pyright: ignore[reportIncompatibleVariableOverride]
-    optimizer: Optimizer = LEFT_OUT  # pyright: ignore[reportIncompatibleVariableOverride]
-    schedule: Schedule = LEFT_OUT  # pyright: ignore[reportIncompatibleVariableOverride]
+    optimizer: Optimizer = SETTLED_LATER  # pyright: ignore[reportIncompatibleVariableOverride]
+    schedule: Schedule = SETTLED_LATER  # pyright: ignore[reportIncompatibleVariableOverride]
     one_mask_a_batch: bool = False
     one_mask_a_draw: bool = True
     temperature: float | None = None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posterity.errors import fraction
 from posterity.inference.method import Info
-from posterity.methods.parts.gradient_runs import LEFT_OUT
+from posterity.methods.parts.gradient_runs import SETTLED_LATER
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
     chain_gradients,
@@ -76,12 +76,12 @@ class SGHMC(MinibatchChains):
     True
     """
 
-    draws: int = LEFT_OUT
-    warmup: int = LEFT_OUT
+    draws: int = SETTLED_LATER
+    warmup: int = SETTLED_LATER
     chains: int = 4
     step_size: float | None = None
     batch_size: int | None = 128
-    thin: int = LEFT_OUT
+    thin: int = SETTLED_LATER
     schedule: Schedule = field(default_factory=Constant)
     preconditioner: Preconditioner | None = None
     momentum: float = 0.9

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from posterity.inference.method import Info
-from posterity.methods.parts.gradient_runs import LEFT_OUT
+from posterity.methods.parts.gradient_runs import SETTLED_LATER
 from posterity.methods.parts.minibatch_chains import (
     MinibatchChains,
     chain_gradients,
@@ -73,12 +73,12 @@ class SGLD(MinibatchChains):
     True
     """
 
-    draws: int = LEFT_OUT
-    warmup: int = LEFT_OUT
+    draws: int = SETTLED_LATER
+    warmup: int = SETTLED_LATER
     chains: int = 4
     step_size: float | None = None
     batch_size: int | None = 128
-    thin: int = LEFT_OUT
+    thin: int = SETTLED_LATER
     schedule: Schedule = field(default_factory=Constant)
     preconditioner: Preconditioner | None = None
 

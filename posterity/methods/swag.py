@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from posterity.errors import positive, positive_whole, shown, whole
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
-from posterity.methods.parts.gradient_runs import LEFT_OUT, batches_in_pass, risen, usual_rate
+from posterity.methods.parts.gradient_runs import SETTLED_LATER, batches_in_pass, risen, usual_rate
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.numerics.random import Key
@@ -85,10 +85,10 @@ class SWAG(Method):
     torch.Size([3, 2])
     """
 
-    fit: MAP = LEFT_OUT
-    every: int = LEFT_OUT
+    fit: MAP = SETTLED_LATER
+    every: int = SETTLED_LATER
     rank: int = 20
-    warmup: int = LEFT_OUT
+    warmup: int = SETTLED_LATER
     scale: float = 1.0
 
     def __post_init__(self) -> None:

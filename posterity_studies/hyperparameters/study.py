@@ -1,11 +1,9 @@
 """Variational EM beside the best cell of a grid, over splits: recipes, fits, the comparison, and its tables."""
 
-import logging
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
@@ -25,6 +23,7 @@ from posterity.inference.executor import in_processes, named
 from posterity.inference.sweep import Result, stored_results, write_result
 from posterity.likelihoods import Gaussian
 from posterity.methods import MAP, Laplace, MeanField, VariationalEM
+from posterity.methods.parts.scales import without_warnings
 from posterity.model import Joint
 from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
@@ -200,22 +199,10 @@ def fit(cell: Cell, folder: Path, settings: Settings) -> Result[Cell]:
     """Fit one cell and store what it gave."""
     split = standard_split(cell.data_set, cell.split)
     begin = time.perf_counter()
-    with named(cell), _without_warnings():
+    with named(cell), without_warnings():
         scores = (fit_em if cell.part == EM else fit_grid)(split, cell.method, settings)
     seconds = time.perf_counter() - begin
     return write_result(cell, folder, depends(split, cell, settings), scores, seconds)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Silence warnings about weights away from a mode, expected in first rounds and bad cells; the scores show them."""
-    logger = logging.getLogger("posterity")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[Result[Cell]]:

@@ -10,7 +10,6 @@ import torch
 
 import posterity as po
 from posterity.cli.frame import tasks
-from posterity.cli.frame.methods import usual_steps
 from posterity.datasets import Preprocessing, prepare, read_table
 from posterity.storage import RunFolder, decode
 
@@ -132,11 +131,6 @@ def test_a_file_called_like_a_data_set_is_a_file(run, prices, monkeypatch):
     assert document["settings"]["noise"] == "learn"
     monkeypatch.chdir(named.parent)
     assert json.loads(run("compare", "line", "--steps", "5", "--device", "cpu", "--json").out)["train_rows"] == 50
-
-
-@pytest.mark.parametrize(("rows", "steps"), [(0, 2000), (1000, 2000), (8192, 6400), (36584, 20000)])
-def test_steps_grow_with_the_rows(rows, steps):
-    assert usual_steps(rows) == steps
 
 
 def test_a_run_keeps_the_preprocessing_and_the_sum_of_the_file(fitted_prices, prices):

@@ -374,6 +374,14 @@ def test_the_width_of_a_network_trained_elsewhere_helps_or_does_no_harm(steps, g
     assert retuned(q, ValidationGrid(count=3), validation).joint.prior.chosen == "validation"
 
 
+def test_held_out_rows_narrow_a_posterior_that_is_far_too_wide():
+    train, validation, _ = digits()
+    net, plain = trained(100)
+    wide, _ = fit(Laplace(structure=Kronecker(), tuning=None), po.Joint(net, Categorical(), Normal(100.0), 300), train)
+    assert nll(wide) > plain + 1.0
+    assert nll(PredictiveFit().chosen_on(wide, Batch(*validation))) < plain + 0.02
+
+
 def test_map_and_laplace_of_a_table_beat_the_mean():
     """Scikit-learn's diabetes, with a network that at prior scale 1 learns its rows by heart."""
     datasets = pytest.importorskip("sklearn.datasets")

@@ -156,7 +156,7 @@ def _logistic_mode(axes: _Axes, labels: Tensor, scale: float, start: Tensor, tol
     own L-BFGS would do, but loads its compiler, for seconds.
     """
     count, classes = len(labels), start.shape[1]
-    # In these units the Hessian is at most 1, as that of the softmax is at most 1 / 2; most directions come near it.
+    # The Hessian of the softmax is at most 1 / 2, so in these units the whole Hessian is at most 1, and mostly near it.
     units = torch.cat([torch.tensor([2.0 / count]), 1.0 / (0.5 * axes.squares + scale**-2)]).sqrt()[:, None]
     design = torch.cat([torch.ones(count, 1, dtype=torch.float64), axes.scores], 1) * units.T
     prior = (units / scale).square()

@@ -8,14 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from posterity.curvature import Kronecker
 from posterity.evidence import left_out_rows
 from posterity.inference import infer
-from posterity.methods import MAP, Laplace, OnlineLaplace
+from posterity.methods import MAP, Laplace
 from posterity.methods.laplace import WHOLE
+from posterity.methods.parts.scales import evidence_fit
 from posterity.model import Joint
 from posterity.model.data import Batch, as_data
-from posterity.optim import Adam, Cosine
 from posterity.posteriors import Linearized
 
 ROWS = 2048  # of a comparison; each then stands for several
@@ -45,10 +44,11 @@ def sufficient(
     gain = network - linear
     gain = gain[torch.isfinite(gain)]
     mean, error = float(gain.mean()), float(gain.std()) / max(1, len(gain)) ** 0.5
-    said = f"{how} NLL lower by {mean:.3g}, standard error {error:.2g}"
+    said = f"its {how} NLL is {'lower' if mean > 0 else 'higher'} by {abs(mean):.3g}, standard error {error:.2g}"
     if mean > error:
-        return hidden, f"{sizes} hidden units predict better than a linear model ({said})."
-    return (), f"a linear model predicts as well as {sizes} hidden units ({said}); --hidden {sizes} takes these."
+        return hidden, f"a network of {sizes} hidden units predicts better than a linear model ({said})."
+    why = f"a linear model is taken, as a network of {sizes} hidden units is not surely better ({said})"
+    return (), f"{why}; --hidden {sizes} takes these."
 
 
 def _left_out(joint: Joint, rows: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -69,8 +69,7 @@ def _fitted(joint: Joint, rows: tuple[torch.Tensor, ...]) -> tuple[Joint, Batch,
     """The problem of a sample of these rows, the sample, and the Laplace posterior at its mode."""
     sample = as_data(rows).to(joint.device).sample(ROWS)
     problem = replace(joint, num_data=sample.size)
-    fit, passes = MAP(STEPS, 128, Adam(0.01), Cosine()), Laplace(structure=Kronecker(), tuning=None)
-    start, _ = infer(OnlineLaplace(fit, passes, rounds=ROUNDS), problem, tuple(sample[:3]), progress=False)
+    start, _ = infer(evidence_fit(STEPS, ROUNDS), problem, tuple(sample[:3]), progress=False)
     mode, _ = infer(MAP(), problem, tuple(sample[:3]), start=start, progress=False)
     posterior, _ = infer(Laplace(tuning=None), problem, tuple(sample[:3]), start=mode, progress=False)
     assert isinstance(posterior, Linearized)

@@ -71,23 +71,7 @@ class Recipe:
         return "draws" in self.options
 
 
-BATCH_SIZE, STEP_SIZE, MOST_STEPS = 128, 0.01, 20_000
-
-
-def usual_steps(rows: int) -> int:
-    """100 passes of 128 rows, within bounds: fewer leave large tables half learnt, more learn small ones by heart."""
-    return min(max(STEPS, 100 * rows // BATCH_SIZE), MOST_STEPS)
-
-
-def _usual(make: Factory) -> Factory:
-    """The factory with steps, batch size and step size filled in, for methods that do not find them themselves."""
-
-    def filled(settings: Settings, joint: "Joint") -> "Method":
-        steps, size = settings.steps or usual_steps(joint.num_data), _size(settings)
-        rows = BATCH_SIZE if settings.batch_size == AUTO else settings.batch_size
-        return make(replace(settings, steps=steps, step_size=size, batch_size=rows), joint)
-
-    return filled
+BATCH_SIZE, STEP_SIZE = 128, 0.01
 
 
 def _size(settings: Settings) -> float:
@@ -172,7 +156,7 @@ def _natural_gradient(settings: Settings, joint: "Joint") -> "Method":
 
 
 def _given(settings: Settings, *names: str) -> dict[str, Any]:
-    """Those of these settings that differ from their defaults: what is left out, a method chooses itself."""
+    """The named settings that the user gave; a method chooses the others itself."""
     usual = Settings()
     return {name: getattr(settings, name) for name in names if getattr(settings, name) != getattr(usual, name)}
 
@@ -255,7 +239,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("hmc", "HMC", _sampler("HMC"), (), _CHAIN),
             Recipe("mala", "MALA", _sampler("MALA"), (), _CHAIN),
             Recipe("metropolis", "Metropolis", _sampler("Metropolis"), (), _CHAIN),
-            Recipe("langevin", "Langevin", _usual(_langevin), ("map",), _CHAIN),
+            Recipe("langevin", "Langevin", _langevin, ("map",), _CHAIN),
         )
     }
 )

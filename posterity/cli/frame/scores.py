@@ -77,8 +77,8 @@ def _known(value: float) -> float | None:
 def evidence(posterior: Posterior, task: Task) -> dict[str, float] | None:
     """Log evidence in nats, and the prior scale and noise for which it is, tuned or not; None where there is none.
 
-    Noise and evidence are in the units of the file's target, or the noise in those of its logarithm where that is
-    modelled; the prior scale is for the network's weights.
+    Noise and evidence are in the units of the file's target. Where its logarithm is modelled, the noise is in units of
+    the logarithm. The prior scale is for the network's weights.
     """
     if not isinstance(posterior, Linearized) or posterior.log_evidence is None:
         return None
@@ -198,8 +198,8 @@ def negative_limits_line(source: Source, counts: Mapping[str, int]) -> str:
     )
 
 
-FAR = 5.0  # the distance from the mean of the training rows, in that of the farthest of them
-WIDE = 3.0  # the width of the box that foreign inputs come from, in that of the training rows
+FAR = 5.0  # times as far from the mean of the training rows as the farthest of them
+WIDE = 3.0  # times as wide as the training rows: the box that foreign inputs come from
 FOREIGN = 500  # inputs of either kind
 
 

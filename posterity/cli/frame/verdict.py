@@ -47,8 +47,8 @@ class Verdict:
 def judge(candidates: Sequence[Candidate], predictive: Predictive, targets: Tensor) -> Verdict:
     """Take the simplest candidate that is not surely worse than the one of least NLL; they come simplest first.
 
-    One is surely worse than another where the paired interval of the difference in NLL lies above 0. The predictive and
-    targets are those of the test rows, for the bootstrap. There is at least one candidate.
+    One is surely worse than another where the paired interval of the difference in NLL lies above 0. The bootstrap
+    draws from the test rows: `predictive` and `targets` are theirs. There is at least one candidate.
     """
 
     def paired(worse: Candidate, better: Candidate) -> Bootstrap:

@@ -10,7 +10,7 @@ from posterity.model import Data, Problem
 if TYPE_CHECKING:
     from posterity.inference.run import Trace
 
-LEFT_OUT: Any = None  # default of a setting that `Method.settled` chooses
+SETTLED_LATER: Any = None  # default of a setting that `Method.settled` chooses
 _PASSES, _LEAST_STEPS, _MOST_STEPS = 40, 2000, 20_000
 _MOST_RATE = 0.03  # step size of Adam
 _SHARE, _LEAST = 0.05, 20  # share of a run that counts as its start and its end; steps of a run that can be judged

@@ -31,7 +31,7 @@ from posterity.priors import Layerwise, Normal, Prior
 logger = logging.getLogger("posterity")
 
 ROWS = 4096  # of the short fit; each then stands for several
-STEPS = 1500
+STEPS, ROUNDS = 1500, 15
 MOST_WEIGHTS = 1_000_000
 MOST_POWERS = 6  # of two, by which prior scales may move from the evidence's
 WORTH = 0.1  # nats of evidence that make the next power worth it
@@ -56,13 +56,13 @@ def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Join
     elif not isinstance(problem.bound_prior, Normal):
         reason = "only the scales of normal priors are chosen"
     else:
-        fit = MAP(STEPS, 128, Adam(0.01), Cosine())
-        method = OnlineLaplace(fit, Laplace(structure=Kronecker(), tuning=None), rounds=15)
         problem = replace(problem, num_data=rows.size, tempering=Tempering.bayes())
         try:
-            with _quiet():
+            with without_warnings():
                 problem = replace(problem, prior=_without_normed(problem, rows))
-                posterior, _ = infer(method, problem, tuple(rows[:3]), seed=key.seed, progress=False)
+                posterior, _ = infer(
+                    evidence_fit(STEPS, ROUNDS), problem, tuple(rows[:3]), seed=key.seed, progress=False
+                )
                 fitted = _refined(problem, posterior, rows)
             return with_scales_of(joint, fitted)
         except (PosterityError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
@@ -71,20 +71,33 @@ def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Join
     return as_chosen(joint, "start")
 
 
+def evidence_fit(steps: int, rounds: int) -> OnlineLaplace:
+    """The short fit by which scales are chosen: one for each layer, and the noise."""
+    return OnlineLaplace(
+        MAP(steps, 128, Adam(0.01), Cosine()), Laplace(structure=Kronecker(), tuning=None), rounds=rounds
+    )
+
+
 def by_m_steps(method: Method, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
     """The problem with the scales that were left out, by M-steps between steps of the method.
 
-    The steps begin at the scales of the short evidence fit, and are on at most 4,096 rows.
+    The steps begin at the scales of the short evidence fit, and are on at most 4,096 rows. Where they fail these scales
+    stay, and the log says so.
     """
-    problem = by_evidence(joint, data, start, key)
+    chosen = problem = by_evidence(joint, data, start, key)
     prior, noise = left_out(joint)
     if joint.num_members is not None or problem.likelihood.num_free or not isinstance(problem.bound_prior, Normal):
         return problem
     rows = data.sample(ROWS).member(0)
     m_steps = (*[PriorScale(LeftOut.of(joint, PerLayer()))] * prior, *[NoiseScale()] * noise)
     problem = replace(problem, num_data=rows.size)
-    with _quiet():
-        posterior, _ = infer(VariationalEM(method, m_steps), problem, tuple(rows[:3]), seed=key.seed, progress=False)
+    try:
+        with without_warnings():
+            em = VariationalEM(method, m_steps)
+            posterior, _ = infer(em, problem, tuple(rows[:3]), seed=key.seed, progress=False)
+    except (PosterityError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        logger.warning("The scales are those of the evidence, as M-steps failed (%s). Give them to be sure.", error)
+        return chosen
     return with_scales_of(joint, as_chosen(posterior.joint.as_joint("by_m_steps"), "M-steps"))
 
 
@@ -149,8 +162,8 @@ def _refined(problem: Joint, posterior: Posterior, rows: Batch) -> Joint:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """A context in which what the short fit would say is not logged."""
+def without_warnings() -> Iterator[None]:
+    """A context in which the library logs no warnings: of fits that are only steps to another."""
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
