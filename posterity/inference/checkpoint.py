@@ -191,7 +191,7 @@ def last_good(keeper: Checkpointer | None, run: Run) -> Iterator[None]:
         else:
             note = "No state was stored: with checkpoint= the last good one would be."
         # On a GPU the loss is not checked after every step, so the run may be past the error.
-        error.posterior = run.so_far(error.step if error.step < run.step else run.step + 1)
+        error.posterior = run.so_far(error.step)
         if error.posterior is not None:
             note += " The posterior of what it had kept is in the error (error.posterior)."
         error.args = (f"{error} {note}",)

@@ -65,7 +65,7 @@ def refuse_other(
             raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {name} differs{values}. {remedy}")
     for name in dict.fromkeys((*wanted.tensors, *stored.tensors)):
         before, after = stored.tensors.get(name), wanted.tensors.get(name)
-        if before is None or after is None or not _equal(before, after.cpu()):
+        if before is None or after is None or not _equal(before.cpu(), after.cpu()):
             raise BadFolder(f"{os.fspath(path)!r} holds {held}: its {name.partition('.')[0]} differs. {remedy}")
 
 

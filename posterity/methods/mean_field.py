@@ -114,7 +114,7 @@ class MeanField(VariationalFit):
 
     def step(self, joint: Problem, state: MeanFieldState, batch: Batch, key: Key) -> tuple[MeanFieldState, Info]:
         parameters, size = state.parameters, joint.size
-        if state.step < self.search:
+        if self.search and state.step < self.search:  # a recorded step is a tensor, whose value must not be read
             return self._search_step(joint, state, batch)
         log_scale = parameters[..., size:]
         scale = torch.mul(log_scale, _PER_OCTAVE, out=workspace(joint, "scale", log_scale)).exp2_()  # faster than exp

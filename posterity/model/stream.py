@@ -111,7 +111,9 @@ class StreamData(Data):
         count = 0
         for item in islice(items, each):
             count += 1
-            batch = as_batch(item, "each batch of the loader").map(lambda t: t.to(self.device, non_blocking=True))
+            # Towards the CPU the rows could be read before they have come.
+            aside = self.device.type != "cpu"
+            batch = as_batch(item, "each batch of the loader").map(lambda t: t.to(self.device, non_blocking=aside))
             yield batch if self.prepare is None else self.prepare(batch)
         if count < each:
             raise BadData(f"The DataLoader says that it has {each} batches and gave {count}. Make its __len__ right.")

@@ -48,7 +48,7 @@ def test_estimators_are_at_the_closed_form(monkeypatch):
 
 @pytest.mark.parametrize("part", ["value", "grad_mean", "grad_scale"])
 def test_each_part_of_a_wrong_estimate_is_seen(monkeypatch, part):
-    monkeypatch.setattr(checks, "KEYS", 100)
+    monkeypatch.setattr(checks, "KEYS", 400)
     with pytest.raises(ValueError, match="standard errors from the closed form"):
         checks.against_closed_form(Enlarged(part))
 

@@ -8,7 +8,7 @@ from posterity.predictive import GaussianPredictive
 
 pytestmark = pytest.mark.cpu
 ROWS = 200
-NOISE = 0.1 * torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
+NOISE = 0.1 * torch.randn(ROWS, generator=torch.Generator().manual_seed(0), device="cpu")
 NOISE -= NOISE.mean()
 
 

@@ -254,8 +254,10 @@ def test_a_module_that_writes_into_its_weights_is_refused(way: str) -> None:
                     self.weight.clamp_(min=0.0)
             return super().forward(x)
 
+    module = Positive(2, 2)
+    nn.init.constant_(module.weight, -0.1)
     with pytest.raises(ValueError, match=r"writes into its own weights \('weight'\).*no function of theta"):
-        fit(MAP(steps=2), Positive(2, 2))
+        fit(MAP(steps=2), module)
 
 
 class Noisy(nn.Module):

@@ -18,7 +18,7 @@ from posterity.optim import SGD, Cycles, GradientScale, StationarySGD
 from posterity.priors import Normal
 
 FLOAT64 = torch.float64
-SHORT = {"draws": 60, "warmup": 600, "thin": 10}
+SHORT = {"draws": 100, "warmup": 600, "thin": 20}
 
 
 def line(noise: float, rows: int = 120, learn: bool = False) -> tuple[po.Joint, tuple[Tensor, Tensor], Tensor, Tensor]:

@@ -178,8 +178,8 @@ def test_the_kl_of_a_laplace_family_is_the_polynomial_that_was_asked_for() -> No
     family = Translation(lambda z: torch.exp(-z.abs()), -40.0, 40.0, scale=0.5)
     verdict = to_prior(of_means(lambda mu: mu**4 + mu**3), family)
     assert verdict.residual < 1e-10
-    mu = torch.linspace(-2.0, 2.0, 9, dtype=torch.float64)
-    points, weights = panel_rule(torch.linspace(0.0, 40.0, 400, dtype=torch.float64))
+    mu = torch.linspace(-2.0, 2.0, 9, dtype=torch.float64, device="cpu")
+    points, weights = panel_rule(torch.linspace(0.0, 40.0, 400, dtype=torch.float64, device="cpu"))
     sides = [verdict.log_alpha(mu.unsqueeze(-1) + sign * 0.5 * points) for sign in (-1.0, 1.0)]
     kl = -(1.0 + math.log(2.0 * 0.5)) - 0.5 * (sides[0] + sides[1]) @ (weights * torch.exp(-points))
     torch.testing.assert_close(kl + verdict.K, mu**4 + mu**3, rtol=0.0, atol=1e-9)

@@ -27,7 +27,7 @@ def chains(likelihood: Likelihood, outputs: int, seed: int = 0) -> Samples:
 
 def functions(q: Samples) -> Tensor:
     """Outputs of all draws, (C D, N, outputs), without the library."""
-    theta = q.theta.flatten(0, 1)
+    theta = q.theta.flatten(0, 1).to(X.device)
     width = q.joint.network.layout.size // 3
     weight, bias = theta[:, : 2 * width].reshape(-1, width, 2), theta[:, 2 * width : 3 * width]
     return torch.einsum("soi,ni->sno", weight, X) + bias.unsqueeze(1)
@@ -57,7 +57,7 @@ def test_class_probabilities_average_over_all_draws(likelihood: Likelihood, outp
 
 def test_draws_of_regression_are_all_kept() -> None:
     q = chains(Gaussian(scale=0.4, learn=True), 1)
-    outputs, noise = functions(q), q.theta.flatten(0, 1)[:, -1].exp()
+    outputs, noise = functions(q), q.theta.flatten(0, 1)[:, -1].exp().to(X.device)
     y = X[:, :1]
     pred = q.predict(X)
     torch.testing.assert_close(pred.mean, outputs.mean(0), rtol=1e-12, atol=1e-14)

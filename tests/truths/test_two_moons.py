@@ -16,9 +16,10 @@ def around(radius: float) -> torch.Tensor:
 
 def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
     data = two_moons()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same weights on every device
         torch.default_generator.manual_seed(0)
         net = po.networks.MLP((2, 50, 50, 2))
+    net.to(torch.get_default_device())
     tempering = po.Tempering.tempered(0.3)  # there are more weights than rows
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), len(data.train), tempering)
     adam, cosine = po.optim.Adam(0.01), po.optim.Cosine()
@@ -43,9 +44,10 @@ def test_sghmc_on_batches_runs_at_its_temperature_and_predicts_as_the_posterior_
     with 0.013.
     """
     data = two_moons()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same weights on every device
         torch.default_generator.manual_seed(0)
         net = po.networks.MLP((2, 50, 50, 2))
+    net.to(torch.get_default_device())
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), len(data.train))
     method = po.methods.SGHMC(draws=50, warmup=1000, chains=2, preconditioner=po.methods.RMSprop())
     q, trace = po.infer(method, joint, data.train.pair)
