@@ -48,7 +48,14 @@ def same_bits(first: Posterior, second: Posterior) -> bool:
 
 
 def same_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name].cpu(), two[name].cpu()) for name in one)
+    if one.keys() != two.keys():
+        return False
+    differ = {
+        name: (one[name].cpu(), two[name].cpu()) for name in one if not torch.equal(one[name].cpu(), two[name].cpu())
+    }
+    for name, pair in differ.items():
+        print(f"{name} differs:", *pair, sep="\n")
+    return not differ
 
 
 def assert_close(first: Posterior, second: Posterior, tolerance: float) -> None:

@@ -92,7 +92,9 @@ def test_entropies_under_every_integrator(
     assert bool((pred.aleatoric >= 0).all())
     assert bool((pred.epistemic >= 0).all())
     torch.testing.assert_close(pred.aleatoric + pred.epistemic, pred.entropy)
-    there = torch.minimum(epistemic, pred.entropy)  # no more than the entropy, which an approximation may have too small
+    there = torch.minimum(
+        epistemic, pred.entropy
+    )  # no more than the entropy, which an approximation may have too small
     assert bool(((pred.epistemic - there).abs() <= 0.02 * epistemic + 5.0 * error).all())
     if isinstance(integrator, (Exact, MonteCarlo)):  # whose probabilities are right, so the rest of the entropy is
         assert bool(((pred.aleatoric - aleatoric).abs() <= 0.02 * epistemic + 10.0 * error).all())

@@ -1,10 +1,12 @@
 """A network on two moons: mean-field inference and SGHMC are unsure far from the data, where MAP is sure."""
 
+import dataclasses
+
 import pytest
 import torch
 
 import posterity as po
-from posterity.datasets import two_moons
+from posterity.datasets import DataSet, LabelledData, two_moons
 
 RADIUS = 10.0  # of the ring, about ten times the reach of the data
 
@@ -14,12 +16,18 @@ def around(radius: float) -> torch.Tensor:
     return torch.tensor([0.5, 0.25]) + radius * torch.stack([angle.cos(), angle.sin()], dim=1)
 
 
-def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
-    data = two_moons()
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same weights on every device
+def moons() -> tuple[DataSet, po.networks.MLP]:
+    """The data and a network, the same on every device."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(0)
-        net = po.networks.MLP((2, 50, 50, 2))
-    net.to(torch.get_default_device())
+        data, net = two_moons(), po.networks.MLP((2, 50, 50, 2))
+    device = torch.get_default_device()
+    train, test = (LabelledData(part.inputs.to(device), part.targets.to(device)) for part in (data.train, data.test))
+    return dataclasses.replace(data, train=train, test=test), net.to(device)
+
+
+def test_entropy_far_away_exceeds_that_of_map_and_that_on_the_data():
+    data, net = moons()
     tempering = po.Tempering.tempered(0.3)  # there are more weights than rows
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), len(data.train), tempering)
     adam, cosine = po.optim.Adam(0.01), po.optim.Cosine()
@@ -43,11 +51,7 @@ def test_sghmc_on_batches_runs_at_its_temperature_and_predicts_as_the_posterior_
     field: from 0.091), the log of the entropy -1.50 with 0.25 (MAP: -4.1), the temperatures 1.005 with 0.002 and 1.021
     with 0.013.
     """
-    data = two_moons()
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # the same weights on every device
-        torch.default_generator.manual_seed(0)
-        net = po.networks.MLP((2, 50, 50, 2))
-    net.to(torch.get_default_device())
+    data, net = moons()
     joint = po.Joint(net, po.likelihoods.Categorical(), po.priors.Normal(1.0), len(data.train))
     method = po.methods.SGHMC(draws=50, warmup=1000, chains=2, preconditioner=po.methods.RMSprop())
     q, trace = po.infer(method, joint, data.train.pair)
