@@ -108,11 +108,9 @@ class StreamData(Data):
             items = _keyed(lambda: iter(self.source), _generators(self.source), key or Key(0))
         else:
             items = _keyed(lambda: self._collated(size, key), [], key or Key(0))
-        count = 0
+        count, aside = 0, self.device.type != "cpu"  # towards the CPU, rows could be read before they have come
         for item in islice(items, each):
             count += 1
-            # Towards the CPU the rows could be read before they have come.
-            aside = self.device.type != "cpu"
             batch = as_batch(item, "each batch of the loader").map(lambda t: t.to(self.device, non_blocking=aside))
             yield batch if self.prepare is None else self.prepare(batch)
         if count < each:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def same_tensors(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
         name: (one[name].cpu(), two[name].cpu()) for name in one if not torch.equal(one[name].cpu(), two[name].cpu())
     }
     for name, pair in differ.items():
-        print(f"{name} differs:", *pair, sep="\n")
+        sys.stdout.write(f"{name} differs: {pair}\n")
     return not differ
 
 
