@@ -15,9 +15,9 @@ def best_ridge(
     design (`squares`, all above 0), and the products z of its principal directions with the targets, the best s^2 for
     a ridge is (rest + sum of z^2 / d ridge / (d + ridge)) / count, `rest` the squares that no weights reach, and never
     below `floor`. The log evidence is, up to a constant, -count / 2 log s^2 - 1/2 sum log(1 + d / ridge). The ridge is
-    searched on a grid, then on a finer one. With more weights than rows the evidence may not tell a little noise from
-    none: where it is less than `slack` nats from its maximum at the smallest ridge of the grid, the largest ridge of
-    which that is true is taken. Bishop (2006), section 3.5.
+    searched on a grid, then on a finer one. Where weights can reach all targets, the evidence may not tell a little
+    noise from none: with `slack` the largest ridge within that many nats of the maximum is taken there. Bishop (2006),
+    section 3.5.
     """
     energy = products.square() / squares
     top = float(squares.max()) if len(squares) else 1.0
@@ -33,9 +33,8 @@ def best_ridge(
     coarse = top * RATIOS
     values = evidence(coarse)
     index = int(values.argmax())
-    enough = values > values[index] - slack
-    if bool(enough[0]):
-        chosen = coarse[enough][-1]
+    if slack and len(squares) >= count:
+        chosen = coarse[values >= values[index] - slack][-1]
     else:
         low, high = (float(coarse[min(max(index + step, 0), len(coarse) - 1)].log10()) for step in (-1, 1))
         fine = torch.logspace(low, high, 41, dtype=torch.float64, device="cpu")
