@@ -14,8 +14,8 @@ from posterity.evidence.marginal import GIVEN, Groups, LeftOut, Marginal, Shared
 from posterity.evidence.retuned import marginal_likelihood
 from posterity.evidence.tuning import Search, Tuned, with_tuned
 from posterity.likelihoods import Gaussian as GaussianNoise
+from posterity.likelihoods import Likelihood
 from posterity.model.batch import Batch
-from posterity.model.joint import Joint
 from posterity.numerics.random import Key
 from posterity.posteriors.gaussian import Linearized
 from posterity.posteriors.posterior import default_integrator
@@ -24,6 +24,7 @@ logger = logging.getLogger("posterity")
 
 LEAVE_ONE_OUT = "leave-one-out"
 _LARGEST = 0.999  # leverage from which a cavity counts as undefined
+DECADES = 6  # of the prior precision, by which a posterior at a mode is narrowed at most
 _MOST = 0.5  # share of undefined cavities from which a precision is not considered
 
 
@@ -49,10 +50,7 @@ class LeftOutRows(NamedTuple):
 
     def surely_cost_more_than(self, nats: float) -> bool:
         """Whether the cost is above this many nats, and above two of its standard errors."""
-        each = self.plug_in - self.posterior
-        each = each[~each.isnan()]
-        error = float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-        return self.cost > max(nats, 2.0 * error)
+        return self.cost > max(nats, 2.0 * _error(self.plug_in - self.posterior))
 
 
 def left_out_rows(
@@ -66,26 +64,53 @@ def left_out_rows(
     left out. Weights that are not `at_mode`, but were trained by another loss, do not move by g: their cavities keep
     the mean m. `moments` are m and S of all rows, if they are known.
     """
+    likelihood = posterior.joint.as_joint("left_out_rows").likelihood
+    centre, covariance = _cavities(posterior, rows, at_mode, moments)
+    defined = ~covariance[:, 0, 0].isnan()
+    each = torch.full((2, len(centre)), math.nan, dtype=centre.dtype, device=centre.device)
+    each[0] = _densities(likelihood, centre, covariance, rows)
+    each[1, defined] = likelihood.log_prob(centre[defined], _targets(rows)[defined])
+    return LeftOutRows(*each)
+
+
+def _cavities(
+    posterior: Linearized, rows: Batch, at_mode: bool, moments: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Means (n, *event) and covariances (n, D, D) of the cavities of `left_out_rows`; NaN where one is undefined."""
     joint = posterior.joint.as_joint("left_out_rows")
-    likelihood, targets = joint.likelihood, rows.targets
     mean, covariance = (v.double() for v in (posterior.output_moments(rows.inputs) if moments is None else moments))
-    targets = targets.double() if targets.is_floating_point() else targets
     leaf = mean.clone().requires_grad_()
     with torch.enable_grad():
-        (slope,) = torch.autograd.grad(likelihood.log_prob(leaf, targets).sum(), leaf)
-    curvature = likelihood.output_fisher(mean, mean.dim() - 1) * float(joint.tempering.likelihood_power)
+        (slope,) = torch.autograd.grad(joint.likelihood.log_prob(leaf, _targets(rows)).sum(), leaf)
+    curvature = joint.likelihood.output_fisher(mean, mean.dim() - 1) * float(joint.tempering.likelihood_power)
     hat = covariance @ curvature  # (n, D, D)
-    leverage = torch.linalg.eigvals(hat).real.amax(-1)
-    defined = leverage < _LARGEST
+    defined = torch.linalg.eigvals(hat).real.amax(-1) < _LARGEST
     identity = torch.eye(hat.shape[-1], dtype=hat.dtype, device=hat.device)
-    cavity = torch.linalg.solve(identity - hat[defined], covariance[defined])
-    cavity = 0.5 * (cavity + cavity.mT)
-    shift = (cavity @ slope[defined].flatten(1).unsqueeze(-1)).squeeze(-1)
-    centre, targets = mean[defined] - at_mode * shift.reshape(mean[defined].shape), targets[defined]
-    each = torch.full((2, len(mean)), math.nan, dtype=mean.dtype, device=mean.device)
-    each[0, defined] = default_integrator(likelihood, centre)(likelihood, centre, cavity, Key(0)).log_prob(targets)
-    each[1, defined] = likelihood.log_prob(centre, targets)
-    return LeftOutRows(*each)
+    solved = torch.linalg.solve(identity - hat[defined], covariance[defined])
+    centre, cavity = torch.full_like(mean, math.nan), torch.full_like(covariance, math.nan)
+    cavity[defined] = 0.5 * (solved + solved.mT)
+    shift = (cavity @ slope.flatten(1).unsqueeze(-1)).squeeze(-1).reshape(mean.shape)[defined]
+    centre[defined] = mean[defined] - at_mode * shift
+    return centre, cavity
+
+
+def _densities(likelihood: Likelihood, centre: Tensor, covariance: Tensor, rows: Batch) -> Tensor:
+    """Log densities (n,) of the rows under outputs N(centre, covariance); NaN where these are."""
+    defined = ~(covariance[:, 0, 0].isnan() | centre.flatten(1).isnan().any(1))
+    centre, covariance, targets = centre[defined], covariance[defined], _targets(rows)[defined]
+    each = torch.full((len(defined),), math.nan, dtype=centre.dtype, device=centre.device)
+    each[defined] = default_integrator(likelihood, centre)(likelihood, centre, covariance, Key(0)).log_prob(targets)
+    return each
+
+
+def _targets(rows: Batch) -> Tensor:
+    return rows.targets.double() if rows.targets.is_floating_point() else rows.targets
+
+
+def _error(each: Tensor) -> float:
+    """The standard error of the mean of these numbers (n,), without those that are NaN."""
+    each = each[~each.isnan()]
+    return float(each.std()) / math.sqrt(len(each)) if len(each) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -141,6 +166,45 @@ class PredictiveFit:
             )
         return chosen
 
+    def narrowed(self, posterior: Linearized, rows: Batch) -> Linearized:
+        """The posterior at a mode, or a narrower one about it, where that surely predicts left-out rows better.
+
+        A row that is left out moves the mode by the cavity of this posterior; its own width is tried along with those
+        of larger precisions, decade by decade, and with none. Where the best is better by more than `tolerance` and by
+        more than a standard error, the widest that is within `tolerance` of the best is taken. Gaussians at the mode
+        for classes are often too wide: towards smaller weights the likelihood falls faster than they do.
+        """
+        moments = posterior.output_moments_under(rows.inputs)
+        centre, covariance = _cavities(posterior, rows, True, moments(posterior))
+        likelihood = posterior.joint.as_joint("PredictiveFit").likelihood
+        groups, marginal, given = _prior_groups(posterior)
+        present = marginal.prior_precision
+
+        def at(log: float) -> Linearized:
+            return _at(posterior, marginal, groups, torch.where(given, present, present * 10.0**log), LEAVE_ONE_OUT)
+
+        def densities(log: float) -> Tensor:
+            trial = at(log)
+            width = _cavities(trial, rows, True, moments(trial))[1]
+            return _densities(trial.joint.as_joint("PredictiveFit").likelihood, centre, width, rows)
+
+        own = _densities(likelihood, centre, covariance, rows)
+        none = torch.full_like(own, math.nan)
+        none[~own.isnan()] = likelihood.log_prob(centre[~own.isnan()], _targets(rows)[~own.isnan()])
+        tried = [own, *(densities(float(log)) for log in range(1, DECADES + 1))]
+        means = [float(each.nanmean()) for each in tried]
+        best = max(*tried, none, key=lambda each: float(each.nanmean()))
+        excess = float((best - own).nanmean())
+        if not excess > max(self.tolerance, _error(best - own)):
+            return posterior
+        enough = float(best.nanmean()) - self.tolerance
+        good = next((float(log) for log, mean in enumerate(means) if mean >= enough), float(DECADES))
+        bad = good - 1.0
+        for _ in range(3):
+            middle = 0.5 * (good + bad)
+            good, bad = (middle, bad) if float(densities(middle).nanmean()) >= enough else (good, middle)
+        return at(good)
+
     def chosen_on(self, posterior: Linearized, rows: Batch) -> Linearized:
         """The posterior at the precision chosen by the predictions of held-out rows."""
         joint = posterior.joint.as_joint("PredictiveFit")
@@ -155,9 +219,7 @@ class PredictiveFit:
 
     def _chosen(self, posterior: Linearized, cost: Callable[[Linearized], float], way: str) -> Linearized:
         """Walk down in decades from where the posterior has no width, while the cost allows, and halve the last one."""
-        groups = _groups(posterior.joint.as_joint("PredictiveFit"))
-        marginal = marginal_likelihood(posterior, groups)
-        given = torch.tensor([name == GIVEN for name in marginal.names], device=marginal.prior_precision.device)
+        groups, marginal, given = _prior_groups(posterior)
 
         def at(log: float) -> Linearized:
             precision = marginal.prior_precision.masked_fill(~given, 10.0**log)
@@ -193,11 +255,15 @@ def with_noise(posterior: Linearized) -> Linearized:
     return _at(posterior, marginal, Shared(), marginal.prior_precision, "evidence")
 
 
-def _groups(joint: Joint) -> Groups:
-    """One group of all weights, or, where the prior of some tensors was given, of the others."""
+def _prior_groups(posterior: Linearized) -> tuple[Groups, Marginal, Tensor]:
+    """One group of all weights, or, where the prior of some tensors was given, of the others, and which are given."""
+    joint = posterior.joint.as_joint("PredictiveFit")
     layout = joint.network.layout
     named = [p.name for p, prior in zip(layout, joint.prior.by_tensor(layout), strict=True) if prior.chosen]
-    return LeftOut(Shared(), tuple(named)) if 0 < len(named) < len(layout.names) else Shared()
+    groups: Groups = LeftOut(Shared(), tuple(named)) if 0 < len(named) < len(layout.names) else Shared()
+    marginal = marginal_likelihood(posterior, groups)
+    given = torch.tensor([name == GIVEN for name in marginal.names], device=marginal.prior_precision.device)
+    return groups, marginal, given
 
 
 def _at(posterior: Linearized, marginal: Marginal, groups: Groups, precision: Tensor, way: str) -> Linearized:

@@ -44,6 +44,7 @@ from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
 from posterity.options import LEFT_OUT
 from posterity.posteriors import Linearized, Posterior
+from posterity.precisions.dense import Dense
 from posterity.priors import Correlated, Normal
 
 _LAYERWISE = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures with sums for each layer
@@ -59,7 +60,8 @@ FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
-WIDE = 0.003  # nats a row that the width of a posterior at a mode may cost: leave-one-out is right about it there
+NARROW = 0.0001  # nats a row that the width of a posterior at a mode may cost: chosen on tables of scikit-learn and UCI
+WIDE = 0.003  # nats a row that it may cost where only parts of the curvature are known, or the noise is normal
 HARM = 0.005  # nats a row by which leave-one-out predictions may be worse than those of the weights without a warning
 
 logger = logging.getLogger("posterity")
@@ -97,9 +99,10 @@ class Laplace(Method):
     every weight of theta, points included, and the prior of a learnt noise. `subset` chooses the weights.
 
     **Scales**: given ones are known. Those that were left out come with the posterior that the run starts from, as its
-    fit chose them, unless the Gaussian at them surely predicts worse than theta* alone. Then, and for a network that
+    fit chose them, unless the Gaussian at them surely predicts worse than a narrower one. Then, and for a network that
     was trained elsewhere, `tuning="auto"` chooses the prior precision by how the posterior predicts
-    (`evidence.PredictiveFit`): on the rows `infer(..., validation=...)`, or else by approximate leave-one-out.
+    (`evidence.PredictiveFit`): on the rows `infer(..., validation=...)`, or else by approximate leave-one-out. theta*
+    stays where it is.
     `tuning=Evidence()` moves prior precision and noise, given or not, to the maximum of the log evidence at theta*,
     which stays where it is; None leaves them.
 
@@ -379,6 +382,9 @@ def _that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
         logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
     elif leaves_out(joint):
         posterior = with_noise(posterior)
+    whole = isinstance(posterior.gaussian.precision, Dense)
+    if normal and prior.chosen and whole and not joint.likelihood.normal_targets:
+        return PredictiveFit(tolerance=NARROW).narrowed(posterior, rows)
     left = left_out_rows(posterior, rows)
     if normal and prior.chosen and left.surely_cost_more_than(WIDE):
         return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)

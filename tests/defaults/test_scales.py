@@ -272,6 +272,25 @@ def test_storage_keeps_how_scales_were_chosen(tmp_path):
     assert po.load(tmp_path / "begun", joint.network.module).joint.bound_prior.chosen == LEFT_OUT
 
 
+def test_scales_of_a_linear_model_with_more_weights_than_rows_are_at_the_maximum_of_the_evidence(monkeypatch):
+    """Noise and weights explain much the same there: alternating fits come to the maximum slowly, and are not made."""
+    monkeypatch.delattr(scales, "evidence_fit")
+    data = rows(60, columns=240, noise=3.0)
+    data = data[0], data[1] / data[1].std()
+    q, _ = fit(MAP(), linear(Gaussian(), Normal(), data, columns=240), data)
+    chosen = log_evidence(data, float(prior_scale(q)[0]), q.joint.likelihood.scale)
+    grid = itertools.product(torch.logspace(-2, 0, 21).tolist(), torch.logspace(-3, 0.5, 36).tolist())
+    assert float(chosen) > max(float(log_evidence(data, *point)) for point in grid) - 0.11
+    assert q.joint.likelihood.scale > 0.01  # of all that the evidence hardly tells apart the largest
+    assert q.joint.prior.chosen == q.joint.likelihood.chosen == "evidence"
+
+
+def test_the_evidence_of_a_linear_model_finds_noise_that_is_nearly_none():
+    data = rows(60, noise=1e-4)
+    q, _ = fit(MAP(), linear(Gaussian(), Normal(), data), data)
+    assert q.joint.likelihood.scale == pytest.approx(1e-4, rel=0.3)
+
+
 # Leave-one-out predictions against refits.
 
 
@@ -313,6 +332,50 @@ def test_left_out_rows_of_a_logistic_regression_are_near_those_of_refits():
     truth, seen = torch.cat(truth), whole.predict(x).log_prob(y)
     assert float(left.posterior.mean()) == pytest.approx(float(truth.mean()), rel=0.03)
     assert float((left.posterior - truth).abs().mean()) < 0.2 * float((seen - truth).abs().mean())
+
+
+def classes(gap, count=400, columns=5):
+    """Rows of two classes that lie `gap` apart, a quarter of them to train on."""
+    key = po.Key(2)
+    y = torch.arange(count) % 2
+    x = key.normal((count, columns), torch.float64)
+    x[:, 0] += gap * (2.0 * y - 1.0)
+    return (x[: count // 4], y[: count // 4]), (x[count // 4 :], y[count // 4 :])
+
+
+def test_the_gaussian_at_a_mode_of_clear_classes_is_narrowed_until_it_does_no_harm():
+    train, (x, y) = classes(2.5)
+    joint = po.Joint(nn.Linear(5, 2).double(), Categorical(), Normal(3.0, chosen="evidence"), len(train[0]))
+    mode, _ = fit(MAP(), joint, train)
+    q, _ = fit(Laplace(), joint, train, start=mode)
+    wide, _ = fit(Laplace(tuning=None), joint, train, start=mode)
+    losses = [-float(p.predict(x).log_prob(y).mean()) for p in (mode, q, wide)]
+    assert losses[2] > losses[0] + 0.02
+    assert losses[1] < losses[0] + 0.001
+    assert torch.equal(q.point(), mode.point())
+    assert q.joint.bound_prior.chosen == "leave-one-out"
+    assert float(q.output_moments(x, marginal=True)[1].min()) > 0.0
+
+
+def test_the_gaussian_at_a_mode_of_classes_that_overlap_stays():
+    train, _ = classes(0.3)
+    joint = po.Joint(nn.Linear(5, 2).double(), Categorical(), Normal(0.3, chosen="evidence"), len(train[0]))
+    mode, _ = fit(MAP(), joint, train)
+    q, _ = fit(Laplace(), joint, train, start=mode)
+    assert q.joint.bound_prior.chosen == "evidence"
+
+
+def test_a_left_out_row_moves_the_mode_by_the_posterior_s_own_cavity_at_every_width():
+    """Weights that memorise their rows: the row that is left out would not move the mode of a narrow Gaussian."""
+    key, count = po.Key(5), 30
+    x = key.fold("inputs").normal((count, 12), torch.float64)
+    y = (x[:, 0] + key.fold("noise").normal((count,), torch.float64) > 0).long()
+    joint = po.Joint(nn.Linear(12, 2).double(), Categorical(), Normal(3.0, chosen="evidence"), count)
+    mode, _ = fit(MAP(), joint, (x, y))
+    q, _ = fit(Laplace(structure=Full(), tuning=None), joint, (x, y), start=mode)
+    narrow = PredictiveFit(tolerance=1e-4).by_cavities(q, Batch(x, y), at_mode=True)
+    own = PredictiveFit(tolerance=1e-4).narrowed(q, Batch(x, y))
+    assert float(own.joint.prior.scale) > 3.0 * float(narrow.joint.prior.scale)
 
 
 def test_a_cost_within_its_error_is_no_cost():

@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
 from posterity.datasets import DataSet, LabelledData
+from posterity.evidence.ridge import best_ridge
 from posterity.predictive import ClassPredictive, GaussianPredictive, Predictive
 
 Predictor = Callable[[Tensor], Predictive]
 SMALLEST_NOISE = (
     1e-6  # standard deviations of the targets: what float32 leaves of a target that is linear in its inputs
 )
-RATIOS = torch.logspace(
-    -8.0, 6.0, 141, dtype=torch.float64, device="cpu"
-)  # of ridge and largest squared singular value
 PRIOR_SCALES = tuple(2.0**power for power in range(-8, 7))  # of the weights of logistic regression
 NEWTON_STEPS, CG_STEPS = 50, 50  # at most, of a fit of logistic regression
 
@@ -75,7 +73,7 @@ def linear(rows: LabelledData, classes: int = 0) -> Predictor:
     rest = (centred - axes.scores @ (products / axes.squares[:, None])).square().sum(0)
     floors = SMALLEST_NOISE**2 * centred.square().mean(0)
     fits = [
-        _best_ridge(axes.squares, products[:, index], float(rest[index]), len(targets), float(floors[index]))
+        best_ridge(axes.squares, products[:, index], float(rest[index]), len(targets) - 1, float(floors[index]))
         for index in range(targets.shape[1])
     ]
     ridge, noise = (torch.tensor(values, dtype=torch.float64) for values in zip(*fits, strict=True))
@@ -90,27 +88,6 @@ def linear(rows: LabelledData, classes: int = 0) -> Predictor:
         return GaussianPredictive(centre + scores @ weights, variance, noise)
 
     return predict
-
-
-def _best_ridge(squares: Tensor, products: Tensor, rest: float, count: int, floor: float) -> tuple[float, float]:
-    """The ridge of the largest evidence, and the noise variance that goes with it."""
-    energy = products.square() / squares
-    top = float(squares.max()) if len(squares) else 1.0
-
-    def noise(ridges: Tensor) -> Tensor:
-        left = rest + (energy * ridges[:, None] / (squares + ridges[:, None])).sum(1)
-        return (left / max(1, count - 1)).clamp_min(floor)
-
-    def best(ridges: Tensor) -> int:
-        occam = torch.log1p(squares / ridges[:, None]).sum(1)
-        return int((-0.5 * (count - 1) * noise(ridges).log() - 0.5 * occam).argmax())
-
-    coarse = top * RATIOS
-    index = best(coarse)
-    low, high = (float(coarse[min(max(index + step, 0), len(coarse) - 1)].log10()) for step in (-1, 1))
-    fine = torch.logspace(low, high, 41, dtype=torch.float64, device="cpu")
-    chosen = fine[best(fine)]
-    return float(chosen), float(noise(chosen[None])[0])
 
 
 def frequencies(rows: LabelledData, classes: int) -> Predictor:

@@ -2,18 +2,23 @@
 
 import glob
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from posterity.curvature import Full, Kronecker
 from posterity.errors import PosterityError
-from posterity.evidence import NoiseScale, PerLayer, PriorScale, Shared
+from posterity.evidence import NoiseScale, PerLayer, PriorScale, Shared, Tuned, residual_sums, tuned_joint
 from posterity.evidence.marginal import GIVEN, LeftOut, grouped, left_out, rescaled_prior
+from posterity.evidence.ridge import best_ridge
 from posterity.inference.infer import infer
 from posterity.inference.method import Method
+from posterity.likelihoods import Gaussian
+from posterity.methods.conjugate import Conjugate
 from posterity.methods.laplace import WHOLE, Laplace
 from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.online_laplace import OnlineLaplace
@@ -25,6 +30,7 @@ from posterity.model.scales import as_chosen, leaves_out, with_scales_of
 from posterity.model.tempering import Tempering
 from posterity.numerics.random import Key
 from posterity.optim import LBFGS, Adam, Cosine
+from posterity.options import LEFT_OUT
 from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Layerwise, Normal, Prior
 
@@ -36,6 +42,9 @@ MOST_WEIGHTS = 1_000_000
 MOST_POWERS = 6  # of two, by which prior scales may move from the evidence's
 WORTH = 0.1  # nats of evidence that make the next power worth it
 FEW_ROWS, SAME = 64, 0.01  # rows, and relative change of their outputs, by which a layer is known to be normed
+FAILURES = (PosterityError, NotImplementedError, RuntimeError, TypeError, ValueError)  # of a fit
+CHUNK = 512  # rows of a linear model at a time
+SMALLEST_NOISE = 1e-6  # root mean squares of the targets: what float32 leaves of targets that are linear in the inputs
 MOST_OUTPUTS = 100  # the curvature of the output layer goes as their cube
 
 
@@ -59,13 +68,15 @@ def by_evidence(joint: Joint, data: Data, start: Joint | None, key: Key) -> Join
         problem = replace(problem, num_data=rows.size, tempering=Tempering.bayes())
         try:
             with without_warnings():
-                problem = replace(problem, prior=_without_normed(problem, rows))
-                posterior, _ = infer(
-                    evidence_fit(STEPS, ROUNDS), problem, tuple(rows[:3]), seed=key.seed, progress=False
-                )
-                fitted = _refined(problem, posterior, rows)
+                fitted = _linear(problem, rows)
+                if fitted is None:
+                    problem = replace(problem, prior=_without_normed(problem, rows))
+                    posterior, _ = infer(
+                        evidence_fit(STEPS, ROUNDS), problem, tuple(rows[:3]), seed=key.seed, progress=False
+                    )
+                    fitted = _refined(problem, posterior, rows)
             return with_scales_of(joint, fitted)
-        except (PosterityError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        except FAILURES as error:
             reason = f"the fit that would choose them failed ({error})"
     logger.warning("The scales that were left out stay at their start: %s. Give them, as in Normal(scale=0.5).", reason)
     return as_chosen(joint, "start")
@@ -95,10 +106,45 @@ def by_m_steps(method: Method, joint: Joint, data: Data, start: Joint | None, ke
         with without_warnings():
             em = VariationalEM(method, m_steps)
             posterior, _ = infer(em, problem, tuple(rows[:3]), seed=key.seed, progress=False)
-    except (PosterityError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except FAILURES as error:
         logger.warning("The scales are those of the evidence, as M-steps failed (%s). Give them to be sure.", error)
         return chosen
     return with_scales_of(joint, as_chosen(posterior.joint.as_joint("by_m_steps"), "M-steps"))
+
+
+def _linear(problem: Joint, rows: Batch) -> Joint | None:
+    """The problem at the maximum of its exact evidence, for a network that is linear in its weights; None else.
+
+    It is for normal noise, with both scales left out. Alternating fits come near the maximum only slowly where there
+    are more weights than rows: noise and weights can then explain much the same.
+    """
+    prior, likelihood = problem.prior, problem.likelihood
+    if not isinstance(prior, Normal) or not isinstance(likelihood, Gaussian) or problem.random_indices is not None:
+        return None
+    if problem.num_weights > WHOLE or {prior.chosen, likelihood.chosen} != {LEFT_OUT} or likelihood.num_free:
+        return None
+    if isinstance(prior.mean, Tensor) or prior.mean != 0.0:
+        return None
+    method, unit = Conjugate(), replace(problem, likelihood=Gaussian(scale=1.0), prior=Normal(scale=1.0))
+    try:
+        state = method.init(unit, problem.network.initial, Key(0))
+        for low in range(0, rows.size, CHUNK):
+            part = rows.map(lambda tensor, low=low: tensor[low : low + CHUNK])  # type: ignore[misc]
+            state, _ = method.step(unit, state, part, Key(0))
+    except FAILURES:  # it is not linear, or its derivatives are not known
+        return None
+    root = state.root.cpu()
+    design, targets = root[:, :-1], root[:, -1]
+    squares, directions = torch.linalg.eigh(design.T @ design)
+    some = squares > 1e-12 * len(squares) * squares[-1]
+    squares, products = squares[some], (directions.T @ (design.T @ targets))[some]
+    total, count = float(targets.square().sum()), round(float(residual_sums(likelihood, rows.targets, rows)[1]))
+    rest = max(0.0, total - float((products.square() / squares).sum()))
+    floor = max(SMALLEST_NOISE**2 * total / max(1, count), torch.finfo(torch.float64).tiny)
+    ridge, variance = best_ridge(squares, products, rest, count, floor, WORTH)
+    groups, scale = Shared(), variance**0.5
+    precision = torch.tensor([ridge / variance], dtype=torch.float64, device=problem.device)
+    return tuned_joint(problem, Tuned(groups, grouped(problem, groups)[0], precision, scale, math.nan, math.nan, 0))
 
 
 def _without_normed(problem: Joint, rows: Batch) -> Prior:
