@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from posterity.methods.laplace import Laplace, LaplaceState
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.parts.expectations import equal_stops
 from posterity.methods.parts.gaussian_at_mode import prior_precision
+from posterity.methods.parts.width_cost import measured_width_cost
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim import LBFGS
@@ -157,7 +159,9 @@ class OnlineLaplace(Method):
 
     def closing(self, joint: Problem, state: OnlineLaplaceState, data: Data) -> Info:
         now = self._now(joint.as_joint("OnlineLaplace"), state.prior_precision, state.noise_scale)
-        return self.fit.closing(now, state.fit, data)
+        seen = state.fit.step * min(data.num_data, self.fit.batch_size or data.num_data)
+        cost = measured_width_cost("OnlineLaplace", joint, partial(self.posterior, joint, [state]), data, seen)
+        return {**self.fit.closing(now, state.fit, data), **cost}
 
     def keep(self, state: OnlineLaplaceState) -> OnlineLaplaceState:
         return state._replace(fit=self.fit.keep(state.fit))

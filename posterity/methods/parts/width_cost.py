@@ -1,0 +1,111 @@
+"""What the width of a posterior costs: its predictions beside those of its mean, on rows of the fit."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import PosterityError
+from posterity.model import Batch, Data, Joint, Problem
+from posterity.model.data import NoData
+from posterity.numerics.random import Key
+from posterity.posteriors import Linearized, Posterior
+
+logger = logging.getLogger("posterity")
+
+HARM = 0.005  # nats a row that the width of a posterior may cost without a warning
+ERRORS = 2.0  # standard errors that it must exceed as well
+ROWS, FEWEST_ROWS = 500, 40
+DRAWS, FEWEST_DRAWS = 400, 100
+SHARE = 0.1  # of the forward passes of rows in a fit: the most that the measure may add
+NUMBERS = 2**24  # outputs of all draws that are held at once
+MEMBERS = 16  # that are measured
+REMEDY = (
+    "Predict by the mean, take Laplace from MAP, give other prior scales, or a lower temperature: Tempering.cold(0.1)."
+)
+
+
+class WidthCost(NamedTuple):
+    """Nats a row by which a posterior predicts worse than its mean, with a standard error."""
+
+    nats: float
+    error: float
+
+    @property
+    def harms(self) -> bool:
+        """Whether the cost is above `HARM`, and surely so."""
+        return self.nats > max(HARM, ERRORS * self.error)
+
+
+def width_cost(posterior: Posterior, rows: Batch, draws: int) -> WidthCost:
+    """Compare log predictive densities of rows under the posterior and at its mean.
+
+    **Math**: the mean over rows of log p(y | f(m)) - log E_q p(y | f(w)). The rows are of the fit. Left-out rows would
+    be predicted worse by both, and to second order by equally much: with gradient g and Hessian H of log p at outputs
+    of covariance S, each loses g S g by leaving the row out, and the difference stays -(g S g + tr H S) / 2.
+    Expectations are over `draws`, with the first term of their bias removed, or in closed form for `Linearized`. The
+    standard error is of rows and of draws.
+
+    **Limit**: a mean that has learnt its rows by heart looks better than it is: held-out rows say more.
+    """
+    joint = posterior.joint.as_joint("width_cost")
+    likelihood = joint.likelihood
+    targets = rows.targets.double() if rows.targets.is_floating_point() else rows.targets
+    with torch.no_grad():
+        centre = joint.outputs(posterior.point(), rows.inputs, posterior.buffers or None).double()
+        at_mean = likelihood.log_prob(centre, targets)  # (N,)
+        noise = 0.0
+        if isinstance(posterior, Linearized):
+            own = posterior.predict(rows.inputs).log_prob(rows.targets).double()
+        else:
+            outputs = posterior.outputs(rows.inputs, draws, Key(0).fold("width cost")).double()
+            logs = likelihood.log_prob(outputs, targets)  # (S, N)
+            own = logs.logsumexp(0) - math.log(draws)
+            relative = (logs - own).exp()  # of mean 1 over draws
+            own = own + relative.var(0) / (2.0 * draws)
+            noise = float(relative.mean(1).var()) / draws
+    each = at_mean - own
+    return WidthCost(float(each.mean()), math.sqrt(float(each.var()) / len(each) + noise))
+
+
+def measured_width_cost(
+    name: str, joint: Problem, posterior: Callable[[], Posterior], data: Data, seen: int, remedy: str = REMEDY
+) -> dict[str, Tensor]:
+    """Return "width_cost" for a trace, in nats a row, with a warning where the posterior does harm.
+
+    `name` is that of the method, and `seen` the number of rows that passed the network in its fit: nothing is measured
+    where that would take more than a tenth of these passes.
+    """
+    if not isinstance(joint, Joint) or isinstance(data, NoData) or data.augmentation is not None:
+        return {}
+    allowed = int(SHARE * seen)
+    count = min(ROWS, data.num_data, allowed // FEWEST_DRAWS)
+    if count < min(FEWEST_ROWS, data.num_data):
+        return {}
+    draws = min(DRAWS, allowed // count)
+    try:
+        rows = data.sample(count)
+        numbers = joint.example_output(rows.member(0)).numel()
+        if draws * rows.size * numbers > NUMBERS:
+            return {}
+        whole = posterior()
+        if whole.num_members is None:
+            costs = [width_cost(whole, rows, draws)]
+        else:
+            members = range(min(MEMBERS, whole.num_members))
+            costs = [width_cost(whole.member(index), rows.member(index), draws) for index in members]
+    except (PosterityError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        logger.info("what the width of the posterior costs is not known: %s", reason.rstrip("."))
+        return {}
+    worst = max((cost for cost in costs if cost.harms), key=lambda cost: cost.nats, default=None)
+    if worst is not None:
+        logger.warning(
+            f"{name}: the posterior predicts rows of the fit worse than its mean does, by {worst.nats:.2g} nats a row "
+            f"(standard error {worst.error:.1g}). {remedy}"
+        )
+    nats = torch.tensor([cost.nats for cost in costs], dtype=torch.float64)
+    return {"width_cost": nats if len(costs) > 1 else nats[0]}

@@ -1,0 +1,103 @@
+"""What the width of a posterior costs: closed forms, the claim about left-out rows, and when a warning comes."""
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from posterity import infer
+from posterity.likelihoods import Categorical, Gaussian
+from posterity.methods import MAP, MeanField
+from posterity.methods.parts.width_cost import measured_width_cost, width_cost
+from posterity.model import Batch, Joint
+from posterity.model.data import as_data
+from posterity.numerics import Key
+from posterity.optim import Adam
+from posterity.posteriors import Gaussian as GaussianPosterior
+from posterity.posteriors import Linearized
+from posterity.precisions import Dense, Diagonal
+from posterity.priors import FanIn, Normal
+
+NOISE = 0.5
+
+
+def regression(rows: int, columns: int = 3) -> tuple[Joint, Batch, torch.Tensor, torch.Tensor]:
+    """A linear regression without intercept, with the mean and covariance of its exact posterior under N(0, 1)."""
+    key = Key(0)
+    x = key.fold("x").normal((rows, columns), torch.float64)
+    y = x.sum(1, keepdim=True) + NOISE * key.fold("y").normal((rows, 1), torch.float64)
+    joint = Joint(nn.Linear(columns, 1, bias=False).double(), Gaussian(scale=NOISE), Normal(scale=1.0), rows)
+    covariance = torch.linalg.inv(x.T @ x / NOISE**2 + torch.eye(columns, dtype=torch.float64))
+    return joint, Batch(x, y), (covariance @ x.T @ y / NOISE**2).squeeze(1), covariance
+
+
+def log_normal(away: torch.Tensor, variance: torch.Tensor | float) -> torch.Tensor:
+    variance = torch.as_tensor(variance, dtype=away.dtype)
+    return -0.5 * (away.square() / variance + variance.log() + math.log(2 * math.pi))
+
+
+def test_closed_form_of_a_linear_regression():
+    joint, rows, mean, covariance = regression(60)
+    q = GaussianPosterior(joint, mean, Dense(torch.linalg.inv(covariance)), {})
+    away = (rows.targets - rows.inputs @ mean[:, None]).squeeze(1)
+    spread = torch.einsum("ni,ij,nj->n", rows.inputs, covariance, rows.inputs)
+    exact = float((log_normal(away, NOISE**2) - log_normal(away, NOISE**2 + spread)).mean())
+    assert width_cost(Linearized(joint, q), rows, 0).nats == pytest.approx(exact, abs=1e-12)
+    sampled, coarse = width_cost(q, rows, 20_000), width_cost(q, rows, 100)
+    assert sampled.nats == pytest.approx(exact, abs=5e-4)
+    assert abs(coarse.nats - exact) < 5 * coarse.error
+
+
+def test_rows_that_are_left_out_say_the_same_to_second_order():
+    joint, rows, mean, covariance = regression(200)
+    q = GaussianPosterior(joint, mean, Dense(torch.linalg.inv(covariance)), {})
+    away = (rows.targets - rows.inputs @ mean[:, None]).squeeze(1)
+    spread = torch.einsum("ni,ij,nj->n", rows.inputs, covariance, rows.inputs)
+    leverage = spread / NOISE**2
+    without, wider = away / (1 - leverage), spread / (1 - leverage)  # exact for linear regression
+    losses = log_normal(away, NOISE**2) - log_normal(without, NOISE**2)
+    left_out = float((log_normal(without, NOISE**2) - log_normal(without, NOISE**2 + wider)).mean())
+    assert float(losses.mean()) > 0.01
+    assert width_cost(Linearized(joint, q), rows, 0).nats == pytest.approx(left_out, abs=0.1 * float(losses.mean()))
+
+
+def classes() -> tuple[Joint, tuple[torch.Tensor, torch.Tensor]]:
+    """A logistic regression that is right: weights from the prior, classes from the likelihood."""
+    x, weights, bias = Key(1).normal((120, 2)), Key(2).normal((2, 2)), Key(3).normal((2,))
+    chances = (x @ weights.T + bias).softmax(-1)
+    y = (Key(4).uniform((120,)) < chances[:, 1]).long()
+    return Joint(nn.Linear(2, 2), Categorical(), Normal(scale=1.0), 120), (x, y)
+
+
+@pytest.mark.parametrize(("scale", "warned"), [(0.05, False), (3.0, True)])
+def test_a_posterior_is_doubted_where_it_is_too_wide(scale, warned, caplog):
+    joint, data = classes()
+    mode, _ = infer(MAP(), joint, data, progress=False)
+    q = GaussianPosterior(joint, mode.point(), Diagonal(torch.full((6,), scale**-2, dtype=torch.float64)), {})
+    with caplog.at_level(logging.WARNING, "posterity"):
+        info = measured_width_cost("Trial", joint, lambda: q, as_data(data), 10**6)
+        again = measured_width_cost("Trial", joint, lambda: q, as_data(data), 10**6)
+    assert ("worse than its mean" in caplog.text) == warned
+    assert (float(info["width_cost"]) > 0.005) == warned
+    assert torch.equal(info["width_cost"], again["width_cost"])
+
+
+def test_it_is_skipped_where_it_would_take_long():
+    joint, data = classes()
+    assert measured_width_cost("Trial", joint, lambda: pytest.fail("made"), as_data(data), 10_000) == {}
+
+
+def test_a_fit_that_stayed_wide_is_doubted_and_a_good_one_is_not(caplog):
+    joint, data = classes()
+    mode, _ = infer(MAP(), joint, data, progress=False)
+    stuck = MeanField(steps=400, batch_size=None, optimizer=Adam(1e-7), initial_scales=FanIn(gain=4.0))
+    with caplog.at_level(logging.WARNING, "posterity"):
+        _, trace = infer(stuck, joint, data, start=mode, progress=False)
+        assert "MeanField: the posterior predicts rows of the fit worse than its mean" in caplog.text
+        assert float(trace["width_cost"][-1]) > 0.005
+        caplog.clear()
+        _, trace = infer(MeanField(steps=800), joint, data, progress=False)
+    assert "worse than its mean" not in caplog.text
+    assert abs(float(trace["width_cost"][-1])) < 0.02
