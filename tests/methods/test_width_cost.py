@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from posterity import infer
+from posterity.curvature import Kronecker
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, MeanField
+from posterity.methods import MAP, Laplace, MeanField, OnlineLaplace
 from posterity.methods.parts.width_cost import measured_width_cost, width_cost
 from posterity.model import Batch, Joint
 from posterity.model.data import as_data
+from posterity.networks import MLP
 from posterity.numerics import Key
 from posterity.optim import Adam
 from posterity.posteriors import Gaussian as GaussianPosterior
@@ -129,3 +131,25 @@ def test_a_fit_that_stayed_wide_is_doubted_and_a_good_one_is_not(caplog):
         _, trace = infer(MeanField(steps=800), joint, data, progress=False)
     assert "worse than its mean" not in caplog.text
     assert abs(float(trace["width_cost"][-1])) < 0.02
+
+
+def test_scales_of_the_evidence_that_do_harm_are_replaced_and_it_is_said(caplog):
+    """Classes far apart: the evidence likes weights so uncertain that predictions suffer."""
+    y = torch.arange(90) % 3
+    x = 3.0 * Key(5).normal((3, 6))[y] + Key(6).normal((90, 6))
+    x, held_out = x / x.std(0), slice(60, None)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        joint = Joint(MLP([6, 8, 3], activation="tanh"), Categorical(), Normal(), 60)
+    losses = []
+    for tuning in ("auto", None):
+        caplog.clear()
+        laplace = Laplace(structure=Kronecker(), tuning=tuning)
+        with caplog.at_level(logging.WARNING, "posterity"):
+            q, _ = infer(OnlineLaplace(laplace=laplace, rounds=2), joint, (x[:60], y[:60]), progress=False)
+        assert ("left-out rows are predicted worse" in caplog.text) == (tuning is not None)
+        losses.append(-float(q.predict(x[held_out]).log_prob(y[held_out]).mean()))
+    plug_in = nn.functional.cross_entropy(joint.outputs(q.point(), x[held_out]), y[held_out])
+    assert losses[0] < float(plug_in) + 0.01
+    assert losses[1] > float(plug_in) + 0.05
+    assert OnlineLaplace().laplace.tuning == "auto"

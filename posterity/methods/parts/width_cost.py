@@ -1,4 +1,4 @@
-"""What the width of a posterior costs: its predictions beside those of its mean, on rows of the fit."""
+"""What the width of a posterior costs: its predictions beside those of its mean; warnings, and a narrower prior."""
 
 import logging
 import math
@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from posterity.errors import PosterityError
-from posterity.evidence.cavities import left_out_rows
+from posterity.evidence.cavities import PredictiveFit, left_out_rows, with_noise
 from posterity.model import Batch, Data, Joint, Problem
 from posterity.model.data import NoData
+from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
 from posterity.posteriors import Linearized, Posterior
+from posterity.priors import Normal
 
 logger = logging.getLogger("posterity")
 
 HARM = 0.005  # nats a row that the width of a posterior may cost without a warning
+WIDE = 0.003  # nats a row that it may cost at a mode under scales that a fit chose: leave-one-out is right about it
 ERRORS = 2.0  # standard errors that it must exceed as well
 ROWS, FEWEST_ROWS = 500, 40
 DRAWS, FEWEST_DRAWS = 400, 100
@@ -124,3 +128,35 @@ def measured_width_cost(
         )
     nats = torch.tensor([cost.nats for cost in costs], dtype=torch.float64)
     return {"width_cost": nats if len(costs) > 1 else nats[0]}
+
+
+def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
+    """Return the posterior with the scales chosen that were left out; warn where its mean alone predicts better.
+
+    Scales that a fit chose are replaced where their width surely costs much.
+    """
+    joint = posterior.joint.as_joint("Laplace")
+    prior = joint.bound_prior
+    normal = isinstance(prior, Normal)
+    if normal and prior.chosen == LEFT_OUT:
+        return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
+    if leaves_out(joint) and not normal:
+        logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
+    elif leaves_out(joint):
+        posterior = with_noise(posterior)
+    left = left_out_rows(posterior, rows)
+    if normal and prior.chosen and left.surely_cost_more_than(WIDE):
+        logger.warning(
+            "Under the prior scales that the fit chose, left-out rows are predicted worse than by the weights alone, "
+            f"by {left.cost:.2g} nats a row. The posterior has a prior scale chosen by leave-one-out instead, of which "
+            "the weights are no mode: its log evidence says little."
+        )
+        return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)
+    cost = width_cost(posterior, rows, 0)
+    if cost.harms:
+        logger.warning(
+            f"The posterior predicts worse than the weights alone, by {cost.nats:.2g} nats a row (standard error "
+            f"{cost.error:.1g}). Prior or noise are too wide for these weights: leave their scales out, or give "
+            "smaller ones."
+        )
+    return posterior
