@@ -181,7 +181,7 @@ def test_chains_that_have_not_mixed_are_said(caplog):
     assert "chains have not mixed: the largest R-hat of a weight is" in caplog.text
     caplog.clear()
     with caplog.at_level("WARNING", "posterity"):
-        run(Langevin(draws=50, warmup=0, chains=2, thin=20, step_size=0.3), density(normal, x=(1,)))
+        run(Langevin(draws=40, warmup=0, chains=2, thin=10, step_size=0.6), density(normal, x=(1,)))
     assert not caplog.text
 
 

@@ -69,6 +69,9 @@ def test_left_out_rows_of_a_linear_regression(kind):
     cost = width_cost(Linearized(joint, q) if kind == "linearized" else q, rows, 100)
     assert cost.nats == pytest.approx(float(each.mean()), abs=1e-9)
     assert cost.error >= float(each.std()) / math.sqrt(60) - 1e-9
+    some = torch.arange(60, dtype=torch.float64) < 20
+    part = width_cost(Linearized(joint, q), rows._replace(weights=some.double()), 100)
+    assert part.nats == pytest.approx(float(each[some].mean()), abs=1e-9)
 
 
 def test_rows_of_the_fit_where_outputs_bend():
@@ -88,8 +91,8 @@ def test_rows_of_the_fit_where_outputs_bend():
     left_out = log_normal(without, NOISE**2) - log_normal(without, NOISE**2 + wider)
     assert closed.nats == pytest.approx(float(plain.mean()), abs=1e-3)
     assert float((plain - left_out).mean().abs()) < 0.1 * float(lost.mean())
-    fine, coarse = width_cost(q, bent, 20_000), width_cost(q, bent, 100)
-    assert fine.nats == pytest.approx(closed.nats, abs=5e-4)
+    fine, coarse = width_cost(q, bent, 4_000), width_cost(q, bent, 100)
+    assert abs(fine.nats - closed.nats) < 5 * fine.error
     assert abs(coarse.nats - closed.nats) < 5 * coarse.error
 
 
@@ -128,7 +131,7 @@ def test_a_fit_that_stayed_wide_is_doubted_and_a_good_one_is_not(caplog):
         assert "MeanField: the posterior predicts rows of the fit worse than its mean" in caplog.text
         assert float(trace["width_cost"][-1]) > 0.005
         caplog.clear()
-        _, trace = infer(MeanField(steps=800), joint, data, progress=False)
+        _, trace = infer(MeanField(steps=400), joint, data, progress=False)
     assert "worse than its mean" not in caplog.text
     assert abs(float(trace["width_cost"][-1])) < 0.02
 

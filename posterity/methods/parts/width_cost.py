@@ -79,7 +79,11 @@ def width_cost(posterior: Posterior, rows: Batch, draws: int) -> WidthCost:
         if gaussian is not None and _is_linear(joint, posterior, rows):
             left = left_out_rows(Linearized(gaussian.joint, gaussian), rows)
             each = torch.where(left.posterior.isnan(), each, left.plug_in - left.posterior)
-    return WidthCost(float(each.mean()), math.sqrt(float(each.var()) / len(each) + noise))
+    weights = torch.ones_like(each) if rows.weights is None else rows.weights.to(each)
+    share = weights / weights.sum()
+    mean = (share * each).sum()
+    spread = float((share * (each - mean)).square().sum()) * len(each) / (len(each) - 1)
+    return WidthCost(float(mean), math.sqrt(spread + noise))
 
 
 def _is_linear(joint: Joint, posterior: Posterior, rows: Batch) -> bool:
@@ -108,7 +112,7 @@ def measured_width_cost(
     try:
         rows = data.sample(count)
         numbers = joint.example_output(rows.member(0)).numel()
-        if draws * rows.size * numbers > NUMBERS:
+        if rows.size < 2 or draws * rows.size * numbers > NUMBERS:
             return {}
         whole = posterior()
         if whole.num_members is None:
