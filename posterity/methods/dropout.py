@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from posterity.inference.memory import fit_bytes
 from posterity.inference.method import Footprint, GradientFit, Info
 from posterity.methods.parts.gradient_runs import SETTLED_LATER, risen, usual_rate, usual_steps
 from posterity.methods.parts.scales import by_evidence
+from posterity.methods.parts.width_cost import measured_width_cost
 from posterity.model import Batch, Buffers, Data, Joint, Problem
 from posterity.model.backward import row_log_likelihoods
 from posterity.model.batch import map_inputs
@@ -252,6 +254,13 @@ class MCDropout(GradientFit):
             # The gradient in p: of the order of its own noise at all rates, where that in the logit vanishes with p.
             slope = (p * (1.0 - p)).squeeze(-1)
             grad[..., rate.logit.offset] = grad[..., rate.logit.offset] / slope + score
+
+    def closing(self, joint: Problem, state: MCDropoutState, data: Data) -> Info:
+        """Record "width_cost", the nats a row by which draws predict worse than all units together."""
+        seen = self.steps * min(data.num_data, self.batch_size or data.num_data)
+        remedy = "Use smaller rates of dropout, or learn them: networks.ConcreteDropout."
+        posterior = partial(self.posterior, joint, [state])
+        return measured_width_cost("MCDropout", joint, posterior, data, seen, remedy)
 
     def posterior(self, joint: Problem, kept: Sequence[MCDropoutState]) -> Dropout:
         joint = joint.as_joint("MCDropout")

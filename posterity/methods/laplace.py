@@ -1,7 +1,5 @@
 """The Laplace approximation: a Gaussian at a mode, from the curvature there."""
 
-import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -31,21 +29,19 @@ from posterity.curvature.structure import Sums
 from posterity.curvature.survey import Place, Survey, survey
 from posterity.errors import check_batch_size
 from posterity.evidence import PerTensor, PredictiveFit, Tuning, residual_sums
-from posterity.evidence.cavities import LEAVE_ONE_OUT, left_out_rows, with_noise
+from posterity.evidence.cavities import LEAVE_ONE_OUT
 from posterity.inference.memory import refuse_too_large
 from posterity.inference.method import PREDICTED_ROWS, Footprint, Info, Method, Traits, theta_bytes
 from posterity.jacobians.jacobian import chunk_size
 from posterity.methods.parts.gaussian_at_mode import Fit, gaussian_at_mode, prior_precision, side_by_side
 from posterity.methods.parts.subset import AllWeights, LastLayer, Subset, largest
+from posterity.methods.parts.width_cost import that_predicts
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.batch import Inputs
 from posterity.model.data import Batch, Data, Feed, NoData
-from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
-from posterity.options import LEFT_OUT
 from posterity.posteriors import Linearized, Posterior
-from posterity.precisions.dense import Dense
-from posterity.priors import Correlated, Normal
+from posterity.priors import Correlated
 
 _LAYERWISE = (Kronecker, CorrectedKronecker, BlockDiagonal)  # structures with sums for each layer
 
@@ -60,11 +56,6 @@ FORMED = 6  # matrices of a dense fit: sums, summands, the precision, its factor
 TUNED = 12  # vectors of all weights in one evaluation of the evidence with its gradient
 WHOLE = 3000  # weights up to which the default structure is the whole matrix
 AUTO: Final = "auto"
-NARROW = 0.0001  # nats a row that the width of a posterior at a mode may cost: chosen on tables of scikit-learn and UCI
-WIDE = 0.003  # nats a row that it may cost where only parts of the curvature are known, or the noise is normal
-HARM = 0.005  # nats a row by which leave-one-out predictions may be worse than those of the weights without a warning
-
-logger = logging.getLogger("posterity")
 
 # Rows for leave-one-out predictions, by the problem of the run that they are of.
 _samples: "WeakKeyDictionary[Joint, Batch]" = WeakKeyDictionary()
@@ -359,9 +350,12 @@ class Laplace(Method):
         gaussian = side_by_side(problem, each, state.buffers) if state.theta.dim() > 1 else each[0]
         if joint.network is None:
             return gaussian
-        posterior = Linearized(gaussian.joint, gaussian)
-        rows = _samples.get(joint.as_joint("Laplace"))
-        return posterior if rows is None or posterior.num_members is not None else _that_predicts(posterior, rows)
+        return self.predictive(Linearized(gaussian.joint, gaussian), joint.as_joint("Laplace"))
+
+    def predictive(self, posterior: Linearized, joint: Joint) -> Linearized:
+        """The posterior with the scales chosen that were left out, for the problem of a run with `tuning="auto"`."""
+        rows = _samples.get(joint) if self.tuning == AUTO else None  # of an earlier run of this problem, perhaps
+        return posterior if rows is None or posterior.num_members is not None else that_predicts(posterior, rows)
 
     def refined(self, posterior: Posterior, rows: Batch) -> Posterior:
         """The posterior at the prior precision that suits held-out rows, where leave-one-out chose it."""
@@ -369,31 +363,6 @@ class Laplace(Method):
         if not isinstance(posterior, Linearized) or posterior.joint.bound_prior.chosen != LEAVE_ONE_OUT:
             return posterior
         return PredictiveFit().chosen_on(posterior, rows)
-
-
-def _that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
-    """The posterior with the scales chosen that were left out; warns where it predicts worse than the weights alone."""
-    joint = posterior.joint.as_joint("Laplace")
-    prior = joint.bound_prior
-    normal = isinstance(prior, Normal)
-    if normal and prior.chosen == LEFT_OUT:
-        return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
-    if leaves_out(joint) and not normal:
-        logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
-    elif leaves_out(joint):
-        posterior = with_noise(posterior)
-    whole = isinstance(posterior.gaussian.precision, Dense)
-    if normal and prior.chosen and whole and not joint.likelihood.normal_targets:
-        return PredictiveFit(tolerance=NARROW).narrowed(posterior, rows)
-    left = left_out_rows(posterior, rows)
-    if normal and prior.chosen and left.surely_cost_more_than(WIDE):
-        return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)
-    if left.surely_cost_more_than(HARM) and math.isfinite(left.cost):
-        logger.warning(
-            f"Leave-one-out predictions of the posterior are worse than those of the weights alone by {left.cost:.3g} "
-            "nats a row. Prior or noise are too wide for these weights: leave their scales out, or give smaller ones."
-        )
-    return posterior
 
 
 def _derivative_bytes(joint: Joint, known: Survey, rows: int, columns: int) -> int:

@@ -56,7 +56,8 @@ class MeanField(VariationalFit):
     likelihood's learnt parameters, are trained points: their log prior is in "kl", with a minus. Scales begin at
     the standard deviations of `initial_scales`, means at the weights; with `AtMode` both at a mode, and the first
     steps record minus the log density as "loss". At the end "elbo_gap" estimates what more steps would add, in nats; if
-    that is much, a warning says so. Settings left out (None, "auto") are chosen as `VariationalFit` says.
+    that is much, a warning says so. "width_cost" is what q costs beside its mean in predictions of rows, in nats a row,
+    with a warning where it does harm. Settings left out (None, "auto") are chosen as `VariationalFit` says.
 
     **Limit**: a local optimum of a bound; scales are conditional, too small where weights are correlated.
     Members that train together draw the same noise.

@@ -24,7 +24,7 @@ from posterity.methods.parts.gaussian_at_mode import prior_precision
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.numerics.random import Key
 from posterity.optim import LBFGS
-from posterity.posteriors.posterior import Posterior
+from posterity.posteriors import Linearized, Posterior
 from posterity.priors import Normal
 
 EVALUATIONS = 100  # of the log density in each round of a search
@@ -50,9 +50,10 @@ class OnlineLaplace(Method):
     **Math**: theta climbs log p(D | theta, noise) + log p(theta | alpha) by the steps of `fit`. After a share
     `burn_in` of them, and `rounds` times in all at equal distances, a pass over the data adds up the curvature at the
     present theta, and `tuning` moves alpha and the noise to the maximum of the log evidence there. A last pass, at
-    the end, makes the posterior of `laplace` at the last hyper-parameters. The trace has the "log_evidence" of each
-    pass, before the change, and "prior_precision" (G,) and "noise_scale" after it. By default (None) `tuning` moves
-    what was left out, one prior precision for each layer and the noise, and nothing that was given.
+    the end, makes the posterior of `laplace` at the last hyper-parameters; where it surely predicts worse than theta
+    alone, at a smaller prior scale, as `Laplace` says. The trace has the "log_evidence" of each pass, before the
+    change, and "prior_precision" (G,) and "noise_scale" after it. By default (None) `tuning` moves what was left out,
+    one prior precision for each layer and the noise, and nothing that was given.
 
     **Limit**: for a linear model the fixed point is the maximum of the exact evidence over the hyper-parameters. For
     networks the curvature is taken as constant in theta while alpha and the noise move. A learnt noise of one
@@ -76,7 +77,7 @@ class OnlineLaplace(Method):
     """
 
     fit: MAP = field(default_factory=lambda: MAP())
-    laplace: Laplace = field(default_factory=lambda: Laplace(structure=Kronecker(), tuning=None))
+    laplace: Laplace = field(default_factory=lambda: Laplace(structure=Kronecker()))
     tuning: Tuning | None = None
     rounds: int = 20
     burn_in: float = 0.2
@@ -164,8 +165,10 @@ class OnlineLaplace(Method):
 
     def posterior(self, joint: Problem, kept: Sequence[OnlineLaplaceState]) -> Posterior:
         last = kept[-1]
-        now = self._now(joint.as_joint("OnlineLaplace"), last.prior_precision, last.noise_scale)
-        return self.laplace.posterior(now.with_buffers(last.fit.buffers), [last.laplace])
+        joint = joint.as_joint("OnlineLaplace")
+        now = self._now(joint, last.prior_precision, last.noise_scale)
+        posterior = self.laplace.posterior(now.with_buffers(last.fit.buffers), [last.laplace])
+        return self.laplace.predictive(posterior, joint) if isinstance(posterior, Linearized) else posterior
 
     def _at_stop(self, joint: Joint, now: Joint, state: OnlineLaplaceState) -> tuple[OnlineLaplaceState, Info]:
         """Tune the hyper-parameters at a stop; at the last one they stay, since theta is a fit to them."""

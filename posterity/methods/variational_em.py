@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
@@ -24,6 +24,8 @@ from posterity.methods.maximum_a_posteriori import MAP
 from posterity.methods.parts.chains import Chains
 from posterity.methods.parts.expectations import ExpectationRun, expectation_run, expected_sums
 from posterity.methods.parts.rounds import E_STEP, Round, m_steps, refuse_fall, scales
+from posterity.methods.parts.variational_fit import VariationalFit
+from posterity.methods.parts.width_cost import measured_width_cost
 from posterity.model import Joint, Problem
 from posterity.model.data import Batch, Data, Feed, TensorData
 from posterity.model.scales import as_chosen
@@ -341,6 +343,13 @@ class VariationalEM(Method):
 
     def finished(self, state: VariationalEMState) -> str:
         return f"the bound stands still after {state.rounds} rounds" if state.still else ""
+
+    def closing(self, joint: Problem, state: VariationalEMState, data: Data) -> Info:
+        """Record what the width of a variational fit costs, and warn where it does harm."""
+        if not isinstance(self.expectation, VariationalFit):
+            return {}
+        posterior = partial(self.posterior, joint, [self.keep(state)])
+        return measured_width_cost("VariationalEM", joint, posterior, data, self.expectation.rows_seen(data))
 
     def keep(self, state: VariationalEMState) -> VariationalEMState:
         return state._replace(expectation=self._run.keep(state.expectation), sums={}, bounds={})

@@ -158,6 +158,33 @@ def test_draws_after_the_step_that_is_named_are_left_out_where_looks_are_rare(mo
     assert caught.value.posterior.num_draws == 7  # steps 3 to 9
 
 
+def test_langevin_finds_its_step_size_where_scales_differ(caplog):
+    """Standard deviations of 0.01, 1 and 30, the last two correlated: no one step size would do."""
+    covariance = torch.tensor([[1e-4, 0.0, 0.0], [0.0, 1.0, 15.0], [0.0, 15.0, 900.0]], dtype=FLOAT64)
+    precision = torch.linalg.inv(covariance)
+    problem = density(lambda x: -0.5 * (x @ precision * x).sum(-1), x=(3,))
+    with caplog.at_level("WARNING", "posterity"):
+        q, trace = run(Langevin(draws=40, warmup=500, chains=60, thin=15), problem)
+    deviations = q.theta.flatten(0, 1).std(0) / covariance.diagonal().sqrt()
+    assert float((deviations - 1.0).abs().max()) < 0.06  # a bias of at most 0.026, and the noise of 2,400 draws
+    assert not caplog.text
+    sizes = trace["step_size"][-1]
+    assert bool((sizes == sizes[0]).all())
+    assert float(sizes[0]) == pytest.approx(0.1 * (1.0 - 0.5), rel=0.2)  # inverse of the largest curvature
+
+
+def test_chains_that_have_not_mixed_are_said(caplog):
+    wells = density(lambda x: torch.logaddexp(normal(x - 20.0), normal(x + 20.0)), x=(1,))
+    start = torch.tensor([[-20.0], [20.0]], dtype=FLOAT64)
+    with caplog.at_level("WARNING", "posterity"):
+        run(Langevin(draws=50, warmup=0, chains=2, thin=2, step_size=0.3), wells, start=start)
+    assert "chains have not mixed: the largest R-hat of a weight is" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", "posterity"):
+        run(Langevin(draws=40, warmup=0, chains=2, thin=10, step_size=0.6), density(normal, x=(1,)))
+    assert not caplog.text
+
+
 def test_langevin_with_too_large_a_step_stops_at_the_step_that_leaves():
     problem = density(lambda a, b: normal(a) + 1e4 * normal(b), a=(1,), b=(1,))
     with pytest.raises(Diverged, match=r"Chain \d ran off at step (\d): 'b' is") as caught:

@@ -502,7 +502,7 @@ CHAINS = [
     Case("hmc_one_chain", CLASSES, HMC(4, 4, 1, steps=3)),
     Case("mala", SAMPLED, MALA(draws=4, warmup=4, chains=2, thin=2, step_size=2.0**-13)),
     Case("metropolis", CLASSES, Metropolis(draws=6, warmup=15, chains=2, thin=4, step_size=0.0625)),
-    Case("langevin", CLASSES, Langevin(draws=4, warmup=4, chains=2, thin=2)),
+    Case("langevin", CLASSES, Langevin(draws=4, warmup=4, chains=2, thin=2, step_size=1e-3)),
     *(
         Case(f"{kind.__name__.lower()}{of}", problem, kind(draws=4, warmup=3, thin=2, **settings))
         for kind in (SGLD, SGHMC)

@@ -206,9 +206,9 @@ def _dropout(settings: Settings, joint: "Joint") -> "Method":
 
 
 def _langevin(settings: Settings, joint: "Joint") -> "Method":
-    """Nothing adapts its steps, so that they are small, and begin at a mode."""
-    size = _step_size("SGLD", 0.1 * _size(settings), joint)
-    return _method("Langevin", **_counts(settings), step_size=size)
+    """A step size that is given is a tenth of SGLD's: no steps adapt it, and none are refused."""
+    given = {} if settings.step_size is None else {"step_size": _step_size("SGLD", 0.1 * settings.step_size, joint)}
+    return _method("Langevin", **_counts(settings), **given)
 
 
 def _step_size(name: str, rate: float, joint: "Joint") -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posterity.diagnostics.chains import rhat
+from posterity.diagnostics.chains import bulk_ess, rhat
 from posterity.errors import positive_whole, whole
 from posterity.inference.method import Method, Traits
 from posterity.likelihoods import Gaussian
@@ -89,7 +89,32 @@ logger = logging.getLogger("posterity")
 
 DRIFT = 1.5  # R-hat of the two halves of a chain's log densities, above which the chain still drifts
 LEAST = 100  # draws from which that R-hat is telling
+APART = 1.2  # R-hat of a weight above which chains have not mixed
+FEWEST = 20  # draws from which that R-hat is telling
+EFFECTIVE = 10  # effective draws a chain that a weight should have
+WEIGHTS, NUMBERS = 1000, 4_000_000  # weights, and numbers in their draws, that mixing is judged by
 ALMOST = 0.9  # acceptance above which a chain that never moved takes steps too small for its dtype, else too large
+
+
+def warn_of_unmixed(name: str, theta: Tensor) -> None:
+    """Log a warning where a weight says that chains of theta (C, D, P) have not mixed, by R-hat and effective draws."""
+    chains, draws, size = theta.shape
+    if chains < 2 or draws < FEWEST:
+        return
+    few = max(1, min(WEIGHTS, NUMBERS // (chains * draws)))
+    judged = theta[..., :: max(1, -(-size // few))].double()
+    apart = float(rhat(judged).nan_to_num(0.0).max())
+    effective = float(bulk_ess(judged).nan_to_num(torch.inf).min())
+    found = []
+    if apart > APART:
+        found.append(f"the largest R-hat of a weight is {apart:.2f}, above {APART}")
+    if effective < EFFECTIVE * chains:
+        found.append(f"a weight has {effective:.0f} effective draws, below {EFFECTIVE} a chain")
+    if found:
+        logger.warning(
+            f"{name}: chains have not mixed: {', and '.join(found)}. Take more warmup and a larger thin. In networks "
+            "units change places, and outputs may agree all the same: see diagnostics.convergence(q, x)."
+        )
 
 
 def warn_of_doubtful(name: str, theta: Tensor, statistics: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,5 @@
 """Base of SGLD and SGHMC: chains on mini-batches, their usual lengths, and warnings about their temperatures."""
 
-import logging
 import math
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
@@ -15,7 +14,7 @@ from posterity.errors import check_batch_size, of_kinds, positive, shown
 from posterity.inference.kept import kept_bytes, stacked
 from posterity.inference.memory import activation_bytes
 from posterity.inference.method import Footprint, Traits, theta_bytes
-from posterity.methods.parts.chains import Chains
+from posterity.methods.parts.chains import APART, Chains, warn_of_unmixed
 from posterity.methods.parts.fisher import Fisher
 from posterity.methods.parts.gradient_runs import batches_in_pass, risen, usual_rate
 from posterity.methods.parts.preconditioners import Plain, Preconditioner
@@ -29,10 +28,6 @@ if TYPE_CHECKING:
     from posterity.inference.run import Trace
 
 COLD, HOT = 0.5, 2.0  # temperatures, averaged over the last half of a run, that are not doubted
-logger = logging.getLogger("posterity")
-
-APART = 1.2  # R-hat between chains, after the warm-up, above which they have not mixed
-FEWEST = 20  # draws from which that of weights is telling
 _LEAST_WARMUP = 100  # in which steps can be learnt
 _BLOCKS = 20  # means of consecutive losses, of which that R-hat is taken: single ones are noise of batches
 _ERRORS = 3.0  # standard errors by which a temperature must be outside its bounds
@@ -223,14 +218,8 @@ class MinibatchChains(Chains):
         draws = stacked(kept)
         buffers = {name: b.transpose(0, 1) for name, b in draws.buffers.items()}
         theta = draws.theta.transpose(0, 1)  # (C, D, P)
-        if joint.num_members is None and theta.shape[0] > 1 and theta.shape[1] >= FEWEST:
-            value = float(rhat(theta[..., :: max(1, theta.shape[-1] // 1000)].double()).nan_to_num(0.0).max())
-            if value > APART:
-                logger.warning(
-                    f"{type(self).__name__}: chains have not mixed: the largest R-hat of a weight is {value:.2f}, "
-                    f"above {APART}. Take more warmup and a larger thin. In networks units change places, and outputs "
-                    "may agree all the same: see diagnostics.convergence(q, x)."
-                )
+        if joint.num_members is None:
+            warn_of_unmixed(type(self).__name__, theta)
         return Samples(joint, theta, {}, buffers)
 
 

@@ -31,7 +31,7 @@ from posterity.kernels.adaptation import (
 )
 from posterity.kernels.hamiltonian import leapfrog, log_joint
 from posterity.kernels.state import Move, Place, gathered, spread, whitened
-from posterity.methods.parts.chains import Chains, warn_of_doubtful
+from posterity.methods.parts.chains import Chains, warn_of_doubtful, warn_of_unmixed
 from posterity.model import Joint, Problem
 from posterity.model.data import Batch, Data, Feed, in_memory
 from posterity.numerics.random import Key
@@ -368,6 +368,8 @@ class Sampler(Chains):
             statistics[name] = statistics[name].long()
         if len(kept) == self.draws:
             warn_of_doubtful(type(self).__name__, theta, statistics)
+            if joint.num_members is None:
+                warn_of_unmixed(type(self).__name__, theta)
         return Samples(joint, theta, statistics)
 
 

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from posterity.inference.run import Trace
 from posterity.methods.parts.gradients.drawn_weights import PairedSampling, WeightSampling
 from posterity.methods.parts.gradients.estimator import Estimator
 from posterity.methods.parts.mode_search import AtMode, Search, SearchState, first_damping, search_step
+from posterity.methods.parts.width_cost import measured_width_cost
 from posterity.model import Batch, Data, Joint, Problem
 from posterity.model.data import StreamData
 from posterity.numerics.random import Key
@@ -150,6 +152,16 @@ class VariationalFit(GradientFit):
         else:
             moments = super()._ascended(joint, parameters, grad, inner)
         return held._replace(moments=moments) if isinstance(held, SearchState) else moments
+
+    def closing(self, joint: Problem, state: Any, data: Data) -> Info:
+        """Record "width_cost", the nats a row by which the posterior predicts worse than its mean; warn if it harms."""
+        posterior = partial(self.posterior, joint, [self.keep(state)])
+        return measured_width_cost(type(self).__name__, joint, posterior, data, self.rows_seen(data))
+
+    def rows_seen(self, data: Data) -> int:
+        """Return the number of rows that all steps together take."""
+        steps: int = self.chosen("steps")
+        return steps * min(data.num_data, self._rows or data.num_data)
 
     def doubts(self, joint: Problem, trace: Trace) -> Sequence[str]:
         """Record "elbo_gap", an estimate in nats of what more steps would add to the ELBO, and warn if it is large.

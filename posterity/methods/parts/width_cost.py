@@ -1,0 +1,175 @@
+"""What the width of a posterior costs: its predictions beside those of its mean; warnings, and a narrower prior."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posterity.errors import PosterityError
+from posterity.evidence.cavities import PredictiveFit, left_out_rows, with_noise
+from posterity.model import Batch, Data, Joint, Problem
+from posterity.model.data import NoData
+from posterity.model.scales import leaves_out
+from posterity.numerics.random import Key
+from posterity.options import LEFT_OUT
+from posterity.posteriors import Linearized, Posterior
+from posterity.precisions.dense import Dense
+from posterity.priors import Normal
+
+logger = logging.getLogger("posterity")
+
+HARM = 0.005  # nats a row that the width of a posterior may cost without a warning
+NARROW = 0.0001  # nats a row that it may cost at a mode for classes: chosen on tables of scikit-learn and UCI
+WIDE = 0.003  # nats a row that it may cost there where only parts of the curvature are known, or the noise is normal
+ERRORS = 2.0  # standard errors that it must exceed as well
+ROWS, FEWEST_ROWS = 500, 40
+DRAWS, FEWEST_DRAWS = 400, 100
+SHARE = 0.1  # of the forward passes of rows in a fit: the most that the measure may add
+NUMBERS = 2**24  # outputs of all draws that are held at once
+MEMBERS = 16  # that are measured
+REMEDY = (
+    "Predict by the mean, take Laplace from MAP, give other prior scales, or a lower temperature: Tempering.cold(0.1)."
+)
+_CHOSEN = "the prior scales that the fit chose, left-out rows are predicted"
+_REPLACED = (
+    "The posterior has a prior scale chosen by leave-one-out instead, of which the weights are no mode: its log evidence "
+    "says little."
+)
+
+
+class WidthCost(NamedTuple):
+    """Nats a row by which a posterior predicts worse than its mean, with a standard error."""
+
+    nats: float
+    error: float
+
+    @property
+    def harms(self) -> bool:
+        """Whether the cost is above `HARM`, and surely so."""
+        return self.nats > max(HARM, ERRORS * self.error)
+
+
+def width_cost(posterior: Posterior, rows: Batch, draws: int) -> WidthCost:
+    """Compare log predictive densities of rows of the fit under the posterior and at its mean.
+
+    **Math**: the mean over rows of log p(y | f(m)) - log E_q p(y | f(w)). Left-out rows would be predicted worse by
+    both, and to second order by equally much: with gradient g and Hessian H of log p at outputs of covariance S, each
+    loses g S g by leaving the row out, and the difference stays -(g S g + tr H S) / 2. Where outputs are linear in the
+    weights, and cavities are defined, rows are left out (`left_out_rows`): there it is exact for normal noise, and
+    small data need it. In networks the variational covariance does not tell how the mean would move.
+
+    Expectations are over `draws`, with the first term of their bias removed, or in closed form for `Linearized`. The
+    standard error is of rows and of draws.
+
+    **Limit**: a mean that has learnt its rows by heart looks better than it is: held-out rows say more.
+    """
+    joint = posterior.joint.as_joint("width_cost")
+    likelihood, gaussian = joint.likelihood, posterior.as_gaussian()
+    targets = rows.targets.double() if rows.targets.is_floating_point() else rows.targets
+    with torch.no_grad():
+        centre = joint.outputs(posterior.point(), rows.inputs, posterior.buffers or None).double()
+        at_mean = likelihood.log_prob(centre, targets)  # (N,)
+        noise = 0.0
+        if isinstance(posterior, Linearized):
+            own = posterior.predict(rows.inputs).log_prob(rows.targets).double()
+        else:
+            outputs = posterior.outputs(rows.inputs, draws, Key(0).fold("width cost")).double()
+            logs = likelihood.log_prob(outputs, targets)  # (S, N)
+            own = logs.logsumexp(0) - math.log(draws)
+            relative = (logs - own).exp()  # of mean 1 over draws
+            own = own + relative.var(0) / (2.0 * draws)
+            noise = float(relative.mean(1).var()) / draws
+        each = at_mean - own
+        if gaussian is not None and _is_linear(joint, posterior, rows):
+            left = left_out_rows(Linearized(gaussian.joint, gaussian), rows)
+            each = torch.where(left.posterior.isnan(), each, left.plug_in - left.posterior)
+    weights = torch.ones_like(each) if rows.weights is None else rows.weights.to(each)
+    share = weights / weights.sum()
+    mean = (share * each).sum()
+    spread = float((share * (each - mean)).square().sum()) * len(each) / (len(each) - 1)
+    return WidthCost(float(mean), math.sqrt(spread + noise))
+
+
+def _is_linear(joint: Joint, posterior: Posterior, rows: Batch) -> bool:
+    """Whether the outputs of these rows are linear in the weights."""
+    point, buffers = posterior.point(), posterior.buffers or None
+    step = 0.1 * Key(0).fold("linear").normal(tuple(point.shape), torch.float32, point.device).to(point.dtype)
+    up, middle, down = (joint.outputs(theta, rows.inputs, buffers) for theta in (point + step, point, point - step))
+    return float((up + down - 2.0 * middle).abs().max()) <= 1e-3 * float((up - down).abs().max())
+
+
+def measured_width_cost(
+    name: str, joint: Problem, posterior: Callable[[], Posterior], data: Data, seen: int, remedy: str = REMEDY
+) -> dict[str, Tensor]:
+    """Return "width_cost" for a trace, in nats a row, with a warning where the posterior does harm.
+
+    `name` is that of the method, and `seen` the number of rows that passed the network in its fit: nothing is measured
+    where that would take more than a tenth of these passes.
+    """
+    if not isinstance(joint, Joint) or isinstance(data, NoData) or data.augmentation is not None:
+        return {}
+    allowed = int(SHARE * seen)
+    count = min(ROWS, data.num_data, allowed // FEWEST_DRAWS)
+    if count < min(FEWEST_ROWS, data.num_data):
+        return {}
+    draws = min(DRAWS, allowed // count)
+    try:
+        rows = data.sample(count)
+        numbers = joint.example_output(rows.member(0)).numel()
+        if rows.size < 2 or draws * rows.size * numbers > NUMBERS:
+            return {}
+        whole = posterior()
+        if whole.num_members is None:
+            costs = [width_cost(whole, rows, draws)]
+        else:
+            members = range(min(MEMBERS, whole.num_members))
+            costs = [width_cost(whole.member(index), rows.member(index), draws) for index in members]
+    except (PosterityError, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        logger.info("what the width of the posterior costs is not known: %s", reason.rstrip("."))
+        return {}
+    worst = max((cost for cost in costs if cost.harms), key=lambda cost: cost.nats, default=None)
+    if worst is not None:
+        logger.warning(
+            f"{name}: the posterior predicts rows of the fit worse than its mean does, by {worst.nats:.2g} nats a row "
+            f"(standard error {worst.error:.1g}). {remedy}"
+        )
+    nats = torch.tensor([cost.nats for cost in costs], dtype=torch.float64)
+    return {"width_cost": nats if len(costs) > 1 else nats[0]}
+
+
+def that_predicts(posterior: Linearized, rows: Batch) -> Linearized:
+    """Return the posterior with the scales chosen that were left out; warn where its mean alone predicts better.
+
+    Scales that a fit chose are replaced where their width surely costs much.
+    """
+    joint = posterior.joint.as_joint("Laplace")
+    prior = joint.bound_prior
+    normal = isinstance(prior, Normal)
+    if normal and prior.chosen == LEFT_OUT:
+        return PredictiveFit().by_cavities(posterior, rows, at_mode=False)
+    if leaves_out(joint) and not normal:
+        logger.warning("The scales that were left out stay at 1: only those of normal priors are chosen.")
+    elif leaves_out(joint):
+        posterior = with_noise(posterior)
+    whole = isinstance(posterior.gaussian.precision, Dense)
+    if normal and prior.chosen and whole and not joint.likelihood.normal_targets:
+        narrowed = PredictiveFit(tolerance=NARROW).narrowed(posterior, rows)
+        if narrowed is not posterior:
+            logger.warning(f"Under {_CHOSEN} worse than by a narrower Gaussian. {_REPLACED}")
+        return narrowed
+    left = left_out_rows(posterior, rows)
+    if normal and prior.chosen and left.surely_cost_more_than(WIDE):
+        logger.warning(f"Under {_CHOSEN} worse than by the weights alone, by {left.cost:.2g} nats a row. {_REPLACED}")
+        return PredictiveFit(tolerance=WIDE).by_cavities(posterior, rows, at_mode=True)
+    cost = width_cost(posterior, rows, 0)
+    if cost.harms:
+        logger.warning(
+            f"The posterior predicts worse than the weights alone, by {cost.nats:.2g} nats a row (standard error "
+            f"{cost.error:.1g}). Prior or noise are too wide for these weights: leave their scales out, or give "
+            "smaller ones."
+        )
+    return posterior

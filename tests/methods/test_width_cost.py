@@ -1,0 +1,158 @@
+"""What the width of a posterior costs: closed forms, the claim about left-out rows, and when a warning comes."""
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from posterity import infer
+from posterity.curvature import Kronecker
+from posterity.likelihoods import Categorical, Gaussian
+from posterity.methods import MAP, Laplace, MeanField, OnlineLaplace
+from posterity.methods.parts.width_cost import measured_width_cost, width_cost
+from posterity.model import Batch, Joint
+from posterity.model.data import as_data
+from posterity.networks import MLP
+from posterity.numerics import Key
+from posterity.optim import Adam
+from posterity.posteriors import Gaussian as GaussianPosterior
+from posterity.posteriors import Linearized
+from posterity.precisions import Dense, Diagonal
+from posterity.priors import FanIn, Normal
+
+NOISE = 0.5
+
+
+def regression(rows: int, columns: int = 3) -> tuple[Joint, Batch, torch.Tensor, torch.Tensor]:
+    """A linear regression without intercept, with the mean and covariance of its exact posterior under N(0, 1)."""
+    key = Key(0)
+    x = key.fold("x").normal((rows, columns), torch.float64)
+    y = x.sum(1, keepdim=True) + NOISE * key.fold("y").normal((rows, 1), torch.float64)
+    joint = Joint(nn.Linear(columns, 1, bias=False).double(), Gaussian(scale=NOISE), Normal(scale=1.0), rows)
+    covariance = torch.linalg.inv(x.T @ x / NOISE**2 + torch.eye(columns, dtype=torch.float64))
+    return joint, Batch(x, y), (covariance @ x.T @ y / NOISE**2).squeeze(1), covariance
+
+
+def log_normal(away: torch.Tensor, variance: torch.Tensor | float) -> torch.Tensor:
+    variance = torch.as_tensor(variance, dtype=away.dtype)
+    return -0.5 * (away.square() / variance + variance.log() + math.log(2 * math.pi))
+
+
+class Curved(nn.Module):
+    """A linear layer whose outputs bend by so little that closed forms of linear ones hold."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(columns, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = self.layer(x)
+        return outputs + 0.01 * outputs.square()
+
+
+def exact_terms(rows: Batch, mean: torch.Tensor, covariance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Residuals at the mean, and variances of the outputs."""
+    away = (rows.targets - rows.inputs @ mean[:, None]).squeeze(1)
+    return away, torch.einsum("ni,ij,nj->n", rows.inputs, covariance, rows.inputs)
+
+
+@pytest.mark.parametrize("kind", ["linearized", "drawn"])
+def test_left_out_rows_of_a_linear_regression(kind):
+    joint, rows, mean, covariance = regression(60)
+    q = GaussianPosterior(joint, mean, Dense(torch.linalg.inv(covariance)), {})
+    away, spread = exact_terms(rows, mean, covariance)
+    leverage = spread / NOISE**2
+    away, spread = away / (1 - leverage), spread / (1 - leverage)
+    each = log_normal(away, NOISE**2) - log_normal(away, NOISE**2 + spread)
+    cost = width_cost(Linearized(joint, q) if kind == "linearized" else q, rows, 100)
+    assert cost.nats == pytest.approx(float(each.mean()), abs=1e-9)
+    assert cost.error >= float(each.std()) / math.sqrt(60) - 1e-9
+    some = torch.arange(60, dtype=torch.float64) < 20
+    part = width_cost(Linearized(joint, q), rows._replace(weights=some.double()), 100)
+    assert part.nats == pytest.approx(float(each[some].mean()), abs=1e-9)
+
+
+def test_rows_of_the_fit_where_outputs_bend():
+    """To second order the difference is that of left-out rows, and draws agree with the closed form."""
+    _, rows, mean, covariance = regression(200)
+    module = Curved(3).double()
+    joint = Joint(module, Gaussian(scale=NOISE), Normal(scale=1.0), 200)
+    q = GaussianPosterior(joint, mean, Dense(torch.linalg.inv(covariance)), {})
+    outputs = rows.inputs @ mean[:, None]
+    bent = Batch(rows.inputs, rows.targets + 0.01 * outputs.square())
+    closed = width_cost(Linearized(joint, q), bent, 0)
+    away, spread = exact_terms(rows, mean, covariance)
+    plain = log_normal(away, NOISE**2) - log_normal(away, NOISE**2 + spread)
+    leverage = spread / NOISE**2
+    without, wider = away / (1 - leverage), spread / (1 - leverage)
+    lost = log_normal(away, NOISE**2) - log_normal(without, NOISE**2)
+    left_out = log_normal(without, NOISE**2) - log_normal(without, NOISE**2 + wider)
+    assert closed.nats == pytest.approx(float(plain.mean()), abs=1e-3)
+    assert float((plain - left_out).mean().abs()) < 0.1 * float(lost.mean())
+    fine, coarse = width_cost(q, bent, 4_000), width_cost(q, bent, 100)
+    assert abs(fine.nats - closed.nats) < 5 * fine.error
+    assert abs(coarse.nats - closed.nats) < 5 * coarse.error
+
+
+def classes() -> tuple[Joint, tuple[torch.Tensor, torch.Tensor]]:
+    """A logistic regression that is right: weights from the prior, classes from the likelihood."""
+    x, weights, bias = Key(1).normal((120, 2)), Key(2).normal((2, 2)), Key(3).normal((2,))
+    chances = (x @ weights.T + bias).softmax(-1)
+    y = (Key(4).uniform((120,)) < chances[:, 1]).long()
+    return Joint(nn.Linear(2, 2), Categorical(), Normal(scale=1.0), 120), (x, y)
+
+
+@pytest.mark.parametrize(("scale", "warned"), [(0.05, False), (3.0, True)])
+def test_a_posterior_is_doubted_where_it_is_too_wide(scale, warned, caplog):
+    joint, data = classes()
+    mode, _ = infer(MAP(), joint, data, progress=False)
+    q = GaussianPosterior(joint, mode.point(), Diagonal(torch.full((6,), scale**-2, dtype=torch.float64)), {})
+    with caplog.at_level(logging.WARNING, "posterity"):
+        info = measured_width_cost("Trial", joint, lambda: q, as_data(data), 10**6)
+        again = measured_width_cost("Trial", joint, lambda: q, as_data(data), 10**6)
+    assert ("worse than its mean" in caplog.text) == warned
+    assert (float(info["width_cost"]) > 0.005) == warned
+    assert torch.equal(info["width_cost"], again["width_cost"])
+
+
+def test_it_is_skipped_where_it_would_take_long():
+    joint, data = classes()
+    assert measured_width_cost("Trial", joint, lambda: pytest.fail("made"), as_data(data), 10_000) == {}
+
+
+def test_a_fit_that_stayed_wide_is_doubted_and_a_good_one_is_not(caplog):
+    joint, data = classes()
+    mode, _ = infer(MAP(), joint, data, progress=False)
+    stuck = MeanField(steps=400, batch_size=None, optimizer=Adam(1e-7), initial_scales=FanIn(gain=4.0))
+    with caplog.at_level(logging.WARNING, "posterity"):
+        _, trace = infer(stuck, joint, data, start=mode, progress=False)
+        assert "MeanField: the posterior predicts rows of the fit worse than its mean" in caplog.text
+        assert float(trace["width_cost"][-1]) > 0.005
+        caplog.clear()
+        _, trace = infer(MeanField(steps=400), joint, data, progress=False)
+    assert "worse than its mean" not in caplog.text
+    assert abs(float(trace["width_cost"][-1])) < 0.02
+
+
+def test_scales_of_the_evidence_that_do_harm_are_replaced_and_it_is_said(caplog):
+    """Classes far apart: the evidence likes weights so uncertain that predictions suffer."""
+    y = torch.arange(90) % 3
+    x = 3.0 * Key(5).normal((3, 6))[y] + Key(6).normal((90, 6))
+    x, held_out = x / x.std(0), slice(60, None)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        joint = Joint(MLP([6, 8, 3], activation="tanh"), Categorical(), Normal(), 60)
+    losses, fit = [], MAP(300, None, Adam(0.03))
+    for tuning in ("auto", None):  # on the same problem: the second run knows nothing of the first
+        caplog.clear()
+        method = OnlineLaplace(fit, Laplace(structure=Kronecker(), tuning=tuning), rounds=3)
+        with caplog.at_level(logging.WARNING, "posterity"):
+            q, _ = infer(method, joint, (x[:60], y[:60]), progress=False)
+        assert ("left-out rows are predicted worse" in caplog.text) == (tuning is not None)
+        losses.append(-float(q.predict(x[held_out]).log_prob(y[held_out]).mean()))
+    plug_in = nn.functional.cross_entropy(joint.outputs(q.point(), x[held_out]), y[held_out])
+    assert losses[0] < float(plug_in) + 0.01
+    assert losses[1] > float(plug_in) + 0.05
+    assert OnlineLaplace().laplace.tuning == "auto"
