@@ -35,8 +35,8 @@ REMEDY = (
 )
 _CHOSEN = "the prior scales that the fit chose, left-out rows are predicted"
 _REPLACED = (
-    "The posterior has a prior scale chosen by leave-one-out instead, of which the weights are no mode: its log evidence "
-    "says little."
+    "The posterior has a prior scale chosen by leave-one-out instead, of which the weights are no mode: its log "
+    "evidence says little."
 )
 
 
