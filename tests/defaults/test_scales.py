@@ -37,11 +37,16 @@ CHOOSING = {
 SAMPLERS = {"NUTS": NUTS(draws=5, warmup=10, chains=2), "SGHMC": SGHMC(draws=5, warmup=10, chains=2, thin=1)}
 
 
+def normal(key, shape):
+    """The same numbers on every device."""
+    return key.normal(shape, torch.float64, "cpu").to(torch.get_default_device())
+
+
 def rows(count=12, columns=4, noise=0.3, seed=0):
     key = po.Key(seed)
-    x = key.fold("inputs").normal((count, columns), torch.float64)
-    weights = key.fold("weights").normal((columns, 1), torch.float64)
-    return x, x @ weights + noise * key.fold("noise").normal((count, 1), torch.float64)
+    x = normal(key.fold("inputs"), (count, columns))
+    weights = normal(key.fold("weights"), (columns, 1))
+    return x, x @ weights + noise * normal(key.fold("noise"), (count, 1))
 
 
 def linear(likelihood, prior, data, columns=4):
@@ -157,7 +162,7 @@ def test_an_m_step_leaves_given_parts_alone():
 
 def test_powers_of_two_for_classes_leave_given_parts_alone():
     key, count = po.Key(4), 60
-    x = key.fold("inputs").normal((count, 3), torch.float64)
+    x = normal(key.fold("inputs"), (count, 3))
     y = (x[:, 0] > 0).long()
     narrow = Layerwise({"weight": Normal(0.05, chosen="evidence"), "bias": Normal(0.7)})
     net = nn.Linear(3, 2).double()
@@ -313,8 +318,8 @@ def test_left_out_rows_of_a_linear_regression_are_exact():
 
 def test_left_out_rows_of_a_logistic_regression_are_near_those_of_refits():
     key, count = po.Key(4), 30
-    x = key.fold("inputs").normal((count, 3), torch.float64)
-    y = (x[:, 0] + 0.7 * key.fold("noise").normal((count,), torch.float64) > 0).long()
+    x = normal(key.fold("inputs"), (count, 3))
+    y = (x[:, 0] + 0.7 * normal(key.fold("noise"), (count,)) > 0).long()
     joint = po.Joint(nn.Linear(3, 2).double(), Categorical(), Normal(1.0), count)
     method = Laplace(structure=Full(), tuning=None)
 
@@ -338,7 +343,7 @@ def classes(gap, count=400, columns=5):
     """Rows of two classes that lie `gap` apart, a quarter of them to train on."""
     key = po.Key(2)
     y = torch.arange(count) % 2
-    x = key.normal((count, columns), torch.float64)
+    x = normal(key, (count, columns))
     x[:, 0] += gap * (2.0 * y - 1.0)
     return (x[: count // 4], y[: count // 4]), (x[count // 4 :], y[count // 4 :])
 
@@ -368,8 +373,8 @@ def test_the_gaussian_at_a_mode_of_classes_that_overlap_stays():
 def test_a_left_out_row_moves_the_mode_by_the_posterior_s_own_cavity_at_every_width():
     """Weights that memorise their rows: the row that is left out would not move the mode of a narrow Gaussian."""
     key, count = po.Key(5), 30
-    x = key.fold("inputs").normal((count, 12), torch.float64)
-    y = (x[:, 0] + key.fold("noise").normal((count,), torch.float64) > 0).long()
+    x = normal(key.fold("inputs"), (count, 12))
+    y = (x[:, 0] + normal(key.fold("noise"), (count,)) > 0).long()
     joint = po.Joint(nn.Linear(12, 2).double(), Categorical(), Normal(3.0, chosen="evidence"), count)
     mode, _ = fit(MAP(), joint, (x, y))
     q, _ = fit(Laplace(structure=Full(), tuning=None), joint, (x, y), start=mode)

@@ -165,7 +165,7 @@ def test_langevin_finds_its_step_size_where_scales_differ(caplog):
     problem = density(lambda x: -0.5 * (x @ precision * x).sum(-1), x=(3,))
     with caplog.at_level("WARNING", "posterity"):
         q, trace = run(Langevin(draws=40, warmup=500, chains=60, thin=15), problem)
-    deviations = q.theta.flatten(0, 1).std(0) / covariance.diagonal().sqrt()
+    deviations = q.theta.flatten(0, 1).std(0) / covariance.diagonal().sqrt().cpu()
     assert float((deviations - 1.0).abs().max()) < 0.06  # a bias of at most 0.026, and the noise of 2,400 draws
     assert not caplog.text
     sizes = trace["step_size"][-1]

@@ -25,11 +25,16 @@ from posterity.priors import FanIn, Normal
 NOISE = 0.5
 
 
+def normal(key: Key, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The same numbers on every device."""
+    return key.normal(shape, dtype, "cpu").to(torch.get_default_device())
+
+
 def regression(rows: int, columns: int = 3) -> tuple[Joint, Batch, torch.Tensor, torch.Tensor]:
     """A linear regression without intercept, with the mean and covariance of its exact posterior under N(0, 1)."""
     key = Key(0)
-    x = key.fold("x").normal((rows, columns), torch.float64)
-    y = x.sum(1, keepdim=True) + NOISE * key.fold("y").normal((rows, 1), torch.float64)
+    x = normal(key.fold("x"), (rows, columns), torch.float64)
+    y = x.sum(1, keepdim=True) + NOISE * normal(key.fold("y"), (rows, 1), torch.float64)
     joint = Joint(nn.Linear(columns, 1, bias=False).double(), Gaussian(scale=NOISE), Normal(scale=1.0), rows)
     covariance = torch.linalg.inv(x.T @ x / NOISE**2 + torch.eye(columns, dtype=torch.float64))
     return joint, Batch(x, y), (covariance @ x.T @ y / NOISE**2).squeeze(1), covariance
@@ -98,9 +103,9 @@ def test_rows_of_the_fit_where_outputs_bend():
 
 def classes() -> tuple[Joint, tuple[torch.Tensor, torch.Tensor]]:
     """A logistic regression that is right: weights from the prior, classes from the likelihood."""
-    x, weights, bias = Key(1).normal((120, 2)), Key(2).normal((2, 2)), Key(3).normal((2,))
+    x, weights, bias = normal(Key(1), (120, 2)), normal(Key(2), (2, 2)), normal(Key(3), (2,))
     chances = (x @ weights.T + bias).softmax(-1)
-    y = (Key(4).uniform((120,)) < chances[:, 1]).long()
+    y = (Key(4).uniform((120,), device="cpu").to(chances) < chances[:, 1]).long()
     return Joint(nn.Linear(2, 2), Categorical(), Normal(scale=1.0), 120), (x, y)
 
 
@@ -139,11 +144,12 @@ def test_a_fit_that_stayed_wide_is_doubted_and_a_good_one_is_not(caplog):
 def test_scales_of_the_evidence_that_do_harm_are_replaced_and_it_is_said(caplog):
     """Classes far apart: the evidence likes weights so uncertain that predictions suffer."""
     y = torch.arange(90) % 3
-    x = 3.0 * Key(5).normal((3, 6))[y] + Key(6).normal((90, 6))
+    x = 3.0 * normal(Key(5), (3, 6))[y] + normal(Key(6), (90, 6))
     x, held_out = x / x.std(0), slice(60, None)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        joint = Joint(MLP([6, 8, 3], activation="tanh"), Categorical(), Normal(), 60)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(0)
+        network = MLP([6, 8, 3], activation="tanh")
+    joint = Joint(network.to(x.device), Categorical(), Normal(), 60)
     losses, fit = [], MAP(300, None, Adam(0.03))
     for tuning in ("auto", None):  # on the same problem: the second run knows nothing of the first
         caplog.clear()
