@@ -1,4 +1,4 @@
-"""Models that are linear in their random weights: the origin, a root of the prior precision, and the check that they are."""
+"""Models that are linear in their random weights: origin, prior, and the check that they are linear."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def placed(origin: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
 
 
 def precision_root(joint: Joint, origin: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a root of the prior precision of the random weights (R, R), and their mean (R,) given the other weights."""
+    """Return a root (R, R) of the prior precision of the random weights, and their mean (R,) given the others."""
     prior, index = joint.bound_prior, joint.random_indices
     slope = prior.value_and_grad(origin)[1]  # Lambda0 m0 where all weights are random, at 0
     if isinstance(prior, Normal):
