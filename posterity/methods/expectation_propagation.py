@@ -17,10 +17,11 @@ from posterity.methods.parts.sites import (
     GaussianPrior,
     LinearRows,
     Sites,
+    Sweep,
+    distance,
     fit_of,
     moved_in_turn,
     moved_together,
-    next_share,
 )
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.model.data import in_memory
@@ -45,7 +46,7 @@ class SiteState(NamedTuple):
     mean: Tensor  # (R,)
     matrix: Tensor  # (R, R) precision
     log_evidence: Tensor  # ()
-    distance: Tensor  # ()
+    mismatch: Tensor  # (2, N) of the moments
     share: Tensor  # () of the way to the proposed sites that the next sweep goes
     sweeps: int
 
@@ -124,10 +125,12 @@ class ExpectationPropagation(Method):
         joint = joint.as_joint(NAME, "Use Laplace.")
         _refuse(joint, theta.dim() > 1)
         size = joint.num_random
-        none, zero = theta.new_zeros(joint.num_data, dtype=torch.float64), theta.new_zeros((), dtype=torch.float64)
-        share = zero + (1.0 - self.damping)
-        gaussian = none.new_zeros(size), none.new_zeros(size, size)
-        return SiteState(at_zero(joint, theta), none, none, none, none, *gaussian, zero, zero + 1.0, share, 0)
+        none = theta.new_zeros(joint.num_data, dtype=torch.float64)
+        gaussian = none.new_zeros(size), none.new_zeros(size, size), none.new_zeros(())
+        share = none.new_tensor(1.0 - self.damping)
+        return SiteState(
+            at_zero(joint, theta), none, none, none, none, *gaussian, none.new_zeros(2, len(none)), share, 0
+        )
 
     def step(self, joint: Problem, state: SiteState, batch: Batch, key: Key) -> tuple[SiteState, Info]:
         """Move every site once, and compare the new Gaussian with its tilted distributions."""
@@ -135,40 +138,35 @@ class ExpectationPropagation(Method):
         rows = LinearRows.of(NAME, joint, state.theta, batch, checked=not first)
         prior = GaussianPrior.of(joint, state.theta.double())
         sites = Sites(state.precision, state.shift).at(rows.index)
-        proposed = Sites(state.proposed_precision, state.proposed_shift).at(rows.index)
         if first:
             rows.refuse_bent(NAME, prior)
-            proposed = _known(fit_of(rows, prior, sites)).proposed
-        target, share = proposed, state.share
+            fit = _known(fit_of(rows, prior, sites))
+        else:
+            proposed = Sites(state.proposed_precision, state.proposed_shift).at(rows.index)
+            fit = Fit(state.mean, state.matrix, proposed, state.log_evidence, state.mismatch[:, rows.index])
+        sweep = Sweep(sites, fit, state.share)
+        target, share = fit.proposed, state.share
         if self.order == "sequential":
             target, share = moved_in_turn(rows, prior, sites, share), torch.ones_like(share)
-        sites = moved_together(rows, prior, sites, target, share)
-        fit = _known(fit_of(rows, prior, sites))
-        share = state.share if first else next_share(state.share, state.distance, fit.distance, 1.0 - self.damping)
+        moved = moved_together(rows, prior, sites, target, share)
+        sites, fit, share = sweep.after(rows, moved, _known(fit_of(rows, prior, moved)), 1.0 - self.damping)
         every, wanted = (Sites(state.precision, state.shift).with_values(rows.index, s) for s in (sites, fit.proposed))
+        mismatch = state.mismatch.index_copy(1, rows.index, fit.mismatch)
         after = SiteState(
-            state.theta,
-            *every,
-            *wanted,
-            fit.mean,
-            fit.precision,
-            fit.log_evidence,
-            fit.distance,
-            share,
-            state.sweeps + 1,
+            state.theta, *every, *wanted, fit.mean, fit.precision, fit.log_evidence, mismatch, share, state.sweeps + 1
         )
         return after, {"distance": fit.distance, "log_evidence": fit.log_evidence, "damping": 1.0 - share}
 
     def finished(self, state: SiteState) -> str:
-        reached = state.sweeps > 0 and float(state.distance) <= self.tolerance
-        return f"moments agree to {float(state.distance):.1g}" if reached else ""
+        away = float(distance(state.mismatch))
+        return f"moments agree to {away:.1g}" if away <= self.tolerance else ""
 
     def doubts(self, joint: Problem, trace: Trace) -> Sequence[str]:
-        distance = float(trace["distance"][-1])
-        if distance <= self.tolerance:
+        away = float(trace["distance"][-1])
+        if away <= self.tolerance:
             return ()
         return (
-            f"{NAME} did not settle: after {len(trace['distance'])} sweeps moments still differ by {distance:.2g} "
+            f"{NAME} did not settle: after {len(trace['distance'])} sweeps moments still differ by {away:.2g} "
             f"posterior standard deviations, and {self.tolerance:.1g} was wanted. Use more damping= or sweeps=, or "
             "another method: there may be no fixed point.",
         )

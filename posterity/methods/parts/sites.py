@@ -18,7 +18,8 @@ _GRID = 9  # outputs, from -4 to 4 prior standard deviations, at which a log den
 _BENT = 1e-9  # relative curvature upwards that rounding may leave
 _EXACT_EVERY = 100  # rows between exact recomputations of the covariance in a sweep row by row
 _HALVINGS = 30  # of a step that leaves no Gaussian
-_LEAST_SHARE, _SLOWER, _FASTER = 0.02, 0.5, 1.2  # of the way that sites go, and how it follows the distance
+_LEAST_SHARE = 0.02  # of the way that sites go
+_ASTRAY = 3.0  # growth of the distance after which a sweep is taken back, where log-likelihoods are not concave
 
 
 class Sites(NamedTuple):
@@ -121,9 +122,14 @@ class LinearRows:
             constant,
         )
 
+    @property
+    def concave(self) -> bool:
+        """Whether every log-likelihood is concave in the output, so that no sweep can go astray for good."""
+        return self.likelihood.peaks(self.targets) is None
+
     def refuse_bent(self, method: str, prior: GaussianPrior) -> None:
         """Raise a ValueError where a log density is not concave in the output and does not tell where it peaks."""
-        if self.likelihood.peaks(self.targets) is not None:
+        if not self.concave:
             return
         scale = (self.design @ torch.linalg.inv(prior.precision) * self.design).sum(1).sqrt()
         grid = torch.linspace(-4.0, 4.0, _GRID, dtype=scale.dtype, device=scale.device)[:, None]
@@ -160,7 +166,17 @@ class Fit(NamedTuple):
     precision: Tensor  # (R, R)
     proposed: Sites  # (n,)
     log_evidence: Tensor  # ()
-    distance: Tensor  # () largest mismatch of a moment, in posterior standard deviations of a, or of its variance
+    mismatch: Tensor  # (2, n) tilted less own mean of a in standard deviations, and tilted over own variance less 1
+
+    @property
+    def distance(self) -> Tensor:
+        """The largest mismatch of a moment."""
+        return distance(self.mismatch)
+
+
+def distance(mismatch: Tensor) -> Tensor:
+    """Return the largest size of a mismatch (2, n); 0 without rows."""
+    return mismatch.abs().amax() if mismatch.numel() else mismatch.new_zeros(())
 
 
 def fit_of(rows: LinearRows, prior: GaussianPrior, sites: Sites) -> Fit | None:
@@ -184,12 +200,11 @@ def fit_of(rows: LinearRows, prior: GaussianPrior, sites: Sites) -> Fit | None:
     known = torch.isfinite(log_normaliser) & torch.isfinite(centre) & (spread > 0)
     wanted = _matching(cavity_mean, cavity_variance, centre, spread)
     proposed = Sites(*(torch.where(known, new, old) for new, old in zip(wanted, sites, strict=True)))
-    away = torch.maximum((centre - marginal).abs() / variance.sqrt(), (spread / variance - 1.0).abs())
-    away = torch.where(known, away, 1.0)
+    mismatch = torch.stack([(centre - marginal) / variance.sqrt(), spread / variance - 1.0])
     each = log_normaliser + 0.5 * ((marginal - cavity_mean).square() / cavity_variance - rest.log())
     log_joint = prior.log_prob(mean) + rows.constant + rows.copies @ each
     log_evidence = log_joint + 0.5 * len(mean) * math.log(2.0 * math.pi) - factor.diagonal().log().sum()
-    return Fit(mean, precision, proposed, log_evidence, away.amax() if len(away) else mean.new_zeros(()))
+    return Fit(mean, precision, proposed, log_evidence, torch.where(known, mismatch, 1.0))
 
 
 def _gaussian(rows: LinearRows, prior: GaussianPrior, sites: Sites) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -255,9 +270,28 @@ def moved_in_turn(rows: LinearRows, prior: GaussianPrior, sites: Sites, share: T
     return Sites(precision, shift)
 
 
-def next_share(share: Tensor, before: Tensor, after: Tensor, most: float) -> Tensor:
-    """Return the share of the way of the next sweep: less after one by which the distance grew, else a little more."""
-    return (share * torch.where(after > before, _SLOWER, _FASTER)).clamp(_LEAST_SHARE, most)
+class Sweep(NamedTuple):
+    """Sites with their Gaussian, and the share of the way to the proposed sites that the next sweep goes."""
+
+    sites: Sites
+    fit: Fit
+    share: Tensor
+
+    def after(self, rows: LinearRows, sites: Sites, fit: Fit, most: float) -> "Sweep":
+        """Return what a sweep led to, or these sites where it led astray; `most` is the largest share.
+
+        Were the mismatch to shrink by the factor 1 - share c, a share of 1 / c would remove it: less than this one
+        where it changed its sign, more where it shrank too little. The share changes by a half of itself at most.
+        Where log-likelihoods are not concave it is at most a half, and falls whenever the distance grows.
+        """
+        before = self.fit.mismatch
+        shrunk = 1.0 - (before * fit.mismatch).sum() / before.square().sum().clamp_min(1e-300)
+        wanted = torch.where(shrunk > 0, self.share / shrunk, math.inf)
+        grown = float(fit.distance / self.fit.distance.clamp_min(1e-300))
+        if not rows.concave:
+            most, wanted = min(0.5, most), wanted if grown <= 1.0 else torch.zeros_like(wanted)
+        share = wanted.clamp(0.5 * self.share, 1.5 * self.share).clamp(min(_LEAST_SHARE, most), most)
+        return self._replace(share=share) if not rows.concave and not grown <= _ASTRAY else Sweep(sites, fit, share)
 
 
 def settled(
@@ -268,11 +302,15 @@ def settled(
     if fit is None:
         sites = Sites(*map(torch.zeros_like, sites))
         fit = fit_of(rows, prior, sites)
-    share = torch.ones_like(prior.log_height)
+    if fit is None:
+        return None
+    sweep = Sweep(sites, fit, torch.ones_like(prior.log_height))
     for _ in range(sweeps):
-        if fit is None or float(fit.distance) <= tolerance:
-            break
-        sites = moved_together(rows, prior, sites, fit.proposed, share)
-        before, fit = fit.distance, fit_of(rows, prior, sites)
-        share = share if fit is None else next_share(share, before, fit.distance, 1.0)
-    return None if fit is None or not float(fit.distance) <= tolerance else (sites, fit)
+        if float(sweep.fit.distance) <= tolerance:
+            return sweep.sites, sweep.fit
+        moved = moved_together(rows, prior, sweep.sites, sweep.fit.proposed, sweep.share)
+        fit = fit_of(rows, prior, moved)
+        if fit is None:
+            return None
+        sweep = sweep.after(rows, moved, fit, 1.0)
+    return None
