@@ -106,7 +106,7 @@ class ExpectationPropagation(Method):
     def with_scales(self, joint: Joint, data: Data, start: Joint | None, key: Key) -> Joint:
         _refuse(joint)
         joint = super().with_scales(joint, data, start, key)
-        return by_site_evidence(NAME, joint, in_memory(data).first().member(0), self.tolerance)
+        return by_site_evidence(NAME, joint, in_memory(data).first().member(0))
 
     def footprint(self, joint: Problem, data: Data) -> Footprint:
         parts = {
@@ -162,7 +162,7 @@ class ExpectationPropagation(Method):
         return f"moments agree to {away:.1g}" if away <= self.tolerance else ""
 
     def doubts(self, joint: Problem, trace: Trace) -> Sequence[str]:
-        away = float(trace["distance"][-1])
+        away = float(trace["distance"][-1].max())  # of all members of an ensemble
         if away <= self.tolerance:
             return ()
         return (
