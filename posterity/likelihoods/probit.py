@@ -99,7 +99,8 @@ def _log_phi(z: Tensor) -> Tensor:
 
 def _slope(z: Tensor) -> Tensor:
     """Return rho(z) = N(z) / Phi(z), the derivative of log Phi."""
-    return math.sqrt(2.0 / math.pi) / torch.special.erfcx(-z / math.sqrt(2.0))
+    mills: Tensor = torch.special.erfcx(-z / math.sqrt(2.0))
+    return math.sqrt(2.0 / math.pi) / mills
 
 
 def _curvature(z: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ class SiteSearch:
         self.prior = GaussianPrior.of(joint, origin.double())
         self.rows.refuse_bent(method, self.prior)
         self.noise, self.evaluations = noise, 0
-        precision, self.groups = self.prior.precision.diagonal(), ()
+        precision = self.prior.precision.diagonal()
+        self.groups: tuple[str, ...] = ()
         self.group = torch.zeros(len(precision), dtype=torch.long, device=precision.device)
         alpha, self.pattern = precision.new_zeros(0), precision
         if isinstance(joint.bound_prior, Normal):
@@ -64,8 +65,11 @@ class SiteSearch:
             alpha, self.pattern = parted(precision, self.group, len(self.groups))
         self.given = torch.tensor([name == GIVEN for name in self.groups], dtype=torch.bool, device=precision.device)
         self.names = (*(f"the prior precision of {name}" for name in self.groups), *["the noise"] * noise)
-        scale = [-2.0 * math.log(float(torch.as_tensor(joint.likelihood.scale)))] if noise else []
-        self.start = torch.cat([alpha.log(), alpha.new_tensor(scale)])
+        self.start = alpha.log()
+        if noise:
+            assert isinstance(joint.likelihood, GaussianNoise)
+            scale = torch.as_tensor(joint.likelihood.scale, dtype=alpha.dtype, device=alpha.device)
+            self.start = torch.cat([self.start, -2.0 * scale.log().reshape(1)])
         self.sites = Sites(torch.zeros_like(self.rows.offset), torch.zeros_like(self.rows.offset))
 
     @property
