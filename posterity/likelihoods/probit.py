@@ -34,7 +34,7 @@ class Probit(Likelihood):
 
     >>> likelihood = Probit()
     >>> likelihood.log_prob(torch.tensor([[0.0], [-40.0]]), torch.tensor([[1.0], [1.0]]))
-    tensor([  -0.6931, -804.6085])
+    tensor([-6.9315e-01, -8.0461e+02])
     """
 
     link = "probit"

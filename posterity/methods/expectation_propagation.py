@@ -84,7 +84,8 @@ class ExpectationPropagation(Method):
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [1.0]])
     >>> joint = po.Joint(torch.nn.Linear(1, 1, bias=False), po.likelihoods.Probit(), po.priors.Normal(1.0), num_data=2)
     >>> q, _ = po.infer(po.methods.ExpectationPropagation(), joint, (x, y))
-    >>> q.point(), q.log_evidence  # exact: 0.7979 and -0.9163
+    >>> q.point(), round(float(q.log_evidence), 4)  # the posterior has 0.8899 and -1.0245
+    (tensor([0.8885]), -1.0292)
     """
 
     sweeps: int = 200
