@@ -106,7 +106,7 @@ def _integrals(log_product: LogFactor, edges: Tensor, centre: Tensor, width: Ten
     nodes, weights, last = (values.to(centre.device) for values in _rule())
     place = torch.arange(edges.shape[1], device=centre.device).repeat(len(edges) - 1)
     low, high = edges[:-1].reshape(-1), edges[1:].reshape(-1)
-    total, size = centre.new_zeros(3, edges.shape[1]), None
+    total, size = torch.zeros(3, edges.shape[1], dtype=centre.dtype), None  # on the CPU, which adds in a fixed order
     for depth in range(_DEPTH):
         points = low + (high - low) * nodes[:, None]  # (K, m)
         away, length = (points - centre[place]) / width[place], (high - low) / width[place]
@@ -114,18 +114,18 @@ def _integrals(log_product: LogFactor, edges: Tensor, centre: Tensor, width: Ten
         squares = away.square() * mass
         sums = torch.stack([weights @ mass, weights @ (away * mass), weights @ squares])  # (3, m)
         if size is None:
-            size = torch.zeros_like(total).index_add_(1, place, sums)[::2]  # of mass and squares
+            size = sums[::2].reshape(2, len(edges) - 1, -1).sum(1)  # of mass and squares
         rough = torch.stack([(last @ mass).abs().amax(0), (last @ squares).abs().amax(0)])
         settled = ~(rough > _TAIL * size[:, place]).any(0)  # NaN is, too
         if depth == _DEPTH - 1 or len(place) > _MOST * edges.shape[1]:
             settled = torch.ones_like(settled)
-        total.index_add_(1, place[settled], sums[:, settled])
+        total.index_add_(1, place[settled].cpu(), sums[:, settled].cpu())
         if bool(settled.all()):
             break
         low, high, place = low[~settled], high[~settled], place[~settled]
         middle = 0.5 * (low + high)
         low, high, place = torch.cat([low, middle]), torch.cat([middle, high]), torch.cat([place, place])
-    return total
+    return total.to(centre.device)
 
 
 @cache
