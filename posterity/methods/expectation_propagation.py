@@ -66,9 +66,10 @@ class ExpectationPropagation(Method):
     power w; so is the likelihood of a tempered problem.
 
     **Limit**: exact for Gaussian noise, after one sweep; for labels and counts much closer than `Laplace` in mean,
-    covariance and evidence, though neither is a bound. Where the log-likelihood is concave sites are positive, and a
-    fixed point exists. Else (`StudentT`) site precisions may be negative and nothing may settle. A run that did not
-    reach `tolerance` (in posterior standard deviations) says so in the log. The likelihood must see one number a row,
+    covariance and evidence, though nothing is a bound. Where the log-likelihood is concave sites are positive and every
+    update is possible, though no proof says that they settle. Else (`StudentT`) site precisions may be negative, sites
+    go half of their way at most, and nothing may settle. A run that did not reach `tolerance` (in posterior standard
+    deviations) says so in the log. The likelihood must see one number a row,
     linear in the weights: one output, or the difference of two classes. Prior: `Normal` or `Correlated`.
 
     **Cost**: a sweep in parallel is N R^2 and, without a closed form, some 200 likelihoods a row; one in sequence is N

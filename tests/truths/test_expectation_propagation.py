@@ -40,7 +40,7 @@ def moments(q: Posterior) -> Moments:
 def by_quadrature(joint: Joint, x: Tensor, y: Tensor, near: Moments) -> Moments:
     """The trapezoid rule over the weights, along the axes of a Gaussian near the posterior."""
     size, root = len(near[0]), torch.linalg.cholesky(near[1])
-    reach, points = {1: (40.0, 8001), 2: (14.0, 201), 3: (9.0, 41)}[size]  # tails are as long as the prior's
+    reach, points = {1: (40.0, 8001), 2: (14.0, 121), 3: (9.0, 41)}[size]  # tails are as long as the prior's
     axis = torch.linspace(-reach, reach, points, dtype=FLOAT64)
     theta = near[0] + torch.cartesian_prod(*[axis] * size).reshape(-1, size) @ root.mT
     log = joint.likelihood.log_prob((theta @ x.mT).unsqueeze(-1), y).sum(-1) + joint.bound_prior.log_prob(theta)
@@ -63,7 +63,7 @@ def errors(found: Moments, exact: Moments) -> list[float]:
 def best_by_kl(joint: Joint, x: Tensor, y: Tensor, near: Moments) -> Moments:
     """Mean, covariance and ELBO of the Gaussian of the largest ELBO, which `FullRank` looks for; prior N(0, 1)."""
     size = len(near[0])
-    node = torch.linspace(-7.0, 7.0, 61, dtype=FLOAT64)[:, None]
+    node = torch.linspace(-7.0, 7.0, 41, dtype=FLOAT64)[:, None]
     weight = torch.softmax(-0.5 * node.square(), 0)
     rows, columns = torch.tril_indices(size, size)
     factor = torch.linalg.cholesky(near[1])
