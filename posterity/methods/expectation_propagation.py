@@ -13,6 +13,7 @@ from posterity.inference.run import Trace
 from posterity.methods.parts.linear_model import at_zero, placed
 from posterity.methods.parts.site_scales import by_site_evidence
 from posterity.methods.parts.sites import (
+    MOST_UNSURE,
     Fit,
     GaussianPrior,
     LinearRows,
@@ -61,16 +62,16 @@ class ExpectationPropagation(Method):
     At a fixed point this holds for all rows, and log Z = log integral of prior times sites, each scaled to Z_i, is
     stationary in the sites: its derivative in a log prior precision is (1 - E_q (w - m)^2 / scale^2) / 2 a weight.
     Tilted moments come in closed form (`Probit`, `Gaussian`) or by adaptive quadrature. `order="parallel"` moves all
-    sites at once, "sequential" one after another. `damping` is the share of the old site that stays; it grows by itself
-    while the mismatch of moments grows. A row of weight w is w rows with a site each, below 1 its likelihood to the
-    power w; so is the likelihood of a tempered problem.
+    sites at once, "sequential" one after another. `damping` is the least share of the old site that stays; more stays
+    while mismatches of moments change their sign from sweep to sweep. A row of weight w is w rows with a site each, or
+    below 1 its likelihood to the power w; so is the likelihood of a tempered problem.
 
     **Limit**: exact for Gaussian noise, after one sweep; for labels and counts much closer than `Laplace` in mean,
     covariance and evidence, though nothing is a bound. Where the log-likelihood is concave sites are positive and every
     update is possible, though no proof says that they settle. Else (`StudentT`) site precisions may be negative, sites
     go half of their way at most, and nothing may settle. A run that did not reach `tolerance` (in posterior standard
-    deviations) says so in the log. The likelihood must see one number a row,
-    linear in the weights: one output, or the difference of two classes. Prior: `Normal` or `Correlated`.
+    deviations) says so in the log. The likelihood must see one number a row, linear in the weights: one output, or the
+    difference of two classes. The prior is `Normal` or `Correlated`.
 
     **Cost**: a sweep in parallel is N R^2 and, without a closed form, some 200 likelihoods a row; one in sequence is N
     updates of R^2 with their overhead. Ten sweeps are usual.
@@ -146,8 +147,8 @@ class ExpectationPropagation(Method):
         else:
             proposed = Sites(state.proposed_precision, state.proposed_shift).at(rows.index)
             fit = Fit(state.mean, state.matrix, proposed, state.log_evidence, state.mismatch[:, rows.index])
-        sweep = Sweep(sites, fit, state.share)
-        target, share = fit.proposed, state.share
+        share = state.share if rows.concave else state.share.clamp_max(MOST_UNSURE)
+        sweep, target = Sweep(sites, fit, share), fit.proposed
         if self.order == "sequential":
             target, share = moved_in_turn(rows, prior, sites, share), torch.ones_like(share)
         moved = moved_together(rows, prior, sites, target, share)
