@@ -5,6 +5,7 @@ import glob
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -139,10 +140,10 @@ class ProbabilisticBackpropagation(Method):
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
         info: dict[str, Tensor | float] = {"loss": loss[0] if alone else loss}
         if rows // known.num_data > state.rows // known.num_data:
-            _refine_prior(known, own)
             if known.noise is None:
                 info["noise_precision"] = state.noise.clone()
             if known.left_out.numel():
+                _refine_prior(known, own)
                 info["prior_precision"] = state.prior.clone()
         return state._replace(rows=rows), info
 
@@ -230,30 +231,36 @@ def _absorb(known: _Known, state: PBPState, inputs: Tensor, target: Tensor, weig
     means, variances = known.chain.matrices(mean), known.chain.matrices(variance)
     output, spread, passages = forward(known.chain, means, variances, inputs)
     spread, residual = spread.reshape(-1), target - output.reshape(-1)
+    square = residual.square()
     if known.noise is None:
-        learnt = matched_precision(residual, spread, state.noise[:, 0], state.noise[:, 1], power)
-        noise = state.noise[:, 1] / (state.noise[:, 0] - 1.0)
+        shape, rate = state.noise.unbind(-1)
+        learnt = matched_precision(square, spread, shape, rate, power)
+        noise = learnt.noise if power is None else rate / (shape - 1.0)
         total = spread + learnt.noise
         state.noise.copy_(torch.stack([learnt.shape, learnt.rate], dim=-1))
     else:
         noise = known.noise
         total = spread + (noise if power is None else noise / power)
-    slope = residual / total  # d log Z / d E f
-    bend = (slope.square() - total.reciprocal()) * 0.5  # d log Z / d Var f
+    inverse = total.reciprocal()
+    slope = residual * inverse  # d log Z / d E f
+    bend = torch.addcmul(inverse, slope, slope, value=-1.0) * -0.5  # d log Z / d Var f
     in_mean, in_variance = backward(
         known.chain, means, variances, passages, slope.view(-1, 1, 1), bend.view(-1, 1, 1)
     )
     move = variance * in_mean
     narrowed = torch.addcmul(variance, move, move, value=-1.0).addcmul_(variance.square(), in_variance, value=2.0)
-    good = (narrowed > 0.0) & (narrowed < math.inf)  # false for NaN
-    mean.add_(torch.where(good, move, 0.0))
-    variance.copy_(torch.where(good, narrowed, variance))
+    lowest, highest = narrowed.aminmax()
+    if not (lowest > 0.0 and highest < math.inf):  # NaN compares as false
+        good = (narrowed > 0.0) & (narrowed < math.inf)
+        move, narrowed = torch.where(good, move, 0.0), torch.where(good, narrowed, variance)
+    mean.add_(move)
+    variance.copy_(narrowed)
     plain = total if power is None else spread + noise
-    return 0.5 * (plain.log() + residual.square() / plain) + _HALF_LOG_TWO_PI
+    return torch.addcdiv(plain.log(), square, plain) * 0.5 + _HALF_LOG_TWO_PI
 
 
 class MatchedPrecision(NamedTuple):
-    """The Gamma of a precision after a look at a residual, the same where none fits, and where one does."""
+    """The Gamma of a precision after a look at a residual; the old one where `good` is false."""
 
     noise: Tensor  # E 1 / (power tau) before
     shape: Tensor
@@ -262,61 +269,75 @@ class MatchedPrecision(NamedTuple):
 
 
 def matched_precision(
-    residual: Tensor, spread: Tensor, shape: Tensor, rate: Tensor, power: Tensor | None = None
+    square: Tensor, spread: Tensor, shape: Tensor, rate: Tensor, power: Tensor | None = None
 ) -> MatchedPrecision:
-    """Match the Gamma(shape, rate) of tau to the moments of tau under its product with N(residual; f, 1 / tau)^power.
+    """Match the Gamma(shape, rate) of tau to the moments of tau under its product with N(r; f, 1 / tau)^power.
 
-    All are (...,), and f ~ N(0, spread). Z(a, b) = N(residual; 0, spread + b / (a - 1)) stands for the Student-t
-    density; then E tau = (a / b) Z(a + 1) / Z(a) and E tau^2 = (a (a + 1) / b^2) Z(a + 2) / Z(a), by which the new Gamma
-    has mean and variance. N^power is, up to a constant, tau^((power - 1) / 2) N(residual; f, 1 / (power tau)), so that a
-    power shifts the shape and divides the rate. The old Gamma stays where no Gamma of shape above 1 has these moments.
+    All are (n,); `square` is r^2, and f ~ N(0, spread). Z(a, b) = N(r; 0, spread + b / (a - 1)) stands for the
+    Student-t density; then E tau = (a / b) Z(a + 1) / Z(a) and E tau^2 = (a (a + 1) / b^2) Z(a + 2) / Z(a), and the new
+    Gamma has that mean and variance. N^power is, up to a constant, tau^((power - 1) / 2) N(r; f, 1 / (power tau)), so
+    that a power shifts the shape and divides the rate. Where no Gamma of shape above 1 has these moments the old one
+    stays.
 
     >>> one = torch.ones(1).double()
-    >>> matched_precision(residual=3.0 * one, spread=one, shape=6.0 * one, rate=6.0 * one).shape < 6.5
+    >>> matched_precision(square=9.0 * one, spread=one, shape=6.0 * one, rate=6.0 * one).shape < 6.5
     tensor([True])
     """
     a, b = (shape, rate) if power is None else (shape + 0.5 * (power - 1.0), rate / power)
-    noise = b / (a - 1.0)
-    total, total1, total2 = spread + noise, spread + b / a, spread + b / (a + 1.0)
-    square = residual.square()
-    # log Z1 - log Z and log Z2 - log Z1
-    first = 0.5 * ((total / total1).log() + square * (total.reciprocal() - total1.reciprocal()))
-    second = 0.5 * ((total1 / total2).log() + square * (total1.reciprocal() - total2.reciprocal()))
-    mean = a / b * first.exp()  # E tau
-    growth = (second - first + (1.0 / a).log1p()).expm1()  # E tau^2 / (E tau)^2 - 1
-    new_shape = growth.reciprocal()
+    noises = b.unsqueeze(-1) / (a.unsqueeze(-1) + _shifts(a.device))  # (n, 3)
+    totals = spread.unsqueeze(-1) + noises
+    logs = torch.addcdiv(totals.log(), square.unsqueeze(-1), totals)  # -2 log Z
+    first, second = (logs[:, :2] - logs[:, 1:]).unbind(-1)  # 2 log(Z1 / Z), 2 log(Z2 / Z1)
+    mean = a / b * (0.5 * first).exp()  # E tau
+    new_shape = torch.add(a.reciprocal().log1p(), second - first, alpha=0.5).expm1().reciprocal()
     new_rate = new_shape / mean if power is None else new_shape / mean * power
-    good = (growth > 0.0) & (new_shape > 1.0) & (new_rate > 0.0) & (new_rate < math.inf) & (a > 1.0)
-    return MatchedPrecision(noise, torch.where(good, new_shape, shape), torch.where(good, new_rate, rate), good)
+    good = (new_shape > 1.0) & (new_rate < math.inf)  # false for NaN
+    return MatchedPrecision(
+        noises[:, 0], torch.where(good, new_shape, shape), torch.where(good, new_rate, rate), good
+    )
+
+
+@cache
+def _shifts(device: torch.device) -> Tensor:
+    """Shape - 1 of the Gammas in the three normalisers, relative to the shape."""
+    return torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64, device=device)
 
 
 def _refine_prior(known: _Known, state: PBPState) -> None:
     """Refine the prior factor of each weight whose scale is left out by expectation propagation, in place.
 
     The factor N(w; centre, 1 / (lambda n)) is taken out of q and put in again, at what the others say about lambda. As
-    its Student-t density counts as Gaussian, it is one: N(w; centre, E 1 / (lambda n)).
+    its Student-t density counts as Gaussian, it is one: N(w; centre, E 1 / (lambda n)). One weight follows another, for
+    each moves lambda; what does not depend on lambda is computed for all at once.
     """
-    mean, variance, sites, prior = state.mean, state.variance, state.sites, state.prior
+    index = known.left_out
+    old, old_shape, old_rate = state.sites[:, :, index].unbind(1)  # (M, R)
+    centre, unit = known.centre[:, index], known.variance[:, index] * known.prior_power.unsqueeze(-1)  # 1 / n
+    now = state.variance[:, index].reciprocal()
+    cavity = now - old
+    spread = cavity.reciprocal()
+    residual = (state.mean[:, index] * now - centre * old) * spread - centre
+    wide = (cavity * (unit * WIDEST) <= 1.0).unbind(-1)
     power = None if bool((known.prior_power == 1.0).all()) else known.prior_power
-    shape, rate = prior.unbind(-1)
-    for index in known.left_out.tolist():
-        centre, unit = known.centre[:, index], known.variance[:, index] * known.prior_power  # 1 / n
-        old, old_shape, old_rate = sites[:, :, index].unbind(-1)
-        now = variance[:, index].reciprocal()
-        cavity = now - old
-        spread = cavity.reciprocal()
-        residual = (mean[:, index] * now - centre * old) * spread - centre
-        a, b = shape - old_shape, (rate - old_rate) * unit
-        matched = matched_precision(residual, spread, a, b, power)
-        good = matched.good & (cavity * WIDEST > 1.0 / unit) & (b > 0.0)
-        site = matched.noise.reciprocal()
-        precision = cavity + site
-        change = torch.stack([site, matched.shape - a, (matched.rate - b) / unit], dim=-1)
-        sites[:, :, index] = torch.where(good.unsqueeze(-1), change, sites[:, :, index])
-        mean[:, index] = torch.where(good, centre + residual * cavity / precision, mean[:, index])
-        variance[:, index] = torch.where(good, precision.reciprocal(), variance[:, index])
-        shape, rate = torch.where(good, matched.shape, shape), torch.where(good, matched.rate / unit, rate)
-    prior.copy_(torch.stack([shape, rate], dim=-1))
+    shape, rate = state.prior.unbind(-1)
+    columns = (residual.square() / unit, spread / unit, old_shape, old_rate)  # in units of 1 / n
+    changes = []
+    for square, width, less, lower, skip in zip(*(part.unbind(-1) for part in columns), wide, strict=True):
+        a, b = shape - less, rate - lower
+        matched = matched_precision(square, width, a, b, power)
+        good = matched.good & (matched.noise > 0.0) & (b > 0.0) & ~skip
+        changes.append(torch.stack([matched.noise, matched.shape - a, matched.rate - b, good]))
+        shape, rate = torch.where(good, matched.shape, shape), torch.where(good, matched.rate, rate)
+    noise, more, higher, good = torch.stack(changes, dim=-1)  # (M, R) each
+    site = (noise * unit).reciprocal()
+    precision = cavity + site
+    kept = good > 0.0
+    state.sites[:, :, index] = torch.where(
+        kept.unsqueeze(1), torch.stack([site, more, higher], 1), state.sites[:, :, index]
+    )
+    state.mean[:, index] = torch.where(kept, centre + residual * cavity / precision, state.mean[:, index])
+    state.variance[:, index] = torch.where(kept, precision.reciprocal(), state.variance[:, index])
+    state.prior.copy_(torch.stack([shape, rate], dim=-1))
 
 
 def _with_scales(joint: Joint, known: _Known, state: PBPState) -> Joint:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posterity.model.layer_chains import linear_chain
 from posterity.model.network import Network
 
-_DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
+_DENSITY = 1.0 / math.sqrt(math.pi)
 
 
 class Layer(NamedTuple):
@@ -34,7 +34,7 @@ class Rectified(NamedTuple):
 
     mean: Tensor
     variance: Tensor
-    positive: Tensor  # P(u > 0)
+    twice: Tensor  # 2 P(u > 0)
     density: Tensor  # the density of u at 0
 
 
@@ -49,13 +49,13 @@ def rectified(mean: Tensor, variance: Tensor) -> Rectified:
     >>> round(moments.mean.item(), 4), round(moments.variance.item(), 4)  # 1 / sqrt(2 pi), 1 / 2 - 1 / (2 pi)
     (0.3989, 0.3408)
     """
-    inverse = variance.rsqrt()
-    ratio = mean * inverse
-    density = (ratio.square() * -0.5).exp() * (inverse * _DENSITY)  # phi / s
-    positive = torch.erfc(ratio * -math.sqrt(0.5)) * 0.5
-    first = torch.addcmul(mean * positive, variance, density).clamp_min(0.0)
-    spread = torch.addcmul(variance * positive, first, mean - first).clamp_min(0.0)
-    return Rectified(first, spread, positive, density)
+    inverse = (variance + variance).rsqrt()
+    ratio = -mean * inverse  # -z / sqrt 2
+    density = (ratio * -ratio).exp() * inverse * _DENSITY  # phi / s
+    twice = ratio.erfc()
+    first = torch.addcmul(variance * density, mean, twice, value=0.5)
+    spread = torch.addcmul(first * (mean - first), variance, twice, value=0.5)
+    return Rectified(first.clamp_min(0.0), spread.clamp_min(0.0), twice, density)
 
 
 class Passage(NamedTuple):
@@ -175,10 +175,10 @@ def backward(
     for index in reversed(range(len(passages))):
         passage, weights, spreads = passages[index], means[index], variances[index]
         if (after := passage.after) is not None:
-            mean, variance = (
-                torch.addcmul(mean * after.positive, variance, (1.0 - after.positive) * after.mean, value=2.0),
-                torch.addcmul(mean * after.density * 0.5, variance, after.positive - after.mean * after.density),
-            )
+            shift = variance * after.mean
+            rest = torch.sub(mean, shift, alpha=2.0)
+            mean = torch.addcmul(shift + shift, rest, after.twice, value=0.5)
+            variance = torch.addcmul(rest * after.density, variance, after.twice) * 0.5
         slope = torch.bmm(mean.mT, passage.mean)
         if passage.variance is not None:
             slope = torch.addcmul(slope, weights, torch.bmm(variance.mT, passage.variance), value=2.0)
