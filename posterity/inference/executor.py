@@ -86,9 +86,10 @@ class Sequential(Executor):
 class Batched(Executor):
     """Runs tasks that share method and problem together, as members; all others one after the other.
 
-    The rows are the same, or plain tensors of equal shapes, such as splits of one data set. Members start and shuffle their rows as their tasks would alone; the noise of the steps comes from the first task's
-    seed. For methods that draw nothing but the order of rows, the outcomes equal `Sequential`'s up to rounding. A batch
-    that fails (a member diverges, or memory runs out) is run in halves.
+    The rows are the same, or tensors of equal shapes, such as splits of one data set. Members start and shuffle their
+    rows as their tasks would alone; the noise of the steps comes from the first task's seed. For methods that draw
+    nothing but the order of rows, the outcomes equal `Sequential`'s up to rounding. A batch that fails (a member
+    diverges, or memory runs out) is run in halves.
     """
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:

@@ -128,7 +128,7 @@ class ProbabilisticBackpropagation(Method):
 
     def step(self, joint: Problem, state: PBPState, batch: Batch, key: Key) -> tuple[PBPState, Info]:
         known, alone = _known(joint), state.mean.dim() == 1
-        own = PBPState(*(part.unsqueeze(0) if alone else part for part in state[:5]), state.rows)
+        own = _with_member_axis(state) if alone else state
         assert isinstance(batch.inputs, Tensor)
         axis, losses = batch.rows_axis, []
         inputs, targets = batch.inputs.to(torch.float64), batch.targets.to(torch.float64)
@@ -159,6 +159,14 @@ class ProbabilisticBackpropagation(Method):
 
 
 _NAME = ProbabilisticBackpropagation.__name__
+
+
+def _with_member_axis(state: PBPState) -> PBPState:
+    """The state of a single run as that of one member; it shares its memory."""
+    mean, variance, sites, noise, prior = (
+        part.unsqueeze(0) for part in (state.mean, state.variance, state.sites, state.noise, state.prior)
+    )
+    return PBPState(mean, variance, sites, noise, prior, state.rows)
 
 
 class _Known(NamedTuple):
@@ -231,7 +239,7 @@ def _absorb(known: _Known, state: PBPState, inputs: Tensor, target: Tensor, weig
     means, variances = known.chain.matrices(mean), known.chain.matrices(variance)
     output, spread, passages = forward(known.chain, means, variances, inputs)
     spread, residual = spread.reshape(-1), target - output.reshape(-1)
-    square = residual.square()
+    square = residual * residual
     if known.noise is None:
         shape, rate = state.noise.unbind(-1)
         learnt = matched_precision(square, spread, shape, rate, power)
@@ -244,11 +252,10 @@ def _absorb(known: _Known, state: PBPState, inputs: Tensor, target: Tensor, weig
     inverse = total.reciprocal()
     slope = residual * inverse  # d log Z / d E f
     bend = torch.addcmul(inverse, slope, slope, value=-1.0) * -0.5  # d log Z / d Var f
-    in_mean, in_variance = backward(
-        known.chain, means, variances, passages, slope.view(-1, 1, 1), bend.view(-1, 1, 1)
-    )
+    in_mean, in_variance = backward(known.chain, means, variances, passages, slope.view(-1, 1, 1), bend.view(-1, 1, 1))
     move = variance * in_mean
-    narrowed = torch.addcmul(variance, move, move, value=-1.0).addcmul_(variance.square(), in_variance, value=2.0)
+    half = torch.addcmul(variance * in_variance, in_mean, move, value=-0.5)
+    narrowed = torch.addcmul(variance, variance, half, value=2.0)
     lowest, highest = narrowed.aminmax()
     if not (lowest > 0.0 and highest < math.inf):  # NaN compares as false
         good = (narrowed > 0.0) & (narrowed < math.inf)
@@ -292,9 +299,7 @@ def matched_precision(
     new_shape = torch.add(a.reciprocal().log1p(), second - first, alpha=0.5).expm1().reciprocal()
     new_rate = new_shape / mean if power is None else new_shape / mean * power
     good = (new_shape > 1.0) & (new_rate < math.inf)  # false for NaN
-    return MatchedPrecision(
-        noises[:, 0], torch.where(good, new_shape, shape), torch.where(good, new_rate, rate), good
-    )
+    return MatchedPrecision(noises[:, 0], torch.where(good, new_shape, shape), torch.where(good, new_rate, rate), good)
 
 
 @cache
@@ -349,12 +354,11 @@ def _with_scales(joint: Joint, known: _Known, state: PBPState) -> Joint:
         likelihood = GaussianNoise(scale=shaped, chosen=WAY)
     if known.left_out.numel():
         scale = (state.prior[..., 1] / (state.prior[..., 0] - 1.0)).sqrt()
-        fans = known.chain.in_theta(known.chain.fans)
-        priors = {}
+        fans, priors = known.chain.in_theta(known.chain.fans), {}
         for part, own in zip(layout, prior.by_tensor(layout), strict=True):
-            each = scale / fans[part.offset].sqrt()
-            each = float(each) if each.dim() == 0 else each.cpu()
-            chosen = Normal(each, getattr(own, "mean", 0.0), WAY)
-            priors[glob.escape(part.name)] = chosen if own.chosen == LEFT_OUT else own
+            if own.chosen == LEFT_OUT:
+                each = (scale / fans[part.offset].sqrt()).cpu()
+                own = own.rescaled(each if each.dim() else float(each)).as_chosen(WAY)
+            priors[glob.escape(part.name)] = own
         prior = Layerwise(priors)
     return dataclasses.replace(joint, prior=prior, likelihood=likelihood)

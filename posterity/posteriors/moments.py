@@ -88,7 +88,7 @@ class Chain:
 
     def matrices(self, flat: Tensor) -> list[Tensor]:
         """The vector (M, P) as one matrix (M, outputs, columns) for each layer."""
-        parts = flat.split([layer.outputs * layer.columns for layer in self.layers], dim=1)
+        parts = torch.split(flat, [layer.outputs * layer.columns for layer in self.layers], dim=1)
         return [
             part.unflatten(1, (layer.outputs, layer.columns)) for part, layer in zip(parts, self.layers, strict=True)
         ]
@@ -117,9 +117,7 @@ def relu_chain(network: Network) -> Chain:
         if not isinstance(layer, nn.Linear):
             continue
         columns = []
-        for parameter in (layer.weight, layer.bias):
-            if parameter is None:
-                continue
+        for parameter in layer.parameters():  # the weight, and the bias if there is one
             part = where.pop(names[id(parameter)], None)
             if part is None:
                 raise ValueError(
@@ -147,10 +145,10 @@ def forward(
         if layer.bias:
             mean = F.pad(mean, (0, 1), value=1.0)
             variance = None if variance is None else F.pad(variance, (0, 1))
-        second = mean.square() if variance is None else torch.addcmul(variance, mean, mean)
+        second = mean * mean if variance is None else torch.addcmul(variance, mean, mean)
         output, spread = torch.bmm(mean, weights.mT), torch.bmm(second, spreads.mT)
         if variance is not None:
-            squares = weights.square()
+            squares = weights * weights  # faster than a power
             spread = torch.baddbmm(spread, variance, squares.mT)
         after = rectified(output, spread) if layer.rectified else None
         passages.append(Passage(mean, variance, second, squares, after))
@@ -179,11 +177,11 @@ def backward(
             rest = torch.sub(mean, shift, alpha=2.0)
             mean = torch.addcmul(shift + shift, rest, after.twice, value=0.5)
             variance = torch.addcmul(rest * after.density, variance, after.twice) * 0.5
-        slope = torch.bmm(mean.mT, passage.mean)
+        slope = _products(mean, passage.mean)
         if passage.variance is not None:
-            slope = torch.addcmul(slope, weights, torch.bmm(variance.mT, passage.variance), value=2.0)
+            slope = torch.addcmul(slope, weights, _products(variance, passage.variance), value=2.0)
         in_means.append(slope.flatten(1))
-        in_variances.append(torch.bmm(variance.mT, passage.second).flatten(1))
+        in_variances.append(_products(variance, passage.second).flatten(1))
         if index:
             assert passage.squares is not None
             across = torch.bmm(variance, spreads)
@@ -193,3 +191,8 @@ def backward(
                 torch.baddbmm(across, variance, passage.squares)[..., :inputs],
             )
     return torch.cat(in_means[::-1], 1), torch.cat(in_variances[::-1], 1)
+
+
+def _products(first: Tensor, second: Tensor) -> Tensor:
+    """Return the outer products (M, a, b) of vectors (M, n, a) and (M, n, b), summed over n."""
+    return first.mT * second if first.shape[1] == 1 else torch.bmm(first.mT, second)

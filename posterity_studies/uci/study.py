@@ -28,12 +28,7 @@ PUBLISHED_METRICS = {"test_rmse": ("test_rmse", 1.0), "test_ll": ("test_nll", -1
 GOAL = "MC dropout, 1 hidden layer, grid search 2018 (MC average)"
 ENSEMBLES = "Deep ensembles (M=5, 40 epochs, 1x50 ReLU; 1x100 for protein)"
 PBP = "PBP (Hernandez-Lobato & Adams 2015)"
-COMPARED = {
-    GOAL: "MC dropout 2018",
-    ENSEMBLES: "Deep ensembles",
-    PBP: "PBP 2015",
-    "VI (Graves 2011)": "VI (Graves)",
-}
+COMPARED = {GOAL: "MC dropout 2018", ENSEMBLES: "Deep ensembles", PBP: "PBP 2015", "VI (Graves 2011)": "VI (Graves)"}
 """The methods with the same network that tables and figures show, with short names; results.json has all."""
 
 PAIRS = {"dropout": GOAL, "ensemble": ENSEMBLES, "pbp": PBP}
