@@ -20,8 +20,8 @@ class Propagated(OfGaussian):
     **Math**: a layer a = W z has E a = E[W] E[z] and Var a = E[W]^2 Var[z] + Var[W] E[z^2]; a ReLU takes N(E a, Var a)
     to the moments of the rectified Gaussian. With Gaussian noise, y ~ N(E f, Var f + noise^2).
 
-    **Limit**: the mean of one hidden layer is exact but for the ReLU's input, which counts as Gaussian: with Gaussian
-    weights and known inputs it is. Deeper units count as independent, and the output as Gaussian.
+    **Limit**: mean and variance are exact for one hidden layer, whose inputs to the ReLUs are Gaussian and independent.
+    Deeper ones count as such. The output itself counts as Gaussian.
 
     **Predictions**: `predict(x)` integrates over these moments; `gaussian.predict(x, draws=...)` draws weights instead.
 
