@@ -89,9 +89,7 @@ class Chain:
     def matrices(self, flat: Tensor) -> list[Tensor]:
         """The vector (M, P) as one matrix (M, outputs, columns) for each layer."""
         parts = torch.split(flat, [layer.outputs * layer.columns for layer in self.layers], dim=1)
-        return [
-            part.unflatten(1, (layer.outputs, layer.columns)) for part, layer in zip(parts, self.layers, strict=True)
-        ]
+        return [part.view(-1, layer.outputs, layer.columns) for part, layer in zip(parts, self.layers, strict=True)]
 
     def in_theta(self, flat: Tensor) -> Tensor:
         """The vector (..., P) in the order of theta."""
