@@ -190,11 +190,11 @@ def _known(problem: Problem) -> _Known:
     """Return what a run needs of its problem, found once; a ValueError where the problem is of another kind."""
     joint = problem.as_joint(_NAME, "Use NUTS.")
     if joint not in _problems:
-        _problems[joint] = _found(joint)
+        _problems[joint] = _examined(joint)
     return _problems[joint]
 
 
-def _found(joint: Joint) -> _Known:
+def _examined(joint: Joint) -> _Known:
     chain, likelihood, prior = relu_chain(joint.network), joint.likelihood, joint.bound_prior
     if not isinstance(likelihood, GaussianNoise) or likelihood.learn or chain.layers[-1].outputs != 1:
         raise ValueError(
