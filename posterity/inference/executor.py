@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from posterity.datasets.dataset import LabelledData
 from posterity.errors import BadFolder, Diverged, PosterityError, positive_whole, shown, whole
 from posterity.inference.infer import starting_point
 from posterity.inference.run import Trace
 from posterity.inference.task import Outcome, Task, stored
+from posterity.model.batch import batch_tensors
 from posterity.model.data import OwnOrders, TensorData, as_data
 from posterity.numerics.random import Key
 
@@ -82,18 +84,18 @@ class Sequential(Executor):
 
 @dataclass(frozen=True)
 class Batched(Executor):
-    """Runs tasks that share method, problem and data together, as members; all others one after the other.
+    """Runs tasks that share method and problem together, as members; all others one after the other.
 
-    Members start and shuffle their rows as their tasks would alone; the noise of the steps comes from the first task's
-    seed. For methods that draw nothing but the order of rows, the outcomes equal `Sequential`'s up to rounding. A batch
-    that fails (a member diverges, or memory runs out) is run in halves.
+    The rows are the same, or tensors of equal shapes, such as splits of one data set. Members start and shuffle their
+    rows as their tasks would alone; the noise of the steps comes from the first task's seed. For methods that draw
+    nothing but the order of rows, the outcomes equal `Sequential`'s up to rounding. A batch that fails (a member
+    diverges, or memory runs out) is run in halves.
     """
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         groups: dict[object, list[Task]] = {}
         for task in tasks:
-            data = task.data if isinstance(task.data, (tuple, list)) else (task.data,)
-            shared = (repr(task.method), id(task.joint), tuple(map(id, data)), id(task.validation))
+            shared = (repr(task.method), id(task.joint), _shapes(task.data), id(task.validation))
             plain = task.method.traits.takes_members and (task.start is None or isinstance(task.start, Tensor))
             groups.setdefault(shared if plain else id(task), []).append(task)
         for group in groups.values():
@@ -282,12 +284,34 @@ def _together(tasks: Sequence[Task]) -> list[Outcome]:
     if not isinstance(data, TensorData) or first.joint.num_members is not None:
         raise TypeError("rows are not in memory, or the problem has members of its own")
     starts = [starting_point(t.method, t.joint, t.start, data, Key(t.seed).fold("start"))[1] for t in tasks]
-    orders = OwnOrders(data, partial(_orders, tuple(task.seed for task in tasks)))
+    orders = OwnOrders(_stacked(data, tasks), partial(_orders, tuple(task.seed for task in tasks)))
     posterior, trace = replace(first, data=orders, start=torch.stack(starts)).run()
     return [
         Outcome(task.name, posterior.member(index), _member_trace(trace, index, len(tasks)))
         for index, task in enumerate(tasks)
     ]
+
+
+def _parts(data: object) -> tuple[object, ...]:
+    return tuple(data) if isinstance(data, (tuple, list)) else (data,)
+
+
+def _shapes(data: object) -> tuple[object, ...]:
+    """Return what rows must have in common to run together: shapes and dtypes of tensors, or the same objects."""
+    rows = data.pair if isinstance(data, LabelledData) else data
+    parts = _parts(rows)
+    if all(isinstance(part, Tensor) for part in parts):
+        return tuple((part.shape, part.dtype, part.device) for part in parts if isinstance(part, Tensor))
+    return tuple(map(id, parts))
+
+
+def _stacked(data: TensorData, tasks: Sequence[Task]) -> TensorData:
+    """Return the rows of all tasks with a member axis; those of the first where all have the same."""
+    if len({tuple(map(id, _parts(task.data))) for task in tasks}) == 1:
+        return data
+    each = [batch_tensors(task_rows.first()) for task_rows in (as_data(task.data) for task in tasks)]
+    stacked = (torch.stack(parts) for parts in zip(*each, strict=True))
+    return replace(data, rows=data.rows.map(lambda _: next(stacked))._replace(per_member=True))
 
 
 def _orders(seeds: tuple[int, ...], key: Key) -> list[Key]:

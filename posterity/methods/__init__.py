@@ -34,6 +34,7 @@ from posterity.methods.parts.gradients import (
 from posterity.methods.parts.mode_search import AtMode
 from posterity.methods.parts.preconditioners import Plain, Preconditioner, RMSprop
 from posterity.methods.parts.subset import AllWeights, LargestVariance, LastLayer, Matching, Subset
+from posterity.methods.probabilistic_backpropagation import ProbabilisticBackpropagation
 from posterity.methods.sghmc import SGHMC
 from posterity.methods.sgld import SGLD
 from posterity.methods.swag import SWAG
@@ -72,6 +73,7 @@ __all__ = [
     "PairedSampling",
     "Plain",
     "Preconditioner",
+    "ProbabilisticBackpropagation",
     "RMSprop",
     "ScoreFunction",
     "SecondOrder",

@@ -47,5 +47,6 @@ def chosen_scales(joint: Joint) -> dict[str, Tensor]:
         scales["prior_scale"] = torch.stack([(0.5 * each.mean(-1)).exp() for each in logs], dim=-1)
     if joint.likelihood.chosen not in ("", LEFT_OUT) and not joint.likelihood.num_free:  # else it is in theta
         noise = torch.as_tensor(getattr(joint.likelihood, "scale", None), dtype=torch.float64)
-        scales["noise_scale"] = noise.reshape(()) if noise.numel() == 1 else noise
+        noise = noise.squeeze(-2) if noise.dim() > 2 else noise  # of members
+        scales["noise_scale"] = noise.squeeze(-1) if noise.dim() and noise.shape[-1] == 1 else noise
     return scales

@@ -8,6 +8,7 @@ from posterity.posteriors.gaussian import Gaussian, Linearized, continued
 from posterity.posteriors.mixture import Mixture
 from posterity.posteriors.point import Point
 from posterity.posteriors.posterior import Posterior, default_integrator
+from posterity.posteriors.propagated import Propagated
 from posterity.posteriors.samples import Samples
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Mixture",
     "Point",
     "Posterior",
+    "Propagated",
     "Samples",
     "continued",
     "default_integrator",

@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import sys
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -203,8 +204,58 @@ def gaussian(joint: Joint, module: nn.Module, precisions: Mapping[Tensor, Tensor
     return Gaussian(joint, mean.clone(), Diagonal(precision), kept)
 
 
+class OfGaussian(Posterior):
+    """The base of posteriors that have a Gaussian over weights and their own way to its outputs.
+
+    Subclasses are frozen dataclasses of the two fields `joint` and `gaussian`.
+    """
+
+    gaussian: Gaussian
+
+    @abstractmethod
+    def __init__(self, joint: Problem, gaussian: Gaussian) -> None: ...
+
+    @property
+    def num_members(self) -> int | None:
+        return self.gaussian.num_members
+
+    def member(self, index: int) -> Self:
+        return self.with_gaussian(self.gaussian.member(index))
+
+    def as_gaussian(self) -> Gaussian:
+        return self.gaussian
+
+    def lines(self) -> list[str]:
+        return self.gaussian.lines()
+
+    def with_gaussian(self, gaussian: Gaussian) -> Self:
+        """Return the same kind of posterior with another Gaussian over weights."""
+        return type(self)(gaussian.joint, gaussian)
+
+    def weight_parts(self) -> Iterator[WeightPart]:
+        return self.gaussian.weight_parts()
+
+    @property
+    def buffers(self) -> Buffers:  # type: ignore[override]  # never written: the class is frozen
+        return self.gaussian.buffers
+
+    @property
+    def log_evidence(self) -> Tensor | None:
+        """Log evidence of the model, where the method computed it."""
+        return self.gaussian.log_evidence
+
+    def point(self) -> Tensor:
+        return self.gaussian.mean
+
+    def sample(self, draws: int, key: Key | None = None) -> Tensor:
+        return self.gaussian.sample(draws, key)
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        return self.gaussian.log_density(theta)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Linearized(Posterior):
+class Linearized(OfGaussian):
     """The linearised network f(x, m) + J(x) (w - m), w ~ N(m, Sigma): Gaussian outputs in closed form.
 
     **Math**: f(x) ~ N(f(x, m), J(x) Sigma J(x)^T) with J(x) = d f(x, w) / d w at m.
@@ -237,44 +288,6 @@ class Linearized(Posterior):
 
     joint: Problem
     gaussian: Gaussian
-
-    @property
-    def num_members(self) -> int | None:
-        return self.gaussian.num_members
-
-    def member(self, index: int) -> "Linearized":
-        return self.with_gaussian(self.gaussian.member(index))
-
-    def as_gaussian(self) -> Gaussian:
-        return self.gaussian
-
-    def lines(self) -> list[str]:
-        return self.gaussian.lines()
-
-    def with_gaussian(self, gaussian: Gaussian) -> "Linearized":
-        """Return the linearisation at the mean of another Gaussian."""
-        return Linearized(gaussian.joint, gaussian)
-
-    def weight_parts(self) -> Iterator[WeightPart]:
-        return self.gaussian.weight_parts()
-
-    @property
-    def buffers(self) -> Buffers:  # type: ignore[override]  # never written: the class is frozen
-        return self.gaussian.buffers
-
-    @property
-    def log_evidence(self) -> Tensor | None:
-        """Log evidence of the model, where the method computed it."""
-        return self.gaussian.log_evidence
-
-    def point(self) -> Tensor:
-        return self.gaussian.mean
-
-    def sample(self, draws: int, key: Key | None = None) -> Tensor:
-        return self.gaussian.sample(draws, key)
-
-    def log_density(self, theta: Tensor) -> Tensor:
-        return self.gaussian.log_density(theta)
 
     def outputs(self, inputs: Inputs, draws: int, key: Key) -> Tensor:
         """Outputs of linear functions with weight draws that all rows share, (S, N, *event)."""

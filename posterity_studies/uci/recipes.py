@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posterity.inference import Method, infer
 from posterity.likelihoods import Gaussian, Heteroscedastic
-from posterity.methods import MAP, Ensemble, Laplace, MCDropout
+from posterity.methods import MAP, Ensemble, Laplace, MCDropout, ProbabilisticBackpropagation
 from posterity.metrics import negative_log_likelihood
 from posterity.model import Joint
 from posterity.optim.optimizer import Adam
@@ -120,6 +120,11 @@ def mask_average(posterior: Posterior, inputs: Tensor) -> Predictive:
     return posterior.predict(inputs, draws=DRAWS)
 
 
+def unscaled_problem(split: Split, settings: Settings) -> Joint:
+    """The network of the protocol; the method chooses noise and prior scale."""
+    return Joint(mlp(split, settings), Gaussian(), Normal(), len(split.train))
+
+
 MEMBERS = 5
 
 
@@ -128,7 +133,8 @@ class Recipe:
     """How a method is run: its label, and its stages, each of which starts from the posterior of the one before.
 
     Further the problem it fits, what it predicts, and for one that chooses settings on held-out training rows, how,
-    with what it chooses from in words; then the problem takes the choice as well.
+    with what it chooses from in words; then the problem takes the choice as well. `together` says that all splits of a
+    data set are fitted at once, as members; such a method has one stage, and a start of its own.
     """
 
     label: str
@@ -137,6 +143,7 @@ class Recipe:
     predict: Callable[[Posterior, Tensor], Predictive] = lambda posterior, inputs: posterior.predict(inputs)
     choose: Callable[[Split, Settings, Method], Choice] | None = None
     candidates: str | None = None
+    together: bool = False
 
 
 def _map(settings: Settings) -> MAP:
@@ -164,9 +171,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "ensemble": Recipe(
             f"Ensemble of {MEMBERS}", _ensemble, ensemble_problem, moments, chosen_ensemble, f"least noises {LEAST}"
         ),
+        "pbp": Recipe("PBP", lambda settings: (ProbabilisticBackpropagation(),), unscaled_problem, together=True),
     }
 )
-"""Full Gauss-Newton and the linearised predictive are what `Laplace()` does by default.
+"""Full Gauss-Newton and the linearised predictive are what `Laplace()` does by default; PBP is that of its paper.
 
 The steps of the others were chosen on held-out training rows, so that a split takes seconds;
 `python -m benchmarks.uci_settings --methods dropout,ensemble` shows what others give there.

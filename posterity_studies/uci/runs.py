@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 from posterity import __version__
-from posterity.inference import Method, infer
+from posterity.errors import PosterityError
+from posterity.inference import Batched, Method, Task, infer
 from posterity.inference.executor import in_processes, named
 from posterity.inference.identity import identity
 from posterity.inference.sweep import Result, stored_results, write_result
@@ -111,13 +113,55 @@ def _run(
     return done[known]
 
 
-def fit_all(missing: Sequence[Cell], folder: Path, settings: Settings, jobs: int) -> Iterator[list[Result[Cell]]]:
-    """Fit these cells, in `jobs` processes of one thread each; give the results of a split as soon as it is done."""
-    groups: dict[tuple[str, int], list[str]] = {}
-    for cell in missing:
-        groups.setdefault((cell.data_set, cell.split), []).append(cell.method)
-    work = {
-        f"{data_set} split {split}": partial(fit, data_set, split, tuple(methods), folder, settings)
-        for (data_set, split), methods in groups.items()
-    }
+class Piece(NamedTuple):
+    """Cells that are fitted in one go: several methods on one split, or one method on several splits."""
+
+    data_set: str
+    splits: tuple[int, ...]
+    methods: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.data_set} split {', '.join(map(str, self.splits))}"
+
+
+def together(cells: Sequence[Cell]) -> list[Piece]:
+    """Group the cells: by split, but by data set and method where all splits are fitted at once."""
+    groups: dict[tuple[str, int | str], list[Cell]] = {}
+    for cell in cells:
+        group = cell.method if RECIPES[cell.method].together else cell.split
+        groups.setdefault((cell.data_set, group), []).append(cell)
+    return [
+        Piece(name, tuple(dict.fromkeys(c.split for c in each)), tuple(dict.fromkeys(c.method for c in each)))
+        for (name, _), each in groups.items()
+    ]
+
+
+def fit_splits(
+    data_set: str, indices: Sequence[int], method: str, folder: Path, settings: Settings
+) -> list[Result[Cell]]:
+    """Fit a method to all these splits at once, as members, and store what each gave; each has its share of seconds."""
+    recipe, begin = RECIPES[method], time.perf_counter()
+    splits = [standard_split(data_set, index) for index in indices]
+    (stage,), joint = recipe.stages(settings), recipe.problem(splits[0], settings)
+    tasks = [Task(f"split {s.index}", stage, joint, s.train, seed=settings.key(data_set, s.index).seed) for s in splits]
+    outcomes, results = Batched().run(tasks), []
+    seconds = (time.perf_counter() - begin) / len(splits)
+    for split, outcome in zip(splits, outcomes, strict=True):
+        cell = Cell(data_set, method, split.index)
+        if outcome.posterior is None:
+            raise PosterityError(f"{cell}: {outcome.error}")
+        scores = split.scores(recipe.predict(outcome.posterior, split.test.inputs))
+        results.append(write_result(cell, folder, depends(split, method, settings), scores, seconds))
+    return results
+
+
+def fit_all(pieces: Sequence[Piece], folder: Path, settings: Settings, jobs: int) -> Iterator[list[Result[Cell]]]:
+    """Fit these pieces, in `jobs` processes of one thread each; give the results of each as soon as it is done."""
+    work: dict[str, Callable[[], list[Result[Cell]]]] = {}
+    for piece in pieces:
+        data_set, splits, methods = piece
+        if RECIPES[methods[0]].together:
+            work[f"{piece}, {methods[0]}"] = partial(fit_splits, data_set, splits, methods[0], folder, settings)
+        else:
+            work[str(piece)] = partial(fit, data_set, splits[0], methods, folder, settings)
     return in_processes(work, jobs)

@@ -18,7 +18,7 @@ DATA_SETS = (
     "protein-tertiary-structure",
     "wine-quality-red",
 )
-METHODS = ("map", "laplace", "dropout", "ensemble")
+METHODS = ("map", "laplace", "dropout", "ensemble", "pbp")
 
 
 def _data_sets(text: str) -> tuple[str, ...]:

@@ -20,22 +20,18 @@ from posterity_studies.frame import add_heading, notes, remark, title
 from posterity_studies.options import Report, silent
 from posterity_studies.rows import with_error
 from posterity_studies.uci.recipes import RECIPES
-from posterity_studies.uci.runs import Cell, fit_all, stored
+from posterity_studies.uci.runs import Cell, fit_all, stored, together
 from posterity_studies.uci.settings import Settings
 
 FILE = "published_results.csv"
 PUBLISHED_METRICS = {"test_rmse": ("test_rmse", 1.0), "test_ll": ("test_nll", -1.0), "test_nll": ("test_nll", 1.0)}
 GOAL = "MC dropout, 1 hidden layer, grid search 2018 (MC average)"
 ENSEMBLES = "Deep ensembles (M=5, 40 epochs, 1x50 ReLU; 1x100 for protein)"
-COMPARED = {
-    GOAL: "MC dropout 2018",
-    ENSEMBLES: "Deep ensembles",
-    "PBP (Hernandez-Lobato & Adams 2015)": "PBP",
-    "VI (Graves 2011)": "VI (Graves)",
-}
+PBP = "PBP (Hernandez-Lobato & Adams 2015)"
+COMPARED = {GOAL: "MC dropout 2018", ENSEMBLES: "Deep ensembles", PBP: "PBP 2015", "VI (Graves 2011)": "VI (Graves)"}
 """The methods with the same network that tables and figures show, with short names; results.json has all."""
 
-PAIRS = {"dropout": GOAL, "ensemble": ENSEMBLES}
+PAIRS = {"dropout": GOAL, "ensemble": ENSEMBLES, "pbp": PBP}
 """Methods of the study, and the published runs of the same."""
 
 
@@ -264,23 +260,25 @@ def run(settings: Settings, folder: Path, report: Report = silent) -> Study:
     ]
     done = {result.cell: result for result in stored(cells, folder, settings)}
     missing = [cell for cell in cells if cell not in done]
-    splits = dict.fromkeys((cell.data_set, cell.split) for cell in missing)
+    pieces = together(missing)
     if done:
         report(f"{len(done)} of {len(cells)} results are there already")
-    for count, results in enumerate(fit_all(missing, folder, settings, jobs), start=1):
+    for count, results in enumerate(fit_all(pieces, folder, settings, jobs), start=1):
         done.update({result.cell: result for result in results})
-        report(_progress(results, count, len(splits)))
+        report(_progress(results, count, len(pieces)))
     return Study(settings, tuple(done[cell] for cell in cells), published, published_from)
 
 
 def _progress(results: Sequence[Result[Cell]], count: int, whole: int) -> str:
     cell = results[0].cell
+    splits = len({result.cell.split for result in results})
+    which = f"split {cell.split}" if splits == 1 else f"{splits} splits"
     scores = ", ".join(
-        f"{RECIPES[result.cell.method].label} NLL {result.scores['test_nll']:.4g} RMSE {result.scores['test_rmse']:.4g}"
-        for result in results
+        f"{row.method} NLL {row.scores['test_nll'].mean:.4g} RMSE {row.scores['test_rmse'].mean:.4g}"
+        for row in own_rows(results)
     )
-    seconds = max(result.seconds for result in results)
-    return f"{count}/{whole} {cell.data_set} split {cell.split}: {scores}, {seconds:.1f} s"
+    seconds = max(result.seconds for result in results) * splits
+    return f"{count}/{whole} {cell.data_set} {which}: {scores}, {seconds:.1f} s"
 
 
 def show(out: Any, study: Study) -> None:

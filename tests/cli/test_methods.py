@@ -78,6 +78,20 @@ def test_fit_and_evaluate_by_word(run, tmp_path, word, data):
     assert RECIPES[word].label in scored.out
 
 
+def test_pbp_fits_a_relu_network_and_says_what_it_needs(run, tmp_path):
+    folder = tmp_path / "run"
+    result = run("fit", "sine", "--method", "pbp", "--activation", "relu", "--out", folder, *FREE, "--json")
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert told["scores"]["rmse"] < 1.0
+    assert "PBP" in run("evaluate", folder).out
+    relu = ("--activation", "relu")
+    for other in (("sine",), ("two-moons", *relu), ("sine", *relu, "--noise", "inputs")):
+        refused = run("fit", *other, "--method", "pbp", "--out", tmp_path / "other", *FREE)
+        assert refused.code == 2
+        assert "pbp needs regression of one target" in refused.err
+
+
 def test_compare_takes_the_ways_to_tune_a_prior(run):
     words = ("--methods", "online-laplace,variational-em", "--structure", "diagonal")
     result = run("compare", "two-moons", *FREE, *words)

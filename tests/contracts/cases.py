@@ -43,6 +43,7 @@ from posterity.methods import (
     Metropolis,
     NaturalGradient,
     OnlineLaplace,
+    ProbabilisticBackpropagation,
     RMSprop,
     VariationalEM,
 )
@@ -80,9 +81,9 @@ def labels(dtype: torch.dtype) -> Rows:
     return x.to(dtype), (x.square().sum(-1) > 2.5).long()
 
 
-def network(sizes: list[int], dtype: torch.dtype, dropout: float = 0.0) -> MLP:
+def network(sizes: list[int], dtype: torch.dtype, dropout: float = 0.0, activation: str = "tanh") -> MLP:
     """The same weights every time, whatever was drawn before."""
-    net = MLP(sizes, activation="tanh", dropout=dropout).to(dtype)
+    net = MLP(sizes, activation=activation, dropout=dropout).to(dtype)
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(0.5 * Key(3).fold(name).normal(tuple(parameter.shape), torch.float64, "cpu"))
@@ -91,6 +92,15 @@ def network(sizes: list[int], dtype: torch.dtype, dropout: float = 0.0) -> MLP:
 
 def regression(dtype: torch.dtype) -> Joint:
     return Joint(network([COLUMNS, 4, 1], dtype), Gaussian(0.3, learn=True), Normal(0.7), ROWS)
+
+
+def relu_regression(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 4, 1], dtype, activation="relu"), Gaussian(0.3), Normal(0.7), ROWS)
+
+
+def unscaled_regression(dtype: torch.dtype) -> Joint:
+    """Noise and prior scale are left to the method; tests of members give the prior."""
+    return Joint(network([COLUMNS, 4, 1], dtype, activation="relu"), Gaussian(), Normal(), ROWS)
 
 
 def noisy_regression(dtype: torch.dtype) -> Joint:
@@ -353,6 +363,10 @@ CASES = [
         labels,
         draws=True,
         noise_of_device=True,
+    ),
+    *(
+        Case(f"pbp{of}", ProbabilisticBackpropagation(passes=2), joint, numbers, draws=True, every_row=False)
+        for of, joint in (("", relu_regression), (", scales left out", unscaled_regression))
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
     Case("expectation propagation", ExpectationPropagation(tolerance=1e-4), linear_labels, labels, members=False),

@@ -1,5 +1,6 @@
 import logging
 import sys
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -11,6 +12,7 @@ from killedworkers import Deadly, die, diverge
 from torch import nn
 
 import posterity as po
+from posterity.datasets import LabelledData
 from posterity.errors import BadFolder, Diverged, PosterityError
 from posterity.inference import Batched, Executor, Outcome, Processes, Sequential, Task
 from posterity.inference.executor import Lost, in_halves, in_processes, largest_group
@@ -75,6 +77,22 @@ def test_members_give_what_one_after_the_other_gives():
         torch.testing.assert_close(one.posterior.theta, two.posterior.theta, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(one.trace["loss"], two.trace["loss"], rtol=1e-10, atol=1e-10)
         assert one.posterior.joint.likelihood.scale == pytest.approx(two.posterior.joint.likelihood.scale, rel=1e-10)
+
+
+def test_splits_of_equal_shapes_run_as_members(monkeypatch):
+    joint, (x, y) = regression(FLOAT64), numbers(FLOAT64)
+    rows = [(x.roll(k, 0), y.roll(k, 0) + 0.1 * k) for k in range(3)]
+    weighted = [(x, y, torch.linspace(0.5, 1.5, ROWS, dtype=FLOAT64).roll(k)) for k in range(2)]
+    given = [Task(f"fit {k}", FIT, joint, part, seed=k) for k, part in enumerate([*rows, *weighted])]
+    given[1] = replace(given[1], data=LabelledData(*rows[1]))
+    alone, members = Sequential().run(given), []
+    inner = Task.run
+    monkeypatch.setattr(Task, "run", lambda task: members.append(len(task.start)) or inner(task))
+    together = Batched().run(given)
+    assert members == [3, 2]
+    for one, two in zip(alone, together, strict=True):
+        torch.testing.assert_close(one.posterior.theta, two.posterior.theta, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(one.trace["loss"], two.trace["loss"], rtol=1e-10, atol=1e-10)
 
 
 def test_what_cannot_be_batched_goes_one_by_one():

@@ -1,4 +1,4 @@
-"""MC dropout and deep ensembles on the UCI splits: their problems, their choices and their predictives."""
+"""MC dropout, deep ensembles and PBP on the UCI splits: their problems, their choices and their predictives."""
 
 import math
 from dataclasses import replace
@@ -9,9 +9,10 @@ from ucitable import write_energy
 
 from posterity.datasets import LabelledData
 from posterity.likelihoods import Gaussian, Heteroscedastic
+from posterity.methods import ProbabilisticBackpropagation
 from posterity.posteriors import Dropout, Mixture, Point
 from posterity.predictive import DrawsPredictive
-from posterity_studies.uci import recipes
+from posterity_studies.uci import recipes, runs, study
 from posterity_studies.uci.protocol import held_out, standard_split
 from posterity_studies.uci.recipes import (
     LEAST,
@@ -135,3 +136,24 @@ def test_reached_allows_one_standard_error():
     rows = [row("a", "own", 1.1, 0.5, 20), row("b", "own", 1.11, 0.5, 20), row("c", "own", 1.2, 0.3, 20)]
     rows += [row("a", "goal", 1.0, 0.1), row("b", "goal", 1.0, 0.1), row("c", "goal", 1.0, None)]
     assert reached(rows, "own", "goal", "test_nll") == (["a", "c"], ["a", "b", "c"])
+
+
+def test_splits_of_pbp_run_together_and_each_as_it_would_alone(tmp_path, monkeypatch):
+    short = replace(RECIPES["pbp"], stages=lambda settings: (ProbabilisticBackpropagation(passes=2),))
+    for module in (runs, study):
+        monkeypatch.setattr(module, "RECIPES", {**RECIPES, "pbp": short})
+    lines = []
+    result = run(replace(TINY, methods=("map", "pbp"), steps=5), tmp_path / "study", lines.append)
+    assert sorted(line.partition("/4 ")[2].partition(":")[0] for line in lines) == [
+        "energy 3 splits",
+        *(f"energy split {split}" for split in range(3)),
+    ]
+    alone, _ = runs.fitted(standard_split("energy", 1), short, TINY, {})
+    by_split = {r.cell.split: r.scores for r in result.results if r.cell.method == "pbp"}
+    assert by_split[1] == pytest.approx(alone, rel=1e-6)
+    assert len({scores["test_nll"] for scores in by_split.values()}) == 3
+    again = []
+    assert run(replace(TINY, methods=("pbp",), steps=5), tmp_path / "study", again.append).results == tuple(
+        r for r in result.results if r.cell.method == "pbp"
+    )
+    assert again == ["3 of 3 results are there already"]

@@ -196,6 +196,12 @@ def _minibatch_sampler(name: str, factor: float) -> Factory:
     return make
 
 
+def _pbp(settings: Settings, joint: "Joint") -> "Method":
+    """A step sees one row, so that steps which are given are rounded up to passes over the rows."""
+    given = {} if settings.steps is None else {"passes": -(-settings.steps // joint.num_data)}
+    return _method("ProbabilisticBackpropagation", **given)
+
+
 def _dropout(settings: Settings, joint: "Joint") -> "Method":
     given = _given(settings, "steps", "batch_size")
     if settings.step_size is not None:
@@ -231,6 +237,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("natural-gradient", "NaturalGradient", _natural_gradient, ("map",)),
             Recipe("conjugate", "Conjugate", lambda settings, joint: _method("Conjugate")),
             Recipe("ep", "ExpectationPropagation", lambda settings, joint: _method("ExpectationPropagation")),
+            Recipe("pbp", "PBP", _pbp),
             Recipe("dropout", "MC dropout", _dropout, (), ("dropout",)),
             Recipe("ensemble", "Ensemble", _ensemble),
             Recipe("swag", "SWAG", _swag, ("map",)),

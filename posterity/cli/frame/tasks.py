@@ -193,6 +193,12 @@ def _check_methods(names: tuple[str, ...], task: Task) -> None:
             "ep needs a linear model of one target or two classes: each row then depends on one number.",
             "try --hidden none.",
         )
+    smooth = settings.hidden and settings.activation != "relu"
+    if "pbp" in names and (smooth or task.joint.likelihood.link != "identity" or task.data.train.targets.shape[1] > 1):
+        raise UsageError(
+            "pbp needs regression of one target with equal noise in all rows, and ReLUs between the layers.",
+            "try the data set sine, with --activation relu.",
+        )
     if "dropout" in names and not settings.hidden:
         raise UsageError("dropout needs hidden units to drop, and the model is linear.", "try --hidden 50.")
     stages(names, task)
