@@ -1,9 +1,10 @@
-"""Theory of wide networks: bounds, their optimum and collapse, signal propagation.
+"""Theory of wide networks: bounds, their optimum, collapse and gradient flow, signal propagation.
 
 Everything here is about networks of one hidden layer, or of any width. Fits of real networks are in `methods`.
 """
 
 from posterity.theory.activations import Activation, Moments, Rectified, Smooth
+from posterity.theory.flow import Flow, particle_flow
 from posterity.theory.losses import Logistic, Loss, OutputLaw, Sampled, Softmax, Square, sampled_excess
 from posterity.theory.neurons import NeuronPrior, Neurons
 from posterity.theory.signal_propagation import Signals, signal_propagation
@@ -12,6 +13,7 @@ from posterity.theory.wide import CollapseLaw, Optimum, WideProblem, collapse_la
 __all__ = [
     "Activation",
     "CollapseLaw",
+    "Flow",
     "Logistic",
     "Loss",
     "Moments",
@@ -29,6 +31,7 @@ __all__ = [
     "collapse_law",
     "neurons_of",
     "optimum",
+    "particle_flow",
     "problem_of",
     "sampled_excess",
     "signal_propagation",

@@ -9,6 +9,7 @@ import torch
 from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
 from posterity_studies.collapse import optima
+from posterity_studies.collapse.flow import TAU, Particles, particles
 from posterity_studies.collapse.optima import (
     Balanced,
     Confidence,
@@ -20,7 +21,7 @@ from posterity_studies.collapse.optima import (
     gaps,
     untempered,
 )
-from posterity_studies.frame import remark, title
+from posterity_studies.frame import print_claims, remark, title
 from posterity_studies.options import Report, Settings, silent
 
 
@@ -36,6 +37,7 @@ class Study:
     balanced_classes: Balanced
     gaps: tuple[Gap, ...]
     confidence: Confidence
+    particles: Particles
 
     @property
     def highest_above(self) -> float:
@@ -63,6 +65,7 @@ class Study:
                 "balanced": _sureness(self.confidence.balanced),
                 "limit": _sureness(self.confidence.limit),
             },
+            "flow": _flow(self.particles),
         }
 
 
@@ -82,7 +85,10 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     line, groups = tempered
     report("gaps")
     result = tuple(gaps(rectified.case, classes.case, at_one, tempered, key))
-    return Study(settings.seed, rectified, odd, classes, line, groups, result, confidence(classes, groups))
+    sure = confidence(classes, groups)
+    report("the gradient flow of particles")
+    moving = particles(key.fold("flow"))
+    return Study(settings.seed, rectified, odd, classes, line, groups, result, sure, moving)
 
 
 def _untempered(untempered: Untempered) -> dict[str, Any]:
@@ -140,6 +146,26 @@ def _sureness(sureness: Sureness) -> dict[str, Any]:
     return {name: getattr(sureness, name).tolist() for name in ("confidence", "accuracy", "nll")}
 
 
+def _flow(particles: Particles) -> dict[str, Any]:
+    return {
+        "tau": TAU,
+        "optimum": particles.best.theta[0].tolist(),
+        "functional_at_the_optimum": particles.highest,
+        "largest_first_variation_elsewhere_minus_there": particles.certificate,
+        "flows": [
+            {
+                "particles": count,
+                "steps": flow.steps,
+                "times": flow.times.tolist(),
+                "functional": flow.values.tolist(),
+                "largest_distance_from_the_optimum": particles.distance(count),
+            }
+            for count, flow in particles.flows.items()
+        ],
+        "claims": particles.claims(),
+    }
+
+
 def show(out: Any, study: Study) -> None:
     """Print the tables."""
     document = study.document()
@@ -195,3 +221,15 @@ def show(out: Any, study: Study) -> None:
         "limit", f"{sureness['uniform']:.4f}", *(f"{number:.4f}" for number in sureness["limit"]["confidence"])
     )
     out.print(rows)
+    title(out, "The gradient flow of particles for F")
+    rows = table("particles", "F at the start", "at the end", "optimum", "off by", "particles off by")
+    for row in document["flow"]["flows"]:
+        highest, values = document["flow"]["functional_at_the_optimum"], row["functional"]
+        rows.add_row(
+            str(row["particles"]),
+            *(f"{number:.6f}" for number in (values[0], values[-1], highest)),
+            f"{highest - values[-1]:.0e}",
+            f"{row['largest_distance_from_the_optimum']:.0e}",
+        )
+    out.print(rows)
+    print_claims(out, document["flow"]["claims"])
