@@ -51,7 +51,7 @@ def particle_flow(
 
     >>> problem = WideProblem(torch.tensor([[1.0]]), torch.tensor([0.5]))
     >>> start = Neurons(torch.ones(2, 1), torch.ones(2, 1), torch.tensor([[0.5], [1.5]]), torch.ones(2, 1))
-    >>> flow = particle_flow(problem, start, 0.1, torch.tensor([0.0, 1.0, 10.0]))
+    >>> flow = particle_flow(problem, start, 0.1, torch.tensor([0.0, 0.1, 1.0]))
     >>> bool((flow.values.diff() > 0).all()), flow.neurons.theta.shape
     (True, torch.Size([3, 2, 4]))
     """
