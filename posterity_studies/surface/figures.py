@@ -20,7 +20,7 @@ SHARES = (0.9, 0.5)  # of the mass inside the lines of a density
 
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw every figure of the study into the folder, and give the names of the files."""
-    figures = {"surface.png": _surface, "posteriors.png": _posteriors}
+    figures = {"surface.png": _surface, "two_modes.png": _two_modes}
     for name, figure in figures.items():
         figure(study, folder / name)
     return list(figures)
@@ -71,7 +71,7 @@ def _descents(panel: "Axes", surface: Surface) -> None:
     panel.set_aspect("equal")
 
 
-def _posteriors(study: Study, path: Path) -> None:
+def _two_modes(study: Study, path: Path) -> None:
     """The exact density, and each method over its lines."""
     figure, axes = panels(2, 3, size=(3.6, 3.45), sharex=True, sharey=True)
     exact = study.surfaces["network"].masses

@@ -87,8 +87,8 @@ def test_document_and_figures(study, tmp_path):
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert draw(study, tmp_path / "new") == ["surface.png", "posteriors.png"]
-    for name in ("surface.png", "posteriors.png"):
+        assert draw(study, tmp_path / "new") == ["surface.png", "two_modes.png"]
+    for name in ("surface.png", "two_modes.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
 
 
