@@ -1,10 +1,11 @@
-"""Theory of wide networks: bounds, their optimum, collapse and gradient flow, signal propagation.
+"""Theory of wide networks: bounds, their optimum, collapse and gradient flow, function priors, signals.
 
 Everything here is about networks of one hidden layer, or of any width. Fits of real networks are in `methods`.
 """
 
 from posterity.theory.activations import Activation, Moments, Rectified, Smooth
 from posterity.theory.flow import Flow, particle_flow
+from posterity.theory.function_prior import FunctionPrior, matched_prior, wasserstein_distance
 from posterity.theory.losses import Logistic, Loss, OutputLaw, Sampled, Softmax, Square, sampled_excess
 from posterity.theory.neurons import NeuronPrior, Neurons
 from posterity.theory.signal_propagation import Signals, signal_propagation
@@ -14,6 +15,7 @@ __all__ = [
     "Activation",
     "CollapseLaw",
     "Flow",
+    "FunctionPrior",
     "Logistic",
     "Loss",
     "Moments",
@@ -29,10 +31,12 @@ __all__ = [
     "Square",
     "WideProblem",
     "collapse_law",
+    "matched_prior",
     "neurons_of",
     "optimum",
     "particle_flow",
     "problem_of",
     "sampled_excess",
     "signal_propagation",
+    "wasserstein_distance",
 ]

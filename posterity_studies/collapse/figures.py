@@ -27,7 +27,14 @@ RESOLVED = 1e-10  # nats: below it the distance from the optimum is rounding
 
 def draw(study: Study, folder: Path) -> list[str]:
     """Draw every figure of the study into the folder, and give the names of the files."""
-    figures = {"kl.png": kl, "gap.png": gap, "balanced.png": balanced, "confidence.png": confidence, "flow.png": flow}
+    figures = {
+        "kl.png": kl,
+        "gap.png": gap,
+        "balanced.png": balanced,
+        "confidence.png": confidence,
+        "flow.png": flow,
+        "functions.png": functions,
+    }
     for name, figure in figures.items():
         figure(study, folder / name)
     return list(figures)
@@ -174,6 +181,30 @@ def flow(study: Study, path: Path) -> None:
     rise.legend(frameon=False, fontsize=9, loc="lower left")
     for panel in (density, rise):
         plain(panel)
+    save(figure, path)
+
+
+def functions(study: Study, path: Path) -> None:
+    """Functions of a network with scales of 1 and with matched ones, of the process itself, and covariances."""
+    figure, axes = panels(1, 4, size=(3.4, 3.2))
+    result, colours = study.functions, (ORANGE, BLUE, BLACK)
+    x = array(result.x)
+    highest = 1.1 * max(float(draws.abs().max()) for draws in result.draws.values())
+    for panel, (name, draws), colour in zip(axes, result.draws.items(), colours, strict=False):
+        panel.plot(x, array(draws.T), color=colour, linewidth=1.1, alpha=0.8)
+        distance = result.distances[name]
+        panel.set_title(f"{name[0].upper()}{name[1:]}" + (f": $W_2$ = {distance:.2f}" if distance else ""), fontsize=11)
+        panel.set(xlabel="x", ylim=(-highest, highest))
+        plain(panel)
+    axes[0].set_ylabel("f(x)")
+    middle = len(x) // 2
+    for (name, covariance), colour in zip(result.covariances.items(), colours, strict=True):
+        style = "dashed" if colour == BLACK else "solid"
+        axes[3].plot(x, array(covariance[middle]), color=colour, linewidth=1.8, linestyle=style, label=name)
+    axes[3].set(xlabel="x", ylim=(-0.05, None))
+    axes[3].set_title("Covariance of f(0) and f(x)", fontsize=11)
+    axes[3].legend(frameon=False, fontsize=9)
+    plain(axes[3])
     save(figure, path)
 
 

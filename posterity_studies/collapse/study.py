@@ -1,6 +1,6 @@
 """The study as a whole, and its numbers as one document."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
 from posterity_studies.collapse import optima
 from posterity_studies.collapse.flow import TAU, Particles, particles
+from posterity_studies.collapse.functions import LENGTH, WIDTH, Functions, functions
 from posterity_studies.collapse.optima import (
     Balanced,
     Confidence,
@@ -38,6 +39,7 @@ class Study:
     gaps: tuple[Gap, ...]
     confidence: Confidence
     particles: Particles
+    functions: Functions
 
     @property
     def highest_above(self) -> float:
@@ -66,6 +68,14 @@ class Study:
                 "limit": _sureness(self.confidence.limit),
             },
             "flow": _flow(self.particles),
+            "functions": {
+                "width": WIDTH,
+                "length_of_the_process": LENGTH,
+                "matched_prior": asdict(self.functions.prior),
+                "distances": self.functions.distances,
+                "narrow_error_in_standard_errors": self.functions.narrow_error,
+                "claims": self.functions.claims(),
+            },
         }
 
 
@@ -88,7 +98,8 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     sure = confidence(classes, groups)
     report("the gradient flow of particles")
     moving = particles(key.fold("flow"))
-    return Study(settings.seed, rectified, odd, classes, line, groups, result, sure, moving)
+    drawn = functions(key.fold("functions"))
+    return Study(settings.seed, rectified, odd, classes, line, groups, result, sure, moving, drawn)
 
 
 def _untempered(untempered: Untempered) -> dict[str, Any]:
@@ -233,3 +244,11 @@ def show(out: Any, study: Study) -> None:
         )
     out.print(rows)
     print_claims(out, document["flow"]["claims"])
+    scales = document["functions"]["matched_prior"]
+    title(out, "Priors over functions: distance from a Gaussian process")
+    rows = table("prior", "outer scale", "inner scale", "bias scale", "distance")
+    for name, distance in document["functions"]["distances"].items():
+        own = [f"{scales[f'{part}_scale']:.3g}" for part in ("outer", "inner", "bias")]
+        rows.add_row(name, *(own if "matched" in name else ["1"] * 3 if "1" in name else [""] * 3), f"{distance:.3f}")
+    out.print(rows)
+    print_claims(out, document["functions"]["claims"])

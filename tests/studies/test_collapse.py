@@ -11,14 +11,14 @@ from torch.autograd.functional import hessian
 
 from posterity.numerics import Key
 from posterity.theory import Neurons, OutputLaw, Rectified, sampled_excess
-from posterity_studies.collapse import flow, optima
+from posterity_studies.collapse import flow, functions, optima
 from posterity_studies.collapse.figures import draw
 from posterity_studies.collapse.optima import averaged, gaps
 from posterity_studies.collapse.study import run
 from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
-FIGURES = ["kl.png", "gap.png", "balanced.png", "confidence.png", "flow.png"]
+FIGURES = ["kl.png", "gap.png", "balanced.png", "confidence.png", "flow.png", "functions.png"]
 WIDTHS = (12, 120, 1200, 12_000, 120_000)
 CLOSE = 0.05
 
@@ -183,6 +183,15 @@ def test_the_flow_reaches_the_optimum(study):
     early = {count: own._replace(values=own.values[:5]) for count, own in particles.flows.items()}
     claims = replace(particles, flows=early, certificate=0.1).claims()
     assert list(claims.values()) == [True, False, False, True]
+
+
+def test_matched_scales_are_nearer_to_the_process(study):
+    result = study.functions
+    assert all(result.claims().values())
+    worse = replace(result, distances=dict.fromkeys(result.distances, 0.3), narrow_error=6.0)
+    assert not any(worse.claims().values())
+    assert result.distances[functions.PROCESS] == pytest.approx(0.0, abs=1e-4)
+    assert {draws.shape for draws in result.draws.values()} == {(functions.DRAWS, functions.POINTS)}
 
 
 def test_document_and_figures(study, tmp_path):
