@@ -144,7 +144,9 @@ def _enumeration(study: Study, path: Path) -> None:
         panel.set_xlabel("draws")
         panel.set_xticks(sizes[::2], [str(size) for size in sizes[::2]])
         panel.minorticks_off()
-    axes[1].set_yticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
+    low, high = axes[1].get_ylim()
+    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if low < tick < high]
+    axes[1].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     for panel in axes:
         plain(panel)
     save(figure, path)
