@@ -7,7 +7,6 @@ follow from them.
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,17 +20,6 @@ LABELS, REACH, SCALE = 8, 2.5, 2.0  # rows of the logistic model, where they lie
 AGREEING, FLIPPED = 3, 0.15  # labellers that agree on each row, and share of wrong labels
 WEIGHTS, BEYOND = 301, 6.0  # quadrature over the weight, to so many prior scales
 WELL, CLEANER, NOISIER = "as the model says", "cleaner than the model says", "noisier than the model says"
-
-
-class Model(Protocol):
-    """A regression whose expected NLL is known for each power of likelihood and prior."""
-
-    @property
-    def name(self) -> str:
-        """What its targets are, in a few words."""
-
-    def nll(self, tempering: Tempering) -> float:
-        """Expected NLL of a new target, in nats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +80,9 @@ class Logistic:
         ones = chances @ self.new_truth.mT  # p(labels, y = 1), (2^N, K)
         zeros = chances.sum(-1, keepdim=True) - ones
         return float(-(ones * predicted.log() + zeros * (-predicted).log1p()).sum(0).mean())
+
+
+Model = Linear | Logistic
 
 
 def weight_grid() -> tuple[Tensor, Tensor]:

@@ -194,11 +194,12 @@ def factorised(study: Study, path: Path) -> None:
     """EM, whose bound touches, beside variational EM with a product for q, whose bound stays below by a KL."""
     figure, (left, right) = panels(1, 2, size=(4.8, 3.5))
     for (name, ascent), colour, other in zip(study.ascents.items(), (BLACK, BLUE), (ORANGE, BLUE), strict=True):
-        rounds, value, low = range(len(ascent.bound)), array(ascent.log_likelihood), array(ascent.bound)
-        left.plot(rounds, value, color=colour, linewidth=2.0, label=f"{name}: log-likelihood")
-        left.plot(rounds, low, color=other, linewidth=1.6, linestyle="dashed", label=f"{name}: bound")
-        right.plot(rounds, array(ascent.divergence), color=colour, linewidth=1.8, label=name)
-    left.fill_between(rounds, low, value, color=BLUE, alpha=0.18, linewidth=0, label="KL(q ‖ p(z | y))")
+        left.plot(array(ascent.log_likelihood), color=colour, linewidth=2.0, label=f"{name}: log-likelihood")
+        left.plot(array(ascent.bound), color=other, linewidth=1.6, linestyle="dashed", label=f"{name}: bound")
+        right.plot(array(ascent.divergence), color=colour, linewidth=1.8, label=name)
+    product = study.ascents["variational EM"]
+    low, value = array(product.bound), array(product.log_likelihood)
+    left.fill_between(range(len(low)), low, value, color=BLUE, alpha=0.18, linewidth=0, label="KL(q ‖ p(z | y))")
     left.set(xlabel="round", ylabel="nats", ylim=(float(low[1]) - 4.0, None))
     left.legend(frameon=False, fontsize=9, loc="lower right")
     right.set(xlabel="round", ylabel="KL(q ‖ p(z | y)), nats", ylim=(-0.3, None))
