@@ -146,6 +146,11 @@ def notes(out: Any, lines: Iterable[str]) -> None:
         out.print(Text(line), soft_wrap=True)
 
 
+def print_claims(out: Any, claims: dict[str, bool]) -> None:
+    """Print each sentence with whether the numbers of this run agree with it."""
+    notes(out, [f"{'holds' if holds else 'FAILS'}: {claim}" for claim, holds in claims.items()])
+
+
 def add_heading(rows: Any, name: str) -> None:
     """Begin a part of the table, under a bold name."""
     if rows.row_count:

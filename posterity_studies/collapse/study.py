@@ -1,6 +1,6 @@
 """The study as a whole, and its numbers as one document."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ import torch
 from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
 from posterity_studies.collapse import optima
+from posterity_studies.collapse.flow import TAU, Particles, particles
+from posterity_studies.collapse.functions import LENGTH, WIDTH, Functions, functions
 from posterity_studies.collapse.optima import (
     Balanced,
     Confidence,
@@ -20,7 +22,7 @@ from posterity_studies.collapse.optima import (
     gaps,
     untempered,
 )
-from posterity_studies.frame import remark, title
+from posterity_studies.frame import print_claims, remark, title
 from posterity_studies.options import Report, Settings, silent
 
 
@@ -36,6 +38,8 @@ class Study:
     balanced_classes: Balanced
     gaps: tuple[Gap, ...]
     confidence: Confidence
+    particles: Particles
+    functions: Functions
 
     @property
     def highest_above(self) -> float:
@@ -63,6 +67,15 @@ class Study:
                 "balanced": _sureness(self.confidence.balanced),
                 "limit": _sureness(self.confidence.limit),
             },
+            "flow": _flow(self.particles),
+            "functions": {
+                "width": WIDTH,
+                "length_of_the_process": LENGTH,
+                "matched_prior": asdict(self.functions.prior),
+                "distances": self.functions.distances,
+                "narrow_error_in_standard_errors": self.functions.narrow_error,
+                "claims": self.functions.claims(),
+            },
         }
 
 
@@ -82,7 +95,11 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     line, groups = tempered
     report("gaps")
     result = tuple(gaps(rectified.case, classes.case, at_one, tempered, key))
-    return Study(settings.seed, rectified, odd, classes, line, groups, result, confidence(classes, groups))
+    sure = confidence(classes, groups)
+    report("the gradient flow of particles")
+    moving = particles(key.fold("flow"))
+    drawn = functions(key.fold("functions"))
+    return Study(settings.seed, rectified, odd, classes, line, groups, result, sure, moving, drawn)
 
 
 def _untempered(untempered: Untempered) -> dict[str, Any]:
@@ -140,6 +157,26 @@ def _sureness(sureness: Sureness) -> dict[str, Any]:
     return {name: getattr(sureness, name).tolist() for name in ("confidence", "accuracy", "nll")}
 
 
+def _flow(particles: Particles) -> dict[str, Any]:
+    return {
+        "tau": TAU,
+        "optimum": particles.best.theta[0].tolist(),
+        "functional_at_the_optimum": particles.highest,
+        "largest_first_variation_elsewhere_minus_there": particles.certificate,
+        "flows": [
+            {
+                "particles": count,
+                "steps": flow.steps,
+                "times": flow.times.tolist(),
+                "functional": flow.values.tolist(),
+                "largest_distance_from_the_optimum": particles.distance(count),
+            }
+            for count, flow in particles.flows.items()
+        ],
+        "claims": particles.claims(),
+    }
+
+
 def show(out: Any, study: Study) -> None:
     """Print the tables."""
     document = study.document()
@@ -195,3 +232,23 @@ def show(out: Any, study: Study) -> None:
         "limit", f"{sureness['uniform']:.4f}", *(f"{number:.4f}" for number in sureness["limit"]["confidence"])
     )
     out.print(rows)
+    title(out, "The gradient flow of particles for F")
+    rows = table("particles", "F at the start", "at the end", "optimum", "off by", "particles off by")
+    for row in document["flow"]["flows"]:
+        highest, values = document["flow"]["functional_at_the_optimum"], row["functional"]
+        rows.add_row(
+            str(row["particles"]),
+            *(f"{number:.6f}" for number in (values[0], values[-1], highest)),
+            f"{highest - values[-1]:.0e}",
+            f"{row['largest_distance_from_the_optimum']:.0e}",
+        )
+    out.print(rows)
+    print_claims(out, document["flow"]["claims"])
+    scales = document["functions"]["matched_prior"]
+    title(out, "Priors over functions: distance from a Gaussian process")
+    rows = table("prior", "outer scale", "inner scale", "bias scale", "distance")
+    for name, distance in document["functions"]["distances"].items():
+        own = [f"{scales[f'{part}_scale']:.3g}" for part in ("outer", "inner", "bias")]
+        rows.add_row(name, *(own if "matched" in name else ["1"] * 3 if "1" in name else [""] * 3), f"{distance:.3f}")
+    out.print(rows)
+    print_claims(out, document["functions"]["claims"])

@@ -6,6 +6,7 @@ import torch
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, array, gentle, panels, plain, save
 from posterity_studies.dropout import enumeration as masks
+from posterity_studies.dropout import training
 from posterity_studies.dropout.study import Study
 
 TWO = (("upper", "#053061", "o"), ("lower", "#67001f", "^"))  # the dark ends of the map's own colours
@@ -19,6 +20,7 @@ def draw(study: Study, folder: Path) -> list[str]:
         "moons.png": _moons,
         "enumeration.png": _enumeration,
         "divergence.png": _divergence,
+        "training.png": _training,
     }
     for name, figure in figures.items():
         figure(study, folder / name)
@@ -142,7 +144,9 @@ def _enumeration(study: Study, path: Path) -> None:
         panel.set_xlabel("draws")
         panel.set_xticks(sizes[::2], [str(size) for size in sizes[::2]])
         panel.minorticks_off()
-    axes[1].set_yticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
+    low, high = axes[1].get_ylim()
+    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if low < tick < high]
+    axes[1].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     for panel in axes:
         plain(panel)
     save(figure, path)
@@ -171,4 +175,27 @@ def _divergence(study: Study, path: Path) -> None:
         panel.set(xlabel="|m| / s", xlim=(0, float(result.distance[-1])))
         plain(panel)
     axes[0].legend(frameon=False, fontsize=9, title="exact, p = 0.5", loc="upper center")
+    save(figure, path)
+
+
+def _training(study: Study, path: Path) -> None:
+    figure, axes = panels(1, 2, size=(4.6, 3.5), sharex=True, sharey=True)
+    highest = max(float(own.held_out.max()) for own in study.training.values())
+    for panel, kind, title in zip(axes, ("train", "held_out"), ("training rows", "held-out rows"), strict=True):
+        for colour, (name, own) in zip((BLACK, BLUE), study.training.items(), strict=True):
+            mean, error, steps = getattr(own, kind), getattr(own, f"{kind}_error"), array(own.steps)
+            panel.plot(steps, array(mean), color=colour, linewidth=1.8, label=name)
+            low, high = array(mean - error), array(mean + error)
+            panel.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+        panel.set(xlabel="step", xlim=(0, training.STEPS), ylim=(0, 1.1 * highest))
+        panel.set_title(f"Loss on {title}", fontsize=11)
+        panel.grid(axis="y", alpha=0.3)
+        plain(panel)
+    axes[0].set_ylabel("NLL with dropout off, nats per row")
+    axes[0].legend(frameon=False, fontsize=9, loc="upper left")
+    figure.suptitle(
+        f"Two moons, {training.ROWS} rows, rate {training.RATE:g}: mean and standard error over "
+        f"{training.DATA_SETS} data sets",
+        fontsize=10,
+    )
     save(figure, path)

@@ -9,10 +9,12 @@ from posterity.evidence import DropoutObjective
 from posterity_studies.dropout import classification as moons
 from posterity_studies.dropout import enumeration as masks
 from posterity_studies.dropout import regression as curves
+from posterity_studies.dropout import training as losses
 from posterity_studies.dropout.classification import Classification, classification
 from posterity_studies.dropout.enumeration import Divergence, Enumeration, divergence, enumeration
 from posterity_studies.dropout.regression import Regression, regression
-from posterity_studies.frame import notes, remark, title
+from posterity_studies.dropout.training import Losses, training
+from posterity_studies.frame import notes, print_claims, remark, title
 from posterity_studies.options import Report, Settings, silent
 
 INSIDE, OUTSIDE, GAP = (1.0, 4.0), (5.0, curves.REACH), (0.0, 0.9)  # |x| where there are rows, and where there are none
@@ -27,6 +29,7 @@ class Study:
     classification: Classification
     enumeration: Enumeration
     divergence: Divergence
+    training: dict[str, Losses]
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
@@ -46,6 +49,30 @@ class Study:
                 "estimates": [asdict(estimate) for estimate in self.enumeration.estimates],
             },
             "divergence": [asdict(failure) for failure in self.divergence.failures],
+            "training": self._training(),
+        }
+
+    def _training(self) -> dict[str, Any]:
+        return {
+            "data_sets": losses.DATA_SETS,
+            "rows": losses.ROWS,
+            "rate": losses.RATE,
+            "level": losses.LEVEL,
+            "runs": [
+                {
+                    "method": name,
+                    "steps": own.steps.tolist(),
+                    "training_loss": own.train.tolist(),
+                    "held_out_loss": own.held_out.tolist(),
+                    "training_loss_standard_error": own.train_error.tolist(),
+                    "held_out_loss_standard_error": own.held_out_error.tolist(),
+                    "steps_to_level": own.steps_to_level,
+                    "least_held_out_loss": own.least,
+                    "rise_of_held_out_loss": own.rise,
+                }
+                for name, own in self.training.items()
+            ],
+            "claims": losses.claims(self.training),
         }
 
     def _regression(self) -> dict[str, Any]:
@@ -96,9 +123,9 @@ class Study:
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
-    report("computing: a curve, two moons, all masks, divergences")
+    report("computing: a curve, two moons, all masks, divergences, losses while training")
     seed = settings.seed
-    return Study(seed, regression(seed), classification(seed), enumeration(seed), divergence())
+    return Study(seed, regression(seed), classification(seed), enumeration(seed), divergence(), training(seed))
 
 
 def show(out: Any, study: Study) -> None:
@@ -133,6 +160,16 @@ def show(out: Any, study: Study) -> None:
             f"{row['rate']:g}", f"{row['width']:g}", f"{row['distance']:.2f}", f"{row['within_a_percent']:.2f}"
         )
     out.print(rows)
+    curves = document["training"]
+    title(out, f"Losses of {curves['data_sets']} fits to {curves['rows']} noisy rows, in nats per row, dropout off")
+    rows = table("training", f"steps to {curves['level']:g}", "training loss", "held-out loss", "its least", "rise")
+    for row in curves["runs"]:
+        ends = (row["training_loss"][-1], row["held_out_loss"][-1])
+        numbers = (*ends, row["least_held_out_loss"], row["rise_of_held_out_loss"])
+        rows.add_row(row["method"], str(row["steps_to_level"] or "never"), *(f"{number:.3f}" for number in numbers))
+    out.print(rows)
+    print_claims(out, curves["claims"])
+    out.print()
     convention = curve["convention"]
     lines = (
         f"precision tau of MC dropout on the curve: {convention['precision']:.3f} (length-scale "

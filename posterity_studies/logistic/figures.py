@@ -174,33 +174,25 @@ def _probit(study: Study, path: Path) -> None:
 
 
 def _evidence(study: Study, path: Path) -> None:
+    """-ELBO(q) = -log p(y) + KL(q || posterior), as bars from zero."""
     figure, (panel,) = panels(1, 1, size=(9.6, 4.2))
-    result = study.decompositions
-    floor = min(member.elbo for member in result) - 0.6
+    result, evidence = study.decompositions, study.exact.log_evidence
+    minus = "\N{MINUS SIGN}"
     for index, parts in enumerate(result):
-        label = index == 0  # one entry in the legend
-        panel.bar(index, parts.elbo - floor, 0.6, floor, color=SKY, label="ELBO(q)" if label else None)
+        names = (f"{minus}log p(y) = {-evidence:.4f}", "KL(q ‖ posterior)") if index == 0 else (None, None)
+        panel.bar(index, -evidence, 0.6, color=SKY, label=names[0])
         panel.bar(
-            index,
-            parts.divergence,
-            0.6,
-            parts.elbo,
-            color=ORANGE,
-            hatch="///",
-            edgecolor="white",
-            linewidth=0,
-            label="KL(q ‖ posterior)" if label else None,
-        )
-        text = f"ELBO {parts.elbo:.3f}\nKL {parts.divergence:.3f}".replace("-", "\N{MINUS SIGN}")
-        panel.text(index, floor + 0.08, text, ha="center", va="bottom", fontsize=9, color=BLACK)
-    evidence = study.exact.log_evidence
-    panel.axhline(
-        evidence, color=BLACK, linestyle="dashed", linewidth=1.3, label=f"log p(y) = \N{MINUS SIGN}{-evidence:.4f}"
-    )
+            index, parts.divergence, 0.6, -evidence, color=ORANGE, hatch="///", edgecolor="white", linewidth=0,
+            label=names[1],
+        )  # fmt: skip
+        text = f"ELBO {parts.elbo:.3f}\nKL {parts.divergence:.3f}".replace("-", minus)
+        panel.text(index, 0.15, text, ha="center", va="bottom", fontsize=9, color=BLACK)
+    panel.axhline(-evidence, color=BLACK, linestyle="dashed", linewidth=1.3)
     panel.set_xticks(range(len(result)), [member.name for member in result], fontsize=10)
-    panel.set(ylim=(floor, evidence + 0.55), ylabel="nats")
-    panel.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
-    panel.legend(frameon=False, fontsize=10, loc="upper center", ncols=3)
+    highest = max(-member.elbo for member in result)
+    panel.set(ylim=(0.0, 1.25 * highest), ylabel=f"{minus}ELBO(q), nats")
+    panel.set_title(f"{minus}ELBO(q) = {minus}log p(y) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
+    panel.legend(frameon=False, fontsize=10, loc="upper center", ncols=2)
     plain(panel)
     save(figure, path)
 

@@ -1,5 +1,6 @@
 """What theory says of EM's bound, as numbers: where it touches, that it is never above; and printed forms that fail."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from posterity.evidence import jensen
 from posterity.numerics.random import Key
-from posterity_studies.mixtures.example import Rounds, Sample, Values, log_joint, log_likelihood
+from posterity_studies.mixtures.example import TRUTH, UNKNOWN, Rounds, Sample, Values, log_joint, log_likelihood
 
 FIRST = 3  # rounds whose bounds are drawn
 GRID = 301
@@ -102,6 +103,57 @@ def checks(data: Sample, run: Rounds, key: Key) -> Checks:
         one_divergence=float(expected.sum() - divergence[0]),
         one_entropy=float(jensen.q_function(table, q).sum() + jensen.entropy(q)[0]),
     )
+
+
+POINT, CHOSEN = 0.4, 0.8  # y, and the q(z = 1) at which the two sides of Jensen's inequality are drawn
+
+
+@dataclass(frozen=True, eq=False)
+class Jensen:
+    """The bound of one point over q(z = 1) = `q` (G,), in nats, at the true parameters.
+
+    `joint` is p(y, z) for z = 1 and z = 0, (2,). At q = `CHOSEN` the ratios p(y, z) / q(z) have the mean p(y), whose
+    log is at least the mean of their logs.
+    """
+
+    q: Tensor
+    bound: Tensor
+    joint: Tensor
+
+    @property
+    def log_mean(self) -> float:
+        """log p(y)."""
+        return float(self.joint.sum().log())
+
+    @property
+    def responsibility(self) -> float:
+        """p(z = 1 | y)."""
+        return float(self.joint[0] / self.joint.sum())
+
+    @property
+    def ratios(self) -> Tensor:
+        """p(y, z) / q(z) at the chosen q, (2,)."""
+        return self.joint / self.joint.new_tensor([CHOSEN, 1.0 - CHOSEN])
+
+    @property
+    def mean_log(self) -> float:
+        """The bound at the chosen q."""
+        return float(CHOSEN * self.ratios[0].log() + (1.0 - CHOSEN) * self.ratios[1].log())
+
+    @property
+    def divergence(self) -> float:
+        """KL(q || p(z | y)) at the chosen q, by its definition."""
+        right = self.joint / self.joint.sum()
+        return CHOSEN * math.log(CHOSEN / right[0]) + (1.0 - CHOSEN) * math.log((1.0 - CHOSEN) / right[1])
+
+
+def one_point() -> Jensen:
+    """Jensen's inequality for one point of the mixture."""
+    data = Sample(torch.tensor([POINT], dtype=torch.float64, device="cpu"), torch.tensor([UNKNOWN], device="cpu"))
+    table = log_joint(data, TRUTH)  # (1, 2)
+    q = torch.linspace(0.0, 1.0, GRID, dtype=torch.float64, device="cpu")
+    bound = jensen.jensen_bound(table.expand(GRID, 2), torch.stack([q, 1.0 - q], -1))
+    return Jensen(q, bound, table[0].exp())
 
 
 def _around(first: float, last: float) -> Tensor:

@@ -106,14 +106,16 @@ class Rounds:
         return torch.stack([self.after_e, self.after_m], 1).flatten()
 
 
-class _History(Callback):
-    """Keeps theta of every round."""
+class History(Callback):
+    """Keeps theta after every round, and what its E-step gave."""
 
     def __init__(self) -> None:
         self.thetas: list[Tensor] = []
+        self.latents: list[dict[str, Tensor]] = []
 
     def after_step(self, run: Run) -> None:
         self.thetas.append(run.state.theta[0].clone())
+        self.latents.append({name: value[0].clone() for name, value in run.state.latent.items()})
 
 
 def expectation_maximization(data: Sample, start: Values) -> Rounds:
@@ -132,7 +134,7 @@ def expectation_maximization(data: Sample, start: Values) -> Rounds:
         rounds=ROUNDS,
         tolerance=TOLERANCE,
     )
-    history, first = _History(), density.unconstrained(start)
+    history, first = History(), density.unconstrained(start)
     _, trace = infer(method, density, None, start=first, callbacks=[history], progress=False)
     result = tuple(density.constrained(theta) for theta in (first, *history.thetas))
     return Rounds(result, trace["bound"][:, 0], trace["bound_after_m"][:, 0])

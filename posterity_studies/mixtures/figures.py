@@ -1,5 +1,6 @@
 """All figures of the study."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,9 @@ from torch import Tensor
 from posterity.evidence import jensen
 from posterity.numerics.random import Key
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, array, panels, plain, save
+from posterity_studies.mixtures import bounds, prior
 from posterity_studies.mixtures import clusters as five
-from posterity_studies.mixtures import prior
-from posterity_studies.mixtures.bounds import Curve
+from posterity_studies.mixtures.bounds import Curve, Jensen
 from posterity_studies.mixtures.clusters import Clusters
 from posterity_studies.mixtures.example import UNKNOWN, Sample, Values, log_joint
 from posterity_studies.mixtures.prior import Priors
@@ -139,6 +140,72 @@ def staircase(study: Study, path: Path) -> None:
     right.semilogy(array(gap), color=BLACK, linewidth=1.6)
     right.set(xlabel="round", ylabel="log-likelihood, nats below its limit")
     right.grid(axis="y", alpha=0.3)
+    for panel in (left, right):
+        plain(panel)
+    save(figure, path)
+
+
+def inequality(study: Study, path: Path) -> None:
+    """Jensen's inequality for one point: the log of a mean above the mean of logs, and the gap as a KL over q."""
+    figure, (left, right) = panels(1, 2, size=(4.8, 3.6))
+    result, chosen = study.jensen, bounds.CHOSEN
+    ratios, mean = result.ratios.tolist(), float(result.joint.sum())
+    low, high = 0.6 * min(ratios), 1.12 * max(ratios)
+    grid = torch.linspace(low, high, GRID, dtype=torch.float64, device="cpu")
+    left.plot(array(grid), array(grid.log()), color=BLACK, linewidth=1.8, label="log r")
+    left.plot(ratios, [math.log(ratio) for ratio in ratios], "o-", color=BLUE, markersize=6, linewidth=1.4)
+    for ratio, weight, name in zip(ratios, (chosen, 1.0 - chosen), ("1", "0"), strict=True):
+        text = f"p(y, z = {name}) / q,\nq(z = {name}) = {weight:.1f}"
+        left.annotate(text, (ratio, math.log(ratio)), (14, -12), textcoords="offset points", fontsize=9, color=BLUE)
+    _gap(left, mean, result, "log E r", "E log r")
+    left.set(xlabel="r", ylabel="nats", xlim=(low - 0.02, high + 0.08))
+    left.set_title("A concave function: its chord lies below", fontsize=11)
+    right.plot(array(result.q), array(result.bound), color=BLUE, linewidth=1.8)
+    right.axhline(result.log_mean, color=BLACK, linewidth=1.4)
+    right.plot(result.responsibility, result.log_mean, "o", color=RED, markersize=7, zorder=3)
+    right.annotate(
+        "touches at\nq = p(z = 1 | y)", (result.responsibility, result.log_mean), (0, -32),
+        textcoords="offset points", fontsize=9, color=RED, ha="center",
+    )  # fmt: skip
+    right.annotate("log p(y)", (0.0, result.log_mean), (2, 5), textcoords="offset points", fontsize=9)
+    _gap(right, chosen, result, "", "")
+    right.annotate(
+        "KL(q ‖\np(z | y))", (chosen, result.log_mean), (8, -32),
+        textcoords="offset points", fontsize=9, color=GREEN,
+    )  # fmt: skip
+    right.set(xlabel="q(z = 1)", ylabel="bound F(q), nats", ylim=(None, result.log_mean + 0.15))
+    right.set_title(f"The bound at y = {bounds.POINT:g}, by q", fontsize=11)
+    for panel in (left, right):
+        plain(panel)
+    save(figure, path)
+
+
+def _gap(panel: "Axes", where: float, result: Jensen, upper: str, lower: str) -> None:
+    """The distance of the two sides of the inequality, as an arrow between two points."""
+    ends = (result.mean_log, result.log_mean)
+    panel.annotate("", (where, ends[1]), (where, ends[0]), arrowprops={"arrowstyle": "<->", "color": GREEN, "lw": 1.6})
+    for height, text, shift in zip(ends, (lower, upper), ((6, -9), (-6, 6)), strict=True):
+        side = "left" if shift[0] > 0 else "right"
+        panel.plot(where, height, "s", color=GREEN, markersize=5, zorder=3)
+        panel.annotate(text, (where, height), shift, textcoords="offset points", fontsize=10, color=GREEN, ha=side)
+
+
+def factorised(study: Study, path: Path) -> None:
+    """EM, whose bound touches, beside variational EM with a product for q, whose bound stays below by a KL."""
+    figure, (left, right) = panels(1, 2, size=(4.8, 3.5))
+    for (name, ascent), colour, other in zip(study.ascents.items(), (BLACK, BLUE), (ORANGE, BLUE), strict=True):
+        left.plot(array(ascent.log_likelihood), color=colour, linewidth=2.0, label=f"{name}: log-likelihood")
+        left.plot(array(ascent.bound), color=other, linewidth=1.6, linestyle="dashed", label=f"{name}: bound")
+        right.plot(array(ascent.divergence), color=colour, linewidth=1.8, label=name)
+    product = study.ascents["variational EM"]
+    low, value = array(product.bound), array(product.log_likelihood)
+    left.fill_between(range(len(low)), low, value, color=BLUE, alpha=0.18, linewidth=0, label="KL(q ‖ p(z | y))")
+    left.set(xlabel="round", ylabel="nats", ylim=(float(low[1]) - 4.0, None))
+    left.legend(frameon=False, fontsize=9, loc="lower right")
+    right.set(xlabel="round", ylabel="KL(q ‖ p(z | y)), nats", ylim=(-0.3, None))
+    right.set_title("What a factorised q leaves out", fontsize=11)
+    left.set_title("Two hidden coins that explain one point", fontsize=11)
+    right.legend(frameon=False, fontsize=9)
     for panel in (left, right):
         plain(panel)
     save(figure, path)
@@ -303,8 +370,10 @@ def draw(study: Study, folder: Path) -> list[str]:
     figures = {
         "points.png": points,
         "responsibilities.png": responsibilities,
+        "jensen.png": inequality,
         "bound.png": bound,
         "staircase.png": staircase,
+        "factorised.png": factorised,
         "labels.png": labels,
         "clusters.png": clusters,
         "priors.png": priors,

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from posterity.cli.frame.output import table
 from posterity.numerics.random import Key
-from posterity_studies.frame import remark, title
+from posterity_studies.frame import print_claims, remark, title
+from posterity_studies.mixtures import bounds, example, factorised, partly, prior
 from posterity_studies.mixtures import clusters as five
-from posterity_studies.mixtures import example, partly, prior
-from posterity_studies.mixtures.bounds import Checks, Curve, checks, curves, one_mean
+from posterity_studies.mixtures.bounds import Checks, Curve, Jensen, checks, curves, one_mean, one_point
 from posterity_studies.mixtures.clusters import Clusters, clusters
 from posterity_studies.mixtures.example import Rounds, Sample, Values
+from posterity_studies.mixtures.factorised import Ascent, ascents
 from posterity_studies.mixtures.partly import Share, partly_labelled
 from posterity_studies.mixtures.prior import Priors, priors
 from posterity_studies.options import Report, Settings, silent
@@ -32,9 +33,23 @@ class Study:
     one_mean: tuple[Curve, ...]
     checks: Checks
     miniature: Checks
+    jensen: Jensen
+    ascents: dict[str, Ascent]
     shares: tuple[Share, ...]
     clusters: Clusters
     priors: Priors
+
+    def claims(self) -> dict[str, bool]:
+        """What theory says of EM and of variational EM with a factorised q, and whether it is so here."""
+        exact, product = self.ascents["EM"], self.ascents["variational EM"]
+        small = 1e-9 * float(exact.log_likelihood.abs().max())
+        return {
+            "EM's bound equals the log-likelihood after every E-step": bool((exact.divergence.abs() <= small).all()),
+            "neither bound ever falls": all(bool((run.bound.diff() >= -small).all()) for run in (exact, product)),
+            "the log-likelihood is the bound plus KL(q || p(z | y))": max(exact.off, product.off) <= small,
+            "with a factorised q a KL remains in the end": float(product.divergence[-1]) > small,
+            "EM ends at a higher log-likelihood": bool(exact.log_likelihood[-1] > product.log_likelihood[-1] + small),
+        }
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
@@ -51,6 +66,32 @@ class Study:
                 "checks": asdict(self.checks),
             },
             "miniature": {"points": list(example.MINIATURE), "checks": asdict(self.miniature)},
+            "jensen": {
+                "point": bounds.POINT,
+                "q": bounds.CHOSEN,
+                "responsibility": self.jensen.responsibility,
+                "log_of_the_mean": self.jensen.log_mean,
+                "mean_of_the_logs": self.jensen.mean_log,
+                "divergence": self.jensen.divergence,
+                "bound_above_anywhere": float((self.jensen.bound - self.jensen.log_mean).max()),
+            },
+            "factorised": {
+                "points": factorised.COUNT,
+                "rounds": factorised.ROUNDS,
+                "runs": [
+                    {
+                        "method": name,
+                        "log_likelihood": ascent.log_likelihood.tolist(),
+                        "bound": ascent.bound.tolist(),
+                        "divergence": ascent.divergence.tolist(),
+                        "gap_off_divergence": ascent.off,
+                        "largest_fall_of_log_likelihood": ascent.largest_fall,
+                        "mean_absolute_covariance": ascent.covariance,
+                    }
+                    for name, ascent in self.ascents.items()
+                ],
+                "claims": self.claims(),
+            },
             "labels": {
                 "points": partly.COUNT,
                 "truth": _numbers(partly.TRUTH),
@@ -95,6 +136,8 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     hidden, small = example.unlabelled(data), example.miniature()
     run = example.expectation_maximization(hidden, example.START)
     small_run = example.expectation_maximization(small, example.MINIATURE_START)
+    report("variational EM with a factorised q")
+    products = ascents(key.fold("coins"))
     report(f"labels: {partly.REPLICATES} data sets")
     shares = tuple(partly_labelled(key.fold("labels")))
     report(f"clusters: {five.STARTS} starts of each kind, up to {five.MOST} components")
@@ -109,6 +152,8 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
         tuple(one_mean(hidden, example.START)),
         checks(hidden, run, key.fold("q")),
         checks(small, small_run, key.fold("q")),
+        one_point(),
+        products,
         shares,
         groups,
         priors(key.fold("priors")),
@@ -148,6 +193,14 @@ def show(out: Any, study: Study) -> None:
         "The misprints are to be compared with the log-likelihood at the start: the first and the last are not "
         "tight, and the second is above it, so that it is no bound.",
     )
+    out.print()
+    title(out, f"Two hidden coins, {document['factorised']['points']} points: where q is a product")
+    rows = table("after the last E-step", "log-likelihood", "bound", "KL(q || p(z | y))")
+    for row in document["factorised"]["runs"]:
+        keys = ("log_likelihood", "bound", "divergence")
+        rows.add_row(row["method"], *(f"{round(row[key][-1], 4) + 0.0:.4f}" for key in keys))  # no minus zero
+    out.print(rows)
+    print_claims(out, document["factorised"]["claims"])
     out.print()
     title(out, f"Labels: error of the means, {labels['data_sets']} data sets of {labels['points']} points")
     rows = table("share of labels", "error")

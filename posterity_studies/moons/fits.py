@@ -61,6 +61,7 @@ class Fit:
     data_entropy: Tensor
     ring_entropy: Tensor
     map_entropy: Tensor | None  # (SIDE * SIDE,) over the grid, where it was asked for
+    map_probability: Tensor | None  # p(y = 1 | x), the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,19 +109,21 @@ def fits(seed: int, *, with_maps: bool = False, report: Report = silent) -> Seed
 
 
 def scored(q: Posterior, data: DataSet, grid: Tensor | None = None) -> Fit:
-    """The scores of a posterior; entropies over a grid (G, 2) too, where it is given."""
+    """The scores of a posterior; entropies and probabilities over a grid (G, 2) too, where it is given."""
     test = q.predict(data.test.inputs, draws=DRAWS)
+    there = None if grid is None else _predicted(q, grid)
     return Fit(
         test_nll=negative_log_likelihood(test, data.test.targets),
         test_accuracy=accuracy(test, data.test.targets),
         calibration_error=expected_calibration_error(test, data.test.targets),
-        data_entropy=_entropy(q, data.train.inputs),
-        ring_entropy=_entropy(q, ring()),
-        map_entropy=None if grid is None else _entropy(q, grid),
+        data_entropy=_predicted(q, data.train.inputs).entropy,
+        ring_entropy=_predicted(q, ring()).entropy,
+        map_entropy=None if there is None else there.entropy,
+        map_probability=None if there is None else there.probs[:, 1],
     )
 
 
-def _entropy(q: Posterior, inputs: Tensor) -> Tensor:
+def _predicted(q: Posterior, inputs: Tensor) -> ClassPredictive:
     result = q.predict(inputs, draws=DRAWS)
     assert isinstance(result, ClassPredictive)
-    return result.entropy
+    return result

@@ -66,7 +66,7 @@ def _figure(study: Study, path: Path, panel: Place, label: str, *, bayes_line: b
             _marks(last, study, width, "kl_per_unit", panel, marks=not bayes_line)
         last.set_yscale("log")
         unit = study.settings.architecture.units.removesuffix("s")
-        _finish(last, f"KL(q || prior) / {unit}, nats", label, bayes_line=bayes_line)
+        _finish(last, f"KL(q ‖ prior) / {unit}, nats", label, bayes_line=bayes_line)
     else:
         last.set_axis_off()
     _legend(study, axes, colours, bayes_line=bayes_line)

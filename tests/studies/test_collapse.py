@@ -11,14 +11,14 @@ from torch.autograd.functional import hessian
 
 from posterity.numerics import Key
 from posterity.theory import Neurons, OutputLaw, Rectified, sampled_excess
-from posterity_studies.collapse import optima
+from posterity_studies.collapse import flow, functions, optima
 from posterity_studies.collapse.figures import draw
 from posterity_studies.collapse.optima import averaged, gaps
 from posterity_studies.collapse.study import run
 from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
-FIGURES = ["kl.png", "gap.png", "balanced.png", "confidence.png"]
+FIGURES = ["kl.png", "gap.png", "balanced.png", "confidence.png", "flow.png", "functions.png"]
 WIDTHS = (12, 120, 1200, 12_000, 120_000)
 CLOSE = 0.05
 
@@ -30,6 +30,7 @@ def study():
         patch.setattr(optima, "TAUS", (0.01, 0.1))
         patch.setattr(optima, "ROWS", 20)
         patch.setattr(optima, "CLASS_ROWS", 60)
+        patch.setattr(flow, "SIDES", (2, 4))
         result = run(Settings(seed=1))
         result.document()  # with these settings in it
         yield result
@@ -169,6 +170,28 @@ def test_fitted_slopes():
     values = 3.0 * at**-1.5
     values[0] = 17.0  # below the width from which slopes are fitted
     assert optima.fitted_slope(at, values) == pytest.approx(-1.5)
+
+
+def test_the_flow_reaches_the_optimum(study):
+    particles = study.particles
+    assert list(particles.flows) == [4, 16]
+    assert all(particles.claims().values())
+    for count, own in particles.flows.items():
+        assert float(particles.below(count)[0]) > 0.5
+        assert float(particles.below(count)[-1]) == pytest.approx(0.0, abs=1e-6)
+        assert particles.problem.balanced(own.neurons, 0.05).tolist() == pytest.approx(own.values.tolist())
+    early = {count: own._replace(values=own.values[:5]) for count, own in particles.flows.items()}
+    claims = replace(particles, flows=early, certificate=0.1).claims()
+    assert list(claims.values()) == [True, False, False, True]
+
+
+def test_matched_scales_are_nearer_to_the_process(study):
+    result = study.functions
+    assert all(result.claims().values())
+    worse = replace(result, distances=dict.fromkeys(result.distances, 0.3), narrow_error=6.0)
+    assert not any(worse.claims().values())
+    assert result.distances[functions.PROCESS] == pytest.approx(0.0, abs=1e-4)
+    assert {draws.shape for draws in result.draws.values()} == {(functions.DRAWS, functions.POINTS)}
 
 
 def test_document_and_figures(study, tmp_path):

@@ -7,14 +7,20 @@ import warnings
 import pytest
 import torch
 
-from posterity_studies.dropout import classification, enumeration, regression
+from posterity.datasets.toys import two_moons
+from posterity.likelihoods import Categorical
+from posterity.model import Joint
+from posterity.networks import MLP
+from posterity.numerics import Key
+from posterity.priors import Normal
+from posterity_studies.dropout import classification, enumeration, regression, training
 from posterity_studies.dropout.enumeration import divergence
 from posterity_studies.dropout.figures import draw
 from posterity_studies.dropout.study import run
 from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
-FIGURES = ["regression.png", "moons.png", "enumeration.png", "divergence.png"]
+FIGURES = ["regression.png", "moons.png", "enumeration.png", "divergence.png", "training.png"]
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +30,8 @@ def study():
             patch.setattr(module, "STEPS", steps)
         patch.setattr(classification, "SIDE", 15)
         patch.setattr(enumeration, "REPEATS", 300)
+        for name, value in (("DATA_SETS", 4), ("STEPS", 150), ("STEP_SIZE", 0.01), ("HELD_OUT", 200)):
+            patch.setattr(training, name, value)
         return run(Settings(seed=1))
 
 
@@ -69,6 +77,30 @@ def test_draws_come_to_the_sum_over_all_masks(study):
         assert estimate.mean_error == pytest.approx(estimate.mean_error_by_theory, rel=5 * math.sqrt(1 / 600))
         assert abs(estimate.unbiased_variance - result.variance) <= 5 * estimate.standard_error
         assert estimate.plug_in_variance == pytest.approx((1 - 1 / estimate.draws) * estimate.unbiased_variance)
+
+
+def test_dropout_trains_more_slowly_and_fits_less_closely(study):
+    without, dropout = study.training.values()
+    assert float(without.train[0]) == float(dropout.train[0])  # the same first weights and rows
+    assert without.steps.tolist() == list(range(0, 151, 5))
+    assert float(without.train[-1]) < 0.2 < float(dropout.train[-1])
+    assert without.gap > 0.1 + dropout.gap
+    assert all(training.claims(study.training).values())
+    swapped = {"without dropout": dropout, "with dropout": without}
+    assert not any(training.claims(swapped).values())
+
+
+def test_losses_are_those_of_the_mean_network(study):
+    """Before the first step the loss is that of the first weights, row by row."""
+    own, key = study.training["with dropout"], Key(1).fold("training")
+    joint = Joint(MLP((2, training.HIDDEN, training.HIDDEN, 2), dropout=0.5), Categorical(), Normal(1.0), 100)
+    values = []
+    for index in range(4):
+        theta = joint.fresh(Key(1).fold("first weights").fold(index))
+        data = two_moons(training.ROWS, training.NOISE, key.fold(index).seed, 200)
+        logits = joint.network.outputs(theta, data.test.inputs)
+        values.append(float(torch.nn.functional.cross_entropy(logits, data.test.targets)))
+    assert float(own.held_out[0]) == pytest.approx(sum(values) / 4, rel=1e-5)
 
 
 def test_the_condition_fails_where_theory_says():

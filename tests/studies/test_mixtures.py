@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from goldcases import load
 from posterity.errors import BoundFell
 from posterity.evidence import jensen
 from posterity.numerics import Key
-from posterity_studies.mixtures import bounds, clusters, example, partly, prior
+from posterity_studies.mixtures import bounds, clusters, example, factorised, partly, prior
 from posterity_studies.mixtures.figures import draw
 from posterity_studies.mixtures.study import run
 from posterity_studies.options import Settings
@@ -19,8 +20,10 @@ pytestmark = pytest.mark.cpu
 FIGURES = [
     "points.png",
     "responsibilities.png",
+    "jensen.png",
     "bound.png",
     "staircase.png",
+    "factorised.png",
     "labels.png",
     "clusters.png",
     "priors.png",
@@ -152,6 +155,42 @@ def test_each_curve_touches_where_the_round_begins_and_is_highest_where_it_ends(
     for before, after in zip(study.one_mean, study.one_mean[1:], strict=False):
         assert after.at == pytest.approx(before.best)
         torch.testing.assert_close(after.log_likelihood, before.log_likelihood)
+
+
+def test_the_log_of_a_mean_is_above_the_mean_of_logs_by_the_divergence(study):
+    result, row = study.jensen, study.document()["jensen"]
+    assert row["log_of_the_mean"] - row["mean_of_the_logs"] == pytest.approx(row["divergence"], rel=1e-12)
+    assert row["divergence"] > 0.1
+    assert row["bound_above_anywhere"] < 1e-12
+    highest = int(result.bound.argmax())
+    assert float(result.q[highest]) == pytest.approx(row["responsibility"], abs=1 / bounds.GRID)
+    chosen = float(result.bound[int((result.q - bounds.CHOSEN).abs().argmin())])
+    assert chosen == pytest.approx(row["mean_of_the_logs"], abs=1e-12)
+
+
+def test_with_a_product_for_q_the_bound_stays_below_by_a_divergence(study):
+    exact, product = study.ascents["EM"], study.ascents["variational EM"]
+    for ascent in (exact, product):
+        assert ascent.off < 1e-9
+        assert float(ascent.bound.diff().min()) > -1e-9
+    assert float(exact.divergence.abs().max()) < 1e-9
+    assert exact.largest_fall < 1e-9
+    assert float(product.divergence[0]) == pytest.approx(0.0, abs=1e-9)  # orthogonal weights: coins stay independent
+    assert float(product.divergence[1:].min()) > 1.0
+    assert float(exact.log_likelihood[-1]) > float(product.log_likelihood[-1]) + 1.0
+    assert all(study.claims().values())
+    wrong = replace(study, ascents={"EM": product, "variational EM": exact})
+    assert list(wrong.claims().values()) == [False, True, True, False, False]
+
+
+def test_the_regression_on_hidden_coins_maximises():
+    rows = factorised.points(Key(2))
+    values = {"weights": torch.tensor(factorised.START, dtype=torch.float64), "variance": torch.tensor(2.0).double()}
+    q = jensen.posterior(factorised.log_joint(rows, values), 2)
+    best = {name: value.requires_grad_() for name, value in factorised.maximised(rows, q).items()}
+    value = jensen.q_function(factorised.log_joint(rows, best), q, 2).sum()
+    for gradient in torch.autograd.grad(value, list(best.values())):
+        assert float(gradient.abs().max()) < 1e-8
 
 
 def test_labelled_rows_keep_their_component():

@@ -15,6 +15,8 @@ from posterity_studies.options import Settings
 pytestmark = pytest.mark.cpu
 NAMES = ["MAP", "MeanField", "NaturalGradient", "MCDropout", "Ensemble", "SWAG", "Laplace"]
 
+FIGURES = ["entropy.png", "probability.png", "scores.png"]
+
 
 @pytest.fixture(scope="module")
 def study():
@@ -54,7 +56,11 @@ def test_stages_start_where_the_one_before_ended_and_seeds_differ(study):
     first, second = study.found[:2]
     assert not torch.equal(first.data.train.inputs, second.data.train.inputs)
     assert first.fits["MAP"].map_entropy.shape == (81,)
-    assert second.fits["MAP"].map_entropy is None
+    assert second.fits["MAP"].map_entropy is second.fits["MAP"].map_probability is None
+    for fit in first.fits.values():
+        p = fit.map_probability.double()
+        entropy = torch.special.entr(p) + torch.special.entr(1.0 - p)
+        torch.testing.assert_close(fit.map_entropy.double(), entropy, rtol=1e-3, atol=1e-5)
     assert len({fit.test_nll for fit in first.fits.values()}) == len(NAMES)
     assert fits.fits(2).fits["MAP"].test_nll == first.fits["MAP"].test_nll
 
@@ -62,6 +68,6 @@ def test_stages_start_where_the_one_before_ended_and_seeds_differ(study):
 def test_every_figure_is_drawn(study, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert draw(study, tmp_path / "new") == ["entropy.png", "scores.png"]
-    for name in ("entropy.png", "scores.png"):
+        assert draw(study, tmp_path / "new") == FIGURES
+    for name in FIGURES:
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
