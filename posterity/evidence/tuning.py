@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -150,6 +150,24 @@ class Point(NamedTuple):
         return 2.0 * self.gradient.abs() / (self.gained.abs() + self.lost).clamp(min=1e-300)
 
 
+class Climb(Protocol):
+    """A log evidence as a function of logs (K,), as `Evidence.climb` sees it.
+
+    `names` are those of the logs for messages, `size` is the number of random weights, `evaluations` counts calls of
+    `at`, which returns None where the evidence has no finite value.
+    """
+
+    names: tuple[str, ...]
+    evaluations: int
+
+    @property
+    def size(self) -> int:
+        """The number of random weights."""
+
+    def at(self, logs: Tensor) -> Point | None:
+        """Evaluate the evidence and its gradient."""
+
+
 class Search:
     """The evidence as a function of logs (K,): of the prior precision of each group, then of 1 / noise^2 if tuned."""
 
@@ -163,6 +181,11 @@ class Search:
         if noise:
             assert marginal.noise is not None
             self.start = torch.cat([self.start, self.start.new_tensor([-2.0 * math.log(marginal.noise.scale)])])
+
+    @property
+    def size(self) -> int:
+        """The number of random weights."""
+        return self.marginal.pattern.numel()
 
     @classmethod
     def wanted(cls, marginal: Marginal, noise: bool) -> "Search":
@@ -256,12 +279,12 @@ class Evidence(Tuning):
         start = search.at(search.start)
         if start is None:
             return unchanged(self.groups, marginal, search.evaluations, _NOT_FINITE, math.nan)
-        point, reason = self._climb(search, start)
+        point, reason = self.climb(search, start)
         if reason:
             return unchanged(self.groups, marginal, search.evaluations, reason, start.value)
         return search.tuned(self.groups, start, point)
 
-    def _climb(self, search: Search, start: Point) -> tuple[Point, str]:
+    def climb(self, search: Climb, start: Point) -> tuple[Point, str]:
         """Return the optimum, or the last point and why the search failed."""
         point = start
         pairs: deque[tuple[Tensor, Tensor]] = deque(maxlen=_MEMORY)
@@ -281,7 +304,7 @@ class Evidence(Tuning):
         return point, ""
 
     def _along(
-        self, search: Search, start: Point, point: Point, direction: Tensor, reach: float
+        self, search: Climb, start: Point, point: Point, direction: Tensor, reach: float
     ) -> tuple[Point | None, str]:
         """Backtracking line search: a point along the direction, or None and why there is none."""
         slope, length = float(point.gradient @ direction), 1.0
@@ -289,7 +312,7 @@ class Evidence(Tuning):
             logs = torch.minimum(torch.maximum(point.logs + length * direction, start.logs - reach), start.logs + reach)
             candidate = search.at(logs)
             if candidate is not None:
-                rounding = 1e-13 * (abs(point.value) + search.marginal.pattern.numel())
+                rounding = 1e-13 * (abs(point.value) + search.size)
                 rises = candidate.value >= point.value + 1e-4 * length * slope
                 # Near the optimum rounding hides the rise; a smaller slope shows it then.
                 flatter = abs(float(candidate.gradient @ direction)) <= 0.5 * slope

@@ -9,6 +9,17 @@ from posterity.likelihoods.custom import Custom
 from posterity.likelihoods.gaussian import Gaussian, Heteroscedastic
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.likelihoods.poisson import Poisson
+from posterity.likelihoods.probit import Probit
 from posterity.likelihoods.student_t import StudentT
 
-__all__ = ["Bernoulli", "Categorical", "Custom", "Gaussian", "Heteroscedastic", "Likelihood", "Poisson", "StudentT"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Custom",
+    "Gaussian",
+    "Heteroscedastic",
+    "Likelihood",
+    "Poisson",
+    "Probit",
+    "StudentT",
+]

@@ -36,25 +36,7 @@ class Bernoulli(Likelihood):
 
     def check(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return targets 0/1 with the shape and dtype of outputs (N, *event); (N,) and (N, 1) are the same."""
-        rows = outputs.shape[:1]
-        one_each = outputs.shape in (rows, (*rows, 1)) and targets.shape in (rows, (*rows, 1))
-        if not outputs.dim() or not (one_each or targets.shape == outputs.shape):
-            if outputs.dim() == 2 and targets.shape in (rows, (*rows, 1)):
-                raise BadData(
-                    f"Bernoulli: outputs must have 1 column. Got {outputs.shape[-1]}. For several classes use "
-                    f"Categorical; for several labels give targets {tuple(outputs.shape)}."
-                )
-            raise BadData(
-                "Bernoulli: targets must have the shape of the outputs, (N,), (N, 1) or (N, *event). Got outputs "
-                f"{tuple(outputs.shape)} and targets {tuple(targets.shape)}. Give one label for each output."
-            )
-        bad = (targets != 0) & (targets != 1)  # nan is neither
-        if bad.any():
-            raise BadData(
-                f"Bernoulli: targets must be 0 or 1. Got {targets[bad][0].item()} in row {first_row(bad)}. "
-                "Labels -1/+1 must be recoded: (y + 1) / 2."
-            )
-        return targets.reshape(outputs.shape).to(outputs.dtype)
+        return binary_labels("Bernoulli", outputs, targets)
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         # y f - softplus(f) for y in {0, 1}, written so that neither label cancels at large |f|.
@@ -78,6 +60,29 @@ class Bernoulli(Likelihood):
 
     def output_fisher(self, outputs: Tensor, event_dims: int | None = None) -> Tensor:
         return diagonal_information("Bernoulli", self.variance(outputs), 1 if event_dims is None else event_dims)
+
+
+def binary_labels(name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return labels 0/1 with the shape and dtype of outputs (N, *event); else raise BadData that names `name`."""
+    rows = outputs.shape[:1]
+    one_each = outputs.shape in (rows, (*rows, 1)) and targets.shape in (rows, (*rows, 1))
+    if not outputs.dim() or not (one_each or targets.shape == outputs.shape):
+        if outputs.dim() == 2 and targets.shape in (rows, (*rows, 1)):
+            raise BadData(
+                f"{name}: outputs must have 1 column. Got {outputs.shape[-1]}. For several classes use "
+                f"Categorical; for several labels give targets {tuple(outputs.shape)}."
+            )
+        raise BadData(
+            f"{name}: targets must have the shape of the outputs, (N,), (N, 1) or (N, *event). Got outputs "
+            f"{tuple(outputs.shape)} and targets {tuple(targets.shape)}. Give one label for each output."
+        )
+    bad = (targets != 0) & (targets != 1)  # nan is neither
+    if bad.any():
+        raise BadData(
+            f"{name}: targets must be 0 or 1. Got {targets[bad][0].item()} in row {first_row(bad)}. "
+            "Labels -1/+1 must be recoded: (y + 1) / 2."
+        )
+    return targets.reshape(outputs.shape).to(outputs.dtype)
 
 
 def labels_only(values: Tensor, leading: int) -> Tensor:

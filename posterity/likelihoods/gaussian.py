@@ -76,6 +76,12 @@ class Gaussian(Scaled):
         entries = -0.5 * ((targets - outputs) / scale).square() - (log_scale + HALF_LOG_TWO_PI)
         return event_sum(entries, targets.dim() - 1)
 
+    def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        noise = torch.as_tensor(self.scale, dtype=mean.dtype, device=mean.device).reshape(()).square()
+        residual, total = targets.reshape(mean.shape) - mean, variance + noise
+        log_normaliser = -0.5 * (residual.square() / total + total.log()) - HALF_LOG_TWO_PI
+        return log_normaliser, mean + variance * residual / total, variance * noise / total
+
     def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Return log p(y | mean) - sum over the event of variance / (2 scale^2)."""
         noise = self.variance(mean).flatten(1)

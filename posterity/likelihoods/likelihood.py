@@ -55,9 +55,10 @@ class Likelihood(ABC):
     unconstrained vector of `num_free` numbers that a `Joint` appends to theta.
     """
 
-    link: ClassVar[Literal["identity", "sigmoid", "softmax"] | None] = None
+    link: ClassVar[Literal["identity", "sigmoid", "probit", "softmax"] | None] = None
     """The inverse link, by which integrals over Gaussian outputs are chosen: outputs are means of normal targets
-    ("identity"), logits of binary labels ("sigmoid") or of classes ("softmax"), or something else (None)."""
+    ("identity"), logits of binary labels ("sigmoid"), their normal quantiles ("probit"), logits of classes ("softmax"),
+    or something else (None)."""
 
     normal_targets: ClassVar[bool] = False
     """Whether targets are normal given the outputs, so that `mean` and `variance` determine them."""
@@ -123,6 +124,17 @@ class Likelihood(ABC):
     def expected_log_prob(self, mean: Tensor, variance: Tensor, targets: Tensor) -> Tensor:
         """Return E log p(y_n | f_n) (N,) in closed form, for outputs of mean (N, *event) and variances (N, D)."""
         raise TypeError(f"{type(self).__name__} has no expected log density in closed form. Average it over draws.")
+
+    def tilted_moments(self, mean: Tensor, variance: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return log Z, mean and variance of one output f under p(y | f) N(f; mean, variance) / Z, each (N,).
+
+        Takes vectors (N,) and the targets of N rows, whose event is one number; None where there is no closed form.
+        """
+        return None
+
+    def peaks(self, targets: Tensor) -> Tensor | None:
+        """Return the outputs at which log p(y | f) is highest, where it is not concave in f; None where it is."""
+        return None
 
     def cdf(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return P(Y <= y | f), entry by entry, shaped as `mean` of the outputs; targets broadcast against it."""

@@ -8,6 +8,7 @@ from posterity.methods.coordinate_ascent import CoordinateAscent
 from posterity.methods.dropout import MCDropout
 from posterity.methods.ensemble import Ensemble
 from posterity.methods.expectation_maximization import ExpectationMaximization
+from posterity.methods.expectation_propagation import ExpectationPropagation
 from posterity.methods.full_rank import FullRank
 from posterity.methods.hmc import HMC
 from posterity.methods.langevin import Langevin
@@ -52,6 +53,7 @@ __all__ = [
     "CoordinateAscent",
     "Ensemble",
     "ExpectationMaximization",
+    "ExpectationPropagation",
     "Fisher",
     "Flipout",
     "FullRank",

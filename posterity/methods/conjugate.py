@@ -13,6 +13,7 @@ from posterity.errors import check_batch_size
 from posterity.evidence import laplace_evidence
 from posterity.inference.method import Footprint, Info, Method, Traits, theta_bytes
 from posterity.likelihoods import Gaussian as GaussianNoise
+from posterity.methods.parts.linear_model import at_zero, placed, precision_root, refuse_curved
 from posterity.model import Batch, Data, Feed, Joint, Problem
 from posterity.model.scales import leaves_out
 from posterity.numerics.random import Key
@@ -94,11 +95,7 @@ class Conjugate(Method):
             raise ValueError(f"Conjugate needs a Normal or Correlated prior. Got {joint.prior!r}. Use Laplace.")
         if theta.dim() > 1:
             raise ValueError("Conjugate solves one problem at a time. Use joint.member(i) for each member.")
-        origin = theta.clone()
-        if joint.random_indices is None:
-            origin.zero_()
-        else:
-            origin[joint.random_indices] = 0.0
+        origin = at_zero(joint, theta)
         root = theta.new_zeros((joint.num_random + 1, joint.num_random + 1), dtype=torch.float64)
         return ConjugateState(origin, root, root.new_zeros(()))
 
@@ -109,7 +106,7 @@ class Conjugate(Method):
             low, size = piece.low, len(piece.outputs)
             rows = batch.map(lambda tensor, low=low, size=size: tensor[low : low + size])  # type: ignore[misc]
             jacobian, outputs, targets = piece.jacobian.rows().double(), piece.outputs.double(), rows.targets.double()
-            _refuse_curved(joint, state.theta, rows, jacobian, outputs)
+            refuse_curved("Conjugate", joint, state.theta, rows, jacobian, outputs)
             each = joint.likelihood.log_prob(targets, targets)
             information = joint.likelihood.output_fisher(outputs, outputs.dim() - 1)  # (n, D, D), diagonal
             if rows.weights is not None:
@@ -130,15 +127,15 @@ class Conjugate(Method):
         origin, data, log_normaliser = kept[-1]
         lp, pp = float(joint.tempering.likelihood_power), float(joint.tempering.prior_power)
         start, index = origin.to(torch.float64), joint.random_indices
-        prior_root, centre = _prior_rows(joint, start)
+        prior_root, centre = precision_root(joint, start)
         prior_rows = torch.cat([prior_root, (prior_root @ centre).unsqueeze(-1)], -1)
         both = _triangular(torch.cat([lp**0.5 * data, pp**0.5 * prior_rows]))
         root, target = both[:-1, :-1], both[:-1, -1:]
         shift = torch.linalg.solve_triangular(root, target, upper=True).squeeze(-1)
-        highest = joint.bound_prior.log_prob(_at(start, index, centre))
+        highest = joint.bound_prior.log_prob(placed(start, index, centre))
         log_joint = lp * log_normaliser + pp * highest - 0.5 * both[-1, -1].square()  # at the mean
         precision = Dense(root.mT @ root, factor=root.mT)
-        mean = _at(start, index, shift).to(origin.dtype)
+        mean = placed(start, index, shift).to(origin.dtype)
         rounded = mean.double() if index is None else mean.double()[index]
         _warn_of_lost_digits(root, rounded - shift, origin.dtype)
         gaussian = Gaussian(joint, mean, precision, {}, laplace_evidence(log_joint, precision))
@@ -149,30 +146,6 @@ def _triangular(rows: Tensor) -> Tensor:
     """Upper triangular T with T^T T = rows^T rows and a diagonal of no number below 0."""
     triangle: Tensor = torch.linalg.qr(rows, mode="r").R
     return triangle * torch.where(triangle.diagonal() < 0.0, -1.0, 1.0).unsqueeze(-1)
-
-
-def _at(origin: Tensor, index: Tensor | None, values: Tensor) -> Tensor:
-    """theta with these values of the random weights."""
-    return values if index is None else origin.index_copy(0, index, values)
-
-
-def _prior_rows(joint: Joint, origin: Tensor) -> tuple[Tensor, Tensor]:
-    """A root of the prior precision of the random weights (R, R), and their mean (R,) given the other weights."""
-    prior, index = joint.bound_prior, joint.random_indices
-    slope = prior.value_and_grad(origin)[1]  # Lambda0 m0 where all weights are random, at 0
-    if isinstance(prior, Normal):
-        precision = prior.precision(origin)
-        slope, precision = (slope, precision) if index is None else (slope[index], precision[index])
-        return torch.diag(precision.sqrt()), slope / precision
-    assert isinstance(prior, Correlated)
-    matrix = prior.matrix
-    if index is None and isinstance(matrix, Dense):
-        return matrix.cholesky.mT.to(origin), prior.mean.to(origin)
-    dense = matrix.matvec(torch.eye(matrix.size, dtype=torch.float64, device=origin.device)).to(origin)
-    if index is None:
-        return torch.linalg.cholesky(dense).mT, prior.mean.to(origin)
-    factor = torch.linalg.cholesky(dense[index][:, index])
-    return factor.mT, torch.cholesky_solve(slope[index].unsqueeze(-1), factor).squeeze(-1)
 
 
 def _warn_of_lost_digits(root: Tensor, rounding: Tensor, dtype: torch.dtype) -> None:
@@ -189,20 +162,4 @@ def _warn_of_lost_digits(root: Tensor, rounding: Tensor, dtype: torch.dtype) -> 
         logger.warning(
             f"Conjugate: {dtype} rounds the mean by {moved:.2g} posterior standard deviations. Centre the inputs, "
             "x - x.mean(0), or use a float64 model."
-        )
-
-
-def _refuse_curved(joint: Joint, origin: Tensor, rows: Batch, jacobian: Tensor, outputs: Tensor) -> None:
-    """Raise a ValueError if the outputs at a random theta differ from the linearisation at the origin."""
-    direction = Key(0).normal((jacobian.shape[-1],), torch.float64, origin.device)
-    index = joint.random_indices
-    moved = direction.to(origin.dtype) if index is None else origin.index_copy(0, index, direction.to(origin.dtype))
-    with torch.no_grad():
-        there = joint.outputs(moved, rows.inputs).to(torch.float64)
-    linear = outputs + (jacobian @ direction).reshape(outputs.shape)
-    scale = float(there.abs().max()) + 1.0
-    if not float((there - linear).abs().max()) <= 1e-3 * scale:
-        raise ValueError(
-            "Conjugate needs a network that is linear in its weights, and this one is not. Use Laplace, or freeze all "
-            "but the last layer with joint.with_weights('...')."
         )

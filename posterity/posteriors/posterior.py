@@ -380,8 +380,8 @@ def _encode(posterior: Posterior, tensors: dict[str, Tensor], path: str) -> dict
 def default_integrator(likelihood: Likelihood, mean: Tensor) -> Integrator:
     """The default integrator for outputs of this mean (N, *event).
 
-    `Exact()` for Gaussian, Bernoulli and two classes, `Probit()` for more classes (for two, ignoring the correlation of
-    the logits is its largest error), `MonteCarlo(1000)` for any other likelihood.
+    `Exact()` for Gaussian, Bernoulli, Probit and two classes, `Probit()` for more classes (for two, ignoring the
+    correlation of the logits is its largest error), `MonteCarlo(1000)` for any other likelihood.
 
     >>> from posterity.likelihoods import Categorical
     >>> default_integrator(Categorical(), torch.zeros(5, 2)), default_integrator(Categorical(), torch.zeros(5, 10))

@@ -13,7 +13,7 @@ from posterity.predictive.gaussian import GaussianPredictive
 from posterity.predictive.information import label_information
 from posterity.predictive.integrator import Integrator, at_positions, each_label, output_variance
 from posterity.predictive.predictive import Predictive
-from posterity.predictive.quadrature import sigmoid_gaussian, softmax_gaussian
+from posterity.predictive.quadrature import probit_gaussian, sigmoid_gaussian, softmax_gaussian
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Exact(Integrator):
     """The integral itself, where it has a closed form or few dimensions.
 
     **Math**: Gaussian likelihood: y ~ N(mean, covariance + noise). Bernoulli: p(y = 1) = integral of
-    sigmoid(f) N(f; mean, covariance) df by `sigmoid_gaussian`. Categorical of two or three classes: E softmax(f) by
-    `softmax_gaussian`, an integral over the one or two differences of the logits.
+    sigmoid(f) N(f; mean, covariance) df by `sigmoid_gaussian`. Probit: Phi(mean / sqrt(1 + covariance)). Categorical
+    of two or three classes: E softmax(f) by `softmax_gaussian`, an integral over the one or two differences of logits.
 
-    **Limit**: exact to rounding for Gaussian, to about 1e-12 for Bernoulli and two classes, 1e-9 for three. More
-    classes are refused: the integral has too many dimensions.
+    **Limit**: exact to rounding for Gaussian and Probit, to about 1e-12 for Bernoulli and two classes, 1e-9 for three.
+    More classes are refused: the integral has too many dimensions.
 
     **Cost**: O(N D) for Gaussian (and O(N D^3) in its log_prob), O(401 N) for Bernoulli and two classes, some
     7,000 softmaxes for each label of three, growing with the variance.
@@ -41,16 +41,17 @@ class Exact(Integrator):
     """
 
     def marginal(self, likelihood: Likelihood, mean: Tensor) -> bool:
-        return likelihood.link == "sigmoid" or (likelihood.link == "identity" and mean[:1].numel() <= 1)
+        return likelihood.link in ("sigmoid", "probit") or (likelihood.link == "identity" and mean[:1].numel() <= 1)
 
     def __call__(self, likelihood: Likelihood, mean: Tensor, covariance: Tensor, key: Key) -> Predictive:
         variance = output_variance(mean, covariance)
         if likelihood.link == "identity":
             joint = covariance if covariance.dim() == 3 and covariance.shape[-1] > 1 else None
             return GaussianPredictive(mean, variance.to(mean), likelihood.variance(mean), joint)
-        if likelihood.link == "sigmoid":
-            logits, spread = labels_only(mean.double(), leading=1), labels_only(variance.double(), leading=1)
-            probs = torch.stack([sigmoid_gaussian(sign * logits, spread) for sign in (-1, 1)], dim=1)
+        if likelihood.link in ("sigmoid", "probit"):
+            centre, spread = labels_only(mean.double(), leading=1), labels_only(variance.double(), leading=1)
+            integral = sigmoid_gaussian if likelihood.link == "sigmoid" else probit_gaussian
+            probs = torch.stack([integral(sign * centre, spread) for sign in (-1, 1)], dim=1)
         elif likelihood.link == "softmax" and mean.shape[1] in (2, 3):
             if covariance.dim() == 2:
                 covariance = torch.diag_embed(covariance)  # independent logits
@@ -61,7 +62,7 @@ class Exact(Integrator):
             )
         else:
             raise TypeError(
-                "Exact() needs a Gaussian, Bernoulli or Categorical likelihood. "
+                "Exact() needs a Gaussian, Bernoulli, Probit or Categorical likelihood. "
                 f"Got {type(likelihood).__name__}. Use MonteCarlo()."
             )
         return ClassPredictive(probs).with_information(lambda: label_information(likelihood, mean, covariance))

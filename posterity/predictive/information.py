@@ -8,7 +8,8 @@ from torch import Tensor
 from posterity.likelihoods.bernoulli import labels_only
 from posterity.likelihoods.likelihood import Likelihood
 from posterity.predictive.integrator import each_label, output_variance, square_root
-from posterity.predictive.quadrature import sigmoid_gaussian
+from posterity.predictive.quadrature import probit_gaussian, sigmoid_gaussian
+from posterity.special.quadrature import normal_expectation
 
 _NODES = 401
 _WIDE = 10.0  # standard deviation above which the bump of the entropy is integrated instead of the Gaussian
@@ -35,6 +36,8 @@ def label_information(likelihood: Likelihood, mean: Tensor, covariance: Tensor) 
     variance = output_variance(mean, covariance)  # raises where shapes do not fit
     if likelihood.link == "sigmoid":
         return _binary(labels_only(mean, leading=1), labels_only(variance, leading=1))
+    if likelihood.link == "probit":
+        return _of_quantiles(labels_only(mean, leading=1), labels_only(variance, leading=1))
     if covariance.dim() == 2:
         logits = mean.movedim(1, -1).reshape(-1, mean.shape[1])
         matrix = torch.diag_embed(variance.movedim(1, -1).reshape(logits.shape))
@@ -46,6 +49,19 @@ def label_information(likelihood: Likelihood, mean: Tensor, covariance: Tensor) 
     else:
         values = _many(logits, matrix)
     return values.reshape(len(mean), *mean.shape[2:])
+
+
+def _of_quantiles(mean: Tensor, variance: Tensor) -> Tensor:
+    """Mutual information of a label with its normal quantile, entry by entry."""
+
+    def entropy(quantile: Tensor) -> Tensor:
+        signs = torch.stack([quantile, -quantile])
+        return -(torch.special.ndtr(signs) * torch.special.log_ndtr(signs)).sum(0)
+
+    expected = normal_expectation(entropy, mean, variance.sqrt(), _NODES, width=1.0)
+    probs = torch.stack([probit_gaussian(sign * mean, variance) for sign in (-1.0, 1.0)])
+    information: Tensor = torch.special.entr(probs).sum(0) - expected
+    return information.clamp_min(0.0)
 
 
 def _binary(mean: Tensor, variance: Tensor) -> Tensor:

@@ -109,9 +109,9 @@ def _informed(probs: Tensor, likelihood: Likelihood, mean: Tensor, covariance: T
 
 
 def _needs_classes(name: str, likelihood: Likelihood) -> str:
-    """The error message for a likelihood without classes."""
-    remedy = "Exact()" if likelihood.link == "identity" else "MonteCarlo()"
-    return f"{name} needs a classification likelihood. Got {type(likelihood).__name__}. Use {remedy}."
+    """The error message for a likelihood whose outputs are no logits."""
+    remedy = "Exact()" if likelihood.link in ("identity", "probit") else "MonteCarlo()"
+    return f"{name} needs outputs that are logits. Got {type(likelihood).__name__}. Use {remedy}."
 
 
 def laplace_bridge(mean: Tensor, variance: Tensor) -> Tensor:

@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 
+def probit_gaussian(mean: Tensor, variance: Tensor) -> Tensor:
+    """E Phi(f) = Phi(mean / sqrt(1 + variance)) for f ~ N(mean, variance), entry by entry."""
+    value: Tensor = torch.special.ndtr(mean / torch.sqrt(1.0 + variance))
+    return value
+
+
 def probit_phi(mean: Tensor, variance: Tensor) -> Tensor:
     """Phi(mean / sqrt(8 / pi + variance)), close to E sigmoid(f) for f ~ N(mean, variance); entry by entry."""
     value: Tensor = torch.special.ndtr(mean / torch.sqrt(8.0 / math.pi + variance))

@@ -22,7 +22,7 @@ from posterity.curvature import (
 from posterity.evidence import Gamma, MacKay, NoiseScale, PerLayer, PriorScale
 from posterity.inference import Method
 from posterity.kernels import DenseMass
-from posterity.likelihoods import Categorical, Gaussian
+from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Probit
 from posterity.methods import (
     HMC,
     MALA,
@@ -33,6 +33,7 @@ from posterity.methods import (
     SWAG,
     Conjugate,
     Ensemble,
+    ExpectationPropagation,
     FullRank,
     Langevin,
     Laplace,
@@ -109,6 +110,14 @@ def sparse_regression(dtype: torch.dtype) -> Joint:
 
 def linear_regression(dtype: torch.dtype) -> Joint:
     return Joint(network([COLUMNS, 1], dtype), Gaussian(0.3), Normal(0.7), ROWS)
+
+
+def linear_labels(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 1], dtype), Bernoulli(), Normal(0.7), ROWS)
+
+
+def linear_quantiles(dtype: torch.dtype) -> Joint:
+    return Joint(network([COLUMNS, 1], dtype), Probit(), Normal(0.7), ROWS)
 
 
 def tunable_regression(dtype: torch.dtype) -> Joint:
@@ -346,6 +355,14 @@ CASES = [
         noise_of_device=True,
     ),
     Case("conjugate", Conjugate(batch_size=6), linear_regression, numbers, members=False),
+    Case("expectation propagation", ExpectationPropagation(tolerance=1e-4), linear_labels, labels, members=False),
+    Case(
+        "expectation propagation, sequential",
+        ExpectationPropagation(order="sequential", tolerance=1e-8),
+        linear_quantiles,
+        labels,
+        members=False,
+    ),
     Case(
         "ensemble",
         Ensemble(MAP(steps=11, batch_size=6), size=3),

@@ -19,6 +19,7 @@ from posterity.likelihoods import (
     Heteroscedastic,
     Likelihood,
     Poisson,
+    Probit,
     StudentT,
 )
 from posterity.numerics.random import Key
@@ -80,6 +81,9 @@ CASES = [
     Case("categorical", Categorical(), (4,), labels(0, 1, 2, 3)),
     Case("bernoulli", Bernoulli(), (1,), labels([0.0], [1.0])),
     Case("bernoulli without event axis", Bernoulli(), (), labels(0.0, 1.0)),
+    Case("probit", Probit(), (1,), labels([0.0], [1.0])),
+    Case("probit without event axis", Probit(), (), labels(0.0, 1.0)),
+    Case("probit of many labels", Probit(), (3,), every(2, 3)),
     Case("gaussian of an image", Gaussian(0.7), (2, 1), (real_line(2)[0].unsqueeze(-1), real_line(2)[1])),
     Case("categorical of tokens", Categorical(positions=1), (3, 2), every(3, 2, dtype=torch.int64)),
     Case("categorical of pixels", Categorical(positions=2), (2, 2, 3), every(2, 2, 3, dtype=torch.int64)),
@@ -395,6 +399,7 @@ REFUSALS = [
     ),
     ("categorical rows", Categorical(), torch.zeros(2, 3), torch.tensor([0]), r"outputs \(2, 3\) and targets \(1,\)"),
     ("categorical flat", Categorical(), torch.zeros(2), torch.tensor([0, 1]), r"outputs \(2,\) and targets \(2,\)"),
+    ("probit signs", Probit(), torch.zeros(2), torch.tensor([1, -1]), r"Probit: .*Got -1 in row 1\..*recoded"),
     ("bernoulli signs", Bernoulli(), torch.zeros(2), torch.tensor([1, -1]), r"Got -1 in row 1\..*recoded"),
     ("bernoulli between", Bernoulli(), torch.zeros(2, 1), torch.tensor([0.0, 0.5]), r"Got 0\.5 in row 1"),
     ("bernoulli nan", Bernoulli(), torch.zeros(1, 1), torch.tensor([torch.nan]), r"Got nan in row 0"),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.errors import BadData
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Poisson, StudentT
+from posterity.likelihoods import Probit as ProbitLink
 from posterity.numerics.random import Key
 from posterity.predictive import (
     ClassPredictive,
@@ -106,6 +107,11 @@ def binary_phi(rows: slice, dtype: torch.dtype) -> Predictive:
 def binary_exact(rows: slice, dtype: torch.dtype) -> Predictive:
     mean, covariance = normal("mean", ROWS)[rows].to(dtype), covariances("binary", 1)[rows].to(dtype)
     return Exact()(Bernoulli(), mean, covariance, Key(0))
+
+
+def binary_quantiles(rows: slice, dtype: torch.dtype) -> Predictive:
+    mean, covariance = normal("mean", ROWS, 1)[rows].to(dtype), covariances("binary", 1)[rows].to(dtype)
+    return Exact()(ProbitLink(), mean, covariance, Key(0))
 
 
 def noise_of_the_network(rows: slice, dtype: torch.dtype) -> Predictive:
@@ -209,6 +215,7 @@ AVERAGED_CLASSES: list[Build] = [
     classes_probit,
     binary_phi,
     binary_exact,
+    binary_quantiles,
     classes_exact,
     classes_bridge,
     tokens_bridge,
@@ -386,7 +393,7 @@ def test_each_row_is_scored_by_its_own_target(build: Build) -> None:
     torch.testing.assert_close(pred.log_prob(y), torch.cat(alone))
 
 
-@pytest.mark.parametrize("build", [*SCALAR, *COUNTS, binary_draws, binary_phi, binary_exact])
+@pytest.mark.parametrize("build", [*SCALAR, *COUNTS, binary_draws, binary_phi, binary_exact, binary_quantiles])
 def test_a_column_and_a_vector_of_targets_mean_the_same(build: Build) -> None:
     pred = whole(build)
     y = some_targets(pred).reshape(ROWS)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 import posterity as po
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedastic, Likelihood, Poisson, StudentT
+from posterity.likelihoods import Probit as ProbitLink
 from posterity.numerics.random import Key
 from posterity.posteriors import default_integrator
 from posterity.predictive import Exact, Integrator, LaplaceBridge, MonteCarlo, Probit, ProbitPhi, label_information
@@ -29,7 +30,7 @@ def brute_force(likelihood: Likelihood, event: tuple[int, ...], scale: float) ->
     root = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(covariance.shape[-1], dtype=torch.float64))
     noise = Key(77).normal((DRAWS, *covariance.shape[:2]), torch.float64, torch.get_default_device())
     outputs = mean + torch.einsum("nij,snj->sni", root, noise).reshape(DRAWS, *mean.shape)
-    if likelihood.link in ("sigmoid", "softmax"):
+    if likelihood.link in ("sigmoid", "probit", "softmax"):
         logs = likelihood.class_log_probs(outputs)
         entropies = -(logs.exp() * logs).sum(2)
         total = torch.special.entr(logs.exp().mean(0)).sum(1)
@@ -50,6 +51,8 @@ REGRESSION: list[tuple[Likelihood, tuple[int, ...]]] = [
 CLASSES: list[tuple[Likelihood, tuple[int, ...]]] = [
     (Bernoulli(), (1,)),
     (Bernoulli(), (3,)),
+    (ProbitLink(), (1,)),
+    (ProbitLink(), (3,)),
     (Categorical(), (2,)),
     (Categorical(), (3,)),
     (Categorical(), (10,)),
@@ -74,6 +77,8 @@ def test_variances_under_the_default_integrator(likelihood: Likelihood, event: t
 def integrators(likelihood: Likelihood, event: tuple[int, ...]) -> list[Integrator]:
     if likelihood.link == "sigmoid":
         return [Exact(), Probit(), ProbitPhi(), MonteCarlo(10_000)]
+    if likelihood.link == "probit":
+        return [Exact(), MonteCarlo(10_000)]
     few: list[Integrator] = [Exact()] if event[0] <= 3 else []
     return [*few, Probit(), LaplaceBridge(), LaplaceBridge(project=True), MonteCarlo(10_000)]
 
@@ -98,6 +103,18 @@ def test_entropies_under_every_integrator(
     assert bool(((pred.epistemic - there).abs() <= 0.02 * epistemic + 5.0 * error).all())
     if isinstance(integrator, (Exact, MonteCarlo)):  # whose probabilities are right, so the rest of the entropy is
         assert bool(((pred.aleatoric - aleatoric).abs() <= 0.02 * epistemic + 10.0 * error).all())
+
+
+@pytest.mark.parametrize("scale", [1e-4, 0.1, 3.0, 9.9, 10.1, 1e3])
+def test_information_of_one_quantile(scale: float) -> None:
+    mean = torch.tensor([[0.0], [1.0], [-8.0], [30.0]], dtype=torch.float64)
+    grid = torch.linspace(-12.0, 12.0, 400_001, dtype=torch.float64)
+    weight = torch.exp(-0.5 * grid**2)
+    weight = weight / weight.sum()
+    probs = torch.special.ndtr(torch.stack([-(mean + scale * grid), mean + scale * grid]))
+    wanted = torch.special.entr(probs @ weight).sum(0) - torch.special.entr(probs).sum(0) @ weight
+    values = label_information(ProbitLink(), mean, torch.full((4, 1), scale**2, dtype=torch.float64))
+    torch.testing.assert_close(values, wanted, rtol=1e-6, atol=1e-13)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 0.1, 3.0, 9.9, 10.1, 1e3])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posterity.errors import NotPositiveDefinite
 from posterity.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from posterity.likelihoods import Probit as ProbitLink
 from posterity.numerics.random import Key
 from posterity.posteriors import default_integrator
 from posterity.predictive import (
@@ -237,6 +238,7 @@ LOGITS, SPREAD = torch.tensor([[0.4, -1.0, 0.2], [2.0, 0.1, 0.0]]), torch.tensor
         (LaplaceBridge(project=True), Categorical(), 3),
         (Exact(), Bernoulli(), 1),
         (Exact(), Bernoulli(), 3),
+        (Exact(), ProbitLink(), 3),
         (Exact(), Gaussian(), 1),
         (Exact(), Gaussian(), 3),
         (Exact(), Categorical(), 3),
@@ -262,6 +264,7 @@ def test_variances_stand_for_a_diagonal_covariance(
         (LaplaceBridge(), Categorical(), 3, True),
         (LaplaceBridge(project=True), Categorical(), 3, False),
         (Exact(), Bernoulli(), 1, True),
+        (Exact(), ProbitLink(), 1, True),
         (Exact(), Gaussian(), 1, True),
         (Exact(), Gaussian(), 3, False),
         (Exact(), Categorical(), 2, False),
@@ -299,6 +302,7 @@ def test_which_integrators_use_variances_alone(
         (Exact(), Categorical(), r"Probit\(\), LaplaceBridge\(\) or MonteCarlo\(\)"),
         (Exact(), Counts(), r"MonteCarlo\(\)"),
         (LaplaceBridge(), Bernoulli(), r"Probit\(\) or Exact\(\)"),
+        (Probit(), ProbitLink(), r"Exact\(\)"),
         (LaplaceBridge(), Gaussian(), r"Exact\(\)"),
         (LaplaceBridge(), Counts(), r"MonteCarlo\(\)"),
     ],
@@ -313,6 +317,7 @@ def test_an_integrator_that_cannot_names_one_that_can(
 def test_default_integrators() -> None:
     assert default_integrator(Gaussian(0.3), torch.zeros(4, 1)) == Exact()
     assert default_integrator(Bernoulli(), torch.zeros(4, 1)) == Exact()
+    assert default_integrator(ProbitLink(), torch.zeros(4, 1)) == Exact()
     assert default_integrator(Categorical(), torch.zeros(4, 2)) == Exact()
     assert default_integrator(Categorical(), torch.zeros(4, 3)) == Probit()
     assert default_integrator(Categorical(positions=1), torch.zeros(4, 2, 5)) == Probit()

@@ -230,6 +230,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             Recipe("full-rank", "FullRank", _full_rank, ("map",)),
             Recipe("natural-gradient", "NaturalGradient", _natural_gradient, ("map",)),
             Recipe("conjugate", "Conjugate", lambda settings, joint: _method("Conjugate")),
+            Recipe("ep", "ExpectationPropagation", lambda settings, joint: _method("ExpectationPropagation")),
             Recipe("dropout", "MC dropout", _dropout, (), ("dropout",)),
             Recipe("ensemble", "Ensemble", _ensemble),
             Recipe("swag", "SWAG", _swag, ("map",)),
