@@ -8,7 +8,7 @@ from torch import Tensor
 from posterity.datasets.toys import blobs
 from posterity.predictive import Exact as ExactIntegral
 from posterity.predictive import MonteCarlo, Probit
-from posterity_studies.logistic.exact import PRIOR_SCALE, Regression, fit
+from posterity_studies.logistic.fits import PRIOR_SCALE, Regression, fit
 
 NUM_DATA, NOISE = 24, 1.1
 REACH, SIDE = 8.0, 33  # of the map

@@ -21,19 +21,16 @@ from posterity_studies.frame import notes, remark, title
 from posterity_studies.logistic.exact import (
     FAR,
     INTEGRATORS,
-    PRIOR_SCALE,
     Decomposition,
     Exact,
     Ray,
-    Regression,
-    binary,
     decompositions,
     exact_posterior,
     rays,
-    variational,
     weight_average,
     weight_draws,
 )
+from posterity_studies.logistic.fits import PRIOR_SCALE, Regression, binary, variational
 from posterity_studies.logistic.multiclass import MultiClass, multiclass
 from posterity_studies.options import Report, Settings, silent
 

@@ -11,18 +11,9 @@ from goldcases import load
 from posterity.model import Batch
 from posterity.predictive import Probit
 from posterity_studies.logistic import multiclass
-from posterity_studies.logistic.exact import (
-    DIRECTIONS,
-    INPUTS,
-    LABELS,
-    PRIOR_SCALE,
-    binary,
-    exact_posterior,
-    fit,
-    ray_limits,
-    ray_marginal,
-)
+from posterity_studies.logistic.exact import DIRECTIONS, exact_posterior, ray_limits, ray_marginal
 from posterity_studies.logistic.figures import draw
+from posterity_studies.logistic.fits import INPUTS, LABELS, PRIOR_SCALE, binary, fit
 from posterity_studies.logistic.multiclass import with_bias
 from posterity_studies.logistic.study import run
 from posterity_studies.options import Settings
