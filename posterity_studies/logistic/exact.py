@@ -1,7 +1,7 @@
 """The exact posterior by quadrature, its ELBOs, and predictions along rays."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,14 +18,16 @@ LOW, HIGH, POINTS = -9.0, 15.0, 361  # of each weight: the posterior leans to th
 NEGLIGIBLE = 1e-12  # of the largest mass; dropping such points moves no probability by 1e-8
 NODES = 240  # on each side of a ray
 _ROWS = 100_000  # weights at a time
+_PRODUCTS = 2_000_000  # of inputs and weights at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """The posterior as masses `mass` (G,) at weights `points` (G, 2), and the log evidence of the model."""
+    """The posterior as masses `mass` (G,) at weights `points` (G, 2) of area `cell`, and the model's log evidence."""
 
     points: Tensor
     mass: Tensor
+    cell: float
     log_evidence: float
 
     @property
@@ -38,6 +40,12 @@ class Exact:
         """Posterior covariance (2, 2)."""
         centred = self.points - self.mean
         return centred.T @ (self.mass[:, None] * centred)
+
+    def levels(self, shares: Sequence[float]) -> list[float]:
+        """Densities at the borders of the smallest regions that hold these shares of the mass."""
+        mass = self.mass.sort(descending=True).values
+        indices = torch.searchsorted(mass.cumsum(0), mass.new_tensor(shares))
+        return (mass[indices] / self.cell).tolist()
 
     def probability(self, inputs: Tensor) -> Tensor:
         """p(y = 1 | x) at inputs (N, 2): the sigmoid averaged over the masses."""
@@ -53,8 +61,8 @@ def exact_posterior(regression: Regression) -> Exact:
     total = torch.logsumexp(log_joint, 0)
     mass = (log_joint - total).exp()
     kept = mass > NEGLIGIBLE * mass.max()
-    log_evidence = float(total + 2 * (axis[1] - axis[0]).log())
-    return Exact(grid[kept], mass[kept] / mass[kept].sum(), log_evidence)
+    cell = float(axis[1] - axis[0]) ** 2
+    return Exact(grid[kept], mass[kept] / mass[kept].sum(), cell, float(total) + math.log(cell))
 
 
 def log_density(regression: Regression, weights: Tensor) -> Tensor:
@@ -130,16 +138,16 @@ class Decomposition:
         return self.expected_log_joint + self.entropy
 
 
-def decompositions(regression: Regression, exact: Exact, variational: Mapping[str, Linearized]) -> list[Decomposition]:
-    """For the Laplace Gaussian, narrower and wider ones, those that maximise the ELBO, and the exact moments."""
+def decompositions(regression: Regression, exact: Exact, fitted: Mapping[str, Linearized]) -> list[Decomposition]:
+    """For the Laplace Gaussian, narrower and wider ones, the fitted ones, and the one with the exact moments."""
     mode, covariance = regression.mode.theta, regression.covariance
     return [
         _decomposition("Laplace,\ncovariance / 4", regression, exact, mode, covariance / 4),
         _decomposition("Laplace,\ncovariance \N{MULTIPLICATION SIGN} 4", regression, exact, mode, covariance * 4),
         _decomposition("Laplace", regression, exact, mode, covariance),
         *(
-            _decomposition(name.replace(", ", ",\n"), regression, exact, q.point(), q.gaussian.precision.covariance())
-            for name, q in variational.items()
+            _decomposition(name.replace(" ", "\n"), regression, exact, q.point(), q.gaussian.precision.covariance())
+            for name, q in fitted.items()
         ),
         _decomposition("Exact\nmoments", regression, exact, exact.mean, exact.covariance),
     ]
@@ -195,23 +203,23 @@ class Ray:
     monte_carlo_error: float
 
 
-def rays(regression: Regression, variational: Mapping[str, Linearized], draws: Tensor, far_draws: Tensor) -> list[Ray]:
+def rays(regression: Regression, fitted: Mapping[str, Linearized], draws: Tensor, far_draws: Tensor) -> list[Ray]:
     """Every direction of the study, with Monte Carlo averages over weight `draws` (S, 2), far away `far_draws`.
 
     Those far away are more, so that the average tells the limits apart.
     """
-    return [_ray(regression, variational, direction, draws, far_draws) for direction in DIRECTIONS]
+    return [_ray(regression, fitted, direction, draws, far_draws) for direction in DIRECTIONS]
 
 
 def _ray(
     regression: Regression,
-    variational: Mapping[str, Linearized],
+    fitted: Mapping[str, Linearized],
     direction: tuple[float, float],
     draws: Tensor,
     far_draws: Tensor,
 ) -> Ray:
     x = torch.tensor(direction, dtype=torch.float64)
-    distance = torch.logspace(-1, 3, 161, dtype=torch.float64)
+    distance = torch.logspace(-1, 3, 81, dtype=torch.float64)
     indices = torch.cat([distance, torch.tensor([FAR], dtype=torch.float64)])
     inputs = indices[:, None] * x  # (C + 1, 2)
     normal, kappa = ray_limits(regression, x)
@@ -220,7 +228,7 @@ def _ray(
     results["Laplace, Monte Carlo"] = weight_average(draws, inputs)
     for name, integrator in INTEGRATORS.items():
         results[name] = regression.laplace.predict(inputs, integrator=integrator).probs[:, 1]
-    for name, q in variational.items():
+    for name, q in fitted.items():
         results[name] = q.predict(inputs, integrator=ExactIntegral()).probs[:, 1]
     results["Exact posterior"] = marginal.probability(indices)
     limit = {
@@ -229,7 +237,7 @@ def _ray(
         "Laplace, exact integral": normal,
         "Laplace, probit Φ": normal,
         "Laplace, probit κ": kappa,
-        **{name: float(torch.special.ndtr(_ratio(q, x))) for name, q in variational.items()},
+        **{name: float(torch.special.ndtr(_ratio(q, x))) for name, q in fitted.items()},
         "Exact posterior": marginal.limit,
     }
     far = {name: float(values[-1]) for name, values in results.items()}
@@ -260,4 +268,5 @@ def weight_draws(regression: Regression, draws: int, seed: int) -> Tensor:
 
 def weight_average(draws: Tensor, inputs: Tensor) -> Tensor:
     """(1/S) sum_s sigmoid(w_s . x) over weights (S, 2) at inputs (N, 2); the rows share the draws."""
-    return torch.cat([torch.sigmoid(rows @ draws.T).mean(1) for rows in torch.split(inputs, 256)])
+    together = max(1, _PRODUCTS // len(draws))
+    return torch.cat([torch.sigmoid(rows @ draws.T).mean(1) for rows in torch.split(inputs, together)])

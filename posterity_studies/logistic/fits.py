@@ -1,5 +1,7 @@
-"""The regression and its fits: the mode and Laplace, and the Gaussians that maximise the ELBO."""
+"""The regression and its fits: the mode, Gaussians by several methods, and Markov chains."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,14 +9,26 @@ from torch import Tensor, nn
 
 from posterity.curvature import Hessian
 from posterity.inference import Method, infer
+from posterity.kernels import UnitMass
 from posterity.likelihoods import Bernoulli, Categorical
-from posterity.methods import MAP, FullRank, Laplace, MeanField
+from posterity.methods import (
+    HMC,
+    MALA,
+    MAP,
+    NUTS,
+    ExpectationPropagation,
+    FullRank,
+    Langevin,
+    Laplace,
+    MeanField,
+    Metropolis,
+)
 from posterity.methods.parts.gradients import LocalReparameterisation
+from posterity.methods.parts.sampler import Sampler
 from posterity.model import Joint
-from posterity.optim import SGD
 from posterity.optim.optimizer import Adam
 from posterity.optim.schedules import Cosine
-from posterity.posteriors import Gaussian, Linearized, Point
+from posterity.posteriors import Gaussian, Linearized, Point, Samples
 from posterity.precisions import Dense
 from posterity.priors import Normal
 
@@ -44,6 +58,7 @@ class Regression:
     targets: Tensor
     mode: Point
     laplace: Linearized
+    evaluations: int  # of the gradient, to find the mode
 
     @property
     def covariance(self) -> Tensor:
@@ -66,28 +81,83 @@ def fit(inputs: Tensor, targets: Tensor, prior_scale: float, num_classes: int = 
     nn.init.zeros_(net.weight)
     likelihood = Bernoulli() if num_classes == 2 else Categorical()
     joint = Joint(net, likelihood, Normal(scale=prior_scale), num_data=len(targets))
-    rate = 2.0 / float(inputs.square().sum(1).mean().clamp_min(1.0))
-    method = MAP(steps=1000, batch_size=None, optimizer=SGD(step_size=rate, momentum=0.8))
-    mode, _ = infer(method, joint, (inputs, targets), progress=False)
+    mode, trace = infer(MAP(batch_size=None), joint, (inputs, targets), progress=False)
     laplace, _ = infer(Laplace(tuning=None, curvature=Hessian()), joint, (inputs, targets), start=mode, progress=False)
     assert isinstance(mode, Point)
     assert isinstance(laplace, Linearized)
-    return Regression(joint, inputs, targets, mode, laplace)
+    return Regression(joint, inputs, targets, mode, laplace, len(trace["loss"]))
 
 
-STEPS = 2000
-METHODS: dict[str, Method] = {
-    "Variational, factorised": MeanField(STEPS, None, Adam(0.02), Cosine(), LocalReparameterisation(draws=32)),
-    "Variational, full": FullRank(STEPS, None, 4, Adam(0.02), Cosine()),
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A posterior of the weights and its cost: gradients of the log density, and seconds.
+
+    `gradients` is None for a method that needs none. Metropolis needs values alone; these count. Of the
+    gradients `warmup` were spent before the first draw that is kept.
+    """
+
+    posterior: Linearized | Samples
+    gradients: int | None
+    seconds: float
+    warmup: int = 0
+
+
+STEPS, LAYER_DRAWS, WEIGHT_DRAWS = 2000, 32, 4
+GAUSSIANS: dict[str, tuple[Method, int | None]] = {  # with the gradients of one step
+    "Variational, factorised": (
+        MeanField(STEPS, None, Adam(0.02), Cosine(), LocalReparameterisation(LAYER_DRAWS)),
+        LAYER_DRAWS,
+    ),
+    "Variational, full": (FullRank(STEPS, None, WEIGHT_DRAWS, Adam(0.02), Cosine()), WEIGHT_DRAWS),
+    "Expectation propagation": (ExpectationPropagation(), None),
 }
 
 
-def variational(regression: Regression, seed: int) -> dict[str, Linearized]:
-    """The posteriors by name, from the mode on; their logits are Gaussian, so that predictions need no draws."""
+def laplace_fit(regression: Regression) -> Fit:
+    """The Laplace posterior, fitted anew from the first weights for its seconds; its Hessian is no gradient."""
+    began = time.perf_counter()
+    again = fit(regression.inputs, regression.targets, PRIOR_SCALE)
+    return Fit(again.laplace, again.evaluations, time.perf_counter() - began)
+
+
+def gaussian_fits(regression: Regression, seed: int) -> dict[str, Fit]:
+    """The other Gaussians by name, from the mode on; their logits are Gaussian, so that predictions need no draws."""
     results = {}
-    for name, method in METHODS.items():
+    for name, (method, gradients) in GAUSSIANS.items():
         rows = regression.inputs, regression.targets
-        q, _ = infer(method, regression.joint, rows, start=regression.mode, seed=seed, progress=False)
-        assert isinstance(q, Gaussian)
-        results[name] = Linearized(q.joint, q)
+        q, trace = infer(method, regression.joint, rows, start=regression.mode, seed=seed, progress=False)
+        posterior = Linearized(q.joint, q) if isinstance(q, Gaussian) else q
+        assert isinstance(posterior, Linearized)
+        results[name] = Fit(posterior, None if gradients is None else gradients * STEPS, trace.seconds)
+    return results
+
+
+SINGLE = 5  # transitions of one gradient for each trajectory of HMC, which has so many leapfrogs
+SETTLING = 50  # transitions of the warm-up beyond the number of trajectories
+SHORT_STEP, LANGEVIN_STEP = 0.6, 0.2
+SAMPLERS: dict[str, Callable[[int, int, int], Sampler]] = {  # by trajectories, warm-up and chains
+    "Metropolis, short steps": lambda draws, warmup, chains: Metropolis(
+        SINGLE * draws, warmup, chains, thin=1, step_size=SHORT_STEP, mass=UnitMass()
+    ),
+    "Metropolis": lambda draws, warmup, chains: Metropolis(SINGLE * draws, warmup, chains, thin=1),
+    "Langevin": lambda draws, warmup, chains: Langevin(SINGLE * draws, warmup, chains, 1, LANGEVIN_STEP),
+    "MALA": lambda draws, warmup, chains: MALA(SINGLE * draws, warmup, chains, thin=1),
+    "HMC": lambda draws, warmup, chains: HMC(draws, warmup, chains, steps=SINGLE),
+    "NUTS": NUTS,
+}
+
+
+def sampled(regression: Regression, chains: int, draws: int, seed: int) -> dict[str, Fit]:
+    """Every transition of every sampler by name; the warm-up tunes all but Langevin and short steps.
+
+    Each of the `chains` has `draws` trajectories, or `SINGLE` times as many transitions of one gradient.
+    """
+    results = {}
+    warmup = draws + SETTLING
+    for name, sampler in SAMPLERS.items():
+        rows = regression.inputs, regression.targets
+        q, trace = infer(sampler(draws, warmup, chains), regression.joint, rows, seed=seed, progress=False)
+        assert isinstance(q, Samples)
+        gradients = trace["leapfrogs"]  # (transitions, chains)
+        results[name] = Fit(q, int(gradients.sum()), trace.seconds, int(gradients[:warmup].sum()))
     return results
