@@ -12,7 +12,7 @@ from posterity.posteriors import Samples
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, RED, array, panels, plain, save
 from posterity_studies.logistic.comparison import Row
 from posterity_studies.logistic.exact import log_density
-from posterity_studies.logistic.fits import Fit
+from posterity_studies.logistic.fits import SINGLE, Fit
 from posterity_studies.logistic.langevin import StepSize
 from posterity_studies.logistic.study import Study
 
@@ -66,9 +66,9 @@ def draw_errors(study: Study, path: Path) -> None:
     rows = study.comparison[::-1]  # the first on top
     figure, axes = panels(1, 4, size=(3.0, 3.6), sharey=True)
     columns: tuple[tuple[str, list[float | None], list[float | None]], ...] = (
-        ("mean, in standard deviations", *_with_errors(rows, "mean")),
-        ("covariance, relative", *_with_errors(rows, "covariance")),
-        ("log evidence, nats", [_absolute(row.evidence_error) for row in rows], [None] * len(rows)),
+        ("error of the mean, in sd", *_with_errors(rows, "mean")),
+        ("error of the covariance", *_with_errors(rows, "covariance")),
+        ("error of log p(y), in nats", [_absolute(row.evidence_error) for row in rows], [None] * len(rows)),
         ("gradients", [row.gradients for row in rows], [None] * len(rows)),
     )
     for panel, (name, values, errors) in zip(axes, columns, strict=True):
@@ -78,9 +78,11 @@ def draw_errors(study: Study, path: Path) -> None:
             if error is not None:
                 panel.scatter(error, index, s=90, color=BLACK, marker="|", zorder=4)
         panel.set_xscale("log")
-        panel.set_title(name if name == "gradients" else f"error of the {name}", fontsize=11)
+        panel.set_title(name, fontsize=11)
         panel.grid(axis="both", color=GREY, alpha=0.25)
         plain(panel)
+    for panel in axes[:3]:
+        panel.set_xlim(1e-3, 1)
     axes[0].set_yticks(range(len(rows)), [row.method for row in rows], fontsize=10)
     axes[1].scatter([], [], s=90, color=BLACK, marker="|", label="standard error of the draws")
     handles, names = axes[1].get_legend_handles_labels()
@@ -120,9 +122,10 @@ def draw_paths(study: Study, path: Path) -> None:
         first, second = array(weights).T
         above.plot(first, second, color=colour, linewidth=0.8, alpha=0.75)
         above.scatter(first, second, s=11, color=colour, linewidth=0, zorder=3)
+        cost = f"of {SINGLE} gradients" if name == "HMC" else "of one value"
         above.set_title(
             f"{name}\nmean move {row.move:.2f} sd, accepted {row.acceptance:.0%}\n"
-            f"ESS {row.ess_per_transition:.2f} a transition",
+            f"ESS {row.ess_per_transition:.2f} a transition, {cost}",
             fontsize=11,
         )
         above.set(xlim=(-1.4, 5.4), ylim=(-1.8, 5.8), xlabel="$w_1$", aspect="equal")

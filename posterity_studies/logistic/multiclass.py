@@ -40,13 +40,13 @@ def multiclass(points: int, seed: int) -> MultiClass:
     probs = {
         "MAP": regression.mode.predict(inputs).probs,
         "Laplace, mean-field probit": laplace.predict(inputs, integrator=Probit()).probs,
-        "Laplace, Monte Carlo": _softmax_average(laplace.sample(DRAWS, Key(seed).fold("classes")), inputs),
+        "Laplace, Monte Carlo": softmax_average(laplace.sample(DRAWS, Key(seed).fold("classes")), inputs),
         "Laplace, exact integral": laplace.predict(inputs, integrator=ExactIntegral()).probs,
     }
     return MultiClass(regression, axis, probs)
 
 
-def _softmax_average(draws: Tensor, inputs: Tensor) -> Tensor:
+def softmax_average(draws: Tensor, inputs: Tensor) -> Tensor:
     """(1/S) sum_s softmax(W_s x) over weights (S, P) at inputs (N, D); the rows share the draws, so maps are smooth."""
     weights = draws.reshape(len(draws), -1, inputs.shape[1])  # (S, K, D)
     parts = [torch.einsum("nd,skd->nsk", rows, weights).softmax(-1).mean(1) for rows in torch.split(inputs, _ROWS)]
