@@ -344,8 +344,8 @@ def _show_comparison(out: Any, study: Study) -> None:
             "" if row.ess_per_1000_gradients is None else f"{row.ess_per_1000_gradients:.0f}",
         )
     out.print(rows)
-    remark(out, "Mean: in exact standard deviations. Cov.: covariance of whitened weights, minus I.")
-    remark(out, "Evidence: of the ELBO for variational Gaussians. ESS: for 1,000 gradients.")
+    remark(out, "Mean: in exact standard deviations. Cov.: of whitened weights, minus I.")
+    remark(out, "Evidence: the ELBO where variational. ESS: for 1,000 gradients. Time: of a CPU.")
     out.print()
     notes(out, (f"{'holds' if holds else 'FAILS'}: {claim}" for claim, holds in study.claims.items()))
     out.print()
