@@ -84,7 +84,8 @@ def draw_errors(study: Study, path: Path) -> None:
     for panel in axes[:3]:
         panel.set_xlim(1e-3, 1)
     axes[0].set_yticks(range(len(rows)), [row.method for row in rows], fontsize=10)
-    axes[1].scatter([], [], s=90, color=BLACK, marker="|", label="standard error of the draws")
+    label = "standard error of the draws;  no dot: the method has no such number"
+    axes[1].scatter([], [], s=90, color=BLACK, marker="|", label=label)
     handles, names = axes[1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", frameon=False, fontsize=10)
     save(figure, path)
