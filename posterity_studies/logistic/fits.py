@@ -102,14 +102,14 @@ class Fit:
     warmup: int = 0
 
 
-STEPS, LAYER_DRAWS, WEIGHT_DRAWS = 2000, 32, 4
-GAUSSIANS: dict[str, tuple[Method, int | None]] = {  # with the gradients of one step
+LAYER_DRAWS, WEIGHT_DRAWS = 32, 4
+GAUSSIANS: dict[str, tuple[Callable[[int], Method], int | None]] = {  # by steps, and the gradients of one step
     "Variational, factorised": (
-        MeanField(STEPS, None, Adam(0.02), Cosine(), LocalReparameterisation(LAYER_DRAWS)),
+        lambda steps: MeanField(steps, None, Adam(0.02), Cosine(), LocalReparameterisation(LAYER_DRAWS)),
         LAYER_DRAWS,
     ),
-    "Variational, full": (FullRank(STEPS, None, WEIGHT_DRAWS, Adam(0.02), Cosine()), WEIGHT_DRAWS),
-    "Expectation propagation": (ExpectationPropagation(), None),
+    "Variational, full": (lambda steps: FullRank(steps, None, WEIGHT_DRAWS, Adam(0.02), Cosine()), WEIGHT_DRAWS),
+    "Expectation propagation": (lambda steps: ExpectationPropagation(), None),
 }
 
 
@@ -120,16 +120,16 @@ def laplace_fit(regression: Regression) -> Fit:
     return Fit(again.laplace, again.evaluations, time.process_time() - began)
 
 
-def gaussian_fits(regression: Regression, seed: int) -> dict[str, Fit]:
+def gaussian_fits(regression: Regression, steps: int, seed: int) -> dict[str, Fit]:
     """The other Gaussians by name, from the mode on; their logits are Gaussian, so that predictions need no draws."""
     results = {}
-    for name, (method, gradients) in GAUSSIANS.items():
+    for name, (make, gradients) in GAUSSIANS.items():
         rows, began = (regression.inputs, regression.targets), time.process_time()
-        q, _ = infer(method, regression.joint, rows, start=regression.mode, seed=seed, progress=False)
+        q, _ = infer(make(steps), regression.joint, rows, start=regression.mode, seed=seed, progress=False)
         seconds = time.process_time() - began
         posterior = Linearized(q.joint, q) if isinstance(q, Gaussian) else q
         assert isinstance(posterior, Linearized)
-        results[name] = Fit(posterior, None if gradients is None else gradients * STEPS, seconds)
+        results[name] = Fit(posterior, None if gradients is None else gradients * steps, seconds)
     return results
 
 

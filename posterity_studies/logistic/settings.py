@@ -10,8 +10,9 @@ LEAST_DRAWS = 4
 
 @dataclass(frozen=True)
 class Settings:
-    """The number and length of chains, the resolution of the map of three classes, and the seed."""
+    """Steps of variational fits, number and length of chains, resolution of the map of three classes, and the seed."""
 
+    steps: int = o.count(2000, "Steps of each variational fit.", o.METHOD)
     chains: int = o.count(500, "Chains of each sampler.", o.METHOD)
     draws: int = o.count(100, "Trajectories of each chain after the warm-up.", o.METHOD)
     points: int = o.count(33, "Points on a side of the map of three classes.", o.METHOD)

@@ -212,7 +212,7 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
     report("computing: fits, exact posterior, rays, chains, three classes")
     chains, length, seed = settings.chains, settings.draws, settings.seed
     regression = binary()
-    fits = {"Laplace": laplace_fit(regression), **gaussian_fits(regression, seed)}
+    fits = {"Laplace": laplace_fit(regression), **gaussian_fits(regression, settings.steps, seed)}
     fitted = _gaussians(fits)
     fits |= sampled(regression, chains, length, seed)
     exact = exact_posterior(regression)

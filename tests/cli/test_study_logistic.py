@@ -1,19 +1,12 @@
 """`posterity study logistic`: the tables."""
 
-from dataclasses import replace
-
 import pytest
-
-from posterity_studies.logistic import fits
 
 pytestmark = pytest.mark.cpu
 
 
-def test_the_tables_and_the_folder(study, monkeypatch):
-    for name in ("Variational, factorised", "Variational, full"):
-        method, gradients = fits.GAUSSIANS[name]
-        monkeypatch.setitem(fits.GAUSSIANS, name, (replace(method, steps=20), gradients))
-    small = "--chains 20 --draws 5 --points 3"
+def test_the_tables_and_the_folder(study):
+    small = "--steps 20 --chains 20 --draws 5 --points 3"
     result = study("logistic", *small.split(), told=small, seed=2, once=True)
     assert "Laplace, exact integral 0.969762 0.969762" in result.shown
     assert "Laplace, probit κ 0.952382 0.952382" in result.shown
