@@ -34,7 +34,7 @@ class Probit(Likelihood):
 
     >>> likelihood = Probit()
     >>> likelihood.log_prob(torch.tensor([[0.0], [-40.0]]), torch.tensor([[1.0], [1.0]]))
-    tensor([  -0.6931, -804.6085])
+    tensor([-6.9315e-01, -8.0461e+02])
     """
 
     link = "probit"
@@ -99,7 +99,8 @@ def _log_phi(z: Tensor) -> Tensor:
 
 def _slope(z: Tensor) -> Tensor:
     """Return rho(z) = N(z) / Phi(z), the derivative of log Phi."""
-    return math.sqrt(2.0 / math.pi) / torch.special.erfcx(-z / math.sqrt(2.0))
+    mills: Tensor = torch.special.erfcx(-z / math.sqrt(2.0))
+    return math.sqrt(2.0 / math.pi) / mills
 
 
 def _curvature(z: Tensor) -> Tensor:

@@ -56,7 +56,8 @@ def _of_quantiles(mean: Tensor, variance: Tensor) -> Tensor:
 
     def entropy(quantile: Tensor) -> Tensor:
         signs = torch.stack([quantile, -quantile])
-        return -(torch.special.ndtr(signs) * torch.special.log_ndtr(signs)).sum(0)
+        terms: Tensor = torch.special.ndtr(signs) * torch.special.log_ndtr(signs)
+        return -terms.sum(0)
 
     expected = normal_expectation(entropy, mean, variance.sqrt(), _NODES, width=1.0)
     probs = torch.stack([probit_gaussian(sign * mean, variance) for sign in (-1.0, 1.0)])

@@ -22,6 +22,7 @@ _PANELS = 5  # on either side of a peak, at first
 _NODES = 16  # of the Gauss-Legendre rule of each panel, exact for polynomials of twice the degree
 _TAIL = 1e-8  # of an integral, up to which the last two Legendre coefficients of a panel count as zero
 _DEPTH = 60  # halvings
+_MOST = 500  # panels a row at once: more are needed only where rounding makes the factor rough
 
 
 def tilted_moments(
@@ -52,13 +53,13 @@ def _moments(log_factor: LogFactor, mean: Tensor, variance: Tensor, peaks: Tenso
     """Return log Z, mean and variance of these rows, (3, n)."""
     own_mean, own_variance = mean[rows], variance[rows]
 
-    def log_product(points: Tensor, place: Tensor) -> Tensor:
-        """Return log(g N) without the constant of N, at points (K, m) of the rows at these places (m,)."""
-        away = (points - own_mean[place]).square() / own_variance[place]
-        return (log_factor(points, rows[place]) - 0.5 * away).nan_to_num(nan=-math.inf)
+    def log_product(away: Tensor, place: Tensor) -> Tensor:
+        """Return log(g N) without the constant of N, at distances (K, m) from the means of the rows at these places."""
+        log = log_factor(own_mean[place] + away, rows[place]) - 0.5 * away.square() / own_variance[place]
+        return log.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf)
 
     scale = own_variance.sqrt()
-    starts = [own_mean + _OFF_CENTRE * scale, *([] if peaks is None else [peaks[rows]])]
+    starts = [_OFF_CENTRE * scale, *([] if peaks is None else [peaks[rows] - own_mean])]
     found = [_peak(log_product, start, _WIDE * scale) for start in starts]
     best = torch.stack([top for _, _, top in found]).argmax(0)
     centre, width, top = (torch.stack(values).gather(0, best[None])[0] for values in zip(*found, strict=True))
@@ -66,7 +67,8 @@ def _moments(log_factor: LogFactor, mean: Tensor, variance: Tensor, peaks: Tenso
     sums = _integrals(log_product, edges, centre, width, top)  # (3, n)
     first = sums[1] / sums[0]
     log_normaliser = top + (sums[0] * width).log() - 0.5 * (2.0 * math.pi * own_variance).log()
-    return torch.stack([log_normaliser, centre + width * first, width.square() * (sums[2] / sums[0] - first.square())])
+    spread = width.square() * (sums[2] / sums[0] - first.square())
+    return torch.stack([log_normaliser, own_mean + centre + width * first, spread])
 
 
 def _peak(log_product: LogFactor, start: Tensor, reach: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +106,7 @@ def _integrals(log_product: LogFactor, edges: Tensor, centre: Tensor, width: Ten
     nodes, weights, last = (values.to(centre.device) for values in _rule())
     place = torch.arange(edges.shape[1], device=centre.device).repeat(len(edges) - 1)
     low, high = edges[:-1].reshape(-1), edges[1:].reshape(-1)
-    total, size = centre.new_zeros(3, edges.shape[1]), None
+    total, size = torch.zeros(3, edges.shape[1], dtype=centre.dtype), None  # on the CPU, which adds in a fixed order
     for depth in range(_DEPTH):
         points = low + (high - low) * nodes[:, None]  # (K, m)
         away, length = (points - centre[place]) / width[place], (high - low) / width[place]
@@ -112,16 +114,18 @@ def _integrals(log_product: LogFactor, edges: Tensor, centre: Tensor, width: Ten
         squares = away.square() * mass
         sums = torch.stack([weights @ mass, weights @ (away * mass), weights @ squares])  # (3, m)
         if size is None:
-            size = torch.zeros_like(total).index_add_(1, place, sums)[::2]  # of mass and squares
+            size = sums[::2].reshape(2, len(edges) - 1, -1).sum(1)  # of mass and squares
         rough = torch.stack([(last @ mass).abs().amax(0), (last @ squares).abs().amax(0)])
-        settled = (rough <= _TAIL * size[:, place]).all(0) | (depth == _DEPTH - 1)
-        total.index_add_(1, place[settled], sums[:, settled])
+        settled = ~(rough > _TAIL * size[:, place]).any(0)  # NaN is, too
+        if depth == _DEPTH - 1 or len(place) > _MOST * edges.shape[1]:
+            settled = torch.ones_like(settled)
+        total.index_add_(1, place[settled].cpu(), sums[:, settled].cpu())
         if bool(settled.all()):
             break
         low, high, place = low[~settled], high[~settled], place[~settled]
         middle = 0.5 * (low + high)
         low, high, place = torch.cat([low, middle]), torch.cat([middle, high]), torch.cat([place, place])
-    return total
+    return total.to(centre.device)
 
 
 @cache

@@ -116,6 +116,18 @@ def test_regression_has_its_own_columns(run):
     assert nll["MAP"] > nll["Conjugate"]
 
 
+def test_expectation_propagation_is_exact_on_a_line_and_takes_two_classes(run):
+    words = ("--noise", "0.5", "--prior-scale", "1", "--json")
+    exact, propagated = json.loads(run("compare", "line", "--methods", "conjugate,ep", *words).out)["methods"][-2:]
+    for name in ("test_nll", "rmse"):
+        assert propagated[name] == pytest.approx(exact[name], rel=1e-5)
+    (labels,) = json.loads(run("compare", "two-moons", "--methods", "ep", "--hidden", "none", "--json").out)["methods"][
+        -1:
+    ]
+    assert labels["accuracy"] > 0.8
+    assert labels["evidence"]["log_evidence"] < 0.0
+
+
 def test_the_same_seed_gives_the_same_numbers_and_another_one_does_not(run):
     def values(seed):
         document = json.loads(run("compare", "blobs", *TINY, "--json", "--seed", seed).out)

@@ -100,6 +100,8 @@ def test_an_unknown_name_is_met_with_the_nearest(run, words, nearest):
         (("--methods", " , "), "method"),
         (("--methods", "conjugate", "--noise", "learn"), "conjugate"),
         (("--methods", "conjugate", "--hidden", "5"), "conjugate"),
+        (("--methods", "ep", "--hidden", "5"), "ep needs a linear model"),
+        (("--methods", "ep", "--noise", "inputs"), "ep needs a linear model"),
         (("--figure", "figure"), "figure"),
     ],
 )

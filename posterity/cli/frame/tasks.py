@@ -187,6 +187,12 @@ def _check_methods(names: tuple[str, ...], task: Task) -> None:
             "conjugate needs regression with a linear model and known noise: the exact posterior is not known else.",
             "try the data set line, or --hidden none --noise 0.5.",
         )
+    outputs = task.data.train.targets.shape[1] if task.data.classes is None else len(task.data.classes) - 1
+    if "ep" in names and (settings.hidden or settings.noise == "inputs" or outputs > 1):
+        raise UsageError(
+            "ep needs a linear model of one target or two classes: each row then depends on one number.",
+            "try --hidden none.",
+        )
     if "dropout" in names and not settings.hidden:
         raise UsageError("dropout needs hidden units to drop, and the model is linear.", "try --hidden 50.")
     stages(names, task)

@@ -20,10 +20,11 @@ from posterity.priors import Normal
 
 logger = logging.getLogger("posterity")
 
-_SWEEPS = 200  # for each evidence
+_SWEEPS, _TOLERANCE = 200, 1e-8  # for each evidence
+_LIMIT = 1e6  # of a precision, over its start: separable labels have the more evidence, the wider the prior
 
 
-def by_site_evidence(method: str, joint: Joint, batch: Batch, tolerance: float) -> Joint:
+def by_site_evidence(method: str, joint: Joint, batch: Batch) -> Joint:
     """Return the problem with the scales that were left out, at the largest log evidence; untempered.
 
     One prior scale for each layer, and the noise of a Gaussian. Where there is no largest one all stay at their start,
@@ -32,10 +33,10 @@ def by_site_evidence(method: str, joint: Joint, batch: Batch, tolerance: float) 
     if not leaves_out(joint):
         return joint
     groups, noise = LeftOut.of(joint, PerLayer()), left_out(joint)[1]
-    search = SiteSearch(method, replace(joint, tempering=Tempering.bayes()), batch, groups, noise, tolerance)
+    search = SiteSearch(method, replace(joint, tempering=Tempering.bayes()), batch, groups, noise)
     start, reason = search.at(search.start), "the log evidence has no finite value there."
     if start is not None:
-        best, reason = Evidence(groups, noise).climb(search, start)
+        best, reason = Evidence(groups, noise, limit=_LIMIT).climb(search, start)
         if not reason:
             return tuned_joint(joint, search.tuned(groups, start, best))
     logger.warning("The scales that were left out stay at their start: %s Give them, as in Normal(scale=0.5).", reason)
@@ -49,13 +50,14 @@ class SiteSearch:
     less alpha E (w - m)^2, and 2 d log Z / d log(1 / noise^2) the number of rows less E (y - f)^2 / noise^2.
     """
 
-    def __init__(self, method: str, joint: Joint, batch: Batch, groups: Groups, noise: bool, tolerance: float) -> None:
+    def __init__(self, method: str, joint: Joint, batch: Batch, groups: Groups, noise: bool) -> None:
         origin = at_zero(joint, joint.initial())
         self.rows = LinearRows.of(method, joint, origin, batch, checked=False)
         self.prior = GaussianPrior.of(joint, origin.double())
         self.rows.refuse_bent(method, self.prior)
-        self.tolerance, self.noise, self.evaluations = tolerance, noise, 0
-        precision, self.groups = self.prior.precision.diagonal(), ()
+        self.noise, self.evaluations = noise, 0
+        precision = self.prior.precision.diagonal()
+        self.groups: tuple[str, ...] = ()
         self.group = torch.zeros(len(precision), dtype=torch.long, device=precision.device)
         alpha, self.pattern = precision.new_zeros(0), precision
         if isinstance(joint.bound_prior, Normal):
@@ -63,8 +65,11 @@ class SiteSearch:
             alpha, self.pattern = parted(precision, self.group, len(self.groups))
         self.given = torch.tensor([name == GIVEN for name in self.groups], dtype=torch.bool, device=precision.device)
         self.names = (*(f"the prior precision of {name}" for name in self.groups), *["the noise"] * noise)
-        scale = [-2.0 * math.log(float(torch.as_tensor(joint.likelihood.scale)))] if noise else []
-        self.start = torch.cat([alpha.log(), alpha.new_tensor(scale)])
+        self.start = alpha.log()
+        if noise:
+            assert isinstance(joint.likelihood, GaussianNoise)
+            scale = torch.as_tensor(joint.likelihood.scale, dtype=alpha.dtype, device=alpha.device)
+            self.start = torch.cat([self.start, -2.0 * scale.log().reshape(1)])
         self.sites = Sites(torch.zeros_like(self.rows.offset), torch.zeros_like(self.rows.offset))
 
     @property
@@ -88,7 +93,7 @@ class SiteSearch:
             prior = GaussianPrior(torch.diag(precision), prior.centre, height)
         if scale is not None:
             rows = replace(rows, likelihood=GaussianNoise(scale))
-        fixed = settled(rows, prior, self.sites, self.tolerance, _SWEEPS)
+        fixed = settled(rows, prior, self.sites, _TOLERANCE, _SWEEPS)
         if fixed is None:
             return None
         self.sites, fit = fixed

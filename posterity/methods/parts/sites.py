@@ -19,11 +19,12 @@ _BENT = 1e-9  # relative curvature upwards that rounding may leave
 _EXACT_EVERY = 100  # rows between exact recomputations of the covariance in a sweep row by row
 _HALVINGS = 30  # of a step that leaves no Gaussian
 _LEAST_SHARE = 0.02  # of the way that sites go
+MOST_UNSURE = 0.5  # the same, at most, where log-likelihoods are not concave
 _ASTRAY = 3.0  # growth of the distance after which a sweep is taken back, where log-likelihoods are not concave
 
 
 class Sites(NamedTuple):
-    """exp(shift a - precision a^2 / 2) of a = x_i . w for each row, in natural parameters (N,); no row has any yet."""
+    """exp(shift a - precision a^2 / 2) of a = x_i . w for each row, in natural parameters (N,)."""
 
     precision: Tensor
     shift: Tensor
@@ -289,7 +290,7 @@ class Sweep(NamedTuple):
         wanted = torch.where(shrunk > 0, self.share / shrunk, math.inf)
         grown = float(fit.distance / self.fit.distance.clamp_min(1e-300))
         if not rows.concave:
-            most, wanted = min(0.5, most), wanted if grown <= 1.0 else torch.zeros_like(wanted)
+            most, wanted = min(MOST_UNSURE, most), wanted if grown <= 1.0 else torch.zeros_like(wanted)
         share = wanted.clamp(0.5 * self.share, 1.5 * self.share).clamp(min(_LEAST_SHARE, most), most)
         return self._replace(share=share) if not rows.concave and not grown <= _ASTRAY else Sweep(sites, fit, share)
 
