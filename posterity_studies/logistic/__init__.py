@@ -1,4 +1,4 @@
-"""Logistic regression by MAP, Laplace, variational and exact inference: figures and numbers in a folder.
+"""Logistic regression by MAP, Gaussians, Markov chains and exact inference: figures and numbers in a folder.
 
 Example: posterity study logistic --out results/logistic
 """

@@ -1,115 +1,33 @@
-"""The regression and its fits, the exact posterior by quadrature, its ELBOs, and predictions along rays."""
+"""The exact posterior by quadrature, its ELBOs, and predictions along rays."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from posterity.curvature import Hessian
-from posterity.inference import Method, infer
-from posterity.likelihoods import Bernoulli, Categorical
-from posterity.methods import MAP, FullRank, Laplace, MeanField
-from posterity.methods.parts.gradients import LocalReparameterisation
-from posterity.model import Batch, Joint
+from posterity.model import Batch
 from posterity.numerics import Key
-from posterity.optim import SGD
-from posterity.optim.optimizer import Adam
-from posterity.optim.schedules import Cosine
-from posterity.posteriors import Gaussian, Linearized, Point
-from posterity.precisions import Dense
+from posterity.posteriors import Linearized
 from posterity.predictive import Exact as ExactIntegral
 from posterity.predictive import Integrator, Probit, ProbitPhi
-from posterity.priors import Normal
-
-# Ten rows that no line through the origin separates, so that the mode is finite without a prior, too.
-INPUTS = (
-    (1.2, 0.4),
-    (0.6, 1.5),
-    (-0.3, 0.9),
-    (1.8, -0.7),
-    (-1.1, -0.4),
-    (-0.5, -1.6),
-    (0.4, -0.8),
-    (-1.9, 0.3),
-    (0.2, 0.3),
-    (-0.4, -0.2),
-)
-LABELS = (1, 1, 1, 1, 0, 0, 0, 0, 0, 1)
-PRIOR_SCALE = 2.0
-
-
-@dataclass(frozen=True, eq=False)
-class Regression:
-    """A fitted logistic regression: its problem and rows, the mode, and the Laplace posterior there."""
-
-    joint: Joint
-    inputs: Tensor
-    targets: Tensor
-    mode: Point
-    laplace: Linearized
-
-    @property
-    def covariance(self) -> Tensor:
-        """Covariance (P, P) of the Laplace posterior."""
-        precision = self.laplace.gaussian.precision
-        assert isinstance(precision, Dense)
-        return precision.covariance()
-
-
-def binary() -> Regression:
-    """The regression of the ten embedded rows on their two labels: p(y = 1 | x) = sigmoid(w . x), w ~ N(0, 4 I)."""
-    inputs = torch.tensor(INPUTS, dtype=torch.float64)
-    return fit(inputs, torch.tensor(LABELS, dtype=torch.float64), PRIOR_SCALE)
-
-
-def fit(inputs: Tensor, targets: Tensor, prior_scale: float, num_classes: int = 2) -> Regression:
-    """Fit p(y | x) = sigmoid(w . x), or softmax(W x) for more than two classes, to rows (N, D) and labels (N,)."""
-    outputs = 1 if num_classes == 2 else num_classes
-    net = nn.Linear(inputs.shape[1], outputs, bias=False, dtype=torch.float64)
-    nn.init.zeros_(net.weight)
-    likelihood = Bernoulli() if num_classes == 2 else Categorical()
-    joint = Joint(net, likelihood, Normal(scale=prior_scale), num_data=len(targets))
-    rate = 2.0 / float(inputs.square().sum(1).mean().clamp_min(1.0))
-    method = MAP(steps=1000, batch_size=None, optimizer=SGD(step_size=rate, momentum=0.8))
-    mode, _ = infer(method, joint, (inputs, targets), progress=False)
-    laplace, _ = infer(Laplace(tuning=None, curvature=Hessian()), joint, (inputs, targets), start=mode, progress=False)
-    assert isinstance(mode, Point)
-    assert isinstance(laplace, Linearized)
-    return Regression(joint, inputs, targets, mode, laplace)
-
-
-STEPS = 2000
-METHODS: dict[str, Method] = {
-    "Variational, factorised": MeanField(STEPS, None, Adam(0.02), Cosine(), LocalReparameterisation(draws=32)),
-    "Variational, full": FullRank(STEPS, None, 4, Adam(0.02), Cosine()),
-}
-
-
-def variational(regression: Regression, seed: int) -> dict[str, Linearized]:
-    """The posteriors by name, from the mode on; their logits are Gaussian, so that predictions need no draws."""
-    results = {}
-    for name, method in METHODS.items():
-        rows = regression.inputs, regression.targets
-        q, _ = infer(method, regression.joint, rows, start=regression.mode, seed=seed, progress=False)
-        assert isinstance(q, Gaussian)
-        results[name] = Linearized(q.joint, q)
-    return results
-
+from posterity_studies.logistic.fits import Regression
 
 LOW, HIGH, POINTS = -9.0, 15.0, 361  # of each weight: the posterior leans to the right
 NEGLIGIBLE = 1e-12  # of the largest mass; dropping such points moves no probability by 1e-8
 NODES = 240  # on each side of a ray
 _ROWS = 100_000  # weights at a time
+_PRODUCTS = 2_000_000  # of inputs and weights at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """The posterior as masses `mass` (G,) at weights `points` (G, 2), and the log evidence of the model."""
+    """The posterior as masses `mass` (G,) at weights `points` (G, 2) of area `cell`, and the model's log evidence."""
 
     points: Tensor
     mass: Tensor
+    cell: float
     log_evidence: float
 
     @property
@@ -122,6 +40,12 @@ class Exact:
         """Posterior covariance (2, 2)."""
         centred = self.points - self.mean
         return centred.T @ (self.mass[:, None] * centred)
+
+    def levels(self, shares: Sequence[float]) -> list[float]:
+        """Densities at the borders of the smallest regions that hold these shares of the mass."""
+        mass = self.mass.sort(descending=True).values
+        indices = torch.searchsorted(mass.cumsum(0), mass.new_tensor(shares))
+        return (mass[indices] / self.cell).tolist()
 
     def probability(self, inputs: Tensor) -> Tensor:
         """p(y = 1 | x) at inputs (N, 2): the sigmoid averaged over the masses."""
@@ -137,8 +61,8 @@ def exact_posterior(regression: Regression) -> Exact:
     total = torch.logsumexp(log_joint, 0)
     mass = (log_joint - total).exp()
     kept = mass > NEGLIGIBLE * mass.max()
-    log_evidence = float(total + 2 * (axis[1] - axis[0]).log())
-    return Exact(grid[kept], mass[kept] / mass[kept].sum(), log_evidence)
+    cell = float(axis[1] - axis[0]) ** 2
+    return Exact(grid[kept], mass[kept] / mass[kept].sum(), cell, float(total) + math.log(cell))
 
 
 def log_density(regression: Regression, weights: Tensor) -> Tensor:
@@ -214,16 +138,16 @@ class Decomposition:
         return self.expected_log_joint + self.entropy
 
 
-def decompositions(regression: Regression, exact: Exact, variational: Mapping[str, Linearized]) -> list[Decomposition]:
-    """For the Laplace Gaussian, narrower and wider ones, those that maximise the ELBO, and the exact moments."""
+def decompositions(regression: Regression, exact: Exact, fitted: Mapping[str, Linearized]) -> list[Decomposition]:
+    """For the Laplace Gaussian, narrower and wider ones, the fitted ones, and the one with the exact moments."""
     mode, covariance = regression.mode.theta, regression.covariance
     return [
         _decomposition("Laplace,\ncovariance / 4", regression, exact, mode, covariance / 4),
         _decomposition("Laplace,\ncovariance \N{MULTIPLICATION SIGN} 4", regression, exact, mode, covariance * 4),
         _decomposition("Laplace", regression, exact, mode, covariance),
         *(
-            _decomposition(name.replace(", ", ",\n"), regression, exact, q.point(), q.gaussian.precision.covariance())
-            for name, q in variational.items()
+            _decomposition(name.replace(" ", "\n"), regression, exact, q.point(), q.gaussian.precision.covariance())
+            for name, q in fitted.items()
         ),
         _decomposition("Exact\nmoments", regression, exact, exact.mean, exact.covariance),
     ]
@@ -279,23 +203,23 @@ class Ray:
     monte_carlo_error: float
 
 
-def rays(regression: Regression, variational: Mapping[str, Linearized], draws: Tensor, far_draws: Tensor) -> list[Ray]:
+def rays(regression: Regression, fitted: Mapping[str, Linearized], draws: Tensor, far_draws: Tensor) -> list[Ray]:
     """Every direction of the study, with Monte Carlo averages over weight `draws` (S, 2), far away `far_draws`.
 
     Those far away are more, so that the average tells the limits apart.
     """
-    return [_ray(regression, variational, direction, draws, far_draws) for direction in DIRECTIONS]
+    return [_ray(regression, fitted, direction, draws, far_draws) for direction in DIRECTIONS]
 
 
 def _ray(
     regression: Regression,
-    variational: Mapping[str, Linearized],
+    fitted: Mapping[str, Linearized],
     direction: tuple[float, float],
     draws: Tensor,
     far_draws: Tensor,
 ) -> Ray:
     x = torch.tensor(direction, dtype=torch.float64)
-    distance = torch.logspace(-1, 3, 161, dtype=torch.float64)
+    distance = torch.logspace(-1, 3, 81, dtype=torch.float64)
     indices = torch.cat([distance, torch.tensor([FAR], dtype=torch.float64)])
     inputs = indices[:, None] * x  # (C + 1, 2)
     normal, kappa = ray_limits(regression, x)
@@ -304,7 +228,7 @@ def _ray(
     results["Laplace, Monte Carlo"] = weight_average(draws, inputs)
     for name, integrator in INTEGRATORS.items():
         results[name] = regression.laplace.predict(inputs, integrator=integrator).probs[:, 1]
-    for name, q in variational.items():
+    for name, q in fitted.items():
         results[name] = q.predict(inputs, integrator=ExactIntegral()).probs[:, 1]
     results["Exact posterior"] = marginal.probability(indices)
     limit = {
@@ -313,7 +237,7 @@ def _ray(
         "Laplace, exact integral": normal,
         "Laplace, probit Φ": normal,
         "Laplace, probit κ": kappa,
-        **{name: float(torch.special.ndtr(_ratio(q, x))) for name, q in variational.items()},
+        **{name: float(torch.special.ndtr(_ratio(q, x))) for name, q in fitted.items()},
         "Exact posterior": marginal.limit,
     }
     far = {name: float(values[-1]) for name, values in results.items()}
@@ -344,4 +268,5 @@ def weight_draws(regression: Regression, draws: int, seed: int) -> Tensor:
 
 def weight_average(draws: Tensor, inputs: Tensor) -> Tensor:
     """(1/S) sum_s sigmoid(w_s . x) over weights (S, 2) at inputs (N, 2); the rows share the draws."""
-    return torch.cat([torch.sigmoid(rows @ draws.T).mean(1) for rows in torch.split(inputs, 256)])
+    together = max(1, _PRODUCTS // len(draws))
+    return torch.cat([torch.sigmoid(rows @ draws.T).mean(1) for rows in torch.split(inputs, together)])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from posterity.report.canvas import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, array, gentle, panels, plain, save
+from posterity_studies.logistic.chain_figures import draw_bias, draw_errors, draw_paths, draw_samples
 from posterity_studies.logistic.exact import log_density
 from posterity_studies.logistic.study import Study, probit_difference
 
@@ -22,6 +23,7 @@ LINES = {
     "Laplace, probit κ": (ORANGE, "solid", 1.6),
     "Variational, factorised": (RED, "dashed", 1.6),
     "Variational, full": (GREY, "dashdot", 1.6),
+    "Expectation propagation": (BLACK, "dotted", 1.8),
     "Exact posterior": (GREEN, "solid", 2.0),
 }
 TWO = (("label 0", "#053061", "o"), ("label 1", "#67001f", "^"))  # the dark ends of the map's own colours
@@ -39,6 +41,10 @@ def draw(study: Study, folder: Path) -> list[str]:
         "probit.png": _probit,
         "evidence.png": _evidence,
         "multiclass.png": _multiclass,
+        "samples.png": draw_samples,
+        "errors.png": draw_errors,
+        "paths.png": draw_paths,
+        "langevin.png": draw_bias,
     }
     for name, figure in figures.items():
         figure(study, folder / name)
@@ -46,7 +52,7 @@ def draw(study: Study, folder: Path) -> list[str]:
 
 
 def _maps(study: Study, path: Path) -> None:
-    figure, axes = panels(2, 4, size=(3.3, 3.25), sharex=True, sharey=True)
+    figure, axes = panels(3, 3, size=(3.3, 3.25), sharex=True, sharey=True)
     side, reach = len(study.axis), float(study.axis[-1])
     extent = (-reach, reach, -reach, reach)
     colours = gentle("RdBu_r", 0.15, 0.85)
@@ -61,9 +67,9 @@ def _maps(study: Study, path: Path) -> None:
             _points(panel, rows, colour, marker, label)
         panel.set_title(name, fontsize=11)
         panel.set_aspect("equal")
-    for panel in axes[4:]:
+    for panel in axes[6:]:
         panel.set_xlabel("$x_1$")
-    for panel in axes[::4]:
+    for panel in axes[::3]:
         panel.set_ylabel("$x_2$")
     bar = figure.colorbar(axes[0].images[0], ax=axes, shrink=0.75, pad=0.02)
     bar.set_label("p(y = 1 | x);  lines at 0.1, 0.5, 0.9", fontsize=10)
@@ -174,25 +180,30 @@ def _probit(study: Study, path: Path) -> None:
 
 
 def _evidence(study: Study, path: Path) -> None:
-    """-ELBO(q) = -log p(y) + KL(q || posterior), as bars from zero."""
-    figure, (panel,) = panels(1, 1, size=(9.6, 4.2))
-    result, evidence = study.decompositions, study.exact.log_evidence
-    minus = "\N{MINUS SIGN}"
-    for index, parts in enumerate(result):
-        names = (f"{minus}log p(y) = {-evidence:.4f}", "KL(q ‖ posterior)") if index == 0 else (None, None)
-        panel.bar(index, -evidence, 0.6, color=SKY, label=names[0])
-        panel.bar(
-            index, parts.divergence, 0.6, -evidence, color=ORANGE, hatch="///", edgecolor="white", linewidth=0,
-            label=names[1],
-        )  # fmt: skip
-        text = f"ELBO {parts.elbo:.3f}\nKL {parts.divergence:.3f}".replace("-", minus)
-        panel.text(index, 0.15, text, ha="center", va="bottom", fontsize=9, color=BLACK)
-    panel.axhline(-evidence, color=BLACK, linestyle="dashed", linewidth=1.3)
-    panel.set_xticks(range(len(result)), [member.name for member in result], fontsize=10)
-    highest = max(-member.elbo for member in result)
-    panel.set(ylim=(0.0, 1.25 * highest), ylabel=f"{minus}ELBO(q), nats")
-    panel.set_title(f"{minus}ELBO(q) = {minus}log p(y) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
-    panel.legend(frameon=False, fontsize=10, loc="upper center", ncols=2)
+    """KL as bars that hang from the log evidence, where it is 0, down to the ELBO."""
+    figure, (panel,) = panels(1, 1, size=(10.4, 4.2))
+    evidence = study.exact.log_evidence
+    for index, parts in enumerate(study.decompositions):
+        label = index == 0  # one entry in the legend
+        name = "KL(q ‖ posterior)" if label else None
+        panel.bar(index, -parts.divergence, 0.6, evidence, color=ORANGE, label=name)
+        panel.plot(
+            [index - 0.36, index + 0.36],
+            2 * [parts.elbo],
+            color=BLUE,
+            linewidth=2.2,
+            label="ELBO(q)" if label else None,
+        )
+        text = f"ELBO {parts.elbo:.3f}\nKL {parts.divergence:.3f}".replace("-", "\N{MINUS SIGN}")
+        panel.text(index, parts.elbo - 0.06, text, ha="center", va="top", fontsize=9, color=BLACK)
+    panel.axhline(
+        evidence, color=BLACK, linestyle="dashed", linewidth=1.3, label=f"log p(y) = \N{MINUS SIGN}{-evidence:.4f}"
+    )
+    panel.set_xticks(range(len(study.decompositions)), [parts.name for parts in study.decompositions], fontsize=10)
+    lowest = min(parts.elbo for parts in study.decompositions)
+    panel.set(ylim=(lowest - 0.5, evidence + 0.3), ylabel="nats")
+    panel.set_title("log p(y) = ELBO(q) + KL(q ‖ posterior) for Gaussians q", fontsize=11)
+    panel.legend(frameon=False, fontsize=10, loc="lower right")
     plain(panel)
     save(figure, path)
 

@@ -18,24 +18,33 @@ from posterity.optim import SGD
 from posterity.posteriors import Gaussian, Linearized
 from posterity.predictive import Exact as ExactIntegral
 from posterity_studies.frame import notes, remark, title
+from posterity_studies.logistic.comparison import Row, claims, compare
 from posterity_studies.logistic.exact import (
     FAR,
     INTEGRATORS,
-    PRIOR_SCALE,
     Decomposition,
     Exact,
     Ray,
-    Regression,
-    binary,
     decompositions,
     exact_posterior,
     rays,
-    variational,
     weight_average,
     weight_draws,
 )
+from posterity_studies.logistic.fits import (
+    GAUSSIANS,
+    PRIOR_SCALE,
+    Fit,
+    Regression,
+    binary,
+    gaussian_fits,
+    laplace_fit,
+    sampled,
+)
+from posterity_studies.logistic.langevin import Bias, langevin_bias
 from posterity_studies.logistic.multiclass import MultiClass, multiclass
-from posterity_studies.options import Report, Settings, silent
+from posterity_studies.logistic.settings import Settings
+from posterity_studies.options import Report, silent
 
 SHAPE, RATE = 7.0, 2.0  # of the Gamma variable whose logarithm is u
 
@@ -97,7 +106,8 @@ def probit_error() -> ProbitError:
 
 REACH, SIDE = 6.0, 51  # of the map
 RING = 30.0  # radius at which the entropy far from the data is taken
-DRAWS = 10_000
+DRAWS = 10_000  # at every point of a map
+RAY_DRAWS = 1_000_000  # at every point of a ray
 FAR_DRAWS = 4_000_000  # at one point of each ray: a standard error below 3e-4
 
 
@@ -105,25 +115,32 @@ FAR_DRAWS = 4_000_000  # at one point of each ray: a standard error below 3e-4
 class Study:
     """All that the study found: the fits, the maps p(y = 1 | x) by method over `axis` x `axis`, and the rest."""
 
-    seed: int
+    settings: Settings
     regression: Regression
-    variational: dict[str, Linearized]
+    fits: dict[str, Fit]
     exact: Exact
     axis: Tensor
     maps: dict[str, Tensor]  # (SIDE * SIDE,), second input fastest
     entropy: dict[str, dict[str, float]]
     rays: list[Ray]
     decompositions: list[Decomposition]
+    comparison: list[Row]
+    bias: Bias
     curve: Curve
     probit: ProbitError
     multiclass: MultiClass
+
+    @property
+    def claims(self) -> dict[str, bool]:
+        """What the study shows of the methods, and whether it does."""
+        return {**claims(self.comparison), **self.bias.claims()}
 
     def document(self) -> dict[str, Any]:
         """Every number of the study, ready for JSON."""
         exact_map = self.maps["Exact posterior"]
         laplace = self.regression.laplace
         return {
-            "seed": self.seed,
+            **asdict(self.settings),
             "data": {
                 "inputs": self.regression.inputs.tolist(),
                 "labels": [int(label) for label in self.regression.targets],
@@ -135,9 +152,9 @@ class Study:
                 "covariance": self.regression.covariance.tolist(),
                 "log_evidence": None if laplace.log_evidence is None else float(laplace.log_evidence),
             },
-            "variational": [
+            "gaussians": [
                 {"method": name, "mean": q.point().tolist(), "covariance": q.gaussian.precision.covariance().tolist()}
-                for name, q in self.variational.items()
+                for name, q in _gaussians(self.fits).items()
             ],
             "exact": {
                 "mean": self.exact.mean.tolist(),
@@ -153,7 +170,7 @@ class Study:
                 }
                 for name, values in self.maps.items()
             ],
-            "monte_carlo_draws": {"maps": DRAWS, "far_along_rays": FAR_DRAWS},
+            "monte_carlo_draws": {"maps": DRAWS, "along_rays": RAY_DRAWS, "far_along_rays": FAR_DRAWS},
             "rays": [
                 {
                     "direction": list(ray.direction),
@@ -168,12 +185,15 @@ class Study:
             "decomposition": [
                 {
                     **asdict(decomposition),
-                    "name": " ".join(decomposition.name.split()),
+                    "name": _one_line(decomposition.name),
                     "elbo": decomposition.elbo,
                     "sum": decomposition.elbo + decomposition.divergence,
                 }
                 for decomposition in self.decompositions
             ],
+            "comparison": [asdict(row) for row in self.comparison],
+            "langevin_bias": self.bias.document(),
+            "claims": [{"claim": claim, "holds": holds} for claim, holds in self.claims.items()],
             "laplace_1d": asdict(self.curve),
             "probit": asdict(self.probit),
             "multiclass": [
@@ -189,21 +209,25 @@ class Study:
 
 def run(settings: Settings, folder: Path | None = None, report: Report = silent) -> Study:
     """Run the study; the seed fixes everything random."""
-    report("computing: fits, exact posterior, rays, three classes")
-    seed = settings.seed
+    report("computing: fits, exact posterior, rays, chains, three classes")
+    chains, length, seed = settings.chains, settings.draws, settings.seed
     regression = binary()
-    fitted = variational(regression, seed)
+    fits = {"Laplace": laplace_fit(regression), **gaussian_fits(regression, settings.steps, seed)}
+    fitted = _gaussians(fits)
+    fits |= sampled(regression, chains, length, seed)
     exact = exact_posterior(regression)
-    draws = weight_draws(regression, DRAWS, seed)
+    draws, far_draws = (weight_draws(regression, count, seed) for count in (DRAWS, FAR_DRAWS))
+    parts = decompositions(regression, exact, fitted)
+    elbos = {_one_line(part.name): part.elbo for part in parts if part.name.startswith("Variational")}
     methods = _methods(regression, fitted, exact, draws)
     axis = torch.linspace(-REACH, REACH, SIDE, dtype=torch.float64)
     indices = torch.cartesian_prod(axis, axis)
     angle = torch.linspace(0.0, 2 * torch.pi, 181, dtype=torch.float64)[:-1]
     ring = RING * torch.stack([angle.cos(), angle.sin()], dim=1)
     return Study(
-        seed=seed,
+        settings=settings,
         regression=regression,
-        variational=fitted,
+        fits=fits,
         exact=exact,
         axis=axis,
         maps={name: method(indices) for name, method in methods.items()},
@@ -214,12 +238,24 @@ def run(settings: Settings, folder: Path | None = None, report: Report = silent)
             }
             for name, method in methods.items()
         },
-        rays=rays(regression, fitted, draws, weight_draws(regression, FAR_DRAWS, seed)),
-        decompositions=decompositions(regression, exact, fitted),
+        rays=rays(regression, fitted, far_draws[:RAY_DRAWS], far_draws),
+        decompositions=parts,
+        comparison=compare(exact, fits, elbos),
+        bias=langevin_bias(regression, exact, chains, length, seed),
         curve=laplace_curve(),
         probit=probit_error(),
-        multiclass=multiclass(seed),
+        multiclass=multiclass(settings.points, seed),
     )
+
+
+def _gaussians(fits: Mapping[str, Fit]) -> dict[str, Linearized]:
+    """The fitted Gaussians by name, without Laplace."""
+    chosen = {name: fits[name].posterior for name in GAUSSIANS}
+    return {name: q for name, q in chosen.items() if isinstance(q, Linearized)}
+
+
+def _one_line(name: str) -> str:
+    return " ".join(name.split())
 
 
 def _methods(
@@ -266,15 +302,19 @@ def show(out: Any, study: Study) -> None:
             rows.add_row(row["method"], f"{row['probability']:.6f}", f"{row['limit']:.6f}", difference, error)
     out.print(rows)
     draws = document["monte_carlo_draws"]
-    note = f"Monte Carlo: {draws['far_along_rays']:,} draws here, {draws['maps']:,} in maps and curves."
+    note = (
+        f"Monte Carlo: {draws['far_along_rays']:,} draws here, {draws['along_rays']:,} in curves, {draws['maps']:,} in "
+        "maps."
+    )
     remark(out, note)
     out.print()
-    title(out, "log p(y) = ELBO(q) + KL(q || posterior), in nats")
+    title(out, "log p(y) = ELBO(q) + KL(q ‖ posterior), in nats")
     rows = table("q", "log joint", "entropy", "ELBO", "KL", "ELBO + KL")
     for row in document["decomposition"]:
         numbers = ("expected_log_joint", "entropy", "elbo", "divergence")
         rows.add_row(row["name"], *(f"{row[key]:.4f}" for key in numbers), f"{row['sum']:.7f}")
     out.print(rows)
+    _show_comparison(out, study)
     curve, probit = document["laplace_1d"], document["probit"]
     classes = {row["method"]: row["mean_distance"] for row in document["multiclass"]}
     lines = (
@@ -288,3 +328,24 @@ def show(out: Any, study: Study) -> None:
         f"MAP {classes['MAP']:.4f}",
     )
     notes(out, lines)
+
+
+def _show_comparison(out: Any, study: Study) -> None:
+    title(out, "Methods against the exact posterior: errors and cost")
+    rows = table("method", "mean", "cov.", "evidence", "gradients", "time", "ESS")
+    for row in study.comparison:
+        rows.add_row(
+            row.method,
+            f"{row.mean_error:.3f}",
+            f"{row.covariance_error:.3f}",
+            "" if row.evidence_error is None else f"{row.evidence_error:+.3f}",
+            "" if row.gradients is None else f"{row.gradients:,}",
+            f"{row.seconds:.1f} s",
+            "" if row.ess_per_1000_gradients is None else f"{row.ess_per_1000_gradients:.0f}",
+        )
+    out.print(rows)
+    remark(out, "Mean: in exact standard deviations. Cov.: of whitened weights, minus I.")
+    remark(out, "Evidence: the ELBO where variational. ESS: for 1,000 gradients. Time: of a CPU.")
+    out.print()
+    notes(out, (f"{'holds' if holds else 'FAILS'}: {claim}" for claim, holds in study.claims.items()))
+    out.print()

@@ -3,39 +3,36 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from goldcases import load
 
 from posterity.model import Batch
+from posterity.numerics import Key
+from posterity.predictive import Exact as ExactIntegral
 from posterity.predictive import Probit
-from posterity_studies.logistic import multiclass
-from posterity_studies.logistic.exact import (
-    DIRECTIONS,
-    INPUTS,
-    LABELS,
-    PRIOR_SCALE,
-    binary,
-    exact_posterior,
-    fit,
-    ray_limits,
-    ray_marginal,
-)
+from posterity_studies.logistic.comparison import claims, pooled
+from posterity_studies.logistic.exact import DIRECTIONS, exact_posterior, ray_limits, ray_marginal
 from posterity_studies.logistic.figures import draw
-from posterity_studies.logistic.multiclass import with_bias
+from posterity_studies.logistic.fits import GAUSSIANS, INPUTS, LABELS, PRIOR_SCALE, SAMPLERS, binary, fit
+from posterity_studies.logistic.langevin import langevin_bias
+from posterity_studies.logistic.multiclass import softmax_average, with_bias
+from posterity_studies.logistic.settings import Settings
 from posterity_studies.logistic.study import run
-from posterity_studies.options import Settings
 
 pytestmark = pytest.mark.cpu
-FIGURES = ["maps.png", "rays.png", "laplace.png", "probit.png", "evidence.png", "multiclass.png"]
+FIGURES = [
+    *("maps.png", "rays.png", "laplace.png", "probit.png", "evidence.png", "multiclass.png"),
+    *("samples.png", "errors.png", "paths.png", "langevin.png"),
+]
+CHAINS, DRAWS = 40, 19
 
 
 @pytest.fixture(scope="module")
 def study():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multiclass, "SIDE", 9)  # the softmax integrals take most of the time
-        return run(Settings(seed=3))
+    return run(Settings(chains=CHAINS, draws=DRAWS, points=9, seed=3))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +119,7 @@ def test_elbo_and_divergence_add_up_to_the_log_evidence(study):
 
 def test_the_variational_optima_are_gold(study):
     case = load("logistic_variational").expected
-    factorised, full = study.variational.values()
+    factorised, full = (study.fits[f"Variational, {which}"].posterior for which in ("factorised", "full"))
     torch.testing.assert_close(factorised.point(), case["meanfield"]["eta_1"]["mean"], rtol=0.02, atol=0)
     torch.testing.assert_close(
         factorised.gaussian.variance.sqrt(), case["meanfield"]["eta_1"]["std"], rtol=0.02, atol=0
@@ -133,7 +130,7 @@ def test_the_variational_optima_are_gold(study):
     result, richer = bounds["Variational,\nfactorised"], bounds["Variational,\nfull"]
     assert result == pytest.approx(case["meanfield"]["eta_1"]["elbo_eta"], abs=1e-3)
     assert richer == pytest.approx(case["full"]["elbo"], abs=1e-3)
-    assert max(bound for name, bound in bounds.items() if "Variational" not in name) < result < richer
+    assert max(bound for name, bound in bounds.items() if name.startswith(("Laplace", "Exact"))) < result < richer
 
 
 def test_the_variational_predictive_is_nearer_to_the_exact_one_than_laplace(study):
@@ -141,7 +138,8 @@ def test_the_variational_predictive_is_nearer_to_the_exact_one_than_laplace(stud
     laplace = rows["Laplace, exact integral"]["mean_error"]
     assert rows["Variational, factorised"]["mean_error"] < laplace
     assert rows["Variational, full"]["mean_error"] < laplace
-    for name in study.variational:
+    assert rows["Expectation propagation"]["mean_error"] < laplace
+    for name in GAUSSIANS:
         assert rows[name]["entropy_far_away"] > 5 * rows["MAP"]["entropy_far_away"]
 
 
@@ -181,9 +179,144 @@ def test_three_classes_are_fitted_and_predicted_as_gold():
 def test_monte_carlo_is_nearer_to_the_softmax_integral_than_mean_field_probit(study):
     errors = {row["method"]: row["mean_distance"] for row in study.document()["multiclass"]}
     assert errors["Laplace, exact integral"] == 0.0
-    assert errors["Laplace, Monte Carlo"] < 0.02 < errors["Laplace, mean-field probit"] < errors["MAP"]
+    assert errors["Laplace, Monte Carlo"] < 0.005 < 0.02 < errors["Laplace, mean-field probit"] < errors["MAP"]
     for probs in study.multiclass.probs.values():
         torch.testing.assert_close(probs.sum(1), torch.ones(81, dtype=torch.float64))
+
+
+def test_monte_carlo_maps_of_three_classes_are_smooth(study):
+    """Neighbours share their draws, so their errors, of 1 / sqrt(S), differ by far less."""
+    laplace = study.multiclass.regression.laplace
+    axis = torch.linspace(2.0, 2.1, 11, dtype=torch.float64)
+    inputs = with_bias(torch.stack([axis, -axis], dim=1))
+    draws = laplace.sample(1000, Key(0))
+    error = softmax_average(draws, inputs) - laplace.predict(inputs, integrator=ExactIntegral()).probs
+    assert 1e-4 < float(error.abs().max()) < 5 / math.sqrt(1000)
+    assert float(error.diff(dim=0).abs().max()) < 0.1 * float(error.abs().max())
+    one = laplace.joint.outputs(draws[0], inputs).softmax(-1)
+    torch.testing.assert_close(softmax_average(draws[:1], inputs), one)
+
+
+def test_every_method_has_a_row_with_its_cost(study):
+    rows = {row.method: row for row in study.comparison}
+    assert list(rows) == ["Laplace", *GAUSSIANS, *SAMPLERS]
+    warmup = DRAWS + 50
+    single, leapfrogs = CHAINS * (warmup + 5 * DRAWS), CHAINS * 5 * (warmup + DRAWS)
+    for name in ("Metropolis, short steps", "Metropolis", "Langevin", "MALA"):
+        assert rows[name].gradients == single
+    assert rows["HMC"].gradients == leapfrogs
+    assert rows["HMC"].ess_per_1000_gradients == pytest.approx(1000 * rows["HMC"].ess / (CHAINS * 5 * DRAWS))
+    assert rows["Variational, factorised"].gradients == 2000 * 32
+    assert rows["Variational, full"].gradients == 2000 * 4
+    assert rows["Expectation propagation"].gradients is None
+    assert rows["Laplace"].gradients < 50
+    assert all(row.seconds > 0 for row in rows.values())
+
+
+def test_errors_of_gaussians_are_those_of_their_moments(study):
+    rows = {row.method: row for row in study.comparison}
+    inverse = torch.linalg.inv(torch.linalg.cholesky(study.exact.covariance))
+    identity = torch.eye(2, dtype=torch.float64)
+    for name in ("Laplace", *GAUSSIANS):
+        q = study.fits[name].posterior
+        covariance = inverse @ q.gaussian.precision.covariance() @ inverse.T
+        assert rows[name].mean_error == pytest.approx(float((inverse @ (q.point() - study.exact.mean)).norm()))
+        assert rows[name].covariance_error == pytest.approx(float((covariance - identity).norm()))
+    exact = study.exact.log_evidence
+    assert rows["Laplace"].evidence_error == pytest.approx(study.document()["laplace"]["log_evidence"] - exact)
+    bounds = {" ".join(part.name.split()): part.elbo for part in study.decompositions}
+    for name in ("Variational, factorised", "Variational, full"):
+        assert rows[name].bound
+        assert rows[name].log_evidence == bounds[name]
+    assert not rows["Expectation propagation"].bound
+    assert all(rows[name].log_evidence is None for name in SAMPLERS)
+
+
+def test_moments_of_chains_and_their_errors():
+    """Against plain moments of all draws, and against independent chains whose errors are known."""
+    draws = 1 + torch.randn((400, 30, 2), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    result = pooled(draws.mean(1), draws.mT @ draws / 30)
+    torch.testing.assert_close(result.mean, draws.reshape(-1, 2).mean(0))
+    torch.testing.assert_close(result.covariance, torch.cov(draws.reshape(-1, 2).T, correction=0))
+    deviation = 1 / math.sqrt(12_000)
+    torch.testing.assert_close(result.mean_error, torch.full((2,), deviation, dtype=torch.float64), rtol=0.15, atol=0)
+    wanted = deviation * torch.tensor([[math.sqrt(2), 1], [1, math.sqrt(2)]], dtype=torch.float64)
+    torch.testing.assert_close(result.covariance_error, wanted, rtol=0.15, atol=0)
+
+
+def test_the_claims_hold_and_can_fail(study):
+    weak = [claim for claim in study.claims if claim.startswith("Langevin is biased")]  # so few draws do not show it
+    assert {claim for claim, holds in study.claims.items() if not holds} <= set(weak)
+    for row, change, words in (
+        ("HMC", {"covariance_error": 1.0}, "mean and covariance are exact"),
+        ("HMC", {"move": 0.1}, "goes more than twice as far"),
+        ("HMC", {"ess_per_transition": 0.01}, "worth more than three"),
+        ("Metropolis, short steps", {"ess_per_1000_gradients": 1e3}, "more effective draws"),
+        ("Langevin", {"mean_error": 0.0, "covariance_error": 0.0}, "Langevin is biased"),
+        ("Laplace", {"evidence_error": 0.0}, "nearer than Laplace"),
+        ("Variational, full", {"mean_error": 0.0}, "nearer than both variational"),
+        ("Variational, full", {"evidence_error": 0.1}, "below the log evidence"),
+    ):
+        rows = [replace(item, **change) if item.method == row else item for item in study.comparison]
+        assert [holds for claim, holds in claims(rows).items() if words in claim] == [False]
+    points = study.bias.posterior
+    wrong = replace(study.bias, posterior=(replace(points[0], langevin=2.0, mala=1.5), *points[1:]))
+    assert list(wrong.claims().values()) == [True, False, False, False]
+    worse = replace(study.bias, gaussian=(replace(study.bias.gaussian[0], langevin=2.0),))
+    assert next(iter(worse.claims().values())) is False
+
+
+def test_langevin_variances_have_their_closed_form(study):
+    precisions = torch.linalg.eigvalsh(torch.linalg.inv(study.regression.covariance)).tolist()
+    for point in study.bias.gaussian:
+        assert min(abs(point.precision - precision) for precision in precisions) < 1e-9
+        assert point.theory == pytest.approx(1 / (1 - point.step_size * point.precision / 2))
+        assert abs(point.langevin - point.theory) < 5 * point.langevin_error
+    largest = study.bias.posterior[-1]
+    assert largest.langevin - 1 > 20 * largest.langevin_error
+    assert abs(largest.mala - 1) < 5 * largest.mala_error
+
+
+def test_the_first_order_of_the_bias_is_that_of_chains_solved_on_a_grid():
+    """Rows that differ in one input alone leave the other weight its prior, and two chains in one dimension."""
+    inputs = torch.tensor(INPUTS, dtype=torch.float64) * torch.tensor([1.0, 0.0])
+    labels = torch.tensor(LABELS, dtype=torch.float64)
+    regression = fit(inputs, labels, PRIOR_SCALE)
+    bias = langevin_bias(regression, exact_posterior(regression), chains=20, draws=4, seed=0)
+    slopes = [_growth(inputs[:, 0], labels), 1 / (2 * PRIOR_SCALE**2)]  # of the prior, of precision h: h / 2
+    for point in bias.posterior:
+        assert (point.theory - 1) / point.step_size == pytest.approx(sum(slopes) / 2, rel=5e-3)
+
+
+def _growth(x, labels):
+    """d / ds at s = 0 of the variance of Langevin steps of size s, relative, from stationary laws on a grid."""
+    w = torch.linspace(-7.0, 11.0, 301, dtype=torch.float64)
+    drift = (labels - torch.sigmoid(w[:, None] * x)) @ x - w / PRIOR_SCALE**2
+    log_density = -torch.nn.functional.softplus(w[:, None] * x * (1 - 2 * labels)).sum(1) - w**2 / (2 * PRIOR_SCALE**2)
+
+    def variance(mass):
+        return float(mass @ (w - mass @ w) ** 2)
+
+    def growth(size):
+        steps = torch.softmax(-((w - (w + size * drift)[:, None]) ** 2) / (4 * size), dim=1)  # rows: from
+        system = torch.cat([steps.T - torch.eye(len(w)), torch.ones(1, len(w))]).double()
+        law = torch.linalg.lstsq(system, torch.eye(len(w) + 1, dtype=torch.float64)[:, -1:]).solution[:, 0]
+        return (variance(law) / variance(log_density.softmax(0)) - 1) / size
+
+    return 2 * growth(0.02) - growth(0.04)  # without the second order
+
+
+def test_contours_hold_their_shares(study):
+    exact = study.exact
+    for share, level in zip((0.5, 0.9), exact.levels((0.5, 0.9)), strict=True):
+        assert float(exact.mass[exact.mass / exact.cell >= level].sum()) == pytest.approx(share, abs=1e-3)
+    assert float(exact.mass.max() / exact.cell) > exact.levels((0.5,))[0]
+
+
+@pytest.mark.parametrize(("option", "value"), [("chains", 19), ("draws", 3), ("points", 1)])
+def test_too_small_a_study_is_refused(option, value):
+    with pytest.raises(ValueError, match=f"{option} must be at least {value + 1}"):
+        Settings(**{option: value})
 
 
 def test_the_document_is_json(study):
