@@ -163,6 +163,7 @@ class Climb(Protocol):
     @property
     def size(self) -> int:
         """The number of random weights."""
+        raise NotImplementedError
 
     def at(self, logs: Tensor) -> Point | None:
         """Evaluate the evidence and its gradient."""
