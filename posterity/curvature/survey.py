@@ -1,6 +1,7 @@
 """Surveys of how a network uses its weights: which have factored Jacobians, and which need whole ones."""
 
 import logging
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,8 +62,9 @@ def _looped_jacobians(function: Callable[[Tensor, Inputs], Tensor], theta: Tenso
 
 
 def log_refusal(what: str, error: Exception) -> None:
-    """Log, once for each reason, that `what` is computed one at a time."""
-    _log_once(what, str(error).splitlines()[0] if str(error) else type(error).__name__)
+    """Log, once for each reason, whatever the shapes, that `what` is computed one at a time."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    _log_once(what, re.sub(r"\[[\d, ]+\]", "[...]", reason))
 
 
 @cache
