@@ -6,9 +6,11 @@ from posterity_studies.topics import Deck, Erratum, Index, Topic, topics
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "decks"
-HEAD = """Every topic with its formula, its name, the tests that check it, and the command and figure that show it, at a small size.
-`posterity study --deck {number}` draws all figures of this page into `deck-{number}/index.html`. Errata are slips that are often
-seen in print. `make reference` writes this page from `posterity_studies/topics.toml`, and tests compare the two.
+HEAD = """\
+Every topic with its formula, its name, the tests that check it, and the command and figure that show it, at a small
+size. `posterity study --deck {number}` draws all figures of this page into `deck-{number}/index.html`. Errata are slips
+that are often seen in print. `make reference` writes this page from `posterity_studies/topics.toml`, and tests compare
+the two.
 """
 
 

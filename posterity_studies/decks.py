@@ -56,9 +56,9 @@ def run_deck(which: str, out: str | None) -> None:
     write_file(path, deck_page(deck, Shown(folder, printed, failures)).encode())
     notes(console(), [f"topics and figures: {path}"])
     if failures:
-        error = next(iter(failures.values()))
-        error.add_note(f"{path} shows what the other commands gave. Run the same command again for the rest.")
-        raise error
+        first = next(iter(failures.values()))
+        first.add_note(f"{path} shows what the other commands gave. Run the same command again for the rest.")
+        raise first
 
 
 def find_deck(which: str) -> Deck:
