@@ -45,8 +45,8 @@ def written(command):
     words = shlex.split(command)
     if words[1] != "study":
         return {words[index + 1] for index, word in enumerate(words) if word == "--plot"}
-    source = ast.parse((ROOT / "posterity_studies" / words[2] / "figures.py").read_text())
-    texts = (node.value for node in ast.walk(source) if isinstance(node, ast.Constant))
+    sources = [ast.parse(path.read_text()) for path in (ROOT / "posterity_studies" / words[2]).glob("*.py")]
+    texts = (node.value for source in sources for node in ast.walk(source) if isinstance(node, ast.Constant))
     return {text for text in texts if isinstance(text, str) and re.fullmatch(r"[\w-]+\.png", text)}
 
 
