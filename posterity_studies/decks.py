@@ -89,7 +89,7 @@ def run_command(name: str, folder: Path) -> str:
 def deck_page(deck: Deck, shown: Shown) -> str:
     """Write the page: a list of topics, then each with its formula, errata, names, tests, commands and figures."""
     heading = f"Deck {deck.number}: {deck.title}" if deck.number else deck.title
-    links = (f'<li><a href="#{topic.id}">{topic.id}</a> {escape(topic.title)}</li>' for topic in deck.topics)
+    links = (f'<li><a href="#{topic.id}">{topic.id} {escape(topic.title)}</a></li>' for topic in deck.topics)
     parts = [
         f"<h1>{escape(heading)}</h1>",
         f'<p class="lead">{len(deck.topics)} topics, {len(deck.commands)} commands at a small size.</p>',
@@ -105,18 +105,17 @@ def _of(path: str, name: str, folder: Path) -> bool:
 
 
 def _topic(topic: Topic, shown: Shown) -> str:
-    about = {"Names": ", ".join(topic.names), "Tests": ", ".join(topic.tests)}
-    if topic.commands:
-        about["Command" if len(topic.commands) == 1 else "Commands"] = "; ".join(
-            topics().commands[name] for name in topic.commands
-        )
-    if topic.source:
-        about["Source"] = topic.source
+    about = {
+        "Command": "\n".join(topics().commands[name] for name in topic.commands),
+        "Names": "\n".join(topic.names),
+        "Tests": "\n".join(topic.tests),
+        "Source": topic.source,
+    }
     content = [
         f"<pre>{escape(topic.formula)}</pre>",
         *(_erratum(erratum) for erratum in topic.errata),
-        facts(about),
         *_figures(topic, shown),
+        facts({name: text for name, text in about.items() if text}),
     ]
     return f'<div id="{topic.id}">\n{section(f"{topic.id} {topic.title}", *content)}\n</div>'
 

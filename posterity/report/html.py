@@ -25,9 +25,11 @@ ul { padding-left: 1.2rem; }
 .remarks, figcaption, footer { font-size: .9rem; }
 dl { display: grid; grid-template-columns: minmax(6.5rem, max-content) minmax(0, 1fr); gap: .3rem 1.2rem; margin: 0; }
 dt { color: var(--soft); }
-dd { margin: 0; }
+dd { margin: 0; white-space: pre-line; }
 code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .88em; }
 pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; margin: 0; }
+section > pre, section > dl { margin-bottom: 1rem; }
+a { color: inherit; }
 .wide { overflow-x: auto; position: relative; }
 table { border-collapse: collapse; min-width: 60%; overflow-wrap: normal; font-variant-numeric: tabular-nums; }
 th, td { padding: .45rem .9rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
