@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 BENCH ?= map_step
 
-.PHONY: help setup demo test check reference bench clean
+.PHONY: help setup demo decks test check reference bench clean
 
 help: ## Show what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ setup: $(VENV)/.run ## Make .venv with the library and its command line
 
 demo: $(VENV)/.run ## Show what a posterior buys, on two moons: a table, a figure, a verdict
 	$(BIN)/posterity compare two-moons --methods map,laplace --figure demo/two-moons.png
+
+decks: $(VENV)/.run ## Run every command of the index of topics, and see that its figures appear
+	$(BIN)/posterity study --deck all --out decks
 
 test: $(VENV)/.dev ## Run the whole test suite
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal
@@ -27,14 +30,15 @@ check: $(VENV)/.dev ## Format, lint, types and import layers
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-reference: $(VENV)/.run ## Write docs/reference.md from the docstrings
+reference: $(VENV)/.run ## Write docs/reference.md from the docstrings, docs/decks from the index of topics
 	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_decks.py
 
 bench: $(VENV)-bench/.peers ## Run a benchmark against its peers: make bench BENCH=map_step
 	$(VENV)-bench/bin/python -m benchmarks.$(BENCH)
 
 clean: ## Remove what the commands above made
-	rm -rf $(VENV) $(VENV)-bench demo
+	rm -rf $(VENV) $(VENV)-bench demo decks
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)

@@ -1,8 +1,8 @@
-"""A comparison as one HTML page that needs no other file: style and pictures are in it, scripts are not."""
+"""HTML pages that need no other file: style and pictures are in them, scripts are not. One is that of a comparison."""
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
@@ -25,9 +25,11 @@ ul { padding-left: 1.2rem; }
 .remarks, figcaption, footer { font-size: .9rem; }
 dl { display: grid; grid-template-columns: minmax(6.5rem, max-content) minmax(0, 1fr); gap: .3rem 1.2rem; margin: 0; }
 dt { color: var(--soft); }
-dd { margin: 0; }
+dd { margin: 0; white-space: pre-line; }
 code, pre { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .88em; }
 pre { background: var(--card); padding: .8rem 1rem; border-radius: 6px; white-space: pre-wrap; margin: 0; }
+section > pre, section > dl { margin-bottom: 1rem; }
+a { color: inherit; }
 .wide { overflow-x: auto; position: relative; }
 table { border-collapse: collapse; min-width: 60%; overflow-wrap: normal; font-variant-numeric: tabular-nums; }
 th, td { padding: .45rem .9rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
@@ -48,6 +50,8 @@ summary { cursor: pointer; margin-bottom: .6rem; }
 footer { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: .8rem; }
 @media (max-width: 600px) { .wide img.broad { max-width: none; width: 36rem; } th, td { padding: .4rem .55rem; } }
 """
+
+_FOOTER = "<footer>This page holds all it shows; it loads nothing and runs no scripts.</footer>"
 
 MEANINGS = {
     "test_nll": "NLL, the negative log-likelihood, is how surprised the method was by the test rows: it grows when a "
@@ -110,7 +114,7 @@ def comparison_page(
     with which versions of what. Every word of it is escaped.
     """
     title = f"{_enumerated([labels[row['method']] for row in document['methods']])} on {document['data']}"
-    facts = {
+    about = {
         "Data": document["data"],
         "Task": document["task"],
         "Rows": f"{document['train_rows']} for training, {document['test_rows']} for the test",
@@ -125,17 +129,21 @@ def comparison_page(
     parts = [
         f"<h1>{escape(title)}</h1>",
         '<p class="lead">Methods fitted to the same training rows, scored on the same test rows.</p>',
-        _section("Scores", _table((*document["baselines"], *document["methods"]), scores, labels) + verdict + remark),
-        _section("How to read them", *(f"<p>{escape(MEANINGS[score.key])}</p>" for score in scores)),
-        *(_section(picture.heading, _figure(picture)) for picture in pictures),
-        _section("How the file was read", "<ul>", *(f"<li>{escape(note)}</li>" for note in notes), "</ul>")
+        section("Scores", _table((*document["baselines"], *document["methods"]), scores, labels) + verdict + remark),
+        section("How to read them", *(f"<p>{escape(MEANINGS[score.key])}</p>" for score in scores)),
+        *(section(picture.heading, figure(picture)) for picture in pictures),
+        section("How the file was read", "<ul>", *(f"<li>{escape(note)}</li>" for note in notes), "</ul>")
         if notes
         else "",
-        _section("What was compared", _facts(facts), _settings(document["settings"])),
-        _section("Made by", f"<pre><code>{escape(command)}</code></pre>"),
-        "<footer>This page holds all it shows; it loads nothing and runs no scripts.</footer>",
+        section("What was compared", facts(about), _settings(document["settings"])),
+        section("Made by", f"<pre><code>{escape(command)}</code></pre>"),
     ]
-    body = "\n".join(part for part in parts if part)
+    return page(title, parts)
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """Write a page of parts that are HTML already; empty ones are left out. The title is escaped here."""
+    body = "\n".join(part for part in (*parts, _FOOTER) if part)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -158,7 +166,8 @@ def _enumerated(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _section(heading: str, *content: str) -> str:
+def section(heading: str, *content: str) -> str:
+    """Put a heading, which is escaped here, over content that is HTML already."""
     return "\n".join(["<section>", f"<h2>{escape(heading)}</h2>", *content, "</section>"])
 
 
@@ -192,14 +201,15 @@ def _wide(label: str, content: str) -> str:
     return f'<div class="wide" role="region" tabindex="0" aria-label="{escape(label)}">\n{content}\n</div>'
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    entries = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
+def facts(values: Mapping[str, str]) -> str:
+    """List values, which are escaped here, beside their names."""
+    entries = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in values.items())
     return "\n".join(["<dl>", *entries, "</dl>"])
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
     words = {name.replace("_", " "): _value(value) for name, value in settings.items()}
-    return f"<details>\n<summary>All settings</summary>\n{_facts(words)}\n</details>"
+    return f"<details>\n<summary>All settings</summary>\n{facts(words)}\n</details>"
 
 
 def _value(value: Any) -> str:
@@ -211,7 +221,8 @@ def _value(value: Any) -> str:
     return "-" if value is None else json.dumps(value)
 
 
-def _figure(picture: Picture) -> str:
+def figure(picture: Picture) -> str:
+    """Show a picture with its caption; it scrolls sideways where a phone is too narrow for it."""
     width, height = (int.from_bytes(picture.png[at : at + 4], "big") for at in (16, 20))  # of the header of a PNG
     width, height = round(width / 1.5), round(height / 1.5)  # drawn at 150 dots an inch, a page has 96 or more
     data = base64.b64encode(picture.png).decode("ascii")

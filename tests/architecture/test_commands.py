@@ -1,4 +1,4 @@
-"""The commands in the README and in the pages of docs/ can be given as they are printed."""
+"""The commands in the README, in the pages of docs/ and in the index of topics can be given as they are printed."""
 
 import re
 import shlex
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+import posterity_studies.decks
 import posterity_studies.frame
 from posterity.cli.main import app
+from posterity_studies.topics import topics
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -27,6 +29,8 @@ def commands():
                 if ">" in words:
                     words = words[: words.index(">")]
                 yield pytest.param(words[1:], id=f"{page.stem}: {' '.join(words[1:5])}")
+    for name, line in topics().commands.items():
+        yield pytest.param(shlex.split(line)[1:], id=f"topics: {name}")
 
 
 COMMANDS = list(commands())
@@ -53,5 +57,6 @@ def test_a_printed_command_can_be_given(words, monkeypatch):
     if words[0] == "study" and "--help" not in words and len(words) > 1:
         made = []
         monkeypatch.setattr(posterity_studies.frame, "run_study", lambda name, settings, output: made.append(settings))
+        monkeypatch.setattr(posterity_studies.decks, "run_deck", lambda which, out: made.append(which))
         command.invoke(context)
         assert made

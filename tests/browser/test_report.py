@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: nothing to complain about, and no wider than a phone."""
+"""The HTML pages in a real browser: nothing to complain about, and no wider than a phone."""
 
 import json
 import re
@@ -8,6 +8,8 @@ import subprocess
 import pytest
 
 from posterity.cli.main import main
+from posterity.report.canvas import panels, save
+from posterity_studies.decks import Shown, deck_page, find_deck
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -41,6 +43,18 @@ def report(request, tmp_path_factory):
     return path.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def deck(tmp_path_factory):
+    """The text of the page of a deck with broad figures."""
+    folder, deck = tmp_path_factory.mktemp("deck"), find_deck("3")
+    save(panels(1, 3, size=(4.0, 1.0))[0], folder / "broad.png")
+    for path in {path for topic in deck.topics for path in topic.figures}:
+        (folder / path).parent.mkdir(exist_ok=True)
+        shutil.copy(folder / "broad.png", folder / path)
+    printed = {name: "a line of numbers that is broad " * 5 for name in deck.commands}
+    return deck_page(deck, Shown(folder, printed, {}))
+
+
 @pytest.fixture
 def browse(tmp_path):
     """A function that opens a page and gives the document it becomes, and what the console said."""
@@ -68,7 +82,9 @@ def overflow(browse, text):
             document.title = [beyond, page.querySelectorAll("h1").length, images].join(" ");
         }};
         frame.srcdoc = {quoted};</script>"""
-    (found,) = re.findall(r"<title>(\d+) (\d+) (\w+)</title>", browse(wrapper)[0])
+    dom, console = browse(wrapper)
+    assert console == []
+    (found,) = re.findall(r"<title>(\d+) (\d+) (\w+)</title>", dom)
     return int(found[0]), int(found[1]), found[2] == "true"
 
 
@@ -88,3 +104,7 @@ def test_the_page_fits_a_phone_and_its_pictures_are_seen(browse, report):
     assert overflow(browse, report) == (0, 1, True)
     too_wide = report.replace("<main>", '<main><div style="width: 700px">wide</div>')
     assert overflow(browse, too_wide)[0] >= 700 - PHONE
+
+
+def test_the_page_of_a_deck_fits_a_phone_and_its_figures_are_seen(browse, deck):
+    assert overflow(browse, deck) == (0, 1, True)

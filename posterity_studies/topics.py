@@ -1,0 +1,103 @@
+"""The index of topics: each formula, claim and experiment of four decks with its name, its tests and its figures.
+
+`topics.toml` holds the list. A command has a name there, which is also the folder of its figures; a topic lists what
+shows it as "mixtures/bound.png", or as "mixtures" where the tables that the command prints show it.
+"""
+
+import shlex
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "topics.toml"
+KINDS = ("algorithm", "formula", "claim", "figure", "experiment")
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """A slip that is often seen in print, what is right, and the derivation in one line."""
+
+    id: str
+    printed: str
+    right: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Topic:
+    """An item of a deck: what is true, what it is called here, what checks it and what shows it."""
+
+    id: str
+    kind: str
+    title: str
+    formula: str
+    names: tuple[str, ...]
+    tests: tuple[str, ...]
+    shown: tuple[str, ...] = ()
+    source: str = ""
+    errata: tuple[Erratum, ...] = ()
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The names of the commands that show the topic."""
+        return tuple(dict.fromkeys(item.partition("/")[0] for item in self.shown))
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures that show the topic, each in the folder of its command."""
+        return tuple(item for item in self.shown if "/" in item)
+
+
+@dataclass(frozen=True)
+class Deck:
+    """The topics of a deck."""
+
+    number: int
+    title: str
+    topics: tuple[Topic, ...]
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The names of all commands of the deck, each once."""
+        return tuple(dict.fromkeys(name for topic in self.topics for name in topic.commands))
+
+
+@dataclass(frozen=True)
+class Index:
+    """The decks, the commands by name, and the folders of results/ that do not have the name of their command."""
+
+    commands: dict[str, str]
+    results: dict[str, str]
+    decks: tuple[Deck, ...]
+
+    def figure_path(self, figure: str) -> str:
+        """Where the command, given as it is listed, writes a figure.
+
+        >>> topics().figure_path("mixtures/bound.png")
+        'study-mixtures/bound.png'
+        """
+        name, _, file = figure.partition("/")
+        words = shlex.split(self.commands[name])
+        return f"study-{words[2]}/{file}" if words[1] == "study" else file
+
+
+@cache
+def topics() -> Index:
+    """Read the list.
+
+    >>> [len(deck.topics) for deck in topics().decks]
+    [21, 23, 19, 23]
+    """
+    table = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    decks = [
+        Deck(deck["number"], deck["title"], tuple(_topic(**topic) for topic in deck["topics"]))
+        for deck in table["decks"]
+    ]
+    return Index(table["commands"], table["results"], tuple(decks))
+
+
+def _topic(names: list[str], tests: list[str], shown: list[str] | None = None, errata: Any = (), **words: str) -> Topic:
+    corrected = tuple(Erratum(**erratum) for erratum in errata)
+    return Topic(names=tuple(names), tests=tuple(tests), shown=tuple(shown or ()), errata=corrected, **words)
