@@ -136,8 +136,13 @@ def _distances(row: Row, deviations: list[Tensor]) -> None:
 
 def _moments(row: Row, truth: Linear, q: Posterior) -> None:
     """Errors of means and standard deviations, and by how much they exceed what Monte Carlo error allows."""
-    assert isinstance(q, Samples)
-    draws, exact = q.theta.double(), truth.moments
+    exact = truth.moments
+    if not isinstance(q, Samples):
+        gaussian = _gaussian(q)
+        off = torch.stack([gaussian.mean - exact.mean, gaussian.variance.sqrt() - exact.scale]) / exact.scale
+        row.moment_error = row.moment_excess = float(off.abs().max())
+        return
+    draws = q.theta.double()
     flat = draws.flatten(0, 1)
     errors = torch.stack([(flat.mean(0) - exact.mean).abs(), (flat.std(0) - exact.scale).abs()]) / exact.scale
     allowed = LIMITS["Monte Carlo errors"] * torch.stack([mcse_mean(draws), mcse_sd(draws)]) / exact.scale

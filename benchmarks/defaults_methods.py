@@ -37,9 +37,10 @@ class Entry:
     """A method: how it is made, the groups of cases it applies to, and what its result is held against.
 
     `kind` says what it should reach. "point": the mode. "mode": the mode and the curvature there. "diagonal", "full"
-    and "low rank": the largest ELBO of these Gaussians. "samples": the posterior's moments. "spread": nothing but its
-    NLL. `tunes`: it moves prior and noise, and is held against its own. `started`: it starts from MAP. `sampler`: it
-    takes long, and runs on the first linear regressions only. `only`: beginnings of the names of cases.
+    and "low rank": the largest ELBO of these Gaussians. "samples": the posterior's moments, by draws or a Gaussian.
+    "spread": nothing but its NLL. `tunes`: it moves prior and noise, and is held against its own. `started`: it starts
+    from MAP. `sampler`: it takes long, and runs on the first linear regressions only. `only`: beginnings of the names
+    of cases.
     """
 
     make: Callable[[Case], Method | None]
@@ -68,6 +69,8 @@ METHODS: dict[str, Entry] = {
     "MAP": Entry(lambda case: methods.MAP(), "point"),
     "Ensemble": Entry(lambda case: methods.Ensemble(methods.MAP()), "point"),
     "Conjugate": Entry(lambda case: methods.Conjugate(), "mode", ("linear",)),
+    "ExpectationPropagation": Entry(lambda case: methods.ExpectationPropagation(), "samples", GLM),
+    "ProbabilisticBackpropagation": Entry(lambda case: methods.ProbabilisticBackpropagation(), "spread", ("linear",)),
     "Laplace": Entry(lambda case: methods.Laplace(), "mode", started=True),
     "Laplace-alone": Entry(lambda case: methods.Laplace(), "mode"),
     "OnlineLaplace": Entry(lambda case: methods.OnlineLaplace(), "mode", tunes=True),
