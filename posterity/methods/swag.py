@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from posterity.errors import positive, positive_whole, shown, whole
 from posterity.inference.method import Footprint, Info, Method, Traits
 from posterity.methods.maximum_a_posteriori import MAP, MAPState
 from posterity.methods.parts.gradient_runs import SETTLED_LATER, batches_in_pass, risen, usual_rate
+from posterity.methods.parts.width_cost import measured_width_cost
 from posterity.model import Buffers, Joint, Problem
 from posterity.model.data import Batch, Data, Feed, StreamData
 from posterity.numerics.random import Key
@@ -136,6 +138,12 @@ class SWAG(Method):
 
     def doubts(self, joint: Problem, trace: "Trace") -> Sequence[str]:
         return risen("SWAG", trace, expected=joint.size / joint.num_data)  # twice the half a nat of each weight
+
+    def closing(self, joint: Problem, state: SWAGState, data: Data) -> Info:
+        """Record "width_cost", the nats a row by which draws predict worse than the mean."""
+        rows = min(data.num_data, self.fit.batch_size or data.num_data)
+        seen = self.fit.steps * max(rows, 32)  # batches of fewer rows hardly take less time
+        return measured_width_cost("SWAG", joint, partial(self.posterior, joint, [state]), data, seen)
 
     @property
     def traits(self) -> Traits:

@@ -10,7 +10,7 @@ from torch import nn
 from posterity import infer
 from posterity.curvature import Kronecker
 from posterity.likelihoods import Categorical, Gaussian
-from posterity.methods import MAP, Laplace, MeanField, OnlineLaplace
+from posterity.methods import MAP, SWAG, Laplace, MeanField, OnlineLaplace
 from posterity.methods.parts.width_cost import measured_width_cost, width_cost
 from posterity.model import Batch, Joint
 from posterity.model.data import as_data
@@ -162,3 +162,14 @@ def test_scales_of_the_evidence_that_do_harm_are_replaced_and_it_is_said(caplog)
     assert losses[0] < float(plug_in) + 0.01
     assert losses[1] > float(plug_in) + 0.05
     assert OnlineLaplace().laplace.tuning == "auto"
+
+
+def test_swag_that_wandered_too_far_is_doubted(caplog):
+    joint, data = classes()
+    mode, _ = infer(MAP(), joint, data, progress=False)
+    for scale, warned in ((1.0, False), (30.0, True)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "posterity"):
+            _, trace = infer(SWAG(warmup=200, scale=scale), joint, data, start=mode, progress=False)
+        assert ("SWAG: the posterior predicts rows of the fit worse" in caplog.text) == warned
+        assert (float(trace["width_cost"][-1]) > 0.005) == warned
